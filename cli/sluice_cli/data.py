@@ -9,14 +9,15 @@ import json
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
 
 from sluice.api.data import PromptSource
-from sluice.data.answers import parse_answer
+from sluice.data.answers import Encoded, cut, parse_answer
 from sluice.data.files import Located, Row, read_source
 from sluice.data.make import made_rows
 from sluice.data.rows import RowError, parse_row
@@ -97,6 +98,11 @@ def _say(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
     typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
 
 
+MostRows = Annotated[
+    int | None, typer.Option(min=1, help="Stop after so many rows: needed where it never ends.")
+]
+
+
 @app.command()
 def inspect(
     source: InputFile,
@@ -116,6 +122,10 @@ def inspect(
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Count prompts that are longer.")
     ] = None,
+    truncation: Annotated[
+        Literal["left", "right"] | None,
+        typer.Option(help="data.truncation, with --sft: which end of longer rows is cut off."),
+    ] = None,
     prompt_key: PromptKey = None,
     label_key: LabelKey = None,
     metadata_key: MetadataKey = "metadata",
@@ -131,8 +141,11 @@ def inspect(
             raise ConfigurationError(
                 "--max-prompt-tokens needs --model: tokens are counted by its tokenizer"
             )
+        if truncation and not sft:
+            raise ConfigurationError("--truncation needs --sft: only given answers are cut")
         wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
-        render, length = answers_of(model, chat) if sft else lengths_of(model, chat)
+        shorten = _shortening(max_prompt_tokens, truncation)
+        render, length = answers_of(model, chat, shorten) if sft else lengths_of(model, chat)
         inspection = look(
             read_source(source),
             wanted,
@@ -146,6 +159,7 @@ def inspect(
     facts = {
         "source": source,
         "unit": "tokens" if model else "characters",
+        "truncation": truncation,
         **inspection.summary(),
         "example": example,
     }
@@ -154,6 +168,16 @@ def inspect(
     else:
         show(facts, inspection)
     raise typer.Exit(1 if inspection.broken else 0)
+
+
+def _shortening(
+    longest: int | None, side: Literal["left", "right"] | None
+) -> Callable[[Encoded], Encoded] | None:
+    if side is None:
+        return None
+    if longest is None:
+        raise ConfigurationError("--truncation needs --max-prompt-tokens: longer rows are cut")
+    return partial(cut, longest=longest, side=side)
 
 
 @app.command()
@@ -252,9 +276,7 @@ def materialise(
             "--arg", metavar="NAME=VALUE", help="Argument of it; the value is JSON, or text."
         ),
     ] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many rows: needed where it never ends.")
-    ] = None,
+    rows: MostRows = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -265,6 +287,34 @@ def materialise(
     """
     with _refusing():
         produced = _own_rows(function, _arguments(arguments or []), rows)
+        _write(target, produced, force=force, as_json=as_json)
+
+
+@app.command("from-verifiers")
+def from_verifiers(
+    name: Annotated[str, typer.Argument(help="Id of a taskset that is installed there.")],
+    target: OutputFile,
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter that has verifiers. Default: this one.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg", metavar="NAME=VALUE", help="Of its configuration; the value is JSON, or text."
+        ),
+    ] = None,
+    rows: MostRows = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the tasks of an environment of verifiers to a prompt file.
+
+    `rollout.environment.verifiers` of the same name and arguments plays them.
+    """
+    from sluice_cli.verifiers_rows import rows_of
+
+    with _refusing():
+        produced = rows_of(name, _arguments(arguments or []), python, rows)
         _write(target, produced, force=force, as_json=as_json)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +14,9 @@ from rich.table import Table
 
 from sluice.data.inspection import SHOWN, Inspection, Length
 from sluice.data.rows import PromptRow
+
+if TYPE_CHECKING:
+    from sluice.data.answers import Encoded
 
 _EXAMPLE = 1500
 _BAR = 40
@@ -34,29 +37,35 @@ def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], st
     )
 
 
-def answers_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], str], Length]:
-    """The same of rows with given answers. What is trained stands between « and »."""
+def answers_of(
+    model: Path | None, chat: bool, shorten: Callable[[Encoded], Encoded] | None = None
+) -> tuple[Callable[[PromptRow], str], Length]:
+    """The same of rows with given answers. What is trained stands between « and ».
+
+    shorten: what is done with rows before they are trained; lengths are those before it.
+    """
     if model is None:
         return _plain, lambda row: len(_plain(row))
-    from sluice.data.answers import AnsweredRow, Encoded, encode
+    from sluice.data.answers import AnsweredRow, encode
     from sluice.data.chat import PromptError, load_tokenizer
 
     tokenizer = load_tokenizer(model)
 
-    def encoded(row: PromptRow) -> Encoded:
+    def encoded(row: PromptRow) -> tuple[Encoded, int]:
         assert isinstance(row, AnsweredRow)
-        encoding = encode(tokenizer, row, chat_text=chat)
+        whole = encode(tokenizer, row, chat_text=chat)
+        encoding = shorten(whole) if shorten else whole
         if not any(encoding.mask):
             raise PromptError("no token of it is trained")
-        return encoding
+        return encoding, len(whole.tokens)
 
     def marked(row: PromptRow) -> str:
-        encoding = encoded(row)
+        encoding, _ = encoded(row)
         runs = groupby(zip(encoding.tokens, encoding.mask, strict=True), key=lambda pair: pair[1])
         texts = ((trained, tokenizer.decode([token for token, _ in run])) for trained, run in runs)
         return "".join(f"«{text}»" if trained else text for trained, text in texts)
 
-    return marked, lambda row: len(encoded(row).tokens)
+    return marked, lambda row: encoded(row)[1]
 
 
 def _plain(row: PromptRow) -> str:
@@ -102,7 +111,9 @@ def show(facts: dict[str, Any], inspection: Inspection) -> None:
         console.print(text if len(text) <= _EXAMPLE else f"{text[:_EXAMPLE]}...", markup=False)
     _show_list(
         console,
-        f"{inspection.longer} prompts are longer than --max-prompt-tokens",
+        f"{inspection.longer} rows are cut to --max-prompt-tokens"
+        if facts["truncation"]
+        else f"{inspection.longer} prompts are longer than --max-prompt-tokens",
         inspection.longer,
         inspection.too_long,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from sluice.api import KIND, ManifestError, RLJob, manifest
 from sluice.api.data import parse_path
 from sluice.api.job import RLJobSpec
-from sluice.api.paths import MarkedPath, marked, rewritten, volume_of
+from sluice.api.paths import MarkedPath, command_word, marked, rewritten, volume_of
 from sluice.data.files import files_of
 from sluice.environment import ConfigurationError
 from sluice_cli.functions import problem_of
@@ -27,6 +27,8 @@ def resolve(job: RLJob, base: Path) -> RLJob:
     spec = document["spec"]
 
     def absolute(path: MarkedPath) -> str:
+        if path.kind == "word":
+            return command_word(path.value, base)
         in_pod = volume_of(path, spec) is not None or (
             path.kind == "function" and ".py:" not in path.value
         )
@@ -51,6 +53,8 @@ def _problems(path: MarkedPath, job: RLJob) -> list[str]:
     """Faults of the files that a path leads to, each with the field's name."""
     if path.kind == "model":
         return _check_checkpoint(path, job)
+    if path.kind == "word":  # the worker looks for the program: it knows its PATH
+        return []
     check = {
         "tokenizer": _tokenizer,
         "data": _prompts,

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job
+from sluice.api import ConditionType, ManifestError, RLJob, RLJobSpec, RLJobStatus, load_job
 from sluice.engines import engine_of
 from sluice.telemetry import health, run_directory
 from sluice.telemetry.books import Totals
@@ -171,7 +171,7 @@ async def _run(
         status,
         monitor,
         time.monotonic() - started,
-        colocated=job.spec.trainer.colocate,
+        spec=job.spec,
     )
     return None if stopped else status
 
@@ -236,7 +236,7 @@ def write_summary(
     monitor: Monitor,
     seconds: float,
     *,
-    colocated: bool,
+    spec: RLJobSpec,
 ) -> None:
     """summary.json. Wall time and device time add up over the runs that continued each other."""
     path = directory / run_directory.SUMMARY
@@ -252,19 +252,27 @@ def write_summary(
         wall_seconds=earlier + seconds,
         totals=totals,
         device_seconds=dict(device_seconds),
-        colocated=colocated,
+        spec=spec,
     )
     run_directory.write_json(path, summary)
 
 
 def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> int:
-    """The last words, and the report."""
+    """The last words, and the report, which takes seconds to draw."""
     summary = read_json(directory / run_directory.SUMMARY)
+    code = last_words(console, directory, summary, status)
     if summary["steps"]:
         from sluice.telemetry.report import write_report
 
         report = write_report(directory, f"RLJob {job.metadata.name}")
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def last_words(
+    console: Console, directory: Path, summary: dict[str, Any], status: RLJobStatus | None
+) -> int:
+    """Tell how the run has ended. Answers the exit code."""
     if status is None:
         console.print("stopped; the same command goes on from here")
         return 130
@@ -277,8 +285,14 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
             f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()
         )
     console.print(words, highlight=False, soft_wrap=True)
+    if any(summary["trainer_seconds"].values()):
+        parts = summary["trainer_seconds"].items()
+        text = ", ".join(f"{part} {value:g} s" for part, value in parts)
+        console.print(f"trainer: {text}", highlight=False, soft_wrap=True)
     if summary["goodput_text"]:
         console.print(f"goodput: {summary['goodput_text']}", highlight=False, soft_wrap=True)
+    if summary["plan"]:
+        console.print(f"plan: {summary['plan']}", highlight=False, soft_wrap=True)
     for warning in summary["warnings"]:
         console.print(
             f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True

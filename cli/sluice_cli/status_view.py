@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
-from sluice.api.resources import memory_field
+from sluice.api.resources import less_memory, memory_field
 from sluice.telemetry.goodput import Goodput
+from sluice.telemetry.planner import advise
 from sluice_cli.upcoming import upcoming
 from sluice_cli.view import duration
 from sluice_operator.admit import parse
@@ -48,6 +49,7 @@ def show(picture: Picture, now: datetime) -> RenderableType:
         _head(picture, status, now),
         *_titled("", _progress(status)),
         *_goodput(status),
+        *_plan(job, status),
         *_titled("conditions", _conditions(status, now)),
         *_titled("roles", _roles(status)),
         *_titled("pods", _pods(picture.pods, now)),
@@ -130,6 +132,15 @@ def _goodput(status: RLJobStatus) -> list[RenderableType]:
         return []
     text = Goodput({name: float(n) for name, n in status.goodput.seconds.items()}).text()
     return [Text.assemble(("goodput ", "dim"), text)]
+
+
+def _plan(job: RLJob | None, status: RLJobStatus) -> list[RenderableType]:
+    """The fastest split of the job's GPUs by what they have done so far, once that is known."""
+    if job is None or status.goodput is None or status.step is None:
+        return []
+    states = {name: float(seconds) for name, seconds in status.goodput.states.items()}
+    advice = advise(states, status.step, job.spec, status.rollout_replicas)
+    return [Text.assemble(("plan ", "dim"), advice.text())] if advice else []
 
 
 def _conditions(status: RLJobStatus, now: datetime) -> Table | None:
@@ -256,6 +267,8 @@ def advice(failure: LastFailure, picture: Picture) -> str:
             "it used more memory than it may; raise "
             f"{memory_field(failure.role, failure.container)}"
         )
+    if failure.reason == podstate.OUT_OF_MACHINE:
+        return f"the machine had no memory left; {less_memory(failure.container)}"
     if failure.exit_code == 2:
         return (
             "a configuration error, which no restart cures; mend what the last line names, and "

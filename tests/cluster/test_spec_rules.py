@@ -45,8 +45,40 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "through sluice's plugin alone",
     ),
     (
+        {"trainer": {"steps": 4, "parallelism": {"firstStageLayers": 2}}},
+        "firstStageLayers and lastStageLayers need pipeline",
+    ),
+    (
         {"trainer": {"steps": 4, "parallelism": {"virtualPipeline": 2}}},
         "virtualPipeline needs pipeline",
+    ),
+    (
+        {"rollout": {"function": "play.py:play", "environment": {"command": ["agent"]}}},
+        "environment and function both play the episodes",
+    ),
+    (
+        {"rollout": {"models": 2 * [{"name": "judge", "url": "http://judge:30000/v1"}]}},
+        "two of them have the same name",
+    ),
+    (
+        {"rollout": {"environment": {"command": ["agent"], "template": {"metadata": {}}}}},
+        "template and egressTo are of pods",
+    ),
+    (
+        {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},
+        "verifiers plays beside the worker",
+    ),
+    ({"rollout": {"environment": {}}}, "exactly one of command and verifiers"),
+    (
+        {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
+        "exactly one of command and verifiers",
+    ),
+    *(
+        (
+            {"rollout": {"environment": {"command": ["agent"], "env": {name: "x"}}}},
+            "env: expected names of variables",
+        )
+        for name in ("SLUICE_TOKEN", "OPENAI_API_KEY", "A=B", "")
     ),
     ({"trainer": {}}, "exactly one of steps and epochs"),
     ({"trainer": {"steps": 4, "epochs": 1}}, "exactly one of steps and epochs"),
@@ -58,6 +90,18 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         for kind in ("tensor", "pipeline", "context", "expert")
     ),
     ({"trainer": {"steps": 4, "offload": "all"}}, "only a trainer that shares its GPUs offloads"),
+    (
+        {"trainer": {"steps": 4, "backend": "fsdp", "recompute": "selective"}},
+        "backend: fsdp recomputes whole layers",
+    ),
+    (
+        {"trainer": {"steps": 4, "backend": "fsdp", "routingReplay": "rollout"}},
+        "only backend: megatron replays an engine's routing",
+    ),
+    (
+        {"trainer": {"steps": 4, "routingReplay": "rollout"}, "rollout": {"engine": "vllm"}},
+        "routingReplay needs an engine that tells its routing",
+    ),
     ({"trainer": {"steps": 4, "cpuOffload": "all"}}, "only backend: fsdp trains from host memory"),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
@@ -153,6 +197,8 @@ SENSIBLE: list[dict[str, Any]] = [
     {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
     {"trainer": {"steps": 4, "gpusPerNode": 4, "backend": "fsdp", "recompute": "full"}},
     {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "all"}},
+    {"trainer": {"steps": 4, "routingReplay": "rollout"}},
+    {"trainer": {"steps": 4, "recompute": "selective", "recomputeModules": ["mlp", "moe"]}},
     {
         "trainer": {"steps": 4, "nodes": 2},
         "checkpoint": {"storage": {"accessModes": ["ReadWriteMany"]}},

@@ -218,6 +218,9 @@ class World:
             "conditions": conditions,
             "containerStatuses": statuses,
         }
+        await self.set_status(pod, **status)
+
+    async def set_status(self, pod: Object, **status: Any) -> None:
         name = pod["metadata"]["name"]
         await self.api.merge(path("Pod", self.namespace, name, "status"), {"status": status})
 

@@ -116,14 +116,14 @@ class Settings(dict[str, Setting]):
 
 @dataclass(frozen=True, slots=True)
 class To:
-    """Becomes a field. convert raises ValueError with what it cannot do. many: several words become
-    a list of texts.
+    """Becomes a field. convert raises ValueError with what it cannot do. many: the same of a list
+    of several words.
     """
 
     path: str
     convert: Callable[[Any], Any]
     note: str = ""
-    many: bool = False
+    many: Callable[[list[str]], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def translate(
         match table.get(name) or fallback(name):
             case To(path, convert, note, many):
                 if many and len(setting.values) > 1:
-                    setting, convert = replace(setting, values=([*map(str, setting.values)],)), list
+                    setting, convert = replace(setting, values=([*map(str, setting.values)],)), many
                 put(draft, path, setting, convert, note)
             case Lost(why, unless):
                 if not setting.explicit and name not in table:

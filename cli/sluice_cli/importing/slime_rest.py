@@ -4,7 +4,9 @@ its main branch.
 
 from __future__ import annotations
 
-from sluice_cli.importing.draft import Lost, Same, Translation
+from typing import Any
+
+from sluice_cli.importing.draft import Lost, Same, To, Translation, flag
 
 _LOGS = Lost(
     "metrics go to the run directory, TensorBoard and Prometheus; W&B wants a key: "
@@ -26,7 +28,7 @@ _FP8 = Lost("the trainer computes in bf16 or fp32")
 _MTP = Lost(
     "layers that predict several tokens are not trained; engines take theirs by rollout.engineArgs"
 )
-_ROUTING = Lost("the engine's routing of experts is not replayed in the trainer")
+_ROUTING = Lost("experts are replayed as the engine chose them: trainer.routingReplay: rollout")
 _PROFILER = Lost("debug.profile: [steps] keeps traces and the history of memory of these steps")
 _REPLAY = Lost("debug.replay trains on rollouts that sluice dumped: debug.dumpRollouts")
 _CHECKS = Same(
@@ -37,6 +39,10 @@ _CENTERING = Lost(
     "needs the engine's probabilities of words that were not sampled; of a place only the sampled "
     "one is kept"
 )
+
+
+def _by_flops(value: Any) -> str:
+    return "flops" if flag(value) else "tokens"
 
 
 def _all(entry: Translation, names: str) -> dict[str, Translation]:
@@ -81,7 +87,6 @@ REST: dict[str, Translation] = {
         "moe-router-load-balancing-type moe-router-bias-update-rate moe-aux-loss-coeff",
     ),
     "--spec": Lost("docs/models.md lists the layers that sluice trains"),
-    "--decoder-first-pipeline-num-layers": Lost("pipeline ranks have equally many layers"),
     "--deterministic-mode": Lost(
         "no field makes the trainer's kernels deterministic; engines have "
         "rollout.engineArgs.enable-deterministic-inference"
@@ -153,8 +158,9 @@ REST: dict[str, Translation] = {
     **_all(_MTP, "mtp-num-layers mtp-loss-scaling-factor enable-mtp-training"),
     **_all(
         _ROUTING,
-        "use-routing-replay use-rollout-routing-replay routing-replay-prefetch-microbatches",
+        "use-routing-replay",
     ),
+    "--routing-replay-prefetch-microbatches": _KERNELS,
     **_all(_OPTIMIZER, "reset-optimizer-states use-stateless-adam"),
     **_all(_CENTERING, "use-score-centering score-centering-top-k"),
     "--use-rollout-entropy": Lost(
@@ -170,7 +176,7 @@ REST: dict[str, Translation] = {
         Same("trainer.maxTokensPerGpu is what bounds memory"),
         "log-probs-chunk-size recompute-loss-function",
     ),
-    "--balance-by-flops": Lost("shares of ranks are balanced by tokens"),
+    "--balance-by-flops": To("trainer.balance.by", _by_flops),
     # evaluation
     "--eval-max-prompt-len": Lost("data.maxPromptTokens is for training and evaluation"),
     "--eval-max-context-len": Lost(
@@ -193,7 +199,5 @@ REST: dict[str, Translation] = {
         "ci-test ci-disable-kl-checker ci-train-rollout-logprob-abs-diff-threshold "
         "ci-save-grad-norm ci-load-grad-norm",
     ),
-    "--custom-config-path": Lost(
-        "own functions have their settings in their module, or in the rows' metadata"
-    ),
+    "--custom-config-path": Lost("a generate function has its settings in rollout.functionArgs"),
 }

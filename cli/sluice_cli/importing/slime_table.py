@@ -15,13 +15,12 @@ from sluice_cli.importing.draft import (
     real,
     text,
 )
+from sluice_cli.importing.recompute import recompute, recompute_modules
 from sluice_cli.importing.slime_rest import REST
 
 
-def _recompute(value: Any) -> str:
-    if value != "full":
-        raise ValueError("trainer.recompute is none or full")
-    return "full"
+def _rollout_routing(value: Any) -> str:
+    return "rollout" if flag(value) else "none"
 
 
 def _engine_value(value: Any) -> Any:
@@ -79,6 +78,8 @@ TABLE: dict[str, Translation] = REST | {
     "--rollout-top-p": To("rollout.sampling.topP", real),
     "--rollout-top-k": To("rollout.sampling.topK", integer),
     "--rollout-max-response-len": To("rollout.sampling.maxResponseTokens", integer),
+    "--use-rollout-routing-replay": To("trainer.routingReplay", _rollout_routing),
+    "--sglang-enable-fp32-lm-head": To("model.fp32LmHead", flag, "the trainer's head too"),
     "--rollout-max-context-len": To("rollout.engineArgs.context-length", integer),
     "--rollout-stop-token-ids": Lost(
         "SGLang takes them from the model's generation_config.json: eos_token_id"
@@ -90,7 +91,7 @@ TABLE: dict[str, Translation] = REST | {
     "--custom-generate-function-path": To(
         "rollout.function",
         text,
-        "its parameters differ: async def play(episode) in place of (args, sample, params)",
+        "it runs as it is; what it may import of slime: docs/agents.md",
     ),
     "--rollout-sample-hook-path": To(
         "rollout.hooks.beforeReward",
@@ -106,9 +107,7 @@ TABLE: dict[str, Translation] = REST | {
         "the buffer decides what is generated; rollout.function may fill a prompt's whole group "
         "(whole_group)"
     ),
-    "--eval-function-path": Lost(
-        "evaluation.datasets[].function is for one prompt: async def play(episode)"
-    ),
+    "--eval-function-path": Lost("evaluation.datasets[].function is for one prompt"),
     # algorithm
     "--advantage-estimator": To("algorithm.estimator", text),
     "--pg-loss-type": To("algorithm.loss", _pg_loss),
@@ -170,9 +169,13 @@ TABLE: dict[str, Translation] = REST | {
     "--expert-tensor-parallel-size": Lost(
         "experts are not split by tensor parallelism", unless=("1",)
     ),
-    "--decoder-last-pipeline-num-layers": Lost("pipeline ranks have equally many layers"),
+    "--decoder-first-pipeline-num-layers": To("trainer.parallelism.firstStageLayers", integer),
+    "--decoder-last-pipeline-num-layers": To("trainer.parallelism.lastStageLayers", integer),
     "--sequence-parallel": _ALWAYS,
-    "--recompute-granularity": To("trainer.recompute", _recompute),
+    "--recompute-granularity": To("trainer.recompute", recompute),
+    "--recompute-modules": To(
+        "trainer.recomputeModules", recompute_modules, many=recompute_modules
+    ),
     "--recompute-method": Same("part of recompute"),
     "--recompute-num-layers": Same("part of recompute"),
     "--max-tokens-per-gpu": To("trainer.maxTokensPerGpu", integer),
@@ -280,7 +283,7 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
 def fallback(name: str) -> Translation:
     """The entry of an argument that is not in the table."""
     if name.startswith("--sglang-"):
-        return To(f"rollout.engineArgs.{name.removeprefix('--sglang-')}", _engine_value, many=True)
+        return To(f"rollout.engineArgs.{name.removeprefix('--sglang-')}", _engine_value, many=list)
     if name.startswith(("--router-", "--use-slime-router", "--slime-router")):
         return Same("workers pull their prompts: there is no router")
     if name.startswith(("--custom-", "--buffer-filter", "--rollout-")) and name.endswith("-path"):

@@ -20,6 +20,7 @@ _ESTIMATORS = {
     "opo": "opo",
     "gpg": "gpg",
     "grpo_passk": "grpo_passk",
+    "optimal_token_baseline": "optimal_token_baseline",
     "gdpo": "gdpo",
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",

@@ -49,6 +49,9 @@ SGLANG: dict[str, Translation] = {
     f"{_ROLLOUT}.max_num_batched_tokens": Same("SGLang chooses it"),
     f"{_ROLLOUT}.enforce_eager": To(f"{_ARGS}.disable-cuda-graph", flag),
     f"{_ROLLOUT}.expert_parallel_size": To(f"{_ARGS}.ep-size", integer),
+    f"{_ROLLOUT}.engine_kwargs.sglang.enable_fp32_lm_head": To(
+        "model.fp32LmHead", flag, "the trainer's head too"
+    ),
     f"{_ROLLOUT}.enable_chunked_prefill": Same("sluice does it always"),
     f"{_ROLLOUT}.enable_prefix_caching": Same("sluice does it always"),
 }

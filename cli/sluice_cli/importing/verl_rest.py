@@ -33,7 +33,7 @@ def _all(entry: Translation, parent: str, names: str) -> dict[str, Translation]:
     return dict.fromkeys((f"{parent}.{name}" for name in names.split()), entry)
 
 
-_ROUTING = _off("the engine's routing of experts is not replayed in the trainer")
+_ROUTING = _off("experts are replayed as the engine chose them: trainer.routingReplay: rollout")
 _OTHER = _off("the trainer is Megatron or FSDP2: trainer.backend, trainer.parallelism")
 _ENGINES = Lost("trainer.backend is megatron or fsdp", unless=("megatron", "fsdp", "fsdp2"))
 _REDUCED = Lost("gradients are summed in fp32", unless=("fp32", "float32", None))
@@ -116,9 +116,7 @@ REST: dict[str, Translation] = {
     f"{_ROLLOUT}.over_sample_rate": _off(
         "rollout.overSampling starts more prompts, and drops whole groups"
     ),
-    f"{_ROLLOUT}.enable_rollout_routing_replay": _off(
-        "the engine's routing of experts is not replayed"
-    ),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": Same("trainer.routingReplay is for both sides"),
     f"{_ROLLOUT}.quantization": _off("engines serve the trainer's precision"),
     f"{_ROLLOUT}.quantization_config_file": _off("engines serve the trainer's precision"),
     f"{_ROLLOUT}.full_determinism": _off("rollout.engineArgs.enable-deterministic-inference"),

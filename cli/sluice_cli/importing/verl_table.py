@@ -18,6 +18,7 @@ from sluice_cli.importing.draft import (
     real,
     text,
 )
+from sluice_cli.importing.recompute import recompute, recompute_modules
 from sluice_cli.importing.verl_engines import SGLANG
 from sluice_cli.importing.verl_rest import PREFIXES, REST
 
@@ -64,10 +65,11 @@ def _aggregation(value: Any) -> str:
     return names[value]
 
 
-def _recompute(value: Any) -> str:
-    if value not in ("full", None):
-        raise ValueError("trainer.recompute is none or full")
-    return "full" if value else "none"
+def _routing(value: Any) -> str:
+    names = {"R3": "rollout", "disabled": "none"}
+    if value not in names:
+        raise ValueError("trainer.routingReplay is none or rollout, which is R3")
+    return names[value]
 
 
 FSDP = ("fsdp", "fsdp2")
@@ -102,6 +104,8 @@ TABLE: dict[str, Translation] = REST | {
     "actor_rollout_ref.model.tokenizer_path": Lost(
         "the tokenizer is that of model.path", unless=(None,)
     ),
+    f"{_ACTOR}.router_replay.mode": To("trainer.routingReplay", _routing),
+    f"{_ACTOR}.megatron.router_replay.mode": To("trainer.routingReplay", _routing),
     # prompts
     "data.shuffle": To("data.shuffle", flag),
     "data.seed": To("data.seed", integer),
@@ -197,10 +201,10 @@ TABLE: dict[str, Translation] = REST | {
     f"{_MEGATRON}.dist_checkpointing_path": Lost(
         "model.path is a Hugging Face directory", unless=(None,)
     ),
-    f"{_RECOMPUTE}_granularity": To("trainer.recompute", _recompute),
+    f"{_RECOMPUTE}_granularity": To("trainer.recompute", recompute),
     f"{_RECOMPUTE}_method": Same("part of recompute"),
     f"{_RECOMPUTE}_num_layers": Same("part of recompute"),
-    f"{_RECOMPUTE}_modules": Same("part of recompute"),
+    f"{_RECOMPUTE}_modules": To("trainer.recomputeModules", recompute_modules),
     # rollout
     f"{_ROLLOUT}.mode": Same(
         "verl's way to call its engine; asynchronous training is rollout.mode and maxStaleness"
@@ -225,7 +229,8 @@ TABLE: dict[str, Translation] = REST | {
     ),
     f"{_ROLLOUT}.checkpoint_engine.backend": Same("weightSync.transport: nccl"),
     f"{_ROLLOUT}.multi_turn.enable": Lost(
-        "turns are played by a function of yours: rollout.function", unless=(False,)
+        "turns are played by rollout.function: an agent loop's class, or a ToolLoop",
+        unless=(False,),
     ),
     # algorithm
     "algorithm.gamma": To("algorithm.gamma", real),

@@ -59,8 +59,8 @@ class JobKeys:
         self._key = key
         self.authority = lru_cache(maxsize=4096)(self._authority)
 
-    def token(self, job: str) -> str:
-        return base64.urlsafe_b64encode(self._derive("token", job, 32)).rstrip(b"=").decode()
+    def token(self, job: str, purpose: str = names.GENERATE_TOKEN) -> str:
+        return base64.urlsafe_b64encode(self._derive(purpose, job, 32)).rstrip(b"=").decode()
 
     def _authority(self, job: str) -> str:
         """The certificate of the job's CA, as PEM. Two of one job differ in their dates only:
@@ -110,7 +110,7 @@ class JobKeys:
         who = job.metadata.uid or job.key
         if wanted == names.GENERATE_TLS:
             return {**manifest, "stringData": self.certificates(who, names.tls_server_name(job))}
-        return {**manifest, "stringData": {names.TOKEN_KEY: self.token(who)}}
+        return {**manifest, "stringData": {names.TOKEN_KEY: self.token(who, wanted)}}
 
     def _ca(self, job: str, now: datetime) -> x509.Certificate:
         key = self._private("tls-ca", job)

@@ -37,7 +37,7 @@ Attempts are fenced by their number, so that a partitioned pod can do no harm;
 waiting for ever would.
 """
 
-GRACE = {"trainer": 300, "rollout": 60, "buffer": 30, "rendezvous": 10}
+GRACE = {"trainer": 300, "rollout": 60, "buffer": 30, "rendezvous": 10, "episode": 5}
 """Seconds between SIGTERM and SIGKILL, where the template does not say
 terminationGracePeriodSeconds.
 

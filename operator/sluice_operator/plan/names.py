@@ -23,7 +23,7 @@ LABEL_UID = f"{GROUP}/job-uid"
 GENERATE = f"{GROUP}/generate"
 """Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the
 cluster does."""
-GENERATE_TOKEN, GENERATE_TLS = "token", "tls"
+GENERATE_TOKEN, GENERATE_EPISODE_TOKEN, GENERATE_TLS = "token", "episode-token", "tls"
 
 ROOT = "/sluice"
 MODEL_DIR = f"{ROOT}/model"
@@ -41,7 +41,20 @@ DEFAULTS_FILE = "defaults.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
 TLS_CA, TLS_CERTIFICATE, TLS_KEY = "ca.crt", "tls.crt", "tls.key"
 
-PORTS = {"rendezvous": 7700, "buffer": 7701, "http": 30000, "master": 29500, "metrics": 9400}
+PORTS = {
+    "rendezvous": 7700,
+    "buffer": 7701,
+    "gateway": 7702,
+    "model": 7703,
+    "http": 30000,
+    "master": 29500,
+    "metrics": 9400,
+}
+EPISODE = "episode"
+"""Role of the pods that play episodes."""
+EPISODE_DIR = f"{ROOT}/episode"
+LABEL_NUMBER = f"{GROUP}/number"
+"""On an episode's pod: how many its place has had."""
 
 
 def config_name(job: RLJob) -> str:
@@ -50,6 +63,11 @@ def config_name(job: RLJob) -> str:
 
 def token_name(job: RLJob) -> str:
     return _own_name(job, "token")
+
+
+def episode_token_name(job: RLJob) -> str:
+    """The token with which episode pods join a worker; it opens nothing else."""
+    return _own_name(job, "episode-token")
 
 
 def tls_name(job: RLJob) -> str:
@@ -82,6 +100,10 @@ def rendezvous_name(job: RLJob) -> str:
 
 def network_policy_name(job: RLJob) -> str:
     return f"{job.metadata.name}-ingress"
+
+
+def episode_policy_name(job: RLJob) -> str:
+    return f"{job.metadata.name}-episodes"
 
 
 def rollout_budget_name(job: RLJob) -> str:

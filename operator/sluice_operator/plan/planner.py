@@ -26,10 +26,12 @@ from sluice_operator.plan.constants import (
 )
 from sluice_operator.plan.decide import deadlines
 from sluice_operator.plan.decide.drain import drain, to_drain
+from sluice_operator.plan.decide.episodes import over, places, split, turns
 from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.decide.gangs import (
     Step,
     advance,
+    by_gang,
     deletions,
     force_times,
     of_gang,
@@ -39,14 +41,16 @@ from sluice_operator.plan.decide.gangs import (
 from sluice_operator.plan.decide.restart import GiveUp
 from sluice_operator.plan.decide.success import has_succeeded
 from sluice_operator.plan.decide.ttl import expiry
+from sluice_operator.plan.defaults import with_defaults
 from sluice_operator.plan.manifests import podgroup
 from sluice_operator.plan.manifests.creation import groups_of, missing_pods
+from sluice_operator.plan.manifests.episodes import episode_pod
 from sluice_operator.plan.manifests.extras import missing_extras, unwanted_extras
 from sluice_operator.plan.manifests.objects import missing_objects
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, Images, KubeObject, Observed, Plan
 from sluice_operator.plan.names import checkpoint_name, pod_name
 from sluice_operator.plan.report import admission, conditions, events
-from sluice_operator.plan.report.blocked import blocked, failed_to_start
+from sluice_operator.plan.report.blocked import blocked, blocked_episodes, failed_to_start
 from sluice_operator.plan.report.conditions import Finding
 from sluice_operator.plan.report.goodput import with_goodput
 from sluice_operator.plan.report.status import (
@@ -62,8 +66,33 @@ DEFAULT_IMAGES = Images()
 
 def plan(job: RLJob, observed: Observed, now: datetime, images: Images = DEFAULT_IMAGES) -> Plan:
     """Decide what to do for one job now."""
-    decided = _decided(job, observed, now, images)
-    return replace(decided, status=with_note(decided.status, observed.note))
+    pods, episodes = split(observed.pods)
+    decided = _decided(job, replace(observed, pods=pods), now, images)
+    decided = _with_episodes(job, decided, observed, episodes, now, images)
+    stuck = blocked_episodes(episodes, observed.warned)
+    note = observed.note or (stuck.text() if stuck else "")
+    return replace(decided, status=with_note(decided.status, note))
+
+
+def _with_episodes(
+    job: RLJob,
+    decided: Plan,
+    observed: Observed,
+    episodes: Sequence[KubeObject],
+    now: datetime,
+    images: Images,
+) -> Plan:
+    """The plan with the pods of episodes, of which a job that does not run has none. On a laptop
+    the workers run their programs.
+    """
+    status = decided.status
+    rests = is_finished(status) or job.spec.suspend or observed.operator_namespace is None
+    wanted = [] if rests else places(job, observed.pods)
+    missing = turns(wanted, episodes)
+    full = with_defaults(job, observed.defaults) if missing else job
+    create = tuple(episode_pod(full, turn, images) for turn in missing)
+    delete = over(wanted, episodes, now)
+    return replace(decided, create=decided.create + create, delete=decided.delete + delete)
 
 
 def _decided(job: RLJob, observed: Observed, now: datetime, images: Images) -> Plan:
@@ -96,7 +125,10 @@ def _running(
     known, observed = observed.pods, _living(observed)
     gangs = podgroup.wanted_gangs(job, status, now)
     due = _progress_due(job, status, observed, now)
-    steps = [_advance(job, gang, status, observed, due, now) for gang in gangs]
+    members = by_gang(observed.pods)
+    steps = [
+        _advance(job, gang, status, members[gang.role, gang.replica], due, now) for gang in gangs
+    ]
     steps = podgroup.in_order(status.pod_group, steps, observed.pods)
     status = _clocked(job, status, steps, observed, now)
     ending = _ending(job, status, steps, observed, now)
@@ -159,7 +191,7 @@ def _advance(
     job: RLJob,
     gang: Gang,
     status: RLJobStatus,
-    observed: Observed,
+    pods: Sequence[KubeObject],
     due: datetime | None,
     now: datetime,
 ) -> Step:
@@ -168,7 +200,7 @@ def _advance(
     if gang.role == "trainer" and known is not None:
         pod = pod_name(job, "trainer", 0, known.attempt, 0)
         hung = deadlines.hang(due, status, job.spec, pod, now)
-    return advance(gang, known, of_gang(gang, observed.pods), job.spec.failure_policy, now, hung)
+    return advance(gang, known, pods, job.spec.failure_policy, now, hung)
 
 
 def _progress_due(
@@ -299,17 +331,18 @@ def _retired(
     lose their pods.
     """
     keep = {(gang.role, gang.replica) for gang in wanted}
-    labelled = ((cast(RoleName, podstate.role(pod)), podstate.replica(pod)) for pod in pods)
-    unknown = {key: GangStatus(replica=key[1], attempt=1) for key in labelled}
+    members = by_gang(pods)
+    unknown = {
+        (cast(RoleName, role), replica): GangStatus(replica=replica, attempt=1)
+        for role, replica in members
+    }
     known = {(role.name, gang.replica): gang for role in status.roles for gang in role.gangs}
     steps = []
     for (role, replica), gang_status in (unknown | known).items():
         if (role, replica) not in keep:
             gang = Gang(role, replica, 1)
-            members = of_gang(gang, pods)
-            steps.append(
-                Step(gang, retire(gang_status, members, now), delete=deletions(members, now))
-            )
+            left = members[role, replica]
+            steps.append(Step(gang, retire(gang_status, left, now), delete=deletions(left, now)))
     return steps
 
 

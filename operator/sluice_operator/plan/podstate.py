@@ -14,7 +14,7 @@ from typing import Any
 
 from sluice import causes
 from sluice.api import LastFailure, RoleName
-from sluice.api.resources import memory_field
+from sluice.api.resources import less_memory, memory_field
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, EXIT_PEER_LOST, UNEXPECTED_END
 from sluice_operator.plan.lastwords import last_exception
@@ -25,6 +25,7 @@ from sluice_operator.plan.names import (
     LABEL_ATTEMPT,
     LABEL_GROUP,
     LABEL_INDEX,
+    LABEL_NUMBER,
     LABEL_REPLICA,
     LABEL_ROLE,
 )
@@ -48,6 +49,9 @@ that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker"}
 """Containers that end only when the job does; of all others exit code 0 is a good end."""
 _OUT_OF_MEMORY = "OOMKilled"
+OUT_OF_MACHINE = "SystemOOM"
+"""A process that the kernel killed because the machine, not the container, had no memory left: a
+kubelet's name of that event."""
 _MESSAGE_LIMIT = 8192
 _SIGNALLED = 128
 """Exit codes above it are 128 + the number of the signal that killed the process."""
@@ -76,6 +80,16 @@ def attempt(pod: KubeObject) -> int:
 
 def index(pod: KubeObject) -> int:
     return int(labels(pod).get(LABEL_INDEX, 0))
+
+
+def number(pod: KubeObject) -> int:
+    """How many pods the episode's place has had with it."""
+    return int(labels(pod).get(LABEL_NUMBER, 0))
+
+
+def address(pod: KubeObject) -> str:
+    """Its IP address; empty: it has none yet."""
+    return str(_status(pod).get("podIP") or "")
 
 
 def group(pod: KubeObject) -> str:
@@ -242,6 +256,8 @@ def _killed(failure: LastFailure) -> str:
             "; it used more memory than it may: raise "
             f"{memory_field(failure.role, failure.container)}"
         )
+    elif failure.reason == OUT_OF_MACHINE:
+        text += f"; the machine had no memory left: {less_memory(failure.container)}"
     elif exception:
         text += f" after {exception}"
     return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"
@@ -276,6 +292,10 @@ def _status(pod: KubeObject) -> dict[str, Any]:
 def container_statuses(pod: KubeObject) -> Iterator[dict[str, Any]]:
     yield from _status(pod).get("initContainerStatuses") or []
     yield from _status(pod).get("containerStatuses") or []
+
+
+def has_ended_container(pod: KubeObject) -> bool:
+    return any(_terminated(pod))
 
 
 def _terminated(pod: KubeObject) -> Iterator[tuple[str, dict[str, Any]]]:

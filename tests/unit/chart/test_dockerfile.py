@@ -68,7 +68,7 @@ def test_images_install_the_extras_of_their_roles() -> None:
     assert {target: extras(target) for target in TARGETS} == {
         "operator": {"operator", "tracing"},
         "buffer": {"buffer", "tracing"},
-        "rollout": {"rollout", "tracing"},
+        "rollout": {"rollout", "mcp", "tracing"},
         "trainer": {"trainer", "tracing", "wandb"},
         "cpu": EXTRAS.keys() - {"dev", "docs"},
     }

@@ -53,6 +53,15 @@ def test_paths_are_taken_from_the_manifests_directory(job: Path) -> None:
     assert spec.reward.function == str(job.parent / "judge.py:score")
 
 
+def test_words_of_a_command_are_files_beside_the_manifest(job: Path) -> None:
+    command = "rollout.environment.command=[python, judge.py, --fast, elsewhere.py]"
+    resolved = resolve(load_job(job, [command]), job.parent)
+    check_files(resolved)
+    assert resolved.spec.rollout.environment
+    expected = ["python", str(job.parent / "judge.py"), "--fast", "elsewhere.py"]
+    assert resolved.spec.rollout.environment.command == expected
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [

@@ -400,3 +400,42 @@ def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) ->
     assert (stats["rows"], stats["broken"]) == (4, 2)
     assert stats["problems"][0] == f"{path}:3: no token of it is trained"
     assert "no answer to learn from" in stats["problems"][1]
+
+
+@pytest.mark.parametrize(
+    ("longest", "side", "example", "broken"),
+    [
+        pytest.param(24, "right", "«yes", 0, id="the end of the answer goes"),
+        pytest.param(3, "right", None, 1, id="nothing of the answer is left"),
+        pytest.param(3, "left", "<|im_end|>\n»", 0, id="the prompt goes"),
+    ],
+)
+def test_inspect_cuts_answers_as_training_does(
+    tmp_path: Path, longest: int, side: str, example: str | None, broken: int
+) -> None:
+    (tmp_path / "model").mkdir()
+    model = save(tmp_path / "model")
+    path = lines(tmp_path / "rows.jsonl", [{"messages": [user("a"), assistant("yes " * 40)]}])
+    limits = ("--max-prompt-tokens", str(longest), "--truncation", side)
+    result = run("inspect", path, "--sft", "--model", model, "--json", *limits)
+    stats = json.loads(result.stdout)
+    assert stats["broken"] == broken
+    if example is None:
+        assert stats["problems"] == [f"{path}:1: no token of it is trained"]
+    else:
+        assert stats["longer"] == 1
+        assert example in stats["example"]
+
+
+@pytest.mark.parametrize(
+    ("options", "lacking"),
+    [
+        pytest.param(["--sft"], "--max-prompt-tokens", id="no length"),
+        pytest.param([], "--sft", id="prompts are not cut"),
+    ],
+)
+def test_truncation_says_what_it_needs(tmp_path: Path, options: list[str], lacking: str) -> None:
+    path = lines(tmp_path / "rows.jsonl", [{"messages": []}])
+    result = run("inspect", path, "--truncation", "left", *options)
+    assert result.exit_code == 2
+    assert f"--truncation needs {lacking}" in result.output

@@ -103,6 +103,12 @@ RUNNING = Picture(
             "goodput": {
                 "ratio": "0.61",
                 "seconds": {"trained": 300, "generated": 310, "waited": 300, "started": 90},
+                "states": {
+                    "rollout/generating": 310,
+                    "rollout/idle": 290,
+                    "trainer/training": 300,
+                    "trainer/waiting": 10,
+                },
             },
             "startTime": "2026-01-31T11:44:00Z",
             "roles": ROLES,
@@ -192,6 +198,22 @@ def test_a_job_is_shown_as_in_its_golden_file(name: str) -> None:
     assert text(PICTURES[name]) == file.read_text()
 
 
+def test_it_says_which_split_of_the_gpus_would_be_faster() -> None:
+    states = {
+        "rollout/generating": 60,
+        "rollout/idle": 340,
+        "trainer/training": 190,
+        "trainer/waiting": 10,
+    }
+    status = {"step": 10, "goodput": {"ratio": "0.4", "states": states}}
+    rollout = {"replicas": 3, "mode": "async", "maxStaleness": 1}
+    assert (
+        "plan engines wait 85%, the trainer 5%: 2 engine GPUs fewer, 2 trainer GPUs more gives "
+        "about 3.0x" in " ".join(text(Picture("here", job(status, rollout=rollout))).split())
+    )
+    assert "plan" not in text(Picture("here", job({"step": 10})))
+
+
 def test_an_invalid_spec_does_not_hide_why_it_failed() -> None:
     status = {
         "state": "Failed",
@@ -231,6 +253,10 @@ def failure(**more: Any) -> LastFailure:
         (
             failure(reason="OOMKilled", exit_code=137, container="tb"),
             "memory of tb in the template of trainer",
+        ),
+        (
+            failure(reason="SystemOOM", exit_code=137, container="trainer"),
+            "the machine had no memory left; lower spec.trainer.maxTokensPerGpu",
         ),
         (failure(reason="Error", exit_code=2), "a configuration error"),
         (failure(reason="Error", exit_code=139), "a crash in native code"),

@@ -47,3 +47,14 @@ def test_without_secrets_nothing_is_referred_to() -> None:
     variables_of = variables("trainer")["trainer"]
     assert not {"HF_TOKEN", "WANDB_API_KEY"} & set(variables_of)
     assert variables_of["HF_HUB_OFFLINE"] == "1"
+
+
+def test_only_the_worker_has_the_keys_of_other_models() -> None:
+    models = [
+        {"name": "big-judge", "url": "http://judge/v1", "key": {"name": "keys", "key": "judge"}},
+        {"name": "free", "url": "http://free/v1"},
+    ]
+    of = variables("rollout", rollout={"gpusPerReplica": 0, "models": models})
+    assert of["worker"]["BIG_JUDGE_API_KEY"] == {"secretKeyRef": {"name": "keys", "key": "judge"}}
+    assert "FREE_API_KEY" not in of["worker"]
+    assert "BIG_JUDGE_API_KEY" not in of["engine"]

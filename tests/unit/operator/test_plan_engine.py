@@ -63,6 +63,18 @@ def test_random_weights_are_not_loaded() -> None:
     assert value(engine_args(make_job(model={"init": "random"})), "--load-format") == "dummy"
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_float32_head_is_the_engines_too(wanted: bool) -> None:
+    args = engine_args(make_job(model={"fp32LmHead": wanted}))
+    assert ("--enable-fp32-lm-head" in args) == wanted
+
+
+@pytest.mark.parametrize(("replay", "told"), [("none", False), ("rollout", True)])
+def test_an_engine_tells_experts_where_the_trainer_replays_them(replay: str, told: bool) -> None:
+    args = engine_args(make_job(trainer={"routingReplay": replay}))
+    assert ("--enable-return-routed-experts" in args) == told
+
+
 @pytest.mark.parametrize(
     ("rollout", "size"),
     [
@@ -75,6 +87,40 @@ def test_random_weights_are_not_loaded() -> None:
 )
 def test_tensor_parallel_size(rollout: dict[str, Any], size: str) -> None:
     assert value(engine_args(make_job(rollout=rollout)), "--tp-size") == size
+
+
+@pytest.mark.parametrize(
+    ("rollout", "limit"),
+    [
+        pytest.param({"gpusPerReplica": 1, "concurrency": 400}, "400", id="of the concurrency"),
+        pytest.param({"gpusPerReplica": 1, "concurrency": 4096}, "512", id="at most"),
+        pytest.param(
+            {"gpusPerReplica": 4, "concurrency": 400, "engineArgs": {"dpSize": 4}},
+            "100",
+            id="of each data-parallel part",
+        ),
+        pytest.param({"gpusPerReplica": 0, "concurrency": 400}, None, id="CPU"),
+        pytest.param(
+            {"gpusPerReplica": 1, "engineArgs": {"cudaGraphMaxBsDecode": 8}}, None, id="the user's"
+        ),
+        pytest.param(
+            {"gpusPerReplica": 1, "engineArgs": {"disable-cuda-graph": True}}, None, id="no graphs"
+        ),
+    ],
+)
+def test_there_are_graphs_for_all_requests_that_a_worker_keeps_open(
+    rollout: dict[str, Any], limit: str | None
+) -> None:
+    gang = next(g for g in desired_gangs(make_job(rollout=rollout), None) if g.role == "rollout")
+    (engine,) = (
+        each
+        for each in gang_pods(make_job(rollout=rollout), gang, 1, "r:1", Images())[0]["spec"][
+            "containers"
+        ]
+        if each["name"] == "engine"
+    )
+    variables = {variable["name"]: variable.get("value") for variable in engine["env"]}
+    assert variables.get("SLUICE_CUDA_GRAPH_MAX_BS") == limit
 
 
 def test_the_users_arguments_win() -> None:

@@ -188,10 +188,25 @@ def test_so_did_one_that_ended_by_itself() -> None:
     )
 
 
-def test_headline_of_a_process_that_used_too_much_memory() -> None:
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        (
+            "OOMKilled",
+            "it used more memory than it may: raise spec.trainer.resources.limits.memory",
+        ),
+        (
+            "SystemOOM",
+            "the machine had no memory left: lower spec.trainer.maxTokensPerGpu, or set "
+            "spec.trainer.recompute: full",
+        ),
+    ],
+    ids=["of the container", "of the machine"],
+)
+def test_headline_of_a_process_that_used_too_much_memory(reason: str, why: str) -> None:
     end = {
         "exitCode": 137,
-        "reason": "OOMKilled",
+        "reason": reason,
         "finishedAt": "2026-01-31T12:00:00Z",
         "message": "step 3",
     }
@@ -199,8 +214,7 @@ def test_headline_of_a_process_that_used_too_much_memory() -> None:
         phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}]
     )
     assert podstate.headline(podstate.failures(pod, START)[0]) == (
-        "trainer: OOMKilled, killed by SIGKILL; it used more memory than it may: "
-        "raise spec.trainer.resources.limits.memory"
+        f"trainer: {reason}, killed by SIGKILL; {why}"
     )
 
 

@@ -102,3 +102,9 @@ def test_log_probs_are_those_that_the_trainer_computes(sampling: dict[str, Any],
 
 def test_random_weights_are_not_loaded() -> None:
     assert value(engine(model={"init": "random"})["args"], "--load-format") == "dummy"
+
+
+def test_a_float32_head_is_the_engines_too() -> None:
+    args = engine(model={"fp32LmHead": True})["args"]
+    assert value(args, "--hf-overrides.head_dtype") == "float32"
+    assert "--hf-overrides.head_dtype" not in engine()["args"]

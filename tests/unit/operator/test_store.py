@@ -127,6 +127,8 @@ READERS: tuple[Callable[[KubeObject], Any], ...] = (
     podstate.unscheduled_because,
     podstate.is_ready,
     podstate.group,
+    podstate.address,
+    podstate.number,
     podstate.is_kept,
     podstate.has_left,
     podstate.ends_group,
@@ -161,7 +163,7 @@ def whole(pod: KubeObject) -> KubeObject:
         **pod,
         "metadata": pod["metadata"] | more,
         "spec": spec,
-        "status": pod["status"] | {"podIP": "10.0.0.1"},
+        "status": pod["status"] | {"podIP": "10.0.0.1", "qosClass": "Burstable"},
     }
 
 
@@ -179,7 +181,7 @@ def test_a_lean_pod_lacks_what_nobody_reads() -> None:
     assert "managedFields" not in lean["metadata"]
     assert "networks" not in lean["metadata"]["annotations"]
     assert "containers" not in lean["spec"]
-    assert "podIP" not in lean["status"]
+    assert "qosClass" not in lean["status"]
 
 
 def test_a_text_is_in_memory_once() -> None:

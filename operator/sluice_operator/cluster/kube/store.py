@@ -22,7 +22,7 @@ _POD_METADATA = (
     "deletionTimestamp", "finalizers",
 )  # fmt: skip
 _POD_SPEC = ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
-_POD_STATUS = ("phase", "reason", "message", "startTime")
+_POD_STATUS = ("phase", "reason", "message", "startTime", "podIP")
 _POD_LISTS = {
     "conditions": ("type", "status", "reason", "message"),
     "initContainerStatuses": ("name", "state", "lastState"),

@@ -255,7 +255,11 @@ class LocalCluster:
             pod.manifest, self._state.objects.values(), self._taken_ports()
         )
         pod.ports = named_ports
-        overrides = {"SLUICE_BIND": LOOPBACK, "SLUICE_ADVERTISE": LOOPBACK}
+        overrides = {
+            "SLUICE_BIND": LOOPBACK,
+            "SLUICE_ADVERTISE": LOOPBACK,
+            "SLUICE_EPISODES": "processes",
+        }
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
         place = PodPlace(directories, named_ports, overrides, self._state.objects, addresses)
         pod.commands = commands(pod.manifest, place, inherited_env() | self._env)

@@ -20,6 +20,7 @@ from sluice_operator.cluster.local.processes import MARKER, marker
 from sluice_operator.cluster.local.translate import LOOPBACK, ContainerCommand
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
 from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.podstate import OUT_OF_MACHINE
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(supervisor.__file__))]
 HOST_GONE_GRACE = 2.0
@@ -45,6 +46,12 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def times_out_of_memory(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """How many processes the kernel of this machine has killed for memory since it started."""
+    counters = dict(line.split() for line in vmstat.read_text().splitlines())
+    return int(counters.get("oom_kill", 0))
+
+
 @dataclass
 class LocalContainer:
     """exit_code is set once all processes of the container are gone. ready: what its readiness
@@ -60,6 +67,8 @@ class LocalContainer:
     reason: str = ""
     message: str = ""
     ready: bool = True
+    out_of_memory: int = 0
+    """How often this machine had run out of memory when the container was started."""
     prober: asyncio.Task[None] | None = None
 
     def start(
@@ -75,7 +84,7 @@ class LocalContainer:
         """
         env = command.env | {MARKER: marker(run_dir, pod, self.name)}
         arguments = [*SUPERVISOR, str(life), str(HOST_GONE_GRACE), "--", *command.argv]
-        self.started = now_text()
+        self.started, self.out_of_memory = now_text(), times_out_of_memory()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 arguments,
@@ -114,8 +123,13 @@ class LocalContainer:
     def end(self, exit_code: int, message: str = "", reason: str = "") -> None:
         code = exit_code if exit_code >= 0 else 128 - exit_code
         self.exit_code, self.finished = code, now_text()
-        self.reason = reason or ("Completed" if code == 0 else "Error")
+        self.reason = reason or self._reason(code)
         self.message = message or (log_tail(self.log) if code else "")
+
+    def _reason(self, code: int) -> str:
+        if code == 128 + signal.SIGKILL and times_out_of_memory() > self.out_of_memory:
+            return OUT_OF_MACHINE
+        return "Completed" if code == 0 else "Error"
 
     @property
     def is_ready(self) -> bool:

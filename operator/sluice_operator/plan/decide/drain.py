@@ -13,7 +13,7 @@ from sluice_operator.plan import podstate
 from sluice_operator.plan.decide.gangs import deletions
 from sluice_operator.plan.model import Deletion, KubeObject
 
-_ORDER = (("trainer", "rollout"), ("buffer",), ("rendezvous",))
+_ORDER = (("trainer", "rollout", "episode"), ("buffer",), ("rendezvous",))
 
 
 def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:

@@ -9,7 +9,8 @@ there: one of them that is missing is lost, too, and never created again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -62,12 +63,18 @@ def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
     return job.spec.rollout.min_replicas
 
 
+def by_gang(pods: Iterable[KubeObject]) -> Mapping[tuple[str, int], list[KubeObject]]:
+    """The pods of each gang, by role and replica; none for others. Made once for a pass: a job may
+    have a thousand engines.
+    """
+    members = defaultdict[tuple[str, int], list[KubeObject]](list)
+    for pod in pods:
+        members[podstate.role(pod), podstate.replica(pod)].append(pod)
+    return members
+
+
 def of_gang(gang: Gang, pods: Iterable[KubeObject]) -> list[KubeObject]:
-    return [
-        pod
-        for pod in pods
-        if podstate.role(pod) == gang.role and podstate.replica(pod) == gang.replica
-    ]
+    return by_gang(pods)[gang.role, gang.replica]
 
 
 def present_attempt(

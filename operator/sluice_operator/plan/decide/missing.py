@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sluice.api import RLJob
 from sluice_operator.plan import podstate
-from sluice_operator.plan.decide.gangs import desired_gangs, of_gang
+from sluice_operator.plan.decide.gangs import by_gang, desired_gangs
 from sluice_operator.plan.model import KubeObject
 
 
@@ -23,10 +23,12 @@ def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
         or status.is_true("Failed")
     ):
         return False
+    members = by_gang(pods)
     for gang in desired_gangs(job, status):
         known = status.gang(gang.role, gang.replica)
         if known is None or known.retry_time is not None:
             continue
-        if sum(podstate.attempt(pod) == known.attempt for pod in of_gang(gang, pods)) < gang.size:
+        present = members[gang.role, gang.replica]
+        if sum(podstate.attempt(pod) == known.attempt for pod in present) < gang.size:
             return True
     return False

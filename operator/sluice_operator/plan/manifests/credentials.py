@@ -12,7 +12,8 @@ _OFFLINE = "HF_HUB_OFFLINE"
 
 
 def with_credentials(job: RLJob, container: dict[str, Any]) -> dict[str, Any]:
-    """The container with HF_TOKEN and WANDB_API_KEY, as far as the job has them and it uses them.
+    """The container with HF_TOKEN, WANDB_API_KEY and keys of other models, as far as the job has
+    them and it uses them.
 
     A job that brings a token for the hub wants the hub to be asked.
     """
@@ -25,6 +26,8 @@ def with_credentials(job: RLJob, container: dict[str, Any]) -> dict[str, Any]:
         env = [*env, _from(secrets.hugging_face, "HF_TOKEN")]
     if secrets.wandb is not None and name == "trainer":
         env = [*env, _from(secrets.wandb, "WANDB_API_KEY")]
+    if name == "worker":
+        env = [*env, *(_from(m.key, m.key_variable) for m in job.spec.rollout.models if m.key)]
     return container | {"env": env}
 
 

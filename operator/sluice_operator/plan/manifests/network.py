@@ -25,9 +25,7 @@ def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | N
     """
     if not job.spec.network_policy.enabled:
         return None
-    ingress: list[dict[str, Any]] = [
-        {"from": [{"podSelector": {"matchLabels": names.selector(job)}}]}
-    ]
+    ingress = _from_own_pods(job)
     if operator_namespace is not None:
         namespace = {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}
         peer = {
@@ -47,6 +45,19 @@ def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | N
             "ingress": ingress,
         },
     }
+
+
+def _from_own_pods(job: RLJob) -> list[dict[str, Any]]:
+    """Pods of episodes run what nobody knows: they are let in to the gateway alone."""
+    own: dict[str, Any] = {"matchLabels": names.selector(job)}
+    if not job.spec.rollout.has_episode_pods:
+        return [{"from": [{"podSelector": own}]}]
+    others = {"key": names.LABEL_ROLE, "operator": "NotIn", "values": [names.EPISODE]}
+    episodes = {"matchLabels": names.selector(job, names.EPISODE)}
+    return [
+        {"from": [{"podSelector": own | {"matchExpressions": [others]}}]},
+        {"from": [{"podSelector": episodes}], "ports": [_tcp("gateway")]},
+    ]
 
 
 def _tcp(port: str) -> dict[str, Any]:

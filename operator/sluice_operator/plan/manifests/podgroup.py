@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from sluice.api import PodGroupStatus, RLJob, RLJobStatus, RoleStatus
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.constants import GIVE_BACK_SECONDS
-from sluice_operator.plan.decide.gangs import Step, desired_gangs, of_gang, retire, rollout_replicas
+from sluice_operator.plan.decide.gangs import Step, by_gang, desired_gangs, retire, rollout_replicas
 from sluice_operator.plan.manifests import queueing
 from sluice_operator.plan.model import Deletion, Gang, KubeObject, Observed, PodGroup
 
@@ -71,8 +71,11 @@ def in_order(
     """The steps; further engines are made only when the job's own group has its places, which they
     could take.
     """
+    members = by_gang(pods)
     if shared is None or all(
-        _is_placed(step, pods) for step in steps if queueing.is_shared(step.gang, shared)
+        _is_placed(step, members[step.gang.role, step.gang.replica])
+        for step in steps
+        if queueing.is_shared(step.gang, shared)
     ):
         return [*steps]
     return [replace(step, create=()) if _is_further(step.gang, shared) else step for step in steps]
@@ -83,9 +86,7 @@ def _is_further(gang: Gang, shared: PodGroupStatus) -> bool:
 
 
 def _is_placed(step: Step, pods: Sequence[KubeObject]) -> bool:
-    present = [
-        pod for pod in of_gang(step.gang, pods) if podstate.attempt(pod) == step.status.attempt
-    ]
+    present = [pod for pod in pods if podstate.attempt(pod) == step.status.attempt]
     return sum(map(podstate.is_scheduled, present)) >= step.gang.size
 
 
@@ -148,8 +149,9 @@ def _moved(
     role: RoleStatus, known: PodGroupStatus, pods: Sequence[KubeObject], now: datetime
 ) -> RoleStatus:
     """The role, with another attempt of each gang that is in the job's group."""
+    members = by_gang(pods)
     gangs = [
-        retire(gang, of_gang(Gang(role.name, gang.replica, 1), pods), now)
+        retire(gang, members[role.name, gang.replica], now)
         if queueing.is_shared(Gang(role.name, gang.replica, 1), known)
         else gang
         for gang in role.gangs

@@ -23,7 +23,11 @@ from sluice_operator.plan.model import Gang, Images, KubeObject, PodGroup
 Env = list[dict[str, Any]]
 ACCOUNT = 65532
 """User and group in our images (docker/Dockerfile)."""
-_NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
+RESTRICTED: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
 
 
 def gang_pods(
@@ -83,13 +87,18 @@ def pod(
     for kind in ("initContainers", "containers"):
         if kind in ours["spec"]:
             ours["spec"][kind] = [with_requests(job, each) for each in ours["spec"][kind]]
-    metadata = ours["metadata"] | {key: identity[key] for key in identity if key != "labels"}
-    metadata["labels"] = {**ours["metadata"].get("labels", {}), **identity["labels"]}
+    return identified(ours, identity)
+
+
+def identified(merged: dict[str, Any], identity: dict[str, Any]) -> KubeObject:
+    """The pod of a merged template, with the metadata by which we know it over the template's."""
+    metadata = merged["metadata"] | {key: identity[key] for key in identity if key != "labels"}
+    metadata["labels"] = {**merged["metadata"].get("labels", {}), **identity["labels"]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": ours["spec"] | {"restartPolicy": "Never"},
+        "spec": merged["spec"] | {"restartPolicy": "Never"},
     }
 
 
@@ -131,7 +140,7 @@ def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
 def _containers(
     job: RLJob, gang: Gang, attempt: int, index: int, common: Env, images: Images
 ) -> list[Container]:
-    token = _secret_env(names.token_name(job)) + _tls_env(job)
+    token = secret_variable(names.token_name(job)) + _tls_env(job)
     if gang.role == "rollout":
         return _rollout(job, gang, attempt, index, common, token, images)
     mounts = volumes.mounts(job, gang.role) + volumes.tls_mount(job)
@@ -140,7 +149,7 @@ def _containers(
         return [_trainer(job, common + token, mounts, images) | {"resources": resources}]
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
-        env = common + token + _env({"SLUICE_STORAGE": names.STORAGE_DIR})
+        env = common + token + variables({"SLUICE_STORAGE": names.STORAGE_DIR})
         container = _container(
             job, "buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts
         )
@@ -172,7 +181,7 @@ def _rows(job: RLJob, common: Env, images: Images) -> Container:
         "rows",
         images.rollout,
         command,
-        common + _env({"SLUICE_ROWS": names.ROWS_DIR}),
+        common + variables({"SLUICE_ROWS": names.ROWS_DIR}),
         {},
         mounts,
     )
@@ -191,7 +200,9 @@ def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images)
         settings["OMP_NUM_THREADS"] = "1"
     ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_trainer.launch"]
-    return _container(job, "trainer", images.trainer, command, env + _env(settings), ports, mounts)
+    return _container(
+        job, "trainer", images.trainer, command, env + variables(settings), ports, mounts
+    )
 
 
 def _rollout(
@@ -202,7 +213,7 @@ def _rollout(
     """
     launch = engine_of(job.spec).launch
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
-    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + _env(launch.env(job.spec))
+    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + variables(launch.env(job.spec))
     mounts = volumes.mounts(job, "rollout")
     plugin = launch.plugin(job.spec)
     theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
@@ -218,12 +229,16 @@ def _rollout(
         common
         + token
         + _port_env(ports)
-        + _env({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
+        + variables({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
     )
-    metrics = {"metrics": names.PORTS["metrics"]}
+    own = {"metrics": names.PORTS["metrics"]}
+    if job.spec.rollout.has_episode_pods:
+        own |= {"gateway": names.PORTS["gateway"]}
+        env += variables({"SLUICE_EPISODES": "pods"})
+        env += secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN")
     command = ["python", "-m", "sluice_rollout"]
     worker = _container(
-        job, "worker", images.rollout, command, env, metrics, mounts + volumes.tls_mount(job)
+        job, "worker", images.rollout, command, env, own, mounts + volumes.tls_mount(job)
     )
     return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
 
@@ -277,21 +292,21 @@ def _common_env(gang: Gang, attempt: int, index: int, rendezvous: str) -> Env:
         "TOKENIZERS_PARALLELISM": "false",
     }
     address = {"name": "SLUICE_ADVERTISE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    return [*_env(settings), address]
+    return [*variables(settings), address]
 
 
-def _env(settings: dict[str, str]) -> Env:
+def variables(settings: dict[str, str]) -> Env:
     return [{"name": name, "value": value} for name, value in settings.items()]
 
 
 def _port_env(ports: dict[str, int]) -> Env:
-    return _env({f"SLUICE_PORT_{name.upper()}": str(number) for name, number in ports.items()})
+    return variables({f"SLUICE_PORT_{name.upper()}": str(number) for name, number in ports.items()})
 
 
-def _secret_env(secret: str) -> Env:
+def secret_variable(secret: str, name: str = "SLUICE_TOKEN") -> Env:
     return [
         {
-            "name": "SLUICE_TOKEN",
+            "name": name,
             "valueFrom": {"secretKeyRef": {"name": secret, "key": names.TOKEN_KEY}},
         }
     ]
@@ -299,7 +314,7 @@ def _secret_env(secret: str) -> Env:
 
 def _tls_env(job: RLJob) -> Env:
     settings = {"SLUICE_TLS_DIR": names.TLS_DIR, "SLUICE_TLS_NAME": names.tls_server_name(job)}
-    return _env(settings) if job.spec.tls.enabled else []
+    return variables(settings) if job.spec.tls.enabled else []
 
 
 def _container_security(job: RLJob, name: str) -> dict[str, Any]:
@@ -310,9 +325,8 @@ def _container_security(job: RLJob, name: str) -> dict[str, Any]:
         return {"allowPrivilegeEscalation": False}
     beside_root = name in ("worker", "plugin") and _has_root(job, "rollout")
     return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        **(_NOT_ROOT if beside_root else {}),
+        **RESTRICTED,
+        **(NOT_ROOT if beside_root else {}),
     }
 
 
@@ -326,7 +340,7 @@ def _pod_security(job: RLJob, role: str) -> dict[str, Any]:
     # data's volumes.
     profile: dict[str, Any] = {"fsGroup": ACCOUNT, "fsGroupChangePolicy": "OnRootMismatch"}
     profile["seccompProfile"] = {"type": "RuntimeDefault"}
-    return profile if _has_root(job, role) else profile | _NOT_ROOT
+    return profile if _has_root(job, role) else profile | NOT_ROOT
 
 
 def _has_root(job: RLJob, role: str) -> bool:

@@ -86,6 +86,15 @@ def failed_to_start(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) ->
     return refused or next((obstacle for pod in pods if (obstacle := _warned(pod, lasting))), None)
 
 
+def blocked_episodes(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
+    """The first pod of an episode that cannot start. One without a place is told where none runs:
+    else the pool is smaller than was asked for, and the job goes on.
+    """
+    if any(map(podstate.is_running, pods)):
+        return failed_to_start(pods, warned)
+    return blocked(pods, warned)
+
+
 def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:
     """A pod that has its node, and is not started there."""
     warning = warned.get(podstate.name(pod))

@@ -1,0 +1,145 @@
+"""The pod of an episode: the user's container, and our sidecar, which joins the worker.
+
+The user's container gets no account, no token of the job, no service's address and no network but
+its own: its model is at the sidecar, on the pod's loopback. Both share the episode's directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from sluice.api import RLJob
+from sluice.api.environment import RolloutEnvironment
+from sluice.episodes import SHELL
+from sluice_operator.plan import names
+from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.decide.episodes import Turn
+from sluice_operator.plan.manifests.network import KIND as POLICY
+from sluice_operator.plan.manifests.pods import (
+    ACCOUNT,
+    NOT_ROOT,
+    RESTRICTED,
+    identified,
+    secret_variable,
+    variables,
+)
+from sluice_operator.plan.merge import merge
+from sluice_operator.plan.model import Images, KubeObject
+
+_MOUNT = {"name": "episode", "mountPath": names.EPISODE_DIR}
+
+
+def episode_pod(job: RLJob, turn: Turn, images: Images) -> KubeObject:
+    """A pod for one episode: ours, and the environment's template over it."""
+    environment = job.spec.rollout.environment
+    assert environment is not None
+    identity = _identity(job, turn)
+    ours: dict[str, Any] = {
+        "metadata": {"labels": {}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": GRACE[names.EPISODE],
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                **NOT_ROOT,
+                "fsGroup": ACCOUNT,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                _program(job, environment),
+                _sidecar(job, turn, identity["name"], images),
+            ],
+            "volumes": [{"name": "episode", "emptyDir": {"sizeLimit": "1Gi"}}],
+        },
+    }
+    return identified(merge(ours, environment.template), identity)
+
+
+def _identity(job: RLJob, turn: Turn) -> dict[str, Any]:
+    place = turn.place
+    labels = {
+        **names.selector(job, names.EPISODE),
+        names.LABEL_REPLICA: str(place.replica),
+        names.LABEL_ATTEMPT: str(place.attempt),
+        names.LABEL_INDEX: str(place.index),
+        names.LABEL_NUMBER: str(turn.number),
+    }
+    name = names.pod_name(job, names.EPISODE, place.replica, place.attempt, place.index)
+    return names.metadata(job, f"{name}-{turn.number}", labels)
+
+
+def _sidecar(job: RLJob, turn: Turn, pod: str, images: Images) -> dict[str, Any]:
+    worker = f"[{turn.place.worker}]" if ":" in turn.place.worker else turn.place.worker
+    settings = {
+        "SLUICE_WORKER": f"http://{worker}:{names.PORTS['gateway']}",
+        "SLUICE_POD": pod,
+        "SLUICE_EPISODE": names.EPISODE_DIR,
+        "SLUICE_PORT_MODEL": str(names.PORTS["model"]),
+    }
+    return {
+        "name": "sidecar",
+        "image": images.rollout,
+        "command": ["python", "-m", "sluice_rollout.environments.sidecar"],
+        "env": [
+            *variables(settings),
+            *secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN"),
+        ],
+        "volumeMounts": [_MOUNT],
+        "resources": {"requests": {"cpu": "10m", "memory": "96Mi"}},
+        "securityContext": RESTRICTED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
+    """The user's container: its image is there and a shell runs before there is an episode, and
+    then nothing but the program itself has to start.
+    """
+    model = f"http://127.0.0.1:{names.PORTS['model']}"
+    settings = {
+        "OPENAI_BASE_URL": f"{model}/v1",
+        "OPENAI_API_BASE": f"{model}/v1",
+        "OPENAI_API_KEY": names.EPISODE,
+        "ANTHROPIC_BASE_URL": model,
+        "ANTHROPIC_API_KEY": names.EPISODE,
+        "SLUICE_MODEL": PurePosixPath(job.spec.model.path).name,
+        "SLUICE_EPISODE": names.EPISODE_DIR,
+        **environment.env,
+    }
+    return {
+        "name": names.EPISODE,
+        "image": environment.image,
+        "command": ["/bin/sh", "-c", SHELL, "sh"],
+        "args": list(environment.command or []),
+        "env": variables(settings),
+        "volumeMounts": [_MOUNT],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+        "securityContext": RESTRICTED,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def episode_policy(job: RLJob) -> KubeObject | None:
+    """Nobody connects to an episode's pod, and it connects to its worker's gateway alone, and to
+    what the environment allows.
+    """
+    environment = job.spec.rollout.environment
+    if not (job.spec.network_policy.enabled and job.spec.rollout.has_episode_pods and environment):
+        return None
+    gateway = {
+        "to": [{"podSelector": {"matchLabels": names.selector(job, "rollout")}}],
+        "ports": [{"protocol": "TCP", "port": names.PORTS["gateway"]}],
+    }
+    others = [{"to": list(environment.egress_to)}] if environment.egress_to else []
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": POLICY,
+        "metadata": names.metadata(job, names.episode_policy_name(job)),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(job, names.EPISODE)},
+            "policyTypes": ["Ingress", "Egress"],
+            "egress": [gateway, *others],
+        },
+    }
