@@ -25,6 +25,8 @@ from observability.panels import (
     number,
 )
 
+OTHER = "sluice_rollout_gateway_other_model_seconds"
+
 
 def dashboard() -> Dashboard:
     return frame(
@@ -36,6 +38,7 @@ def dashboard() -> Dashboard:
             "Members": _members(),
             "Engines, as they see themselves": _engines(),
             "Workers": _workers(),
+            "Agents at the gateway": _gateway(),
         },
         one_job=True,
     )
@@ -260,5 +263,81 @@ def _workers() -> list[Panel]:
             SECONDS,
             none(),
             Query(seconds, "engine {{replica}}"),
+        ),
+    ]
+
+
+def _gateway() -> list[Panel]:
+    def gateway(what: str, *labels: str) -> str:
+        return promql.rate(f"sluice_rollout_gateway_{what}_total", *labels)
+
+    overhead = promql.spread("sluice_rollout_gateway_overhead_seconds")
+    return [
+        lines(
+            "Requests of agents",
+            "By how they ended. refused: the client's mistake; unavailable: the engine, or the "
+            "worker's end; gone: the client hung up.",
+            PER_SECOND,
+            none(),
+            Query(gateway("requests", "outcome"), "{{outcome}}"),
+        ),
+        lines(
+            "Overhead of a turn",
+            "Time of an answered request that the engine did not take.",
+            SECONDS,
+            above(0.01, 0.1),
+            *overhead,
+        ),
+        lines(
+            "Turns and branches",
+            "Turns by how they go on: new, continued from the sampled tokens, or rerendered from "
+            "text. Branches: sequences that are trained.",
+            PER_SECOND,
+            none(),
+            Query(gateway("turns", "history"), "{{history}}"),
+            Query(gateway("branches"), "branches"),
+        ),
+        lines(
+            "Tokens encoded again",
+            "Of histories that a client or the chat template has changed: what was sampled there "
+            "is trained, but not gone on from.",
+            PER_SECOND,
+            none(),
+            Query(gateway("rerendered_tokens"), "tokens"),
+        ),
+        lines(
+            "Settings that do not hold",
+            "Requests that ask for another sampling than the job's, by setting.",
+            PER_SECOND,
+            none(),
+            Query(gateway("overridden_settings", "setting"), "{{setting}}"),
+        ),
+        lines(
+            "Other models that agents ask",
+            "Mean time of a request to a model of rollout.models.",
+            SECONDS,
+            none(),
+            Query(
+                f"sum by (model) (rate({OTHER}_sum{{{JOB}}}[{RATE}])) / "
+                f"sum by (model) (rate({OTHER}_count{{{JOB}}}[{RATE}]))",
+                "{{model}}",
+            ),
+        ),
+        lines(
+            "Programs of episodes",
+            "Of rollout.environment, running now: one for each sample in work. With an image: its "
+            "pods that have joined.",
+            COUNT,
+            none(),
+            Query(f"sum(sluice_rollout_episode_programs{{{JOB}}})", "programs"),
+            Query(f"sum by (state) (sluice_rollout_episode_pods{{{JOB}}})", "pods, {{state}}"),
+        ),
+        lines(
+            "Refused keys",
+            "Requests with a key that is missing, unknown or expired: a program that outlives its "
+            "episode, or somebody who has none.",
+            PER_SECOND,
+            above(0.1, 10),
+            Query(gateway("refused_keys", "reason"), "{{reason}}"),
         ),
     ]

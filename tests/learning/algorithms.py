@@ -51,6 +51,8 @@ RUNS: dict[str, Run] = {
         ),
     ),
     "tools": Run("tools"),
+    "agent": Run("agents/openai"),
+    "code": Run("agents/code"),
     "sft": Run("sft"),
     "distillation": Run("distillation"),
 }

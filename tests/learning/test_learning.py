@@ -1,8 +1,8 @@
-"""Models learn, from random weights and on the real engines: under every estimator, with tools,
-from given answers.
+"""Models learn, from random weights and on the real engines: under every estimator, with tools, as
+agents, from given answers.
 
-`make test-learning`. Held-out prompts are judged by exact match. Each run takes what `make
-quickstart` takes.
+`make test-learning`. Held-out prompts are judged by exact match. Each run takes some
+minutes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from tests.learning.algorithms import RUNS
 
 SECONDS = 1500.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
-AT_FIRST, LEARNED, LESS = 0.05, 0.9, {"distillation": 0.8}
+AT_FIRST, LEARNED, LESS = 0.05, 0.9, {"agent": 0.8, "code": 0.8, "distillation": 0.8}
 """Held-out exact match before the first step, at most; and after the last, at least: no digit may
 be missing."""
+GUESSED = {"code": 0.3}
+"""The first of them where two guesses among ten may be right."""
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -35,7 +37,7 @@ def test_the_model_learns(name: str, example: Callable[[str], Path], runs: Path)
         run.stop()
     summary = run.summary()
     assert summary["state"] == "Succeeded"
-    assert summary["eval_first"] <= AT_FIRST
+    assert summary["eval_first"] <= GUESSED.get(name, AT_FIRST)
     assert summary["eval_last"] >= LESS.get(name, LEARNED)
     records = run_directory.by_step(directory / run_directory.METRICS)
     if name == "sft":

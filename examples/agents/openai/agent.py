@@ -14,13 +14,13 @@ from typing import Any
 from openai import AsyncOpenAI
 
 MODEL, MOST_TURNS = "small", 4
-SHELF = dict(zip("qwertyuiop", "7305918264", strict=True))
+SHELF = dict(zip("0123456789", "7305918264", strict=True))
 NOTHING = {"type": "object", "properties": {}}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "description": text, "parameters": NOTHING}}
     for name, text in (
         ("calculate", "The last digit of the calculation that is asked for."),
-        ("lookup", "The digit that is written under the letter that is asked for."),
+        ("lookup", "The digit that is written on the shelf that is asked for."),
     )
 ]
 
@@ -35,7 +35,7 @@ def calculate(question: str) -> str:
 
 
 def lookup(question: str) -> str:
-    """`shelf q =` -> 7."""
+    """`shelf 0 =` -> 7."""
     return SHELF.get(question.split()[1], "error")
 
 

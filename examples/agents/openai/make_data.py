@@ -5,7 +5,7 @@ held-out ones.
 
 Half of the questions are for the calculator, half for the shelf. A model of this size does not
 learn to calculate in minutes; it can learn which tool to call, and to read what that says. A call
-is one word of its vocabulary.
+is one word of its vocabulary, and so is a digit with the full stop that ends an answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ CALLS = [
     f'<tool_call>{{"name":"{tool["function"]["name"]}","arguments":{{}}}}</tool_call>'
     for tool in agent.TOOLS
 ]
-WORDS = [*"0123456789", "*", "+", "=", ">", "shelf", *agent.SHELF, "error", *CALLS, "<unused>"]
+ANSWERS = [f"{answer}." for answer in [*"0123456789", "error"]]
+WORDS = [*"0123456789", "*", "+", "=", ">", "shelf", *ANSWERS, *CALLS, "<unused>"]
 TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}"
-    "{% if m.role == 'assistant' %} <eos>{% elif m.role == 'tool' %} >{% endif %} {% endfor %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}> {{ m.content }}. "
+    "{% elif m.role == 'assistant' %}{{ m.content }} <eos> "
+    "{% else %}{{ m.content }} {% endif %}"
+    "{% endfor %}"
 )
 HELD_OUT, TRAINING_ROWS = 128, 4096
 
@@ -70,7 +74,7 @@ def make_rows(seed: int = 1234) -> tuple[list[dict[str, str]], list[dict[str, st
     draw = random.Random(seed)
     sums = [f"{a} * {b} + {c} =" for a, b, c in itertools.product(range(10), repeat=3)]
     draw.shuffle(sums)
-    shelf = [f"shelf {letter} =" for letter in agent.SHELF]
+    shelf = [f"shelf {number} =" for number in agent.SHELF]
     half = HELD_OUT // 2
     held_out = [*sums[:half], *itertools.islice(itertools.cycle(shelf), half)]
     training = [draw.choice((sums[half:], shelf)[i % 2]) for i in range(TRAINING_ROWS)]

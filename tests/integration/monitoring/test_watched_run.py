@@ -36,6 +36,14 @@ SETTINGS = (
 WINDOWS = {"30m": "10s", "15m": "3s", "6h": "10m"}
 EMPTY = {
     "engines: Joined and left: {{member_role}} left": "no stream of a member has ended",
+    "engines: Requests of agents: {{outcome}}": "no agent plays",
+    "engines: Turns and branches: {{history}}": "no agent plays",
+    "engines: Settings that do not hold: {{setting}}": "no agent plays",
+    "engines: Overhead of a turn: median": "no agent plays",
+    "engines: Overhead of a turn: 95th percentile": "no agent plays",
+    "engines: Refused keys: {{reason}}": "no agent plays",
+    "engines: Other models that agents ask: {{model}}": "no agent plays",
+    "engines: Programs of episodes: pods, {{state}}": "a laptop has none",
     "job: KL divergence: reference": "the quickstart has no reference model",
     "job: Loss: value": "it has no critic",
     "job: Use of the GPUs: MFU": "a CPU's peak is not known",

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,21 @@ def _state(victim: Path) -> list[Any]:
     ]
 
 
+def tools_against(victim: Path, pid: int, segment: int, layers: Sequence[str]) -> str:
+    """The beginning of each attack: its victims, and how it tries."""
+    machine = os.uname().machine
+    known = {
+        "VICTIM": str(victim),
+        "PID": pid,
+        "SEGMENT": segment,
+        "OWN_USER": "uid" in layers,
+        "MEMORY": "namespaces" in layers,
+        "SHMAT": {"x86_64": 30}.get(machine, 196),
+        "IO_SETUP": {"x86_64": 206}.get(machine, 0),
+    }
+    return "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _TOOLS
+
+
 def main() -> None:
     from sluice.rewards.sandbox import Sandbox
 
@@ -239,16 +255,7 @@ def main() -> None:
         victim.write_text("untouched")
         os.setxattr(victim, "user.kept", b"1")
         before = _state(victim)
-        known = {
-            "VICTIM": str(victim),
-            "PID": process.pid,
-            "SEGMENT": segment,
-            "OWN_USER": "uid" in layers,
-            "MEMORY": "namespaces" in layers,
-            "SHMAT": {"x86_64": 30}.get(machine, 196),
-            "IO_SETUP": {"x86_64": 206}.get(machine, 0),
-        }
-        tools = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _TOOLS
+        tools = tools_against(victim, process.pid, segment, layers)
 
         def run(source: str) -> list[str]:
             ran = sandbox.run(

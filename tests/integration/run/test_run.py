@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +29,28 @@ def check_sound(run: Laptop, steps: int, groups: int = 32) -> None:
     assert processes_of(run.directory) == []
 
 
+def check_seconds(run: Laptop, records: list[dict[str, Any]]) -> None:
+    """The trainer's seconds are whole: parts of a step, and start, steps and end of a run."""
+    for record in records:
+        parts = [value for name, value in record.items() if name.startswith("perf/seconds/")]
+        assert sum(parts) == pytest.approx(record["perf/step_time"])
+    summary = run.summary()
+    told = sum(summary["trainer_seconds"].values())
+    states = summary["device_seconds"].items()
+    assert summary["trainer_seconds"]["start"] > summary["trainer_seconds"]["end"] > 0
+    assert told < summary["wall_seconds"]
+    assert told == pytest.approx(
+        sum(seconds for state, seconds in states if state.startswith("trainer/")), abs=3
+    ), "by the rendezvous"
+
+
 def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: Receiver) -> None:
     run = laptop("trainer.steps=12", "data.seed=3")
     assert run.run() == 0, run.text()[-3000:]
     check_sound(run, 12)
     check_traces(traces.spans, 12)
     records = list(run.steps().values())
+    check_seconds(run, records)
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
     assert max(map(abs, values(records, "train/ppo_kl"))) <= 1e-6
     assert max(values(records, "train/pg_clipfrac")) == 0

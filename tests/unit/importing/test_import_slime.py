@@ -45,6 +45,11 @@ from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
             "--rollout-num-gpus 32 --rollout-num-gpus-per-engine 16",
             {"rollout": {"replicas": 2, "gpusPerReplica": 8, "nodesPerReplica": 2}},
         ),
+        ("--use-rollout-routing-replay", {"trainer": {"routingReplay": "rollout"}}),
+        (
+            "--sglang-enable-fp32-lm-head",
+            {"model": {"path": "/m", "fp32LmHead": True}, "rollout": {"engineArgs": None}},
+        ),
         ("--sglang-cuda-graph-bs 1 2", {"rollout": {"engineArgs": {"cuda-graph-bs": ["1", "2"]}}}),
         (
             "--sglang-max-running-requests 64",

@@ -200,6 +200,21 @@ def test_verls_teacher(tmp_path: Path) -> None:
             {"rollout": {"overSampling": 1.5, "dynamicFilter": "nonzero_std"}},
         ),
         (
+            "actor_rollout_ref.actor.strategy=megatron "
+            "actor_rollout_ref.actor.megatron.router_replay.mode=R3 "
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
+            {"trainer": {"routingReplay": "rollout"}},
+        ),
+        (
+            "actor_rollout_ref.actor.strategy=megatron "
+            "actor_rollout_ref.actor.megatron.router_replay.mode=R2",
+            {"trainer": {"routingReplay": None}},
+        ),
+        (
+            "+actor_rollout_ref.rollout.engine_kwargs.sglang.enable_fp32_lm_head=True",
+            {"model": {"fp32LmHead": True}, "rollout": {"engineArgs": None}},
+        ),
+        (
             "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",
             {"rollout": {"engineArgs": {"attention-backend": "fa3"}}},
         ),

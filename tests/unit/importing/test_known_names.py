@@ -12,12 +12,12 @@ from sluice_cli.importing.draft import Lost, Same, To
 SLIME = """
 --rollout-data-transport --flush-cache-interval --use-score-centering
 --freeze-params-name-list --ci-test
---rollout-health-check-interval --wandb-mode --mtp-num-layers --use-rollout-routing-replay
+--rollout-health-check-interval --wandb-mode --mtp-num-layers --use-routing-replay
 --sglang-router-ip
 --eval-function-path --rollout-function-path --data-source-path --custom-config-path --dump-details
 """
 VERL = """
-actor_rollout_ref.actor.router_replay.mode actor_rollout_ref.actor.qat.enable
+actor_rollout_ref.rollout.enable_rollout_routing_replay actor_rollout_ref.actor.qat.enable
 actor_rollout_ref.actor.loss_scale_factor
 actor_rollout_ref.actor.megatron.override_ddp_config
 actor_rollout_ref.rollout.disaggregation.enabled
@@ -43,8 +43,6 @@ def test_a_name_has_an_entry_with_a_reason(table: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "lost"),
     [
-        ("actor_rollout_ref.actor.router_replay.mode", "disabled", False),
-        ("actor_rollout_ref.actor.router_replay.mode", "R3", True),
         ("actor_rollout_ref.actor.optim.weight_decay_incr_style", "constant", False),
         ("actor_rollout_ref.actor.loss_scale_factor", 4096, True),
         ("async_training.use_dynamic_resource_scheduling", False, False),

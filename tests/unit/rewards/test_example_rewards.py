@@ -54,20 +54,37 @@ def test_the_game_with_tools_pays_for_the_call_then_the_digit_then_the_end(
 @pytest.mark.parametrize(
     ("tool", "calls", "said", "truncated", "paid"),
     [
-        pytest.param("calculate", 1, "1", False, 1, id="called, read and ended"),
-        pytest.param("calculate", 1, "1", True, 2 / 3, id="never ended"),
-        pytest.param("calculate", 1, "1 1", False, 2 / 3, id="said twice"),
-        pytest.param("calculate", 1, "2", False, 1 / 3, id="misread"),
+        pytest.param("calculate", 1, "1", False, 1, id="called and read"),
+        pytest.param("calculate", 1, "1", True, 0.5, id="never ended"),
+        pytest.param("calculate", 1, "1 1", False, 0.5, id="another word"),
+        pytest.param("calculate", 1, "2", False, 0.5, id="misread"),
         pytest.param("lookup", 1, "1", False, 0, id="the wrong tool"),
         pytest.param("calculate", 2, "1", False, 0, id="called twice"),
         pytest.param("", 0, "1", False, 0, id="a guess"),
     ],
 )
-def test_the_agent_is_paid_for_the_right_call_then_the_digit_then_the_end(
+def test_the_agent_is_paid_for_the_right_call_then_the_answer(
     tool: str, calls: int, said: str, truncated: bool, paid: float
 ) -> None:
-    right = runpy.run_path(str(EXAMPLES / "agents/openai/play.py"))["right"]
+    right = runpy.run_path(str(EXAMPLES / "agents/openai/reward.py"))["right"]
     response = f'<tool_call>{{"name":"{tool}","arguments":{{}}}}</tool_call> {said}'
     metadata = {"tool_calls": calls, "said": said}
     sample = RewardInput("7 * 8 + 5 =", response, "1", metadata=metadata, truncated=truncated)
     assert right(sample) == paid
+
+
+@pytest.mark.parametrize(
+    ("calls", "printed", "paid"),
+    [
+        pytest.param(2, "4.0", 1, id="mended"),
+        pytest.param(1, "4.0", 1, id="right at once"),
+        pytest.param(2, "", 0.2, id="not mended"),
+        pytest.param(0, "", 0, id="no program"),
+    ],
+)
+def test_the_agent_that_writes_code_is_paid_for_what_it_prints(
+    calls: int, printed: str, paid: float
+) -> None:
+    right = runpy.run_path(str(EXAMPLES / "agents/code/reward.py"))["right"]
+    metadata = {"tool_calls": calls, "printed": printed}
+    assert right(RewardInput("task ( ) =", "", "4.0", metadata=metadata)) == paid
