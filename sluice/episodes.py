@@ -7,8 +7,10 @@ from __future__ import annotations
 PATH = "/episode-pods"
 """Where a pod joins its worker, beside the gateway."""
 HEARTBEAT_SECONDS = 15.0
-MOST_BYTES = 8 * 2**20
-"""Of a message."""
+MOST_BYTES = 64 * 2**20
+"""Of a request to the gateway, and of a message to or from a pod: a row of a million tokens, which
+has its chat twice, takes a fifth of it."""
+MOST_RESULT_BYTES = 4 * 2**20
 ROW, RESULT = "row.json", "result.json"
 VARIABLES, ERRORS, STATUS = ".variables", ".errors", ".status"
 """Files of an episode's directory: the row's variables as a shell reads them, the program's

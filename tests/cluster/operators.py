@@ -16,6 +16,10 @@ from typing import Any
 from sluice.environment import free_port
 
 READY_SECONDS = 30
+RIVALS = "3"
+"""Lease of operators that have names: another one is waiting for it."""
+ALONE = "30"
+"""Lease of an operator that nobody succeeds: a disk that stalls for seconds must not end it."""
 
 
 class Operator:
@@ -29,7 +33,7 @@ class Operator:
             "SLUICE_WATCH_NAMESPACES": namespace,
             "SLUICE_NAMESPACE": namespace,
             "SLUICE_IDENTITY": self.identity,
-            "SLUICE_LEASE_SECONDS": "3",
+            "SLUICE_LEASE_SECONDS": RIVALS if "SLUICE_IDENTITY" in variables else ALONE,
             "SLUICE_HTTP_PORT": str(self.port),
             "SLUICE_BIND": "127.0.0.1",
             "SLUICE_PROBE_SECONDS": "3600",  # nothing listens behind these pods

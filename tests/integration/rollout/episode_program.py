@@ -1,7 +1,7 @@
 """A program of the `openai` client, as a user's image has it: it knows nothing of sluice but two
 files.
 
-    python episode_program.py [stream | hang | silent | raise]
+    python episode_program.py [stream | hang | silent | raise | flood]
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ async def main() -> None:
     if "hang" in sys.argv:
         await asyncio.sleep(3600)
     if "silent" not in sys.argv:
-        said = {"reward": float(row["label"]), "metadata": {"messages": len(messages)}}
+        words = "x" * 2**23 if "flood" in sys.argv else len(messages)
+        said = {"reward": float(row["label"]), "metadata": {"messages": words}}
         (directory / "result.json").write_text(json.dumps(said))
 
 

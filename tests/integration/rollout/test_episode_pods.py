@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +132,39 @@ async def test_a_program_without_a_result_is_left_to_the_reward(
         with Pod(tmp_path / "pod", address, ("silent",)):
             sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
     assert (sample.status, sample.reward) == (SampleStatus.TRUNCATED, None)
+
+
+async def test_a_chat_of_a_million_tokens_reaches_its_pod(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, ("silent",)) as pod:
+            prompt = Prompt(0, "?", metadata={"document": "word " * 2**22})
+            sample = await play(prompt, [5], Sample(0), PARAMS)
+            assert json.loads((pod.directory / ROW).read_text())["metadata"] == prompt.metadata
+    assert sample.status is SampleStatus.TRUNCATED
+
+
+async def test_a_row_that_no_message_can_hold_says_so(
+    engine: Client, talkative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address):
+            monkeypatch.setattr("sluice.episodes.MOST_BYTES", 1000)
+            prompt = Prompt(0, "?", metadata={"document": "word " * 200})
+            sample = await play(prompt, [5], Sample(0), PARAMS)
+    assert sample.status is SampleStatus.FAILED
+    assert re.search(r"row of \d{4} bytes: at most 1000 reach a pod", sample.error)
+
+
+async def test_a_result_that_is_too_long_is_told_by_its_sample(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, ("flood",)):
+            sample = await play(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
+    assert sample.status is SampleStatus.FAILED
+    assert "result.json: expected a plain file of at most 4194304 bytes" in sample.error
 
 
 async def test_a_program_that_fails_is_told_by_its_sample(

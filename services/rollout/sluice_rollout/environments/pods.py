@@ -22,7 +22,7 @@ from sluice_rollout import metrics
 from sluice_rollout.environments import inputs, result
 from sluice_rollout.environments.ending import conclude
 from sluice_rollout.environments.process import Ended
-from sluice_rollout.episode import Episode
+from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.errors import refused_key
 
 CLOSE_SECONDS = 2.0
@@ -44,10 +44,10 @@ class EpisodePod:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
-    async def play(self, assignment: dict[str, Any]) -> dict[str, Any]:
+    async def play(self, assignment: str) -> dict[str, Any]:
         """Have it play. Raises EpisodePodError where it is lost."""
         try:
-            await self.socket.send_json(assignment)
+            await self.socket.send_str(assignment)
         except ConnectionError as error:
             raise EpisodePodError(f"episode pod {self.name} was lost: {error}") from error
         return await self.left
@@ -103,11 +103,7 @@ class EpisodePods:
 
     async def __call__(self, episode: Episode) -> None:
         """Play an episode in the next pod that is free. The program's time starts with it."""
-        assignment = {
-            "key": episode.gateway.api_key,
-            "variables": list(inputs.of_prompt(episode.prompt).items()),
-            "row": inputs.row(episode),
-        }
+        assignment = _assignment(episode)
         with episode.clock.at_engine():
             pod = await self._next()
         try:
@@ -118,7 +114,7 @@ class EpisodePods:
         killed = left["status"] is None
         status = -signal.SIGKILL if killed else int(left["status"])
         ended = Ended(status, "", str(left["errors"]).strip())
-        conclude(episode, ended, lambda: result.of_text(left["result"]))
+        conclude(episode, ended, lambda: _result(left))
 
     async def _next(self) -> EpisodePod:
         try:
@@ -134,3 +130,24 @@ class EpisodePods:
 
     def _count(self) -> None:
         metrics.EPISODE_PODS.labels(state="waiting").set(len(self._free))
+
+
+def _assignment(episode: Episode) -> str:
+    """The message that tells a pod what to play. Raises PlayFailedError for a row too large."""
+    text = json.dumps(
+        {
+            "key": episode.gateway.api_key,
+            "variables": list(inputs.of_prompt(episode.prompt).items()),
+            "row": inputs.row(episode),
+        }
+    )
+    if len(text) > wire.MOST_BYTES:  # json.dumps writes ASCII
+        message = f"cannot have its row of {len(text)} bytes: at most {wire.MOST_BYTES} reach a pod"
+        raise PlayFailedError("row", message)
+    return text
+
+
+def _result(left: dict[str, Any]) -> result.Result:
+    if left["refused"] is not None:
+        raise result.ResultError(left["refused"])
+    return result.of_text(left["result"])

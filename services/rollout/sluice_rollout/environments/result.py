@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.episodes import RESULT
+from sluice.episodes import MOST_RESULT_BYTES, RESULT
 from sluice.rewards.types import RewardValue, shown
 from sluice_rollout.turns import BRANCH_TURNS, TURNS
 
 _FIELDS = ("reward", "metadata")
-_MOST_BYTES = 4 * 2**20
 
 
 class ResultError(Exception):
@@ -59,18 +59,20 @@ def parse(document: Any) -> Result:
 
 
 def text_of(file: Path) -> str | None:
-    """The file's text; None where there is none. Nothing but a plain file is read: nobody writes
-    to it any more.
+    """The file's text; None where there is none. Nothing but a plain file is read, and no link is
+    followed, whatever the program does meanwhile. Raises ResultError.
     """
     try:
-        status = file.lstat()
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            plain = stat.S_ISREG(os.fstat(opened.fileno()).st_mode)
+            content = opened.read(MOST_RESULT_BYTES + 1) if plain else b""
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-        raise ResultError(f"{RESULT}: expected a plain file of at most {_MOST_BYTES} bytes")
+    except OSError as error:  # ELOOP: a link; ENXIO: a socket
+        raise ResultError(f"{RESULT}: expected a plain file: {error.strerror}") from error
+    if not plain or len(content) > MOST_RESULT_BYTES:
+        raise ResultError(f"{RESULT}: expected a plain file of at most {MOST_RESULT_BYTES} bytes")
     try:
-        return file.read_bytes().decode()
-    except OSError as error:
-        raise ResultError(f"{RESULT}: {error.strerror}") from error
+        return content.decode()
     except UnicodeDecodeError as error:
         raise ResultError(f"{RESULT} is no UTF-8: {error}") from error

@@ -28,6 +28,7 @@ import aiohttp
 from aiohttp import web
 
 from sluice import episodes as wire
+from sluice_rollout.environments import result
 from sluice_rollout.relay import relay
 
 JOIN_SECONDS = 1800.0
@@ -142,12 +143,20 @@ class Sidecar:
 
 
 def _left(directory: Path) -> dict[str, Any]:
-    """The remains of a program. status: None where it was killed."""
+    """The remains of a program. status: None where it was killed. refused: why its result was not
+    read.
+    """
     status = _end_of(directory / wire.STATUS, SHOWN_BYTES)
+    text, refused = None, None
+    try:
+        text = result.text_of(directory / wire.RESULT)
+    except result.ResultError as error:
+        refused = str(error)
     return {
         "status": int(status) if status else None,
         "errors": _end_of(directory / wire.ERRORS, SHOWN_BYTES) or "",
-        "result": _end_of(directory / wire.RESULT, wire.MOST_BYTES // 8),
+        "result": text,
+        "refused": refused,
     }
 
 

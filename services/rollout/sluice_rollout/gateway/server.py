@@ -15,6 +15,7 @@ from aiohttp import web
 
 from sluice import causes
 from sluice.api.environment import OtherModel
+from sluice.episodes import MOST_BYTES
 from sluice_rollout import failures, metrics
 from sluice_rollout.gateway import chat, completions, messages, native, responses
 from sluice_rollout.gateway.errors import GatewayError, invalid, unavailable
@@ -24,8 +25,6 @@ from sluice_rollout.gateway.others import Other
 from sluice_rollout.gateway.seat import Reply, Seat
 
 LOOPBACK = "127.0.0.1"
-MOST_BYTES = 64 * 2**20
-"""Of a request's body."""
 _MESSAGES = "/v1/messages"
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
 Events = Iterator[dict[str, Any]]
