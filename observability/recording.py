@@ -19,6 +19,8 @@ WASTED = "namespace_job:sluice_groups_wasted:ratio"
 STEP = "namespace_job:sluice_step:max"
 PROGRESS = "namespace_job:sluice_progress:ratio"
 REWARD = "namespace_job:sluice_reward:mean15m"
+PLANNED = "namespace_job_role:sluice_plan_devices:max"
+SPEEDUP = "namespace_job:sluice_plan_speedup:max"
 STORAGE = "namespace_job:sluice_storage_used:ratio"
 ENGINE_LAG = "namespace_job_replica:sluice_engine_lag:versions"
 STATES = {
@@ -59,6 +61,10 @@ def _states() -> Iterator[Recording]:
     yield Recording(STATE, " or ".join(_states_by_rank()))
     restarts = f"label_replace(increase(rljob_restarts_total[1h]), {_RENAMED})"
     yield Recording(RESTARTS, f"sum by (namespace, job, role) ({restarts})")
+    speedup = f"label_replace(rljob_plan_speedup, {_RENAMED})"
+    yield Recording(SPEEDUP, f"max {_BY_JOB} ({speedup})")
+    planned = f"label_replace(rljob_plan_devices, {_RENAMED})"
+    yield Recording(PLANNED, f"max by (namespace, job, role) ({planned})")
 
 
 def _states_by_rank() -> Iterator[str]:

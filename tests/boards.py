@@ -58,6 +58,8 @@ _MADE_OF_THEM = (
     "namespace_job:sluice_job:state",
     "namespace_job_condition:sluice_job:true",
     "namespace_job_role:sluice_restarts:increase1h",
+    "namespace_job:sluice_plan_speedup:max",
+    "namespace_job_role:sluice_plan_devices:max",
 )
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
 from sluice.api.resources import less_memory, memory_field
 from sluice.telemetry.goodput import Goodput
-from sluice.telemetry.planner import advise
+from sluice.telemetry.planner import advice_for
 from sluice_cli.upcoming import upcoming
 from sluice_cli.view import duration
 from sluice_operator.admit import parse
@@ -136,10 +136,7 @@ def _goodput(status: RLJobStatus) -> list[RenderableType]:
 
 def _plan(job: RLJob | None, status: RLJobStatus) -> list[RenderableType]:
     """The fastest split of the job's GPUs by what they have done so far, once that is known."""
-    if job is None or status.goodput is None or status.step is None:
-        return []
-    states = {name: float(seconds) for name, seconds in status.goodput.states.items()}
-    advice = advise(states, status.step, job.spec, status.rollout_replicas)
+    advice = advice_for(job.spec, status) if job else None
     return [Text.assemble(("plan ", "dim"), advice.text())] if advice else []
 
 

@@ -81,6 +81,7 @@ def _jobs() -> list[Panel]:
         Column("Step", f"{rec.STEP}{{{JOBS}}}", NUMBER, none()),
         Column("Reward", rewards, NUMBER, none()),
         Column("Goodput", f"{rec.GOODPUT}{{{JOBS}}}", SHARE, below(0.3, 0.6)),
+        Column("Gain of another split", f"{rec.SPEEDUP}{{{JOBS}}}", NUMBER, none()),
         Column("Engines", engines, NUMBER, below(1)),
         Column(
             "Restarts in 1 h",

@@ -252,6 +252,22 @@ def _time() -> list[Panel]:
             width=12,
             highest=1,
         ),
+        lines(
+            "Gain of the fastest split",
+            "How many times as fast a step would be with the split of the GPUs beside this panel.",
+            NUMBER,
+            none(),
+            Query(f"{rec.SPEEDUP}{{{JOB}}}", "times as fast"),
+            width=12,
+        ),
+        lines(
+            "The fastest split",
+            "GPUs of each role for the shortest step, by what they have done so far.",
+            COUNT,
+            none(),
+            Query(f"{rec.PLANNED}{{{JOB}}}", "{{role}}"),
+            width=12,
+        ),
     ]
 
 

@@ -17,6 +17,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
+from sluice.telemetry.planner import advice_for
 from sluice_operator import admit
 from sluice_operator.admit import accept, parse
 from sluice_operator.cluster import errors
@@ -274,7 +275,7 @@ class Controller:
 
     def _measure(self, key: JobKey, job: RLJob, decision: Plan, told: Told) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
-        self.metrics.show(key, info, decision.status)
+        self.metrics.show(key, info, decision.status, advice_for(job.spec, decision.status))
         if (
             admit.runs_first(job.status, decision.status)
             and decision.status.start_time

@@ -20,6 +20,7 @@ from prometheus_client import (
 )
 
 from sluice.api import RLJobStatus
+from sluice.telemetry.planner import Advice
 from sluice_operator.plan.model import JobKey
 
 CONTROLLER = "rljob"
@@ -61,6 +62,7 @@ class _Shown:
     conditions: dict[str, str] = field(default_factory=dict)
     info: tuple[str, ...] = ()
     restarts: dict[str, int] = field(default_factory=dict)
+    advised: bool = False
 
 
 class OperatorMetrics:
@@ -125,6 +127,18 @@ class OperatorMetrics:
             "rljob_restarts", "Gangs restarted.", ["namespace", "name", "role"], registry=registry
         )
         self.step = Gauge("rljob_step", "Steps trained.", ["namespace", "name"], registry=registry)
+        self.speedup = Gauge(
+            "rljob_plan_speedup",
+            "Times as fast: a step with the fastest split of the job's devices.",
+            ["namespace", "name"],
+            registry=registry,
+        )
+        self.planned = Gauge(
+            "rljob_plan_devices",
+            "Devices in the fastest split.",
+            ["namespace", "name", "role"],
+            registry=registry,
+        )
         self.time_to_running = Histogram(
             "rljob_time_to_running_seconds",
             "From a job's start until it ran first.",
@@ -136,8 +150,14 @@ class OperatorMetrics:
     def request(self, method: str, code: int) -> None:
         self.requests.labels(method, str(code or "error")).inc()
 
-    def show(self, key: JobKey, info: tuple[str, ...], status: RLJobStatus) -> None:
-        """info: uid, engine, transport."""
+    def show(
+        self,
+        key: JobKey,
+        info: tuple[str, ...],
+        status: RLJobStatus,
+        advice: Advice | None = None,
+    ) -> None:
+        """info: uid, engine, transport. advice: the fastest split, once that is known."""
         shown = self._shown.setdefault(key, _Shown())
         if shown.info != info:
             _without(shown.info, lambda: self.info.remove(*key, *shown.info))
@@ -154,6 +174,11 @@ class OperatorMetrics:
             self.restarts.labels(*key, role.name).inc(max(role.restarts - known, 0))
             shown.restarts[role.name] = role.restarts
         self.step.labels(*key).set(status.step or 0)
+        if advice:
+            shown.advised = True
+            self.speedup.labels(*key).set(advice.speedup)
+            self.planned.labels(*key, "rollout").set(advice.best.engines)
+            self.planned.labels(*key, "trainer").set(advice.best.trainer)
 
     def forget(self, key: JobKey) -> None:
         shown = self._shown.pop(key, None)
@@ -167,6 +192,10 @@ class OperatorMetrics:
             self.restarts.remove(*key, role)
         if shown.info:
             self.step.remove(*key)
+        if shown.advised:
+            self.speedup.remove(*key)
+            for role in ("rollout", "trainer"):
+                self.planned.remove(*key, role)
 
 
 def _without(info: tuple[str, ...], remove: Callable[[], None]) -> None:

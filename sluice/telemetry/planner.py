@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sluice.api import RLJobSpec
+from sluice.api import RLJobSpec, RLJobStatus
 
 MIN_STEPS = 3
 """Fewer tell the start's story."""
@@ -126,6 +126,14 @@ def advise(
         _share(states, "rollout", "idle"),
         _share(states, "trainer", "waiting"),
     )
+
+
+def advice_for(spec: RLJobSpec, status: RLJobStatus) -> Advice | None:
+    """Advice for a job of a cluster, from its status; None as `advise` has it."""
+    if status.goodput is None or status.step is None:
+        return None
+    states = {name: float(seconds) for name, seconds in status.goodput.states.items()}
+    return advise(states, status.step, spec, status.rollout_replicas)
 
 
 def _share(states: Mapping[str, float], role: str, state: str) -> float:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice.api import RLJobSpec
-from sluice.telemetry.planner import Split, Work, advise, splits, work_of
+from sluice.api import GoodputStatus, RLJobSpec, RLJobStatus
+from sluice.telemetry.planner import Split, Work, advice_for, advise, splits, work_of
 
 
 def spec(**changes: Any) -> RLJobSpec:
@@ -44,6 +44,15 @@ def test_a_steps_work_is_what_was_done_not_what_was_waited() -> None:
     assert work == Work(generation=24.0, training=18.0, rest=0.5)
     assert work.seconds(Split(6, 2, overlapped=True)) == 9.5
     assert work.seconds(Split(6, 2, overlapped=False)) == 4 + 9.5
+
+
+def test_a_jobs_status_has_all_that_advice_needs() -> None:
+    whole = {name: int(seconds) for name, seconds in STATES.items()}
+    status = RLJobStatus(step=10, goodput=GoodputStatus(ratio="0.5", states=whole))
+    advice = advice_for(spec(rollout=ASYNC), status)
+    assert advice is not None
+    assert advice == advise(STATES, 10, spec(rollout=ASYNC))
+    assert advice_for(spec(rollout=ASYNC), RLJobStatus(step=10)) is None
 
 
 @pytest.mark.parametrize(
