@@ -61,16 +61,11 @@ def prompt(**taskset: Any) -> Prompt:
     return Prompt(0, parsed.prompt, parsed.label, parsed.metadata)
 
 
-TASKSETS = [
-    pytest.param({"turns": 3}, id="several turns"),
-    pytest.param({"turns": 3, "tools": True}, id="tools"),
-]
-
-
-@pytest.mark.parametrize("taskset", TASKSETS)
 async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
-    taskset: dict[str, Any], engine: Client, model: Path, talkative: Path, tmp_path: Path
+    engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
+    """Three turns with a tool of the environment's."""
+    taskset = {"turns": 3, "tools": True}
     one, seen = program(tmp_path, talkative, **taskset), Seen(engine)
     try:
         async with at_gateway(one, engine, talkative, tmp_path) as playing:
