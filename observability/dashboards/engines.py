@@ -306,6 +306,14 @@ def _gateway() -> list[Panel]:
             Query(gateway("rerendered_tokens"), "tokens"),
         ),
         lines(
+            "Results dropped",
+            "Results of tools that the model no longer sees: their history was too long "
+            "(rollout.limits.overflow).",
+            PER_SECOND,
+            none(),
+            Query(gateway("dropped_results"), "results"),
+        ),
+        lines(
             "Settings that do not hold",
             "Requests that ask for another sampling than the job's, by setting.",
             PER_SECOND,

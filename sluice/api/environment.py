@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -84,6 +84,12 @@ class EpisodeLimits(Model):
     )
     turn_tokens: PositiveInt | None = Field(
         None, description="Tokens of one turn. Default: what is left of maxResponseTokens."
+    )
+    overflow: Literal["stop", "drop_tool_results"] = Field(
+        "stop",
+        description="What becomes of a history that leaves no room for a turn (of `turnTokens`, "
+        "where that is set). `stop`: it is refused, and the sample truncated. `drop_tool_results`: "
+        "the model no longer sees the oldest results of tools, and goes on in another branch.",
     )
 
 

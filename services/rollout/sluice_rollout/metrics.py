@@ -115,6 +115,10 @@ GATEWAY_RERENDERED = Counter(
     "Tokens of histories that were encoded again from text, because a client or the chat template "
     "had changed them.",
 )
+GATEWAY_DROPPED = Counter(
+    "sluice_rollout_gateway_dropped_results",
+    "Results of tools that gave way because their history was too long (rollout.limits.overflow).",
+)
 GATEWAY_BRANCHES = Counter(
     "sluice_rollout_gateway_branches",
     "Branches of episodes' conversations: sequences that are trained.",

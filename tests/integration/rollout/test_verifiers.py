@@ -65,7 +65,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
     engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
     """Three turns with a tool of the environment's."""
-    taskset = {"turns": 3, "tools": True}
+    taskset: dict[str, Any] = {"turns": 3, "tools": True}
     one, seen = program(tmp_path, talkative, **taskset), Seen(engine)
     try:
         async with at_gateway(one, engine, talkative, tmp_path) as playing:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from sluice.api.environment import EpisodeLimits
 from sluice.data.chat import PromptError
@@ -18,6 +20,7 @@ from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.errors import TOO_LONG, GatewayError, invalid, too_long, unavailable
 from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
 from sluice_rollout.gateway.history import History, Place, Template
+from sluice_rollout.gateway.shortening import Shortener
 from sluice_rollout.tools import ANSWER, CALLS
 from sluice_rollout.turns import BRANCH_TURNS
 
@@ -52,6 +55,7 @@ class Seat:
     """Arguments of tool calls as the model wrote them, by the calls' names."""
     full: bool = False
     """True where the last request was refused, because it did not fit."""
+    shortener: Shortener = field(default_factory=Shortener)
     _texts: dict[str, Turn] = field(default_factory=dict)
     """Turns of /v1/completions that began with a text, by all of it."""
     _calls: dict[Turn, int] = field(default_factory=dict)
@@ -73,7 +77,7 @@ class Seat:
 
     async def _reply(self, request: Request) -> Reply:
         self._note_settings(request.settings)
-        place = self._place(request)
+        request, place = self._shortened(request)
         turn = self.conversation.turn(place.parent, place.added)
         seconds = 0.0
         try:
@@ -100,6 +104,25 @@ class Seat:
         """Train what the program says, once its episode ends. Raises ClaimError."""
         sample = Sample(index=self.episode.sample.index)
         self._kept = written(claim, self.conversation.turns, sample)
+
+    def _shortened(self, request: Request) -> tuple[Request, Place]:
+        """The request as the model sees it, and its place. Raises GatewayError."""
+        while True:
+            shown = replace(request, messages=self.shortener.shorten(request.messages))
+            place = self._place(shown)
+            if self.limits.overflow == "stop" or self._fits(place):
+                return shown, place
+            dropped = self.shortener.drop(request.messages)
+            if not dropped:
+                return shown, place
+            metrics.GATEWAY_DROPPED.inc(dropped)
+
+    def _fits(self, place: Place) -> bool:
+        """True where a turn has room at this place."""
+        turn = Turn(place.parent, np.array(place.added, np.int32))
+        return turn.prompt_length <= self.longest and self._left(turn) >= (
+            self.limits.turn_tokens or 1
+        )
 
     def _place(self, request: Request) -> Place:
         """The place where the request goes on. Raises GatewayError."""

@@ -36,7 +36,7 @@ def uncompiled(function: Any = None, **_: Any) -> Any:
 if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
     import torch
 
-    torch.compile = uncompiled
+    torch.compile = uncompiled  # type: ignore[assignment]
     # SGLang's dumper looks at models of Megatron's, where that is installed.
     sys.modules["megatron"] = None  # type: ignore[assignment]
 

@@ -1,0 +1,114 @@
+"""Results of tools give way to the length of a history, the oldest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.sample import Messages, Prompt, Sample, SampleStatus
+from sluice_rollout.episode import Episode
+from sluice_rollout.gateway.shortening import DROPPED, Shortener
+from tests import chat
+from tests.unit.gateway.test_server import client, counted, desk, ids, seated
+from tests.unit.rollout.test_episode import PARAMS, Script
+
+LONG = "x" * 300
+TURNS = 8
+
+
+def result(name: str, content: str = LONG) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": name, "content": content}
+
+
+def history(results: int, *behind: dict[str, Any]) -> Messages:
+    """A question, so many results, each answered, and what is behind them."""
+    turns = [[result(str(n)), {"role": "assistant", "content": "on"}] for n in range(results)]
+    return [{"role": "user", "content": LONG}, *(m for turn in turns for m in turn), *behind]
+
+
+def left(messages: Messages) -> list[str]:
+    return [m["tool_call_id"] for m in messages if m["role"] == "tool" and m["content"] != DROPPED]
+
+
+def test_the_older_half_gives_way_each_time_and_stays_away() -> None:
+    shortener, messages = Shortener(), history(4)
+    assert left(shortener.shorten(messages)) == ["0", "1", "2", "3"]
+    counts = [shortener.drop(messages) for _ in range(4)]
+    assert counts == [2, 1, 1, 0]
+    assert left(shortener.shorten(history(6))) == ["4", "5"]
+
+
+def test_what_the_model_has_not_answered_stays() -> None:
+    shortener, messages = Shortener(), history(1, result("new"))
+    assert (shortener.drop(messages), shortener.drop(messages)) == (1, 0)
+    assert left(shortener.shorten(messages)) == ["new"]
+
+
+def test_a_result_that_is_shorter_than_its_mark_stays() -> None:
+    assert Shortener().drop([result("0", "4"), {"role": "assistant", "content": "on"}]) == 0
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=20), st.integers(0, 6))
+def test_nothing_but_results_changes_and_every_one_ends(roles: list[str], drops: int) -> None:
+    messages: Messages = [{"role": role, "content": f"{n} {LONG}"} for n, role in enumerate(roles)]
+    shortener = Shortener()
+    total = sum(shortener.drop(messages) for _ in range(drops))
+    shown = shortener.shorten(messages)
+    changed = [old for old, new in zip(messages, shown, strict=True) if old != new]
+    assert len(changed) == total
+    assert {message["role"] for message in changed} <= {"tool"}
+    assert sum(len(m["content"]) for m in shown) <= sum(len(m["content"]) for m in messages)
+
+
+async def episode(directory: Path, engine: Script, limits: dict[str, Any]) -> tuple[Sample, int]:
+    """The sample of a client that keeps all it has seen, and how many answers it has had."""
+    answers = 0
+
+    async def play(episode: Episode) -> None:
+        nonlocal answers
+        async with client(episode.gateway) as ai:
+            messages: list[Any] = [{"role": "user", "content": "go"}]
+            for number in range(TURNS):
+                answer = await ai.chat.completions.create(model="any", messages=messages)
+                answers += 1
+                messages += [answer.choices[0].message, result(str(number))]
+
+    async with desk(directory, rollout__limits=limits) as one:
+        guest = seated(one, play, engine)
+        guest.seconds = 60.0
+        params = PARAMS | {"max_new_tokens": 1000}
+        return await guest(Prompt(3, "?"), [1], Sample(0), params), answers
+
+
+async def test_an_episode_outlives_its_context(tmp_path: Path) -> None:
+    """Each turn takes some 320 tokens of a branch's 1,000."""
+    engine, before = Script(*[ids("on")] * TURNS), counted("dropped_results")
+    limits = {"overflow": "drop_tool_results", "turnTokens": 20}
+    sample, answers = await episode(tmp_path, engine, limits)
+    assert (sample.error, answers) == ("", TURNS)
+    assert sample.status is SampleStatus.COMPLETED
+    asked = [chat.tokenizer().decode(ids) for ids in engine.asked]
+    assert [text.count(DROPPED) for text in asked] == sorted(text.count(DROPPED) for text in asked)
+    assert asked[-1].count(DROPPED) == counted("dropped_results") - before > 2
+    assert LONG in asked[-1].rpartition("assistant")[0], "the newest result is there"
+    assert sample.trainable_tokens == TURNS * len(ids("on"))
+    assert 1 < len(sample.sequences) < TURNS
+
+
+@pytest.mark.parametrize(
+    ("limits", "answers"),
+    [
+        pytest.param({}, 4, id="by default it is truncated"),
+        pytest.param({"overflow": "drop_tool_results", "branches": 1}, 4, id="no further branch"),
+        pytest.param({"overflow": "drop_tool_results", "turns": 5}, 5, id="no further turn"),
+    ],
+)
+async def test_an_episode_is_truncated(
+    limits: dict[str, Any], answers: int, tmp_path: Path
+) -> None:
+    sample, had = await episode(tmp_path, Script(*[ids("on")] * TURNS), limits)
+    assert (had, sample.status) == (answers, SampleStatus.TRUNCATED)
