@@ -135,12 +135,12 @@ def test_an_agent_searches_and_reads_what_comes_back(example: Path, tmp_path: Pa
     assert run.run() == 0, run.text()[-3000:]
     samples = [sample for of_step in trained(run).values() for sample in of_step]
     assert {sample.error for sample in samples} == {""}
-    searched = [sample for sample in samples if sample.metadata["passage"]]
+    searched = [sample for sample in samples if sample.metadata.get("passage")]
     assert searched, "four words in twenty-six are queries"
     rows = (example / "corpus.jsonl").read_text().splitlines()
     passages = {json.loads(row)["text"] for row in rows}
     assert all(s.metadata["passage"].partition(") ")[2] in passages for s in searched)
-    assert all(sample.reward == 0 for sample in samples if not sample.metadata["passage"])
+    assert all(sample.reward == 0 for sample in samples if not sample.metadata.get("passage"))
 
 
 @pytest.mark.timeout(900)
