@@ -53,6 +53,7 @@ RUNS: dict[str, Run] = {
     "tools": Run("tools"),
     "agent": Run("agents/openai"),
     "code": Run("agents/code"),
+    "search": Run("agents/search"),
     "sft": Run("sft"),
     "distillation": Run("distillation"),
 }

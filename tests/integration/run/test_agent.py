@@ -128,6 +128,21 @@ def test_an_agent_writes_code_reads_its_error_and_tries_again(
     assert all(sample.reward in (0.2, 1.0) for sample in again)
 
 
+@pytest.mark.parametrize("example", ["search"], indirect=True)
+def test_an_agent_searches_and_reads_what_comes_back(example: Path, tmp_path: Path) -> None:
+    settings = ("trainer.steps=2", "rollout.batchSize=8", "rollout.samplesPerPrompt=8")
+    run = Laptop(example, tmp_path / "run", *settings, "evaluation=null", "debug.dumpRollouts=true")
+    assert run.run() == 0, run.text()[-3000:]
+    samples = [sample for of_step in trained(run).values() for sample in of_step]
+    assert {sample.error for sample in samples} == {""}
+    searched = [sample for sample in samples if sample.metadata.get("passage")]
+    assert searched, "four words in twenty-six are queries"
+    rows = (example / "corpus.jsonl").read_text().splitlines()
+    passages = {json.loads(row)["text"] for row in rows}
+    assert all(s.metadata["passage"].partition(") ")[2] in passages for s in searched)
+    assert all(sample.reward == 0 for sample in samples if not sample.metadata.get("passage"))
+
+
 @pytest.mark.timeout(900)
 def test_the_trainer_may_be_killed_while_agents_play(example: Path, tmp_path: Path) -> None:
     """Their episodes are trees. Nothing is lost, nothing is trained twice, and what is trained

@@ -88,3 +88,22 @@ def test_the_agent_that_writes_code_is_paid_for_what_it_prints(
     right = runpy.run_path(str(EXAMPLES / "agents/code/reward.py"))["right"]
     metadata = {"tool_calls": calls, "printed": printed}
     assert right(RewardInput("task ( ) =", "", "4.0", metadata=metadata)) == paid
+
+
+@pytest.mark.parametrize(
+    ("passage", "said", "truncated", "paid"),
+    [
+        pytest.param("the depth of borv is 7.", "7", False, 1, id="searched and read"),
+        pytest.param("the depth of borv is 7.", "7", True, 0.5, id="never ended"),
+        pytest.param("the depth of borv is 7.", "1", False, 0.5, id="misread"),
+        pytest.param("the age of borv is 7.", "7", False, 0, id="another property"),
+        pytest.param("the depth of tuzt is 7.", "7", False, 0, id="another thing"),
+        pytest.param("", "7", False, 0, id="a guess"),
+    ],
+)
+def test_the_agent_that_searches_is_paid_for_the_passage_then_the_answer(
+    passage: str, said: str, truncated: bool, paid: float
+) -> None:
+    right = runpy.run_path(str(EXAMPLES / "agents/search/reward.py"))["right"]
+    metadata = {"passage": passage, "said": said}
+    assert right(RewardInput("borv depth", "", "7", metadata=metadata, truncated=truncated)) == paid
