@@ -84,10 +84,11 @@ async def episode(directory: Path, engine: Script, limits: dict[str, Any]) -> tu
         return await guest(Prompt(3, "?"), [1], Sample(0), params), answers
 
 
-async def test_an_episode_outlives_its_context(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn_tokens", [20, 5000], ids=["a turn's", "more than any turn's"])
+async def test_an_episode_outlives_its_context(turn_tokens: int, tmp_path: Path) -> None:
     """Each turn takes some 320 tokens of a branch's 1,000."""
     engine, before = Script(*[ids("on")] * TURNS), counted("dropped_results")
-    limits = {"overflow": "drop_tool_results", "turnTokens": 20}
+    limits = {"overflow": "drop_tool_results", "turnTokens": turn_tokens}
     sample, answers = await episode(tmp_path, engine, limits)
     assert (sample.error, answers) == ("", TURNS)
     assert sample.status is SampleStatus.COMPLETED

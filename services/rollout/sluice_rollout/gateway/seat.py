@@ -120,9 +120,10 @@ class Seat:
     def _fits(self, place: Place) -> bool:
         """True where a turn has room at this place."""
         turn = Turn(place.parent, np.array(place.added, np.int32))
-        return turn.prompt_length <= self.longest and self._left(turn) >= (
-            self.limits.turn_tokens or 1
-        )
+        most, wanted = self.episode.sampling["max_new_tokens"], self.limits.turn_tokens or 1
+        if wanted >= most:  # no turn but the first could have that
+            wanted = 1
+        return turn.prompt_length <= self.longest and self._left(turn) >= wanted
 
     def _place(self, request: Request) -> Place:
         """The place where the request goes on. Raises GatewayError."""
