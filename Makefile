@@ -83,9 +83,9 @@ quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
 	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(if $(ENGINE),--set rollout.engine=$(ENGINE)) $(ARGS)
 
-# Three files at a time: one waits for an engine while the others compute. `ARGS=-n0` for one after another.
+# Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev agents
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm" tests/chaos tests/integration tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm" tests/chaos tests/integration tests/unit $(ARGS)
 
 # The claims that every engine has to keep, with the real server.
 test-vllm: $(VENV)/.dev .venv-vllm/.ready
