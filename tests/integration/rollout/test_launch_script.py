@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+from pathlib import Path
+
+import pytest
 
 from sluice.engines.sglang.plugin.__main__ import PATH
 
@@ -15,3 +19,44 @@ def test_graphs_are_asked_for_as_this_release_spells_it() -> None:
     parsed = prepare_server_args(["--model-path", "dummy", "--skip-tokenizer-init", *words])
     name = words[0].removeprefix("--").replace("-", "_")
     assert getattr(parsed, name) == 400
+
+
+@pytest.mark.parametrize(
+    ("architecture", "module"),
+    [("Qwen3ForCausalLM", "qwen3"), ("Phi3ForCausalLM", "llama"), ("GptOssForCausalLM", "gpt_oss")],
+)
+def test_models_of_other_families_are_not_imported(
+    tmp_path: Path, architecture: str, module: str
+) -> None:
+    import sglang.srt.models
+
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    script = runpy.run_path(str(PATH / "launch_server.py"))
+    others = script["other_models"](["--port", "1", "--model-path", str(tmp_path)]).split(",")
+    assert script["other_models"]([f"--model-path={tmp_path}"]).split(",") == others
+    every = {file.stem for file in Path(sglang.srt.models.__path__[0]).glob("*.py")}
+    assert every - set(others) == {module, "transformers"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model-path", "{unknown}"],
+        ["--model-path", "Qwen/Qwen3-0.6B"],
+        ["--model-path", "{known}", "--speculative-algorithm", "EAGLE"],
+        ["--model-path", "{known}", "--json-model-override-args={{}}"],
+        ["--port", "1"],
+    ],
+    ids=["through transformers", "of a hub", "with a draft", "changed", "of another argument"],
+)
+def test_all_models_are_imported_where_it_is_not_known_which_one_is_served(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    directories = {}
+    for name, architecture in (("known", "Qwen3ForCausalLM"), ("unknown", "MineForCausalLM")):
+        directories[name] = tmp_path / name
+        directories[name].mkdir()
+        text = json.dumps({"architectures": [architecture]})
+        (directories[name] / "config.json").write_text(text)
+    script = runpy.run_path(str(PATH / "launch_server.py"))
+    assert script["other_models"]([word.format(**directories) for word in arguments]) == ""

@@ -9,11 +9,15 @@ Then the container's log is lost to the pod's status. So a server that was not t
 1 here.
 """
 
+import importlib.util
+import json
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 sys.path[0] = os.getcwd()  # as `python -m` has it
@@ -40,6 +44,8 @@ if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
     # SGLang's dumper looks at models of Megatron's, where that is installed.
     sys.modules["megatron"] = None  # type: ignore[assignment]
 
+_NAME = re.compile(r"\w+")
+
 told: list[int] = []
 install = signal.signal
 
@@ -62,6 +68,30 @@ def graph_arguments(limit: str) -> list[str]:
     return [f"--cuda-graph-max-bs{'-decode' if several else ''}", limit]
 
 
+def other_models(arguments: list[str]) -> str:
+    """Modules of SGLang's models that this server has no use for, divided by commas: it imports all
+    of them, some 200, to serve one. Empty where it cannot be said which one that is.
+
+    arguments: of the server.
+    """
+    decides_itself = ("--speculative", "--json-model-override-args")
+    if any(word.startswith(decides_itself) for word in arguments):
+        return ""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    sglang = importlib.util.find_spec("sglang")
+    if "--model-path" not in words[:-1] or sglang is None or sglang.origin is None:
+        return ""
+    config = Path(words[words.index("--model-path") + 1], "config.json")
+    if not config.is_file():
+        return ""
+    classes = json.loads(config.read_text()).get("architectures") or []
+    modules = Path(sglang.origin).parent.joinpath("srt", "models").glob("*.py")
+    entries = {module.stem: module.read_text().rpartition("EntryClass")[2] for module in modules}
+    used = {n for n, entry in entries.items() if not {*classes}.isdisjoint(_NAME.findall(entry))}
+    # Where SGLang has no class for it, it may serve it through transformers.
+    return ",".join(sorted(entries.keys() - used - {"transformers"})) if used else ""
+
+
 def serve() -> int:
     """SGLang's server; its exit code."""
     try:
@@ -74,6 +104,7 @@ def serve() -> int:
 
 if __name__ == "__main__":
     signal.signal = noting  # type: ignore[assignment]
+    os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())
