@@ -44,19 +44,30 @@ def only_a_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(
     only_a_head: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Sequence, torch.Tensor]]:
-    """A response of SGLang in bf16 with a float32 head, and its log-probs."""
+    """Words drawn at random and their log-probs by SGLang in bf16 with a float32 head.
+
+    Words that it samples would not do: its model may come to one that follows itself with
+    certainty, and of that a rounded head says the same.
+    """
     log = tmp_path_factory.mktemp("sglang") / "log"
     server = Sglang(only_a_head, log, "--dtype", "bfloat16", "--enable-fp32-lm-head")
     try:
         server.wait_ready()
-        prompt = np.random.default_rng(1).integers(8, 2040, PROMPT).tolist()
-        sampling = {"temperature": 1.0, "max_new_tokens": RESPONSE}
-        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        tokens = np.random.default_rng(1).integers(8, 2040, PROMPT + RESPONSE)
+        body = {
+            "input_ids": tokens.tolist(),
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": PROMPT - 1,
+        }
         status, said = call(server.url + "/generate", body)
         assert status == 200, said
-        entries = said["meta_info"]["output_token_logprobs"]
-        tokens = np.array([*prompt, *(entry[1] for entry in entries)], np.int32)
-        yield Sequence(tokens, RESPONSE), torch.tensor([entry[0] for entry in entries])
+        entries = said["meta_info"]["input_token_logprobs"][-RESPONSE:]
+        assert [entry[1] for entry in entries] == tokens[PROMPT:].tolist()
+        yield (
+            Sequence(tokens.astype(np.int32), RESPONSE),
+            torch.tensor([entry[0] for entry in entries]),
+        )
     finally:
         server.kill()
 
