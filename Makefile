@@ -13,7 +13,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents trl vllm test test-vllm test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -85,7 +85,11 @@ quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev agents
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm" tests/chaos tests/integration tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm and not long" tests/chaos tests/integration tests/unit $(ARGS)
+
+# Faults that take a run of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies.
+test-long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/integration $(ARGS)
 
 # The claims that every engine has to keep, with the real server.
 test-vllm: $(VENV)/.dev .venv-vllm/.ready

@@ -18,7 +18,7 @@ from tests.integration.run.laptop import Laptop
 from tests.learning.algorithms import RUNS
 
 SECONDS = 1500.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 AT_FIRST, LEARNED, LESS = 0.05, 0.9, {"agent": 0.8, "code": 0.8, "search": 0.8, "distillation": 0.8}
 """Held-out exact match before the first step, at most; and after the last, at least: no digit may
 be missing."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.run.laptop import PROGRAMS, Laptop, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LEASE = 4
 FROZEN = 15.0
 """Seconds: longer than a lease, and than the five heartbeats of silence after which the rendezvous

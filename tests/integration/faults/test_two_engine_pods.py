@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.run.laptop import Laptop, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 STEPS, BATCH = 30, 8
 
 

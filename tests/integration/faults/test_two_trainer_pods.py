@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.run.laptop import Laptop, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 PATIENCE = 90
 """Seconds without a step that are a hang. The start of an attempt must fit in."""
 STEPS, BATCH = 14, 8

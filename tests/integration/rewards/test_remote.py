@@ -164,7 +164,6 @@ async def test_a_server_that_is_no_reward_model_is_told_apart(
         assert message in str(outcome)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_a_reward_model_on_a_real_sglang(model: Path, tmp_path: Path) -> None:
     """Rewards are those of transformers, up to a constant: SGLang's Qwen3 head has a bias that

@@ -26,6 +26,7 @@ def check_sound(run: Laptop, steps: int) -> None:
     assert processes_of(run.directory) == []
 
 
+@pytest.mark.long
 def test_ppo_with_a_critic_survives_a_killed_trainer_to_the_bit(laptop: Make) -> None:
     run = laptop(
         *SMALL,

@@ -90,7 +90,6 @@ def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, saved_by_two: P
 TENSOR, INTERLEAVED = {"tensor": 2}, {"pipeline": 2, "virtualPipeline": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "before", "after"),
     [

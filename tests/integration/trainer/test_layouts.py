@@ -101,7 +101,6 @@ FOUR: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", FOUR)
 def test_four_ranks_share_the_model(
     models: dict[str, Path], alone: Any, tmp_path: Path, layout: str
@@ -128,7 +127,6 @@ EXPERTS: dict[str, tuple[str, dict[str, int], int]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", EXPERTS)
 def test_families_under_layouts(
     models: dict[str, Path], alone: Any, tmp_path: Path, case: str

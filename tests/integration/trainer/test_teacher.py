@@ -181,8 +181,8 @@ def test_the_teacher_stays_as_it_is(student: Path, teacher: Path) -> None:
     [
         ({}, 2),
         ({"tensor": 2}, 2),
-        pytest.param({"tensor": 2, "pipeline": 2}, 4, marks=pytest.mark.slow),
-        pytest.param({"context": 2}, 2, marks=pytest.mark.slow),
+        ({"tensor": 2, "pipeline": 2}, 4),
+        ({"context": 2}, 2),
     ],
     ids=str,
 )
@@ -291,11 +291,9 @@ def test_words_that_only_the_teacher_has_are_left_out(
         ({"context": 2}, 2, "reverse_kl"),
         ({"pipeline": 2}, 2, "jsd"),
         ({"tensor": 2}, 4, "reverse_kl"),
-        pytest.param(
-            {"pipeline": 2, "virtualPipeline": 2}, 2, "forward_kl", marks=pytest.mark.slow
-        ),
-        pytest.param({"tensor": 2, "pipeline": 2}, 4, "jsd", marks=pytest.mark.slow),
-        pytest.param({"tensor": 2, "context": 2}, 4, "jsd", marks=pytest.mark.slow),
+        ({"pipeline": 2, "virtualPipeline": 2}, 2, "forward_kl"),
+        ({"tensor": 2, "pipeline": 2}, 4, "jsd"),
+        ({"tensor": 2, "context": 2}, 4, "jsd"),
     ],
     ids=str,
 )

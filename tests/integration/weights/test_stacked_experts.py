@@ -95,7 +95,6 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
     return list(generation.tokens), list(generation.log_probs)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=one_gpu)])
 async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
@@ -119,7 +118,6 @@ async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
         assert "stacked experts are copied at once" in log
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
     mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path
@@ -135,7 +133,6 @@ async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
         assert await serves(engine.url, other_mixture, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(gpus() > 0, reason="its set-up is SGLang 0.5.21's")
 @pytest.mark.parametrize(("ranks", "expert_ranks"), [(1, 1), (2, 1), (2, 2)])

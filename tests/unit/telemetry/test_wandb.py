@@ -19,7 +19,6 @@ def test_nobody_is_told_who_did_not_ask(tmp_path: Path, variables: dict[str, str
     assert wandb.start(tmp_path, "job", {}, variables) is None
 
 
-@pytest.mark.slow
 def test_an_offline_run_has_the_metrics_under_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
