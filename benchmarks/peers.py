@@ -3,8 +3,11 @@ they learn in as many steps, and seconds a step.
 
     make trl        # TRL 1.16.0 in an environment of its own, .venv-trl
     python benchmarks/peers.py [--case quickstart] [--seeds 3] [--steps 60] [--out DIR]
+        [--at-once] [--set FIELD=VALUE ...]
 
-Runs of the two alternate: sluice and TRL with the first seed, then with the next. A seed gives the
+Runs of the two alternate: sluice and TRL with the first seed, then with the next; or all seeds of
+the one at once, then those of the other: that saves time where curves are asked for and not
+seconds. A seed gives the
 order of the prompts, which is sluice's in both, and the initial weights where the case has none:
 they are drawn once and loaded by both. TRL's settings are all from the job's spec
 (benchmarks/peers_settings.py): group size, batch, temperature, longest response, clip, KL
@@ -30,13 +33,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import peers_table
 from benchmarks.end_to_end import make_data
@@ -44,6 +48,7 @@ from benchmarks.peers_settings import trl_settings
 from benchmarks.peers_table import MOST_SEEDS, SLUICE, SYSTEMS, Step, by_run
 from benchmarks.processes import sluice_run
 from sluice.api import RLJob, load_job
+from sluice.api.data import MADE_ROWS
 from sluice.data.make import make
 from sluice.telemetry import run_directory
 from sluice_buffer.sources.prompts import prompts_of
@@ -59,12 +64,14 @@ SECONDS = 7200.0
 @dataclass(frozen=True, slots=True)
 class Case:
     """An example that both train. overrides: what both are told beside the manifest; micro_batches:
-    parts of a step that fit TRL's memory.
+    parts of a step that fit TRL's memory; endless: no response ends before it is as long as it may
+    be, so that both generate the same number of tokens.
     """
 
     manifest: Path
     overrides: tuple[str, ...] = ()
     micro_batches: int = 1
+    endless: bool = False
 
 
 CASES = {
@@ -73,6 +80,12 @@ CASES = {
         ROOT / "examples/quickstart/job.yaml", ("algorithm.aggregation=token_mean",)
     ),
     "reasoning": Case(ROOT / "examples/reasoning/one-gpu.yaml", micro_batches=8),
+    "long": Case(
+        ROOT / "examples/reasoning/one-gpu.yaml",
+        ("rollout.sampling.maxResponseTokens=512",),
+        micro_batches=16,
+        endless=True,
+    ),
 }
 
 
@@ -81,21 +94,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", choices=CASES, default="quickstart")
-    parser.add_argument("--seeds", type=int, choices=range(2, MOST_SEEDS + 1), default=3)
+    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/results/peers")
+    parser.add_argument("--at-once", action="store_true", help="all seeds of a system")
+    parser.add_argument("--set", action="append", default=[], help="of the job, for both")
     options = parser.parse_args()
     if not TRL_PYTHON.exists():
         sys.exit(f"{TRL_PYTHON}: not there; expected TRL's environment: run `make trl`")
     case, lines = CASES[options.case], options.out / f"{options.case}.jsonl"
+    case = replace(case, overrides=(*case.overrides, *options.set))
     options.out.mkdir(parents=True, exist_ok=True)
-    for seed in range(options.seeds):
-        for system in SYSTEMS:
-            if (system, seed) not in by_run(read(lines)):
-                with tempfile.TemporaryDirectory() as directory:
-                    steps = run(system, case, seed, options.steps, Path(directory))
-                write(lines, steps)
-                print(f"{system}, seed {seed}: {len(steps)} steps", file=sys.stderr, flush=True)
+    missing = [
+        (system, seed)
+        for seed in range(options.seeds)
+        for system in SYSTEMS
+        if (system, seed) not in by_run(read(lines))
+    ]
+
+    def add(system: str, seed: int) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            steps = run(system, case, seed, options.steps, Path(directory))
+        write(lines, steps)
+        print(f"{system}, seed {seed}: {len(steps)} steps", file=sys.stderr, flush=True)
+
+    by_system = [[one for one in missing if one[0] == system] for system in SYSTEMS]
+    for together in by_system if options.at_once else [[one] for one in missing]:
+        with ThreadPoolExecutor(MOST_SEEDS) as pool:
+            list(pool.map(lambda one: add(*one), together))
     print(report(options.case, case, read(lines)))
 
 
@@ -129,6 +155,10 @@ def prepared(case: Case, seed: int, steps: int, directory: Path) -> tuple[RLJob,
         draw(Path(str(job.spec.model.path)), seed, directory / "model")
         overrides += [f"model.path={directory / 'model'}", "model.init=pretrained"]
         job = resolve(load_job(case.manifest, overrides), case.manifest.parent)
+    if case.endless:
+        unend(Path(str(job.spec.model.path)), directory / "endless")
+        overrides.append(f"model.path={directory / 'endless'}")
+        job = resolve(load_job(case.manifest, overrides), case.manifest.parent)
     return job, overrides
 
 
@@ -139,6 +169,20 @@ def draw(source: Path, seed: int, target: Path) -> None:
     shutil.copytree(source, target)
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source)).save_pretrained(target)
+
+
+def unend(source: Path, target: Path) -> None:
+    """Copy a checkpoint and call a token that nobody says, the last of the vocabulary, its end of a
+    response.
+    """
+    shutil.copytree(source, target)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    end = len(tokenizer) - 1
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    tokenizer.save_pretrained(target)
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((target / name).read_text())
+        (target / name).write_text(json.dumps(settings | {"eos_token_id": end}))
 
 
 def sluice_steps(directory: Path) -> Iterator[dict[str, Any]]:
@@ -180,7 +224,8 @@ def trl_run(job: RLJob, micro_batches: int, directory: Path) -> tuple[int, str]:
 
 def write_rows(job: RLJob, count: int, directory: Path) -> None:
     """rows.jsonl: the first rows of sluice's order of prompts."""
-    make(job.spec, directory)
+    (directory / MADE_ROWS).mkdir()
+    make(job.spec, directory / MADE_ROWS)
     prompts = prompts_of(job, directory)
     try:
         rows = [prompts.training(group)[1] for group in range(count)]
@@ -220,11 +265,14 @@ def report(name: str, case: Case, steps: list[Step]) -> str:
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}, torch "
         f"{version('torch')}, SGLang {version('sglang')}. Means ± standard deviations over seeds."
     )
+    curves = (
+        peers_table.rewards(runs),
+        f"Entropy of the first step: {peers_table.first_entropies(runs)}.",
+    )
     return "\n\n".join(
         (
             head,
-            peers_table.rewards(runs),
-            f"Entropy of the first step: {peers_table.first_entropies(runs)}.",
+            *(curves if len(seeds) > 1 else ()),
             peers_table.seconds(runs),
             peers_table.table(
                 ("sluice", "TRL", "value"),
