@@ -265,14 +265,14 @@ def report(name: str, case: Case, steps: list[Step]) -> str:
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}, torch "
         f"{version('torch')}, SGLang {version('sglang')}. Means ± standard deviations over seeds."
     )
-    curves = (
-        peers_table.rewards(runs),
-        f"Entropy of the first step: {peers_table.first_entropies(runs)}.",
-    )
+    curves = []
+    if len(seeds) > 1:  # one has no spread
+        entropies = peers_table.first_entropies(runs)
+        curves = [peers_table.rewards(runs), f"Entropy of the first step: {entropies}."]
     return "\n\n".join(
         (
             head,
-            *(curves if len(seeds) > 1 else ()),
+            *curves,
             peers_table.seconds(runs),
             peers_table.table(
                 ("sluice", "TRL", "value"),

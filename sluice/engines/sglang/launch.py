@@ -35,6 +35,18 @@ _GRAPHS = "SLUICE_CUDA_GRAPH_MAX_BS"
 _MOST_GRAPHED = 512
 """Requests of the largest graph: SGLang's own limit on the largest GPUs. Each graph costs memory
 and time at the start."""
+_OWN_GRAPHS = {
+    "cuda-graph-backend-decode",
+    "cuda-graph-bs",
+    "cuda-graph-bs-decode",
+    "cuda-graph-config",
+    "cuda-graph-max-bs",
+    "cuda-graph-max-bs-decode",
+    "disable-cuda-graph",
+    "disable-decode-cuda-graph",
+}
+"""Arguments by which a user says for how many requests there are graphs. Others of that name, such
+as disable-piecewise-cuda-graph, are about prompts."""
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {
     "device": "cpu",
@@ -124,10 +136,10 @@ def _graphs(spec: RLJobSpec) -> dict[str, str]:
     """CUDA graphs for as many requests as the worker keeps open: SGLang's own limit goes by the
     GPU's memory, and what is above it runs kernel by kernel.
 
-    Nothing where the user says something about graphs.
+    Nothing where the user says how many there are to be.
     """
     args = normalized(spec.rollout.engine_args)
-    if not spec.weight_sync.engine_plugin or any("cuda-graph" in name for name in args):
+    if not spec.weight_sync.engine_plugin or not _OWN_GRAPHS.isdisjoint(args):
         return {}
     requests = max(spec.rollout.concurrency // int(args.get("dp-size", 1)), 1)
     return {_GRAPHS: str(min(requests, _MOST_GRAPHED))}

@@ -106,6 +106,15 @@ def test_tensor_parallel_size(rollout: dict[str, Any], size: str) -> None:
         pytest.param(
             {"gpusPerReplica": 1, "engineArgs": {"disable-cuda-graph": True}}, None, id="no graphs"
         ),
+        pytest.param(
+            {
+                "gpusPerReplica": 1,
+                "concurrency": 400,
+                "engineArgs": {"disablePiecewiseCudaGraph": True},
+            },
+            "400",
+            id="none for prompts",
+        ),
     ],
 )
 def test_there_are_graphs_for_all_requests_that_a_worker_keeps_open(
