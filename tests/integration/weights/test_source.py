@@ -310,7 +310,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
-    one = source()
+    one = source(timeoutSeconds=TIMEOUT)
     assert await begin(one, 1, joiners_only=False) == 2
     sglang.signal(signal.SIGSTOP)
     try:
@@ -346,7 +346,7 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
 ) -> None:
     await join("rollout-0", sglang.address)
     await join("rollout-1", fake_engine.address)
-    one = source()
+    one = source(timeoutSeconds=TIMEOUT)
     assert await begin(one, 1, joiners_only=False) == 2
     first, *rest = buckets(on_device(other_model), BUCKET, Layout())
     await one.send(first)
@@ -368,7 +368,7 @@ async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
     await join("rollout-1", fake_engine.address)
     fake_engine.signal(signal.SIGSTOP)
     started = time.monotonic()
-    one, groups = source(), set(_world.pg_names)
+    one, groups = source(timeoutSeconds=TIMEOUT), set(_world.pg_names)
     update = await publish(one, 1, other_model)
     assert time.monotonic() - started < TIMEOUT + SLACK
     assert list(update.engines) == ["rollout-0"]
@@ -407,7 +407,7 @@ async def test_an_engine_with_other_nccl_settings_is_left_in_time(
     await join("rollout-0", sglang.address)
     await join("rollout-1", mismatched_engine.address)
     started = time.monotonic()
-    one = source()
+    one = source(timeoutSeconds=TIMEOUT)
     update = await publish(one, 1, other_model)
     assert time.monotonic() - started < TIMEOUT + SLACK
     assert (list(update.engines), list(update.failed)) == (["rollout-0"], ["rollout-1"])
@@ -423,7 +423,7 @@ async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
     must not."""
     await join("rollout-0", fake_engine.address)
     transport = Collective(backend(), "127.0.0.1", TIMEOUT, "trainer-0-1")
-    one, groups = source(transport), set(_world.pg_names)
+    one, groups = source(transport, timeoutSeconds=TIMEOUT), set(_world.pg_names)
     assert await begin(one, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
     large = [
