@@ -24,6 +24,7 @@ _LOGPROB_LIMIT, _AGE_LIMIT = 0.1, 0.05
 _TRUNCATED_SHARE, _TRUNCATED_STEPS = 0.5, 3
 _SPIKE, _SPIKE_LEAST = 10.0, 1.0
 _FAILED_SHARE = 0.2
+_MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
 _FRUITLESS_BATCHES = 4
 _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
@@ -263,6 +264,22 @@ def _gradient_spike(history: Sequence[Record]) -> str | None:
     )
 
 
+def _small_kernels(history: Sequence[Record]) -> str | None:
+    """Of a small model, whose kernels the CPU cannot launch as fast as the GPU runs them."""
+    shares = _values(history, "perf/mfu")[-_MFU_STEPS:]
+    seconds = _values(history, "perf/actor_train_time")[-_MFU_STEPS:]
+    if len(shares) < _MFU_STEPS or len(seconds) < _MFU_STEPS:
+        return None
+    if max(shares) >= _MFU_LEAST or min(seconds) < _TRAINING_SECONDS:
+        return None
+    memory = _values(history, "perf/gpu_memory/training_gib")[-1:]
+    return (
+        f"training takes {median(seconds):.1f} s a step and uses {median(shares):.1%} of the GPUs' "
+        f"arithmetic{_shown(' and {:.0f} GiB of memory', memory)}. Try a higher "
+        "trainer.maxTokensPerGpu, for fewer and larger micro-batches, as far as the memory allows"
+    )
+
+
 def _shown(text: str, values: Sequence[float]) -> str:
     return text.format(values[-1]) if values else ""
 
@@ -278,4 +295,5 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "failures": _failures,
     "teacher left": _leaves_teacher,
     "gradient spike": _gradient_spike,
+    "small kernels": _small_kernels,
 }

@@ -28,6 +28,7 @@ def steps(count: int, first: int = 1, /, **changes: Any) -> list[dict[str, Any]]
 
 ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/entropy_loss"
 TEACHER = "train/opd_reverse_kl"
+MFU, TRAINING = "perf/mfu", "perf/actor_train_time"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
 
@@ -81,6 +82,11 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "not finite",
             "train/loss is not a finite number",
         ),
+        (
+            steps(3, **{MFU: 0.06, TRAINING: 4.2, "perf/gpu_memory/training_gib": 11.9}),
+            "small kernels",
+            "takes 4.2 s a step and uses 6.0% of the GPUs' arithmetic and 12 GiB of memory. Try a",
+        ),
     ],
     ids=[
         "equal rewards",
@@ -97,6 +103,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "gradient spike",
         "teacher left",
         "nan",
+        "small kernels",
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -129,6 +136,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(40, **{"rollout/truncated_ratio": 0.5}),
         steps(10, **{"train/grad_norm": 0.01}) + steps(1, 11, **{"train/grad_norm": 0.9}),
         steps(1, **{"train/grad_norm": 300.0}),
+        steps(2, **{MFU: 0.06, TRAINING: 4.2}) + steps(1, 3, **{MFU: 0.11, TRAINING: 4.2}),
+        steps(9, **{MFU: 0.01, TRAINING: 0.9}),
+        steps(9, **{TRAINING: 4.2}),
     ],
     ids=[
         "no steps",
@@ -149,6 +159,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "half truncated",
         "small gradients",
         "first gradient",
+        "slow at first",
+        "a moment of training",
+        "no GPU",
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:
