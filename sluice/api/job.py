@@ -158,6 +158,23 @@ class RLJobSpec(Model):
             "trainer.routingReplay",
         ),
         Rule(
+            f"!self.trainer.deterministic || {_GPUS} == 0 || (self.rollout.engine == 'sglang' && "
+            "self.weightSync.enginePlugin && self.rollout.gpusPerReplica == 1 && "
+            "self.rollout.nodesPerReplica == 1)",
+            lambda s: (
+                not s.trainer.deterministic
+                or s.trainer.gpus_per_node == 0
+                or (
+                    s.rollout.engine == "sglang"
+                    and s.weight_sync.engine_plugin
+                    and s.rollout.gpus_per_replica == s.rollout.nodes_per_replica == 1
+                )
+            ),
+            "deterministic needs an engine that computes as the trainer does: rollout.engine "
+            "sglang with weightSync.enginePlugin, on one GPU",
+            "trainer.deterministic",
+        ),
+        Rule(
             "!has(self.debug.replay) || self.rollout.?replicas.orValue(1) == 0",
             lambda s: s.debug.replay is None or s.rollout.replicas == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",

@@ -193,6 +193,12 @@ class Trainer(Model):
         "none",
         description="rollout: a mixture's tokens go to the experts that the engine sent them to.",
     )
+    deterministic: bool = Field(
+        False,
+        description="Trainer and engine compute each token alike, to the bit, whatever else is in "
+        "its batch; and a step that is trained again gives the same weights. Slower. Dense models, "
+        "one GPU for each engine.",
+    )
     precision: Literal["bf16", "fp32"] | None = Field(
         None, description="Default: bf16 on GPU, fp32 on CPU."
     )
@@ -238,6 +244,27 @@ class Trainer(Model):
             lambda t: t.routing_replay == "none" or t.backend == "megatron",
             "only backend: megatron replays an engine's routing",
             "routingReplay",
+        ),
+        Rule(
+            "!self.deterministic || (self.backend == 'megatron' && self.parallelism.tensor == 1 && "
+            "self.parallelism.context == 1 && self.parallelism.expert == 1)",
+            lambda t: (
+                not t.deterministic
+                or (
+                    t.backend == "megatron"
+                    and t.parallelism.tensor == t.parallelism.context == t.parallelism.expert == 1
+                )
+            ),
+            "deterministic needs backend: megatron without tensor, context and expert "
+            "parallelism: ranks that share a sum add in another order than the engine",
+            "deterministic",
+        ),
+        Rule(
+            "!self.deterministic || self.?precision.orValue('bf16') == 'bf16' || "
+            "self.gpusPerNode == 0",
+            lambda t: not t.deterministic or t.precision != "fp32" or t.gpus_per_node == 0,
+            "on GPUs deterministic needs precision: bf16, as the engine has it",
+            "precision",
         ),
         *map(_whole, ("tensor", "pipeline", "context", "expert")),
     )

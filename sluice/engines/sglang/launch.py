@@ -47,6 +47,14 @@ _OWN_GRAPHS = {
 }
 """Arguments by which a user says for how many requests there are graphs. Others of that name, such
 as disable-piecewise-cuda-graph, are about prompts."""
+_EXACT = "SLUICE_DETERMINISTIC"
+"""For our plugin and our script: compute as the trainer does."""
+_EXACT_ARGS: dict[str, Any] = {
+    # The plugin's attention stands for this backend's.
+    "attention-backend": "triton",
+    # A prompt's pass would be compiled, and compilers put functions together.
+    "disable-piecewise-cuda-graph": True,
+}
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {
     "device": "cpu",
@@ -87,7 +95,8 @@ class Launch:
         """
         rollout = spec.rollout
         if rollout.gpus_per_replica:
-            return _ENV | UNDECIDED | _graphs(spec)
+            exact = {_EXACT: "1"} if spec.trainer.deterministic else {}
+            return _ENV | UNDECIDED | _graphs(spec) | exact
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
@@ -123,6 +132,8 @@ class Launch:
             args["enable-memory-saver"] = (
                 True  # so that it can give its memory away in the trainer's turn
             )
+        if rollout.gpus_per_replica and spec.trainer.deterministic:
+            args |= _EXACT_ARGS
         if place.head is not None:
             args |= {
                 "nnodes": rollout.nodes_per_replica,

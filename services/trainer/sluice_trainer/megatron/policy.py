@@ -18,7 +18,7 @@ from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
-from sluice_trainer import critic
+from sluice_trainer import critic, exactness
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.checkpoints import Writing
 from sluice_trainer.megatron import frozen, parallel
@@ -57,6 +57,8 @@ class Policy(LearningPolicy):
         author: Author | None = None,
     ) -> None:
         super().__init__(spec, model_dir, author)
+        if spec.trainer.deterministic:
+            exactness.enable()
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
         self.ranks = parallel.ranks(timeout)
         self.shape = read_shape(model_dir)

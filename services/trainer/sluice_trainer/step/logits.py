@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sluice_trainer import exactness
 from sluice_trainer.compiled import compiled
 
 
@@ -26,6 +27,17 @@ def _statistics(
     exponentials = shifted.exp()
     target = z.gather(-1, place[:, None]).squeeze(-1)
     return largest, exponentials.sum(-1), (exponentials * shifted).sum(-1), target
+
+
+def _of(logits: Tensor, place: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`_statistics`, as the engine computes them where trainer and engine are to agree exactly."""
+    if not exactness.enabled():
+        return _statistics(logits, place, scale)
+    scales = torch.full((len(logits),), scale, dtype=torch.float32, device=logits.device)
+    exact: tuple[Tensor, Tensor, Tensor, Tensor] = exactness.functions().statistics(
+        logits, place, scales
+    )
+    return exact
 
 
 @compiled
@@ -70,7 +82,7 @@ class _LogProbEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         here = (targets >= start) & (targets < start + logits.shape[-1])
         place = torch.where(here, targets - start, 0)
-        largest, total, mean, target = _statistics(logits, place, scale)
+        largest, total, mean, target = _of(logits, place, scale)
         if group is not None:
             largest, total, mean = _over_ranks(largest, total, mean, group)
             target = _all_reduce(torch.where(here, target, 0.0), dist.ReduceOp.SUM, group)

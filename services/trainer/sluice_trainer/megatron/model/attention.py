@@ -31,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.varlen import varlen_attn
 
+from sluice_trainer import exactness
 from sluice_trainer.megatron.model import two_parts
 from sluice_trainer.megatron.model.layout import DenseLayout, Packing, Span, packing
 from sluice_trainer.megatron.model.rotary import Rotary, turn
@@ -74,7 +75,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         q, k, v = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
         packed = packed_seq_params or packing([q.shape[0]], q.device)
         if self.rotary:
-            q, k = (turn(x, *packed.turns(self.rotary), self.rotary.interleaved) for x in (q, k))
+            turned = exactness.functions().turn if self.config.deterministic_mode else turn
+            q, k = (turned(x, *packed.turns(self.rotary), self.rotary.interleaved) for x in (q, k))
+        if self.config.deterministic_mode:
+            return _exact(q, k, v, packed, self.scale).reshape(q.shape[0], 1, -1)
         if packed.restore is not None:
             k, v = _gather_row(k, v, packed.restore)
         if q.is_cuda and q.dtype != torch.float32:
@@ -97,6 +101,35 @@ def _gather_row(k: Tensor, v: Tensor, restore: Tensor) -> tuple[Tensor, Tensor]:
     row = row.index_select(0, restore)
     keys, values = row.split([k[0].numel(), v[0].numel()], dim=1)
     return keys.reshape(-1, *k.shape[1:]), values.reshape(-1, *v.shape[1:])
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
+    """As the engine computes it, to the bit; the gradient is FlashAttention's. [t, heads, d]."""
+    whole = packed.places
+
+    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = exactness.functions().attend(
+            q,
+            k,
+            v,
+            starts=whole.starts,
+            lengths=whole.lengths,
+            key_lengths=whole.lengths,
+            rows=whole.rows,
+            table=whole.table,
+            longest=max(packed.lengths),
+            scale=scale,
+        )
+        return out
+
+    def usual(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outputs = []
+        for span in packed.spans:
+            qs, ks, vs = (x[slice(*span.queries)] for x in (q, k, v))
+            outputs.append(_varlen(qs, ks, vs, span, scale))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    return exactness.attention(q, k, v, exact=exact, usual=usual)
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:

@@ -11,9 +11,11 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from sluice_trainer import exactness
 from sluice_trainer.device import DEVICE
 from sluice_trainer.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.megatron.adaptations import megatron_device
@@ -69,6 +71,10 @@ def _chunk(
         model.output_layer = ValueHead(config)
     if shape.latent:
         set_latent_rotary(model, shape, device)
+    if config.deterministic_mode:
+        for module in model.modules():
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+                module._forward_impl = exactness.linear
     model.to(device=device, dtype=config.params_dtype)
     for layer in model.decoder.layers:
         if router := getattr(layer.mlp, "router", None):

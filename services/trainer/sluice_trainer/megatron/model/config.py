@@ -34,6 +34,21 @@ def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
         raise UnsupportedModelError("; ".join(problems))
 
 
+def check_exact(shape: ModelShape) -> None:
+    """Raise UnsupportedModelError where `trainer.deterministic` has no functions for the model."""
+    problems = {
+        "experts": shape.experts is not None,
+        "latent attention": shape.latent is not None,
+        "norms behind its parts": shape.sandwich,
+        f"rotary positions of kind {shape.rope.kind}": shape.rope.kind != "default",
+    }
+    if unknown := [what for what, present in problems.items() if present]:
+        raise UnsupportedModelError(
+            f"trainer.deterministic: {shape.model_type} has {' and '.join(unknown)}, which trainer "
+            "and engine do not compute alike: leave deterministic out"
+        )
+
+
 def _stage_problems(layers: int, parallelism: Parallelism) -> list[str]:
     """Why stages of unequal sizes cannot have these layers; nothing where all are equal."""
     ends = {
@@ -85,11 +100,14 @@ def transformer_config(
     dtype: torch.dtype,
     recompute: Recompute = "none",
     recompute_modules: Sequence[RecomputeModule] = (),
+    exact: bool = False,
 ) -> TransformerConfig:
     """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no
-    dropout. recompute_modules: with `selective`.
+    dropout. recompute_modules: with `selective`. exact: as the engine computes (`exactness`).
     """
     check_layout(shape, parallelism)
+    if exact:
+        check_exact(shape)
     if recompute == "selective" and "mla_up_proj" in recompute_modules and not shape.latent:
         raise UnsupportedModelError(
             f"trainer.recomputeModules: mla_up_proj: {shape.model_type} has no latent attention"
@@ -122,10 +140,11 @@ def transformer_config(
         # are plain sums.
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
-        bias_activation_fusion=COMPILED,
+        bias_activation_fusion=COMPILED and not exact,
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
+        deterministic_mode=exact,
         **_parallel(parallelism),
         **_experts(shape.experts),
         **_latent(shape.latent),

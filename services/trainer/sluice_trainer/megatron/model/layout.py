@@ -90,6 +90,7 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     restore: Tensor | None = None
     experts: Tensor | None = None
     _dense: DenseLayout | None = None
+    _places: Places | None = None
     _turns: tuple[Tensor, Tensor] | None = None
 
     def turns(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
@@ -97,6 +98,13 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
         if self._turns is None:
             self._turns = rotary.turns(self.positions)
         return self._turns
+
+    @property
+    def places(self) -> Places:
+        """Where sequences lie in a row that this rank has whole; worked out once for all layers."""
+        if self._places is None:
+            self._places = places(self.lengths, self.positions.device)
+        return self._places
 
     @property
     def dense(self) -> DenseLayout:
@@ -174,6 +182,27 @@ def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torc
 
     rows = (offset, offset + sum(queries)), (end - sum(keys), end)
     return Span(*rows, starts(queries), starts(keys), max(queries), max(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where an engine's attention finds sequences: each [sequences] int32; table: [sequences,
+    longest] int32, the place of every token.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    rows: Tensor
+    table: Tensor
+
+
+def places(lengths: tuple[int, ...], device: torch.device) -> Places:
+    """Those of sequences end to end."""
+    sizes = torch.tensor(lengths, dtype=torch.int32, device=device)
+    starts = torch.cumsum(sizes, 0, dtype=torch.int32) - sizes
+    rows = torch.arange(len(lengths), dtype=torch.int32, device=device)
+    tokens = torch.arange(max(lengths), dtype=torch.int32, device=device)
+    return Places(starts, sizes, rows, starts[:, None] + tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from sluice_trainer import exactness
 from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.model.attention import PackedAttention
 from sluice_trainer.megatron.model.dispatch import Mixture
@@ -45,6 +46,13 @@ class Norm(torch.nn.RMSNorm):
     ) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - Megatron's mark, unknown to torch
+        self._epsilon = eps
+        self._exact = config.deterministic_mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._exact:
+            return exactness.rms_norm(x, self.weight, self._epsilon)
+        return super().forward(x)
 
 
 class _SandwichAttention(SelfAttention):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from sluice.api import Optimizer, RLJobSpec
+from sluice_trainer import exactness
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron import parallel
@@ -37,6 +38,7 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
         dtype=dtype,
         recompute=trainer.recompute,
         recompute_modules=trainer.recompute_modules,
+        exact=exactness.enabled(),
     )
 
 

@@ -92,6 +92,23 @@ def other_models(arguments: list[str]) -> str:
     return ",".join(sorted(entries.keys() - used - {"transformers"})) if used else ""
 
 
+def check_exact(arguments: list[str]) -> None:
+    """End here where another attention is asked for than the one that the trainer computes."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    named = [
+        words[at + 1]
+        for at, word in enumerate(words[:-1])
+        if word
+        in ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
+    ]
+    if others := [name for name in named if name != "triton"]:
+        sys.exit(
+            f"trainer.deterministic: rollout.engineArgs has attention backend {others[0]}, "
+            "expected triton, in whose place sluice computes attention as its trainer does: leave "
+            "it out"
+        )
+
+
 def serve() -> int:
     """SGLang's server; its exit code."""
     try:
@@ -105,6 +122,8 @@ def serve() -> int:
 if __name__ == "__main__":
     signal.signal = noting  # type: ignore[assignment]
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
+    if os.environ.get("SLUICE_DETERMINISTIC"):
+        check_exact(sys.argv)
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())

@@ -9,7 +9,7 @@ from functools import cache
 
 
 def register() -> None:
-    from . import ending, fence, host_memory, loopback, receive, stacks, versions
+    from . import ending, exact, fence, host_memory, loopback, receive, stacks, versions
 
     stacks.register()
     receive.register()
@@ -18,6 +18,7 @@ def register() -> None:
     host_memory.register()
     versions.register()
     fence.register()
+    exact.register()
 
 
 @cache

@@ -1,0 +1,162 @@
+"""Functions of a dense model that give each token the same bits whatever else is in its batch.
+
+An engine computes a token alone, beside others' tokens, or a prompt at once; a trainer computes
+whole sequences. Libraries choose another kernel for each of these sizes, and so add up in another
+order. Here one kernel, with one size of tile, serves all of them: every sum over channels, words or
+earlier tokens is taken in the same order for every token (He et al., "Defeating Nondeterminism in
+LLM Inference", Thinking Machines 2025). Where trainer and engine both call these functions on equal
+weights, their log-probs are equal to the bit, given the same GPU and releases of torch and Triton.
+
+This file runs in engines' images too: it imports nothing but torch and Triton.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from . import invariant_kernels as kernels
+
+_LOG2_E = 1.4426950408889634
+_ROWS, _COLUMNS, _DEPTH = 128, 128, 64
+"""Tile of a matrix product."""
+_QUERIES, _KEYS = 64, 64
+"""Tile of attention: rows of queries (of all heads that share keys), and keys."""
+_WORDS = 4096
+"""Logits that are looked at together."""
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """X [..., k] times weight [n, k], + bias [n]: [..., n], in `out_dtype`, else as x."""
+    rows = x.reshape(-1, x.shape[-1])
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    out = torch.empty((len(rows), len(weight)), dtype=out_dtype or x.dtype, device=x.device)
+    if out.numel():
+        grid = (triton.cdiv(len(rows), _ROWS), triton.cdiv(len(weight), _COLUMNS))
+        kernels.product[grid](
+            rows,
+            weight,
+            bias,
+            out,
+            len(rows),
+            len(weight),
+            x.shape[-1],
+            rows.stride(0),
+            weight.stride(0),
+            out.stride(0),
+            HAS_BIAS=bias is not None,
+            ROWS=_ROWS,
+            COLUMNS=_COLUMNS,
+            DEPTH=_DEPTH,
+            num_warps=8,
+            num_stages=3,
+        )
+    return out.view(*x.shape[:-1], len(weight))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """X [..., n] by the root of its mean square, times weight [n], in float32 until the end."""
+    width = x.shape[-1]
+    rows = x.reshape(-1, width)
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        block = triton.next_power_of_2(width)
+        kernels.norm[(len(rows),)](
+            rows, weight, out, rows.stride(0), width, eps, WIDTH=block, num_warps=4
+        )
+    return out.view(x.shape)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    starts: Tensor,
+    lengths: Tensor,
+    key_lengths: Tensor,
+    rows: Tensor,
+    table: Tensor,
+    longest: int,
+    scale: float,
+) -> Tensor:
+    """Causal attention of each sequence's last tokens to all of it: [t, heads, d].
+
+    q: [t, heads, d], the queries of sequence s from `starts[s]` on, `lengths[s]` of them, at most
+    `longest`. k, v: [slots, kv heads, d]: token i of sequence s, one of `key_lengths[s]`, lies in
+    slot `table[rows[s], i]`. d: the same for all, up to 256.
+    """
+    heads, shared, width = q.shape[1], k.shape[1], q.shape[2]
+    q, k, v = (x if x.stride()[1:] == (width, 1) else x.contiguous() for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    group = heads // shared
+    grid = (len(starts), shared, triton.cdiv(longest * group, _QUERIES))
+    kernels.attention[grid](
+        q,
+        k,
+        v,
+        out,
+        starts,
+        lengths,
+        key_lengths,
+        rows,
+        table,
+        scale * _LOG2_E,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        out.stride(0),
+        table.stride(0),
+        GROUP=group,
+        WIDTH=width,
+        BLOCK=max(triton.next_power_of_2(width), 16),
+        QUERIES=_QUERIES,
+        KEYS=_KEYS,
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+def statistics(
+    logits: Tensor, place: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of z = logits [n, words] x scales [n]: [n] float32 each.
+
+    Largest z, sum of exp(z - largest), sum of that times (z - largest), z at `place` [n].
+    """
+    count, words = logits.shape
+    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+    results = [torch.empty(count, dtype=torch.float32, device=logits.device) for _ in range(4)]
+    if count:
+        kernels.softmax_statistics[(count,)](
+            logits, place, scales, *results, words, logits.stride(0), WORDS=_WORDS, num_warps=8
+        )
+    largest, total, mean, target = results
+    return largest, total, mean, target
+
+
+def log_probs(logits: Tensor, tokens: Tensor, scales: Tensor) -> Tensor:
+    """Of `tokens` [n] under softmax(logits [n, words] x scales [n]): [n] float32."""
+    largest, total, _, target = statistics(logits, tokens, scales)
+    return target - largest - total.log()
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """[t, heads, d], its first channels turned, in float32. cos, sin: [t, turned / 2]."""
+    dim = 2 * cos.shape[-1]
+    turning = x[..., :dim].float()
+    a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    pairs = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., dim:]), dim=-1)
+
+
+def gated(x: Tensor) -> Tensor:
+    """SiLU of the first half of the channels times the second half."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up

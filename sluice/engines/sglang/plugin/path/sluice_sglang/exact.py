@@ -1,0 +1,213 @@
+"""`trainer.deterministic`: the engine computes each token as the trainer does, to the bit.
+
+SGLang's own deterministic modes make an engine agree with itself. Here functions of dense models
+give way to those that the trainer calls too (`invariant`). Read in 0.5.17 and 0.5.21.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "SLUICE_DETERMINISTIC"
+_LAYERS = "sglang.srt.layers"
+_ROTARY = f"{_LAYERS}.rotary_embedding.base.RotaryEmbedding"
+_ATTENTION = f"{_LAYERS}.attention.triton_backend.TritonAttnBackend"
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if not os.environ.get(VARIABLE):
+        return
+    replaced: dict[str, Callable[..., Any]] = {
+        f"{_LAYERS}.quantization.unquant.UnquantizedLinearMethod.apply": linear,
+        f"{_LAYERS}.layernorm.RMSNorm.forward_cuda": norm,
+        f"{_LAYERS}.activation.SiluAndMul.forward_cuda": gated,
+        f"{_LAYERS}.logits_processor.LogitsProcessor._compute_lm_head": head,
+        f"{_ROTARY}.forward_cuda": turn,
+        f"{_ATTENTION}.forward_extend": extend,
+        f"{_ATTENTION}.forward_decode": decode,
+        "sglang.srt.models.utils.apply_qk_norm": norm_heads,
+    }
+    for target, function in replaced.items():
+        HookRegistry.register(target, function, HookType.REPLACE)
+    HookRegistry.register(f"{_ROTARY}.__init__", set_frequencies, HookType.AFTER)
+    HookRegistry.register(f"{_LAYERS}.sampler.Sampler.forward", sample, HookType.AROUND)
+
+
+def linear(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
+    from . import invariant
+
+    return invariant.linear(x, layer.weight, bias)
+
+
+def head(processor: Any, hidden: Any, lm_head: Any, embedding_bias: Any = None) -> Any:
+    """Logits, in float32 where `model.fp32LmHead` says so."""
+    import torch
+
+    from . import invariant
+
+    dtype = torch.float32 if processor.use_fp32_lm_head else None
+    return invariant.linear(hidden, lm_head.weight, embedding_bias, dtype)
+
+
+def norm(layer: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
+    from . import invariant
+
+    if addition is not None:
+        residual = residual + addition
+    if residual is None:
+        return invariant.rms_norm(x, layer.weight, layer.variance_epsilon)
+    residual = x + residual
+    return invariant.rms_norm(residual, layer.weight, layer.variance_epsilon), residual
+
+
+def norm_heads(
+    q: Any, k: Any, q_norm: Any, k_norm: Any, head_dim: int, *_: Any, **__: Any
+) -> tuple[Any, Any]:
+    """Queries and keys of each head, [t, heads * d], through their norms."""
+    return tuple(
+        layer(x.reshape(-1, head_dim)).view(x.shape) for x, layer in ((q, q_norm), (k, k_norm))
+    )
+
+
+def gated(layer: Any, x: Any) -> Any:
+    from . import invariant
+
+    return invariant.gated(x)
+
+
+def set_frequencies(result: Any, layer: Any, *_: Any, **__: Any) -> None:
+    """As the trainer works them out, on the CPU: a GPU's powers differ in the last bit. A constant
+    of the graphs of CUDA, so it is made before them.
+    """
+    import torch
+
+    steps = torch.arange(0, layer.rotary_dim, 2, dtype=torch.int64, device="cpu").float()
+    inverse = 1.0 / (layer.base ** (steps / layer.rotary_dim))
+    layer.sluice_inverse = inverse.to(layer.cos_sin_cache.device)
+
+
+def turn(
+    layer: Any, positions: Any, query: Any, key: Any, offsets: Any = None, fused: Any = None
+) -> tuple[Any, Any]:
+    from . import invariant
+
+    if type(layer).__name__ != "RotaryEmbedding" or fused is not None:
+        raise NotImplementedError(
+            f"trainer.deterministic: {type(layer).__name__}: rotary positions that trainer and "
+            "engine do not compute alike"
+        )
+    positions = positions if offsets is None else positions + offsets
+    angles = positions.flatten().float()[:, None] * layer.sluice_inverse
+    cos, sin = angles.cos(), angles.sin()
+    turned = [
+        invariant.turn(
+            x.view(len(cos), -1, layer.head_size), cos, sin, not layer.is_neox_style
+        ).view(x.shape)
+        for x in (query, key)
+    ]
+    return turned[0], turned[1]
+
+
+def extend(
+    backend: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    batch: Any,
+    save_kv_cache: bool = True,
+    **_: Any,
+) -> Any:
+    """Attention of prompts' tokens, or of what a cut-off response had already."""
+    metadata = backend.forward_metadata
+    starts = metadata.qo_indptr
+    return _attend(
+        backend,
+        q,
+        (k, v) if save_kv_cache else None,
+        layer,
+        batch,
+        starts[:-1],
+        starts[1:] - starts[:-1],
+        int(metadata.max_extend_len),
+    )
+
+
+def decode(
+    backend: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    layer: Any,
+    batch: Any,
+    save_kv_cache: bool = True,
+    **_: Any,
+) -> Any:
+    """Attention of one new token of each request."""
+    import torch
+
+    count = len(batch.seq_lens)
+    starts = torch.arange(count, dtype=torch.int32, device=q.device)
+    ones = torch.ones(count, dtype=torch.int32, device=q.device)
+    return _attend(
+        backend, q, (k, v) if save_kv_cache else None, layer, batch, starts, ones, longest=1
+    )
+
+
+def _attend(
+    backend: Any,
+    q: Any,
+    new: tuple[Any, Any] | None,
+    layer: Any,
+    batch: Any,
+    starts: Any,
+    lengths: Any,
+    longest: int,
+) -> Any:
+    """Put the new tokens' keys and values into the cache, and look at the cache."""
+    from . import invariant
+
+    pool = backend.token_to_kv_pool
+    if new is not None:
+        k, v = (x.view(-1, layer.tp_k_head_num, layer.qk_head_dim) for x in new)
+        pool.set_kv_buffer(layer, _write(backend, batch), k, v)
+    keys, values = pool.get_kv_buffer(layer.layer_id)
+    queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+    out = invariant.attend(
+        queries,
+        keys,
+        values,
+        starts=starts,
+        lengths=lengths,
+        key_lengths=batch.seq_lens,
+        rows=batch.req_pool_indices,
+        table=backend.req_to_token_pool.req_to_token,
+        longest=longest,
+        scale=layer.scaling,
+    )
+    return out.view(len(queries), -1)
+
+
+def _write(backend: Any, batch: Any) -> Any:
+    """Where new tokens go, in this release's words."""
+    try:
+        from sglang.srt.layers.attention.triton_backend import KVWriteLoc
+    except ImportError:
+        return batch.out_cache_loc
+    return KVWriteLoc(batch.out_cache_loc, None)
+
+
+def sample(
+    original: Callable[..., Any], sampler: Any, output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Log-probs of what is sampled, from the logits as they were: sampling writes over them."""
+    from . import invariant
+
+    logits, info = output.next_token_logits.clone(), args[0]
+    tokens = original(sampler, output, *args, **kwargs)
+    if output.next_token_logprobs is not None:
+        scales = (1.0 / info.temperatures.double()).float().view(-1)
+        output.next_token_logprobs = invariant.log_probs(logits, tokens.long(), scales)
+    return tokens

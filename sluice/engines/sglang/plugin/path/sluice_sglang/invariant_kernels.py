@@ -1,0 +1,1 @@
+../../../../inside/path/invariant_kernels.py
