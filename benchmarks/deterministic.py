@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--shape", default="smollm2-135m")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--kernels", action="store_true", help="nothing but the kernels")
+    parser.add_argument("--head", action="store_true", help="a run with fp32LmHead as well")
     parser.add_argument("--seconds", type=float, default=240.0, help="the longest that a run takes")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--out", type=Path, help="keep logs and metrics of the runs here")
@@ -201,7 +202,7 @@ def runs(parent: Path, options: argparse.Namespace) -> list[str]:
     measured = {}
     for name, overrides in (
         ("deterministic", [*exact, "debug.dumpRollouts=true"]),
-        ("deterministic, fp32LmHead", [*exact, "model.fp32LmHead=true"]),
+        *([("deterministic, fp32LmHead", [*exact, "model.fp32LmHead=true"])] * options.head),
         ("usual", job),
     ):
         directory = parent / name.replace(", ", "-")

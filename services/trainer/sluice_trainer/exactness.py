@@ -10,7 +10,8 @@ process. On a CPU the usual functions are exact to rounding, and repeat themselv
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -99,8 +100,19 @@ class _Attention(torch.autograd.Function):
         inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         with torch.enable_grad():
             result = ctx.usual(*inputs)
-        of_q, of_k, of_v = torch.autograd.grad(result, inputs, of)
+        with _strictly():
+            of_q, of_k, of_v = torch.autograd.grad(result, inputs, of)
         return of_q, of_k, of_v, None, None
+
+
+@contextmanager
+def _strictly() -> Iterator[None]:
+    """Where torch only warns of what it does not repeat, FlashAttention does not repeat itself."""
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 _linear: Callable[..., Tensor] = _Linear.apply

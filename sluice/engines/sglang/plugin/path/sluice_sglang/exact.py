@@ -78,14 +78,17 @@ def gated(layer: Any, x: Any) -> Any:
 
 
 def set_frequencies(result: Any, layer: Any, *_: Any, **__: Any) -> None:
-    """As the trainer works them out, on the CPU: a GPU's powers differ in the last bit. A constant
-    of the graphs of CUDA, so it is made before them.
+    """As the trainer works them out, on the CPU: a GPU's powers differ in the last bit.
+
+    A buffer: SGLang keeps those, and no other tensors, where an engine gives its memory away.
     """
     import torch
 
     steps = torch.arange(0, layer.rotary_dim, 2, dtype=torch.int64, device="cpu").float()
     inverse = 1.0 / (layer.base ** (steps / layer.rotary_dim))
-    layer.sluice_inverse = inverse.to(layer.cos_sin_cache.device)
+    layer.register_buffer(
+        "sluice_inverse", inverse.to(layer.cos_sin_cache.device), persistent=False
+    )
 
 
 def turn(
