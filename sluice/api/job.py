@@ -158,7 +158,7 @@ class RLJobSpec(Model):
             "trainer.routingReplay",
         ),
         Rule(
-            f"!self.trainer.deterministic || {_GPUS} == 0 || (self.rollout.engine == 'sglang' && "
+            f"!self.trainer.deterministic || {_GPUS} == 0 || (self.rollout.engine != 'vllm' && "
             "self.weightSync.enginePlugin && self.rollout.gpusPerReplica == 1 && "
             "self.rollout.nodesPerReplica == 1)",
             lambda s: (

@@ -190,6 +190,21 @@ def _mismatch(history: Sequence[Record]) -> str | None:
     )
 
 
+def _inexact(history: Sequence[Record]) -> str | None:
+    """Of `trainer.deterministic`, which promises that these numbers are equal. Where a batch has
+    several optimizer steps, the later ones have other weights than the engine had.
+    """
+    apart = history[-1].get("train/train_rollout_logprob_abs_diff_on_policy") or 0.0
+    moved = history[-1].get("train/ppo_kl", 0.0) != 0.0
+    if not history[-1].get("train/deterministic") or moved or apart == 0.0:
+        return None
+    return (
+        f"log-probs of trainer and engine differ by {apart:.2g} though trainer.deterministic is "
+        "set: their images need the same torch and Triton, their GPUs must be of one kind, and "
+        "responses that go on with an old cache (pauseMode: in_place) cannot agree"
+    )
+
+
 def _old_samples(history: Sequence[Record]) -> str | None:
     """Samples so old that the loss should know.
 
@@ -290,6 +305,7 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "entropy collapse": _entropy_collapse,
     "KL explosion": _kl_explosion,
     "log-prob mismatch": _mismatch,
+    "not deterministic": _inexact,
     "old samples": _old_samples,
     "truncation": _truncation,
     "failures": _failures,

@@ -102,6 +102,18 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"trainer": {"steps": 4, "routingReplay": "rollout"}, "rollout": {"engine": "vllm"}},
         "routingReplay needs an engine that tells its routing",
     ),
+    *(
+        ({"trainer": {"steps": 4, "deterministic": True, **more}}, "deterministic needs backend")
+        for more in ({"backend": "fsdp"}, {"gpusPerNode": 2, "parallelism": {"tensor": 2}})
+    ),
+    (
+        {"trainer": {"steps": 4, "deterministic": True, "precision": "fp32"}},
+        "deterministic needs precision: bf16",
+    ),
+    *(
+        ({"trainer": {"steps": 4, "deterministic": True}, **more}, "computes as the trainer does")
+        for more in ({"rollout": {"gpusPerReplica": 2}}, {"weightSync": {"enginePlugin": False}})
+    ),
     ({"trainer": {"steps": 4, "cpuOffload": "all"}}, "only backend: fsdp trains from host memory"),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),

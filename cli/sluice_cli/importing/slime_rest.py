@@ -87,10 +87,6 @@ REST: dict[str, Translation] = {
         "moe-router-load-balancing-type moe-router-bias-update-rate moe-aux-loss-coeff",
     ),
     "--spec": Lost("docs/models.md lists the layers that sluice trains"),
-    "--deterministic-mode": Lost(
-        "no field makes the trainer's kernels deterministic; engines have "
-        "rollout.engineArgs.enable-deterministic-inference"
-    ),
     "--ref-micro-batch-size": Same("micro-batches are packed by tokens"),
     "--loss-mask-type": Same("of supervised fine-tuning"),
     "--qwen-gdn-backend": Lost("docs/models.md lists the layers that sluice trains"),

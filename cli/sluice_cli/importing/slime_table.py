@@ -79,6 +79,7 @@ TABLE: dict[str, Translation] = REST | {
     "--rollout-top-k": To("rollout.sampling.topK", integer),
     "--rollout-max-response-len": To("rollout.sampling.maxResponseTokens", integer),
     "--use-rollout-routing-replay": To("trainer.routingReplay", _rollout_routing),
+    "--deterministic-mode": To("trainer.deterministic", flag, "the engine's kernels too"),
     "--sglang-enable-fp32-lm-head": To("model.fp32LmHead", flag, "the trainer's head too"),
     "--rollout-max-context-len": To("rollout.engineArgs.context-length", integer),
     "--rollout-stop-token-ids": Lost(

@@ -119,7 +119,7 @@ REST: dict[str, Translation] = {
     f"{_ROLLOUT}.enable_rollout_routing_replay": Same("trainer.routingReplay is for both sides"),
     f"{_ROLLOUT}.quantization": _off("engines serve the trainer's precision"),
     f"{_ROLLOUT}.quantization_config_file": _off("engines serve the trainer's precision"),
-    f"{_ROLLOUT}.full_determinism": _off("rollout.engineArgs.enable-deterministic-inference"),
+    f"{_ROLLOUT}.full_determinism": _off("of trainer and engine: trainer.deterministic"),
     f"{_ROLLOUT}.seed": Same("sampling is not seeded"),
     # data
     **_all(Same("the tokenizer is that of model.path"), "data", "tokenizer trust_remote_code"),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.engines.base import StackName
-from sluice_trainer import custom
+from sluice_trainer import custom, exactness
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.objective import (
@@ -157,6 +157,8 @@ class LearningPolicy(ABC):
             tokens, share = metrics.pop(DIFFERENCE_ON_POLICY), metrics[ON_POLICY]
             metrics |= {DIFFERENCE_ON_POLICY: tokens / share} if share else {}
         named = {"lr-pg_0" if name == "lr" else name: value for name, value in metrics.items()}
+        if exactness.enabled():
+            named["deterministic"] = 1.0
         return {f"train/{name}": value for name, value in named.items()}
 
     def _surveyed(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import runpy
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,20 @@ def test_all_models_are_imported_where_it_is_not_known_which_one_is_served(
         (directories[name] / "config.json").write_text(text)
     script = runpy.run_path(str(PATH / "launch_server.py"))
     assert script["other_models"]([word.format(**directories) for word in arguments]) == ""
+
+
+def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under their names in this release, which the plugin would else only log."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.syspath_prepend(str(PATH))
+    monkeypatch.setenv("SLUICE_DETERMINISTIC", "1")
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    import sluice_sglang.exact
+
+    sluice_sglang.exact.register()
+    targets = [*HookRegistry._hooks]
+    assert len(targets) == 10
+    assert all(callable(pkgutil.resolve_name(target)) for target in targets)

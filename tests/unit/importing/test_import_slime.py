@@ -45,6 +45,7 @@ from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
             "--rollout-num-gpus 32 --rollout-num-gpus-per-engine 16",
             {"rollout": {"replicas": 2, "gpusPerReplica": 8, "nodesPerReplica": 2}},
         ),
+        ("--deterministic-mode", {"trainer": {"deterministic": True}}),
         ("--use-rollout-routing-replay", {"trainer": {"routingReplay": "rollout"}}),
         (
             "--sglang-enable-fp32-lm-head",

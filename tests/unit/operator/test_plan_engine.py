@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
-from sluice.engines.sglang.launch import normalized, render_args
+from sluice.engines.sglang.launch import Launch, normalized, render_args
 from sluice_operator.plan.decide.gangs import desired_gangs
 from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.model import Images
@@ -67,6 +67,17 @@ def test_random_weights_are_not_loaded() -> None:
 def test_a_float32_head_is_the_engines_too(wanted: bool) -> None:
     args = engine_args(make_job(model={"fp32LmHead": wanted}))
     assert ("--enable-fp32-lm-head" in args) == wanted
+
+
+@pytest.mark.parametrize("gpus", [0, 1], ids=["CPU", "GPU"])
+def test_a_deterministic_engine_has_the_attention_that_the_trainer_computes(gpus: int) -> None:
+    job = make_job(
+        trainer={"deterministic": True, "gpusPerNode": gpus}, rollout={"gpusPerReplica": gpus}
+    )
+    args = engine_args(job)
+    backend = "triton" if gpus else "torch_native"
+    assert value(args, "--attention-backend") == backend
+    assert Launch().env(job.spec).get("SLUICE_DETERMINISTIC") == ("1" if gpus else None)
 
 
 @pytest.mark.parametrize(("replay", "told"), [("none", False), ("rollout", True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
 import subprocess
 import sys
@@ -56,3 +57,23 @@ def test_a_server_that_was_told_to_end_has_not(tmp_path: Path, server: str) -> N
     assert process.stdout.readline() == "serving\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["--attention-backend", "triton"], False),
+        (["--attention-backend=fa3"], True),
+        (["--attention-backend", "triton", "--decode-attention-backend", "flashinfer"], True),
+    ],
+    ids=["ours", "another", "another for decoding"],
+)
+def test_a_deterministic_engine_ends_where_it_would_not_compute_as_the_trainer(
+    words: list[str], refused: bool
+) -> None:
+    script = runpy.run_path(str(PATH / "launch_server.py"))
+    if not refused:
+        script["check_exact"](words)
+        return
+    with pytest.raises(SystemExit, match="expected triton"):
+        script["check_exact"](words)

@@ -36,6 +36,11 @@ SAME_WEIGHTS = f"{APART}_on_policy"
 @pytest.mark.parametrize(
     ("history", "kind", "words"),
     [
+        (
+            steps(1, **{"train/deterministic": 1.0, SAME_WEIGHTS: 1e-7}),
+            "not deterministic",
+            "need the same torch and Triton",
+        ),
         (steps(10, **{ZERO: 1.0, REWARD: 0.0}), "equal rewards", "equal for 10 steps (reward 0)"),
         (
             steps(10) + steps(3, 11, **{ENTROPY: 0.03}),
@@ -89,6 +94,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         ),
     ],
     ids=[
+        "deterministic, and yet apart",
         "equal rewards",
         "entropy falls",
         "entropy gone",

@@ -115,6 +115,22 @@ def test_linear_scaling_stretches_all_waves() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (MIXTURE, "experts"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "kind linear"),
+    ],
+    ids=["a mixture", "scaled positions"],
+)
+def test_models_that_the_engine_computes_otherwise_are_refused_a_deterministic_trainer(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    model = shape(tmp_path, **changes)
+    with pytest.raises(UnsupportedModelError, match=f"trainer.deterministic: .* {reason}"):
+        transformer_config(model, Parallelism(), dtype=torch.bfloat16, exact=True)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
