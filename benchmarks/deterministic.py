@@ -1,12 +1,12 @@
 """`trainer.deterministic` on one GPU: trainer and engine to the bit, a resumed run to the bit, and
 what it costs.
 
-    python benchmarks/deterministic.py [--shape smollm2-135m] [--steps 6] [--kernels]
+    python benchmarks/deterministic.py [--shape smollm2-135m] [--steps 6] [--kernels] [--resume]
 
 Kernels: each function beside itself in other batches (equal or not), beside float32 (error), and
 beside the usual one (time). Runs: trainer and engine share the GPU, random weights and rewards, a
-learning rate that moves every weight; the same job with and without `deterministic`. Then the
-rollouts of the first run are trained on twice, once with the trainer killed behind a checkpoint.
+learning rate that moves every weight; the same job with and without `deterministic`. Then given
+answers (sft) are trained on three times, at last with the trainer killed behind a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--shape", default="smollm2-135m")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--kernels", action="store_true", help="nothing but the kernels")
+    parser.add_argument("--resume", action="store_true", help="no runs with an engine")
     parser.add_argument("--head", action="store_true", help="a run with fp32LmHead as well")
     parser.add_argument("--seconds", type=float, default=240.0, help="the longest that a run takes")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
@@ -56,7 +57,8 @@ def main() -> None:
     lines = kernels() if torch.cuda.is_available() else []
     if not options.kernels:
         with tempfile.TemporaryDirectory() as parent:
-            lines += runs(Path(parent), options)
+            lines += [] if options.resume else runs(Path(parent), options)
+            lines += resumed(Path(parent), options)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{device}, torch {torch.__version__}", *lines, sep="\n")
 
@@ -152,8 +154,8 @@ def _attention(normal: Callable[..., Tensor], heads: int, shared: int, width: in
     equal = torch.equal(single, whole[last]) and torch.equal(halves, whole[second])
     reference = []
     for start, _, end in places:
-        one = [x[start:end].float().transpose(0, 1)[None] for x in (q, k, v)]
-        out = F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)
+        qs, ks, vs = (x[start:end].float().transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
         reference.append(out[0].transpose(0, 1))
     return _row(
         f"attention, {heads} x {width}", equal, whole, torch.cat(reference), (at_once, None)
@@ -201,7 +203,7 @@ def runs(parent: Path, options: argparse.Namespace) -> list[str]:
     exact = [*job, "trainer.deterministic=true"]
     measured = {}
     for name, overrides in (
-        ("deterministic", [*exact, "debug.dumpRollouts=true"]),
+        ("deterministic", exact),
         *([("deterministic, fp32LmHead", [*exact, "model.fp32LmHead=true"])] * options.head),
         ("usual", job),
     ):
@@ -220,10 +222,10 @@ def runs(parent: Path, options: argparse.Namespace) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_run_row(name, records) for name, records in measured.items()]
-    return [*lines, "", *resumed(example / "job.yaml", parent, exact, options)]
+    return lines
 
 
-def _run_row(name: str, records: list[Mapping[str, Any]]) -> str:
+def _run_row(name: str, records: Sequence[Mapping[str, Any]]) -> str:
     late = records[WARM_UP:] or records
 
     def middle(key: str) -> float:
@@ -238,39 +240,44 @@ def _run_row(name: str, records: list[Mapping[str, Any]]) -> str:
     )
 
 
-def resumed(manifest: Path, parent: Path, job: list[str], options: argparse.Namespace) -> list[str]:
-    """The same rollouts trained on twice: once as they come, once with the trainer killed."""
-    rollouts = parent / "deterministic" / "rollouts"
-    replay = [
-        *job,
-        f"debug.replay={rollouts}",
-        "rollout.replicas=0",
-        "trainer.colocate=false",
+def resumed(parent: Path, options: argparse.Namespace) -> list[str]:
+    """Given answers, which need no engine, trained on twice: once with the trainer killed."""
+    example = parent / "sft"
+    shutil.copytree(ROOT / "examples/sft", example, ignore=shutil.ignore_patterns("model"))
+    subprocess.run([sys.executable, "make_data.py", "."], cwd=example, check=True, timeout=120)
+    write_config(example / "model", options.shape, "bfloat16")
+    job = [
+        "trainer.steps=24",
+        "trainer.optimizer={lr: 1e-4}",
+        "trainer.deterministic=true",
+        "checkpoint={everySteps: 12, keep: 3}",
+        "evaluation=null",
+        f"trainer.gpusPerNode={int(torch.cuda.is_available())}",
+        f"rollout.gpusPerReplica={int(torch.cuda.is_available())}",
     ]
     models = {}
-    for name, kill in (("straight", False), ("killed", True)):
+    for name, kill in (("straight", False), ("again", False), ("killed", True)):
         directory = parent / name
-        command = [sys.executable, "-m", "sluice_cli", "run", str(manifest), "--plain"]
+        command = [sys.executable, "-m", "sluice_cli", "run", str(example / "job.yaml"), "--plain"]
         command += ["--run-dir", str(directory)]
-        command += [word for override in replay for word in ("--set", override)]
-        output = (parent / f"{name}.log").open("w")
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        if kill:
-            _kill_trainer(directory, options.steps // 2, process)
-        try:
-            process.wait(options.seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        command += [word for override in job for word in ("--set", override)]
+        with (parent / f"{name}.log").open("w") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            if kill:
+                _kill_trainer(directory, 12, process)
+            try:
+                process.wait(options.seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
         _keep(directory, options.out)
         models[name] = _digest(directory)
         if not models[name]:
             print((parent / f"{name}.log").read_text()[-2000:], *_ends(directory), file=sys.stderr)
-    equal = models["straight"] == models["killed"] != ""
-    return [
-        f"the same rollouts again, straight and with the trainer killed behind step "
-        f"{options.steps // 2}: weights {'equal to the bit' if equal else 'NOT EQUAL'} "
-        f"({models['straight'][:12]}, {models['killed'][:12]})"
-    ]
+    lines = ["", "| 24 steps of given answers | weights |", "|---|---|"]
+    for name, digest in models.items():
+        equal = "equal to the bit" if digest and digest == models["straight"] else "NOT EQUAL"
+        lines.append(f"| {name} | {digest[:12]}{'' if name == 'straight' else f', {equal}'} |")
+    return lines
 
 
 def _kill_trainer(directory: Path, step: int, run: subprocess.Popen[bytes]) -> None:

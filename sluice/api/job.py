@@ -165,7 +165,7 @@ class RLJobSpec(Model):
                 not s.trainer.deterministic
                 or s.trainer.gpus_per_node == 0
                 or (
-                    s.rollout.engine == "sglang"
+                    s.rollout.engine != "vllm"
                     and s.weight_sync.engine_plugin
                     and s.rollout.gpus_per_replica == s.rollout.nodes_per_replica == 1
                 )
