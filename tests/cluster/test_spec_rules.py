@@ -103,6 +103,14 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "routingReplay needs an engine that tells its routing",
     ),
     ({"trainer": {"steps": 4, "cpuOffload": "all"}}, "only backend: fsdp trains from host memory"),
+    (
+        {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "optimizer"}},
+        "backend: fsdp has all in host memory or nothing",
+    ),
+    (
+        {"trainer": {"steps": 4, "cpuOffloadFraction": 0.5}},
+        "cpuOffloadFraction is of cpuOffload: optimizer",
+    ),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "group": True}}, "group: true needs function"),
@@ -197,6 +205,7 @@ SENSIBLE: list[dict[str, Any]] = [
     {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
     {"trainer": {"steps": 4, "gpusPerNode": 4, "backend": "fsdp", "recompute": "full"}},
     {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "all"}},
+    {"trainer": {"steps": 4, "cpuOffload": "optimizer", "cpuOffloadFraction": 0.5}},
     {"trainer": {"steps": 4, "routingReplay": "rollout"}},
     {"trainer": {"steps": 4, "recompute": "selective", "recomputeModules": ["mlp", "moe"]}},
     {

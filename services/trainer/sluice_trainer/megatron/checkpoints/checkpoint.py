@@ -24,6 +24,7 @@ from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.checkpoints.optimizer_state import state_to_load, state_to_write
+from sluice_trainer.megatron.step.optimizer import parts as optimizers
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
@@ -197,12 +198,10 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Megatron's optimizers: experts have one of their own where they are spread over ranks.
-
-    On a pipeline stage without experts that one has nothing to do, and no state.
+    """Megatron's optimizers that have a state: on a pipeline stage without experts theirs has
+    none.
     """
-    chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in chained if not part.is_stub_optimizer and part.buffers]
+    return [part for part in optimizers(optimizer) if part.buffers]
 
 
 def _adam_step(optimizer: Any) -> int:
