@@ -60,10 +60,55 @@ from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
         ("--update-weight-buffer-size $((256 * 1024 * 1024))", {"weightSync": {"bucketMiB": 256}}),
         ("--eval-top-p 0.7", {"evaluation": None}),
         ("--custom-generate-function-path my.play", {"rollout": {"function": "my.play"}}),
+        (
+            "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d "
+            "--use-precision-aware-optimizer",
+            {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": None}},
+        ),
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0.75",
+            {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": 0.75}},
+        ),
+        ("--optimizer-offload-fraction 0.75", {"trainer": {"cpuOffload": None}}),
     ],
 )
 def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
     check(spec_of(slime(tmp_path, arguments)), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0",
+            "--optimizer-offload-fraction is 0 with it: nothing is on the CPU",
+            id="a fraction of nothing",
+        ),
+        pytest.param(
+            "--optimizer-cpu-offload --optimizer-offload-fraction most",
+            "expected a number, found 'most'",
+            id="no number",
+        ),
+        pytest.param(
+            "--use-precision-aware-optimizer --exp-avg-dtype bf16",
+            "--exp-avg-dtype bf16 (line 1): gradients, and the optimizer's weights and moments, "
+            "are fp32; other moments need TransformerEngine's AdamW",
+            id="moments in bf16",
+        ),
+    ],
+)
+def test_what_slimes_optimizer_cannot_be_here_is_said(
+    tmp_path: Path, arguments: str, said: str
+) -> None:
+    result = slime(tmp_path, arguments)
+    assert said in unwrapped(result)
+    assert "cpuOffload" not in spec_of(result)["trainer"]
+
+
+def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:
+    kinds = "main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"
+    given = " ".join(f"--{kind} fp32" for kind in kinds)
+    assert "dtype" not in slime(tmp_path, f"--use-precision-aware-optimizer {given}").stdout
 
 
 TAUGHT = "--use-opd --opd-kl-coef 0.5"
