@@ -107,8 +107,8 @@ def test_what_slimes_optimizer_cannot_be_here_is_said(
 
 def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:
     kinds = "main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"
-    given = " ".join(f"--{kind} fp32" for kind in kinds)
-    assert "dtype" not in slime(tmp_path, f"--use-precision-aware-optimizer {given}").stdout
+    arguments = " ".join(f"--{kind} fp32" for kind in kinds)
+    assert "dtype" not in slime(tmp_path, f"--use-precision-aware-optimizer {arguments}").stdout
 
 
 TAUGHT = "--use-opd --opd-kl-coef 0.5"
