@@ -66,4 +66,6 @@ def _optimizer_state(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
                 masters = [master for master in masters if not part.on_host(master)]
             states = [part.optimizer.state.get(master, {}).values() for master in masters]
             held = [tensor for tensor in (*chain(*states), *masters) if isinstance(tensor, Tensor)]
-            yield from (t for t in held if t.untyped_storage()._cdata not in weights)
+            # Adam's step is a number: it stays.
+            large = [tensor for tensor in held if tensor.dim()]
+            yield from (t for t in large if t.untyped_storage()._cdata not in weights)

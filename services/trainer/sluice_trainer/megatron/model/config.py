@@ -124,7 +124,7 @@ def transformer_config(
         masked_softmax_fusion=False,
         bias_activation_fusion=COMPILED,
         bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=True,  # `weight_gradients`
         persist_layer_norm=False,
         **_parallel(parallelism),
         **_experts(shape.experts),
