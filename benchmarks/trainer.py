@@ -2,14 +2,15 @@
 peer publishes.
 
     python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384]
-        [--backend fsdp] [--cpu-offload none optimizer] [--profile] [--out DIR]
+        [--backend fsdp] [--cpu-offload none optimizer] [--weight-gradients fused separate]
+        [--profile] [--out DIR]
 
 A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and
 clipping, AdamW. Every rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones
 (`--lengths lognormal`) of as many in all. FLOPs are counted as in prime-rl's and Megatron's
 reports: 6 for each weight and token, causal attention by half, what is recomputed not counted.
-Several ways of `--cpu-offload` run one after the other and end in a table. Without a GPU a tiny
-model is the rehearsal.
+Several ways of `--cpu-offload`, `--weight-gradients` and `--moments` (of Adam) run one after the
+other and end in a table. Without a GPU a tiny model is the rehearsal.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,15 @@ from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend, backend_of
 from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.megatron.model.weight_gradients import separate
 from sluice_trainer.sequences import TrainSequence
 
 GPUS = torch.cuda.device_count()
 PEAK = 989e12
 """Dense bf16 FLOP/s of an H100 SXM or H200, by the data sheet."""
 PROMPT = 256
+RESULT = "result.json"
+"""What rank 0 writes, beside the model."""
 PEERS = {
     ("qwen3-0.6b", 1): "prime-rl 11,900",
     ("qwen3-4b", 8): "prime-rl 26,000 to 27,000",
@@ -75,6 +80,14 @@ def main() -> None:
     parser.add_argument(
         "--cpu-offload-fraction", type=float, help="of the optimizer, with --cpu-offload optimizer"
     )
+    parser.add_argument(
+        "--weight-gradients",
+        nargs="+",
+        choices=["fused", "separate"],
+        default=["fused"],
+        help="added to their sum by the product that makes them, or after it (Megatron)",
+    )
+    parser.add_argument("--moments", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -82,9 +95,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--way", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.directory:
+        options.offloaded, options.gradients, options.stored = options.way
         rank(options)
         return
     with tempfile.TemporaryDirectory() as directory:
@@ -93,23 +107,26 @@ def main() -> None:
         write_config(
             Path(directory), options.shape, "bfloat16", max_position_embeddings=longest, **changes
         )
-        ways = list(dict.fromkeys(options.cpu_offload))
-        for way in ways:
-            code = on_ranks(__file__, options.gpus, "--directory", directory, "--way", way)
+        results = []
+        for way in product(options.cpu_offload, options.weight_gradients, options.moments):
+            code = on_ranks(__file__, options.gpus, "--directory", directory, "--way", *way)
             if code:
                 sys.exit(code)
-        if len(ways) > 1:
-            compare([json.loads(Path(directory, f"{way}.result").read_text()) for way in ways])
+            results.append(json.loads(Path(directory, RESULT).read_text()))
+        if len(results) > 1:
+            compare(results)
 
 
 def compare(results: list[dict[str, Any]]) -> None:
-    """A table of the same steps with more or less in host memory."""
-    print("in host memory | step ms | tokens/s | GPU GiB | host GiB | loss")
+    """A table of the same steps, done in several ways."""
+    print("in host memory | gradients | moments | step ms | tokens/s | GPU GiB | host GiB | loss")
     for result in results:
         fraction = result["cpu_offload_fraction"]
         way = result["cpu_offload"] + (f", {fraction:g} of it" if fraction else "")
         print(
-            f"{way:14} | {result['step_seconds'] * 1e3:7.0f} | {result['tokens_per_second']:8,.0f} "
+            f"{way:14} | {result['weight_gradients']:9} | {result['moments']:7} "
+            f"| {result['step_seconds'] * 1e3:7.0f} "
+            f"| {result['tokens_per_second']:8,.0f} "
             f"| {result['peak_gib']:7.1f} | {result['host_gib']:8.1f} | {result['loss']:.6f}"
         )
 
@@ -120,6 +137,9 @@ def rank(options: argparse.Namespace) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     job, timeout = spec(options), timedelta(seconds=300)
     policy = backend_of(job)(job, model_dir=options.directory, timeout=timeout, total_steps=1000)
+    if options.gradients == "separate":
+        for chunk in policy._learner.chunks:  # type: ignore[attr-defined]
+            separate(chunk)
     seconds, tokens = [], 0
     for step in range(options.warm_up + options.steps):
         shard, totals = batch(
@@ -158,8 +178,9 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
         "steps": 1000,
         "maxTokensPerGpu": options.max_tokens or options.tokens,
         "recompute": options.recompute,
-        "cpuOffload": options.way,
-        "cpuOffloadFraction": options.cpu_offload_fraction if options.way == "optimizer" else None,
+        "cpuOffload": options.offloaded,
+        "cpuOffloadFraction": fraction(options),
+        "optimizer": {"expAvgDtype": options.stored, "expAvgSqDtype": options.stored},
     }
     model = {"path": str(options.directory), "init": "random"}
     data = {"prompts": [{"path": "none.jsonl"}]}
@@ -172,6 +193,10 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
             "rollout": {"batchSize": 64},
         }
     )
+
+
+def fraction(options: argparse.Namespace) -> float | None:
+    return options.cpu_offload_fraction if options.offloaded == "optimizer" else None
 
 
 def batch(
@@ -295,10 +320,10 @@ def report(
         "lengths": options.lengths,
         "sequences": len(shard),
         "recompute": options.recompute,
-        "cpu_offload": options.way,
-        "cpu_offload_fraction": options.cpu_offload_fraction
-        if options.way == "optimizer"
-        else None,
+        "cpu_offload": options.offloaded,
+        "cpu_offload_fraction": fraction(options),
+        "weight_gradients": options.gradients,
+        "moments": options.stored,
         "step_seconds": step,
         "tokens_per_second": rate,
         "gflop_per_token": model / 1e9,
@@ -307,13 +332,15 @@ def report(
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if GPUS else 0.0,
         "host_gib": host,
     }
-    (options.directory / f"{options.way}.result").write_text(json.dumps(result))
+    (options.directory / RESULT).write_text(json.dumps(result))
     print(
         f"{options.backend}, {options.shape}, {shape.layers} layers, {result['machine']} "
         f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
         f"lengths of {options.tokens} tokens, recompute {options.recompute}, "
-        f"in host memory {options.way}: step {step * 1e3:.0f} "
-        f"ms, {rate:,.0f} tokens/s, {model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
+        f"in host memory {options.offloaded}, weight gradients {options.gradients}, "
+        f"moments {options.stored}: "
+        f"step {step * 1e3:.0f} ms, {rate:,.0f} tokens/s, "
+        f"{model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
         f"{result['peak_gib']:.0f} GiB, of the host {host:.0f}; "
         f"peer: {PEERS.get((options.shape, options.gpus), '-')}",
         flush=True,
@@ -324,9 +351,10 @@ def report(
         name = f"trainer{other}-{options.shape}-{options.gpus}gpu"
         name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
         name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}"
-        name += {"none": ".json", "optimizer": "-optimizer-on-host.json", "all": "-host.json"}[
-            options.way
-        ]
+        name += "-moments-bf16" if options.stored == "bf16" else ""
+        name += "-separate" if options.gradients == "separate" else ""
+        name += {"none": "", "optimizer": "-optimizer-on-host", "all": "-host"}[options.offloaded]
+        name += ".json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -100,6 +100,16 @@ class Optimizer(Model):
     )
     eps: PositiveFloat = Field(1e-8, description="Adam's addition to the denominator.")
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
+    exp_avg_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="How Adam's mean of the gradients is stored; it computes in fp32. bf16 needs "
+        "backend: megatron.",
+    )
+    exp_avg_sq_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="How Adam's mean of the gradients' squares is stored. In bf16 it is rounded "
+        "up or down so that it is right on average.",
+    )
 
 
 class Balance(Model):
@@ -245,6 +255,16 @@ class Trainer(Model):
             lambda t: t.cpu_offload_fraction is None or t.cpu_offload == "optimizer",
             "cpuOffloadFraction is of cpuOffload: optimizer",
             "cpuOffloadFraction",
+        ),
+        Rule(
+            "self.backend == 'megatron' || "
+            "self.optimizer.expAvgDtype == 'fp32' && self.optimizer.expAvgSqDtype == 'fp32'",
+            lambda t: (
+                t.backend == "megatron"
+                or t.optimizer.exp_avg_dtype == t.optimizer.exp_avg_sq_dtype == "fp32"
+            ),
+            "backend: fsdp keeps Adam's moments in fp32",
+            "optimizer",
         ),
         Rule(
             "self.recompute != 'selective' || self.backend == 'megatron'",

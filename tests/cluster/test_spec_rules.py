@@ -108,6 +108,10 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "backend: fsdp has all in host memory or nothing",
     ),
     (
+        {"trainer": {"steps": 4, "backend": "fsdp", "optimizer": {"expAvgSqDtype": "bf16"}}},
+        "backend: fsdp keeps Adam's moments in fp32",
+    ),
+    (
         {"trainer": {"steps": 4, "cpuOffloadFraction": 0.5}},
         "cpuOffloadFraction is of cpuOffload: optimizer",
     ),
@@ -206,6 +210,7 @@ SENSIBLE: list[dict[str, Any]] = [
     {"trainer": {"steps": 4, "gpusPerNode": 4, "backend": "fsdp", "recompute": "full"}},
     {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "all"}},
     {"trainer": {"steps": 4, "cpuOffload": "optimizer", "cpuOffloadFraction": 0.5}},
+    {"trainer": {"steps": 4, "optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}}},
     {"trainer": {"steps": 4, "routingReplay": "rollout"}},
     {"trainer": {"steps": 4, "recompute": "selective", "recomputeModules": ["mlp", "moe"]}},
     {

@@ -1,6 +1,8 @@
-"""Megatron's optimizer on the CPU, which slime and verl pass on."""
+"""Where Megatron's optimizer lies, and its types, which slime and verl pass on."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from sluice_cli.importing.draft import (
     Draft,
@@ -8,6 +10,7 @@ from sluice_cli.importing.draft import (
     Same,
     Setting,
     Settings,
+    To,
     Translation,
     needs,
     real,
@@ -15,10 +18,20 @@ from sluice_cli.importing.draft import (
 
 _ONCE = Same("copies overlap with the step, and the weights in fp32 are held once")
 _FP32 = Lost(
-    "gradients, and the optimizer's weights and moments, are fp32; other moments need "
-    "TransformerEngine's AdamW",
+    "gradients and the optimizer's weights are fp32",
     unless=("fp32", "float32", "torch.float32", None),
 )
+_STORED = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
+
+
+def stored(value: Any) -> str:
+    """The type of Adam's moments. Raises ValueError."""
+    kind = str(value).removeprefix("torch.")
+    if kind not in _STORED:
+        raise ValueError("Adam's moments are fp32 or bf16; others need TransformerEngine")
+    return _STORED[kind]
+
+
 OTHERS: dict[str, Translation] = {
     **dict.fromkeys(
         (
@@ -30,9 +43,9 @@ OTHERS: dict[str, Translation] = {
         ),
         _ONCE,
     ),
-    **dict.fromkeys(
-        ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), _FP32
-    ),
+    **dict.fromkeys(("main_params_dtype", "main_grads_dtype"), _FP32),
+    "exp_avg_dtype": To("trainer.optimizer.expAvgDtype", stored),
+    "exp_avg_sq_dtype": To("trainer.optimizer.expAvgSqDtype", stored),
 }
 """What belongs to it, by Megatron's names."""
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step import host_optimizer
+from sluice_trainer.megatron.step import adamw
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.megatron.step.learner import MegatronLearner
 from tests.integration.trainer import tiny, train_steps
@@ -25,7 +26,7 @@ HALF: dict[str, Any] = {**HOST, "cpuOffloadFraction": 0.5}
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several pieces for most matrices, the last shorter."""
-    monkeypatch.setattr(host_optimizer, "PIECE", 1000)
+    monkeypatch.setattr(adamw, "PIECE", 1000)
 
 
 def parts(policy: Policy) -> list[HostOptimizer]:
@@ -108,3 +109,26 @@ def test_a_turn_of_the_engines_moves_only_what_is_on_the_device(
     resumed.come_back()
     assert resumed.load_latest(tmp_path) == 2
     assert step(resumed, 2) == step(plain, 2)
+
+
+def test_moments_in_bf16_are_saved_so_and_go_on_in_either_type(qwen3: Path, tmp_path: Path) -> None:
+    rates = {**TRAINER["optimizer"], "expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}
+    through = train_steps.train(**job(qwen3, steps=5))
+    on_two(qwen3, {**HALF, "optimizer": rates}, tmp_path, save_at=3)
+    stored = FileSystemReader(tmp_path / "iter_0000003").read_metadata().state_dict_metadata
+    kinds = {key.split(".")[2]: entry.properties.dtype for key, entry in optimizer_tensors(stored)}
+    assert kinds == {
+        "param": torch.float32,
+        "exp_avg": torch.bfloat16,
+        "exp_avg_sq": torch.bfloat16,
+    }
+    for optimizer in (rates, TRAINER["optimizer"]):
+        request = job(qwen3, steps=5, checkpoints=str(tmp_path))
+        request["trainer"] = {**TRAINER, "optimizer": optimizer}
+        resumed = train_steps.train(**request)
+        for ours, expected in zip(resumed["history"], through["history"][3:], strict=True):
+            assert ours == pytest.approx(expected, rel=2e-2, abs=1e-3)
+
+
+def optimizer_tensors(stored: Any) -> list[tuple[str, Any]]:
+    return [(key, entry) for key, entry in stored.items() if key.startswith("optimizer.state.")]

@@ -70,6 +70,10 @@ from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
             {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": 0.75}},
         ),
         ("--optimizer-offload-fraction 0.75", {"trainer": {"cpuOffload": None}}),
+        (
+            "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+            {"trainer": {"optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}}},
+        ),
     ],
 )
 def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
@@ -90,10 +94,14 @@ def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, 
             id="no number",
         ),
         pytest.param(
-            "--use-precision-aware-optimizer --exp-avg-dtype bf16",
-            "--exp-avg-dtype bf16 (line 1): gradients, and the optimizer's weights and moments, "
-            "are fp32; other moments need TransformerEngine's AdamW",
-            id="moments in bf16",
+            "--use-precision-aware-optimizer --exp-avg-dtype fp8",
+            "--exp-avg-dtype fp8 (line 1): Adam's moments are fp32 or bf16",
+            id="moments in fp8",
+        ),
+        pytest.param(
+            "--use-precision-aware-optimizer --main-grads-dtype bf16",
+            "--main-grads-dtype bf16 (line 1): gradients and the optimizer's weights are fp32",
+            id="gradients in bf16",
         ),
     ],
 )
@@ -106,8 +114,7 @@ def test_what_slimes_optimizer_cannot_be_here_is_said(
 
 
 def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:
-    kinds = "main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"
-    arguments = " ".join(f"--{kind} fp32" for kind in kinds)
+    arguments = " ".join(f"--{kind} fp32" for kind in ("main-grads-dtype", "main-params-dtype"))
     assert "dtype" not in slime(tmp_path, f"--use-precision-aware-optimizer {arguments}").stdout
 
 

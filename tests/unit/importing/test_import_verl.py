@@ -273,6 +273,11 @@ def test_verls_teacher(tmp_path: Path) -> None:
             id="half of the optimizer on the CPU",
         ),
         pytest.param(
+            f"+{OPTIMIZER}.exp_avg_dtype=bfloat16 +{OPTIMIZER}.exp_avg_sq_dtype=fp32",
+            {"trainer": {"optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "fp32"}}},
+            id="moments of two types",
+        ),
+        pytest.param(
             f"+{OPTIMIZER}.optimizer_cpu_offload=True",
             {"trainer": {"cpuOffload": None}},
             id="none of the optimizer on the CPU",

@@ -123,12 +123,10 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
             f"checkpoint {final} could not be read: it was not written with trainer.backend: "
             "megatron"
         )
-    wanted = _state(chunks, optimizer, {}, loading=True)
     try:
-        if (
-            wanted["rng"].unique_key
-            not in FileSystemReader(final).read_metadata().state_dict_metadata
-        ):
+        stored = FileSystemReader(final).read_metadata().state_dict_metadata
+        wanted = _state(chunks, optimizer, {}, stored=stored)
+        if wanted["rng"].unique_key not in stored:
             del wanted["rng"]  # saved under another layout
         state: dict[str, Any] = dist_checkpointing.load(wanted, str(final))
     except (Exception, CheckpointException) as error:
@@ -148,11 +146,16 @@ def weights_state(chunks: list[Any]) -> dict[str, Any]:
 
 
 def _state(
-    chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False
+    chunks: list[Any],
+    optimizer: Any,
+    user_state: dict[str, Any],
+    *,
+    stored: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """stored: the table of contents of the checkpoint that is loaded."""
     _allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
-    of_part = state_to_load if loading else state_to_write
+    of_part = state_to_write if stored is None else partial(state_to_load, stored=stored)
     return {
         **weights,
         "optimizer": {
@@ -205,34 +208,18 @@ def _parts(optimizer: Any) -> list[Any]:
 
 
 def _adam_step(optimizer: Any) -> int:
-    steps = {int(group["step"] or 0) for part in _parts(optimizer) for group in _groups(part)}
+    states = [state for part in _parts(optimizer) for state in part.optimizer.state.values()]
+    steps = {int(state["step"]) for state in states}
     assert len(steps) == 1, steps
     return steps.pop()
 
 
-def _groups(part: Any) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = part.state_dict()["optimizer"]["param_groups"]
-    return groups
-
-
 def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
     for number, part in enumerate(_parts(optimizer)):
-        before = part.state_dict()
-        for group in before["optimizer"]["param_groups"]:
-            group["step"] = step
-        kind = METADATA["distrib_optim_sharding_type"]
-        part.load_state_dict(
-            {
-                **before,
-                "param_state": tensors.get(f"part{number}", {}),  # a rank may have no share
-                "param_state_sharding_type": kind,
-            }
-        )
-        # All parameters were given one step tensor, which torch's Adam would then count up once for
-        # each.
+        # A rank may have no share.
+        part.load_parameter_state_from_fully_reshardable(tensors.get(f"part{number}", {}))
         for state in part.optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()
+            state["step"].fill_(step)
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:

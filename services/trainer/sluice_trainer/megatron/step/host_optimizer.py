@@ -16,21 +16,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from sluice_trainer.device import DEVICE
+from sluice_trainer.megatron.step import adamw
 from sluice_trainer.processors import usable_processors
 from sluice_trainer.staging import host_memory
-
-PIECE = 2**24
-"""Elements that travel at once: 64 MiB of gradients take about 2 ms over PCIe, and the CPU longer
-to work them in."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class _Piece:
     """On the device, like `model`."""
     model: Tensor
     weights: Tensor
-    """In host memory, float32, like the moments."""
+    """In host memory, like the moments; float32."""
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: float
@@ -51,23 +46,7 @@ class _Piece:
 
     def update(self, gradient: Tensor) -> None:
         """AdamW, on the CPU. gradient: a copy in host memory."""
-        beta1, beta2 = self.rates["betas"]
-        adamw(
-            [self.weights],
-            [gradient],
-            [self.exp_avg],
-            [self.exp_avg_sq],
-            [],
-            [torch.tensor(self.step)],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=self.rates["lr"],
-            weight_decay=self.rates["weight_decay"],
-            eps=self.rates["eps"],
-            maximize=False,
-        )
+        adamw.update(self.weights, gradient, self.exp_avg, self.exp_avg_sq, self.step, self.rates)
 
 
 class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
@@ -132,11 +111,12 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
             self.optimizer.state[share]["step"] += 1
 
     def _init_optimizer_states_with_dummy_values(self) -> None:
-        for share in (each for group in self.optimizer.param_groups for each in group["params"]):
-            if share in self._stand_ins:
-                self._state(share)
-            else:
-                share.grad = torch.zeros_like(share)
+        for group in self.optimizer.param_groups:
+            for share in group["params"]:
+                if share in self._stand_ins:
+                    self._state(share, group)
+                else:
+                    share.grad = torch.zeros_like(share)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -156,11 +136,9 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
         weights: Tensor = self.buffers[buffer].buckets[bucket].param_data.view(-1)
         return weights[place.start : place.end]
 
-    def _state(self, share: Tensor) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.optimizer.state[share]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(share), torch.zeros_like(share)
+    def _state(self, share: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.optimizer.state[share] or adamw.first_state(share, group)
+        self.optimizer.state[share] = state
         return state
 
     def _pieces(self) -> Iterator[_Piece]:
@@ -169,8 +147,8 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
             stand_in = self._stand_ins.get(share)
             if stand_in is None or stand_in.grad is None:
                 continue
-            state = self._state(share)
-            for place in (slice(*cut) for cut in pairwise(cuts(share.numel()))):
+            state = self._state(share, groups[share])
+            for place in adamw.pieces(len(share)):
                 yield _Piece(
                     gradient=stand_in.grad[place],
                     model=self._place_in_model(parameter)[place],
@@ -185,7 +163,8 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
 class _Buffers:
     """The page-locked memory that gradients come in through and weights go out through.
 
-    Two of each: while the CPU works one piece in, the next gradient is on its way, and so are the
+    64 MiB of gradients take about 2 ms over PCIe, and the CPU longer to work them in. Two of each:
+    while the CPU works one piece in, the next gradient is on its way, and so are the
     weights of the one before.
     """
 
@@ -226,13 +205,8 @@ class _Buffers:
         current.wait_stream(up)
 
 
-def cuts(elements: int) -> list[int]:
-    """Where the pieces of so many elements begin and end."""
-    return [*range(0, elements, PIECE), elements]
-
-
 def _buffer(dtype: torch.dtype) -> Tensor:
-    return host_memory(PIECE * dtype.itemsize).view(dtype)
+    return host_memory(adamw.PIECE * dtype.itemsize).view(dtype)
 
 
 def _stand_in(share: Tensor) -> Tensor:

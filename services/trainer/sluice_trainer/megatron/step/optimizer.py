@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sluice.api import Optimizer
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.step.adamw import CompactAdamW
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.storages import Storages
 
@@ -27,7 +28,7 @@ def build_optimizer(
     *,
     on_host: float = 0.0,
 ) -> Any:
-    """Megatron's optimizer over the wrapped chunks of the model: states in fp32, shared out over
+    """Megatron's optimizer over the wrapped chunks of the model: states shared out over
     data-parallel ranks.
 
     Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is
@@ -53,7 +54,7 @@ def build_optimizer(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         optimizer = get_megatron_optimizer(options, chunks)
-    _fuse(optimizer)
+    _choose_adamw(optimizer, spec)
     if on_host:
         _move(optimizer, on_host)
     room.come_back()
@@ -78,13 +79,22 @@ def gradients(chunks: Iterable[Any]) -> Iterator[Tensor]:
             yield buffer.grad_data
 
 
-def _fuse(optimizer: Any) -> None:
+def _choose_adamw(optimizer: Any, spec: Optimizer) -> None:
     """Let torch's AdamW go over memory once: its usual way does an operation of the step at a time
     for all parameters, with memory for the results. Megatron does not pass the option on.
+
+    Moments in bf16 ask for ours.
     """
+    kinds = {"exp_avg_dtype": spec.exp_avg_dtype, "exp_avg_sq_dtype": spec.exp_avg_sq_dtype}
+    chosen: dict[str, Any] = {"fused": True}
+    if "bf16" in kinds.values():
+        types = {"bf16": torch.bfloat16, "fp32": torch.float32}
+        chosen = {name: types[kind] for name, kind in kinds.items()}
     for part in parts(optimizer):
         for group in part.optimizer.param_groups:
-            group["fused"] = True
+            group.update(chosen)
+        if "fused" not in chosen:
+            part.optimizer.__class__ = CompactAdamW
 
 
 def _move(optimizer: Any, fraction: float) -> None:
