@@ -6,9 +6,10 @@
     python tests/gpu/pipeline.py --cpu        the rehearsal, by gloo
 
 Losses, gradient norms, log-probs and weights are compared with one GPU's. In float32 they are to be
-equal but for the order of sums. In bf16 they may be as far from one GPU's as those are from its
-float32 ones: that is what bf16 rounds away by itself. Weights are compared on average: one that is
-rounded the other way is another by a hundredth. Exit code 1 where they are further.
+equal but for the order of sums. In bf16 they may be three times as far from one GPU's as those are
+from its float32 ones: two runs are rounded to both sides, and the farthest of five steps varies.
+Weights are compared on average: one that is rounded the other way is another by a hundredth. Exit
+code 1 where they are further.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ def case(model: Path, trainer: dict[str, Any], precision: str) -> dict[str, Any]
 
 def report(results: dict[str, dict[str, Any]]) -> int:
     """Print a table of differences; 1 where one is above its bound."""
-    bf16 = apart(results[f"{ONE}/bf16"], results[f"{ONE}/fp32"])
+    by_rounding = apart(results[f"{ONE}/bf16"], results[f"{ONE}/fp32"])
+    bf16 = {name: 3 * difference for name, difference in by_rounding.items()}
     bounds = {"fp32": FLOAT32, "bf16": bf16}
     header = ["case", "type", *NUMBERS, "ms", "MiB", ""]
     rows = [["may differ by", name, *map(short, bound.values())] for name, bound in bounds.items()]
