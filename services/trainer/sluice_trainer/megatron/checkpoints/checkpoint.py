@@ -23,7 +23,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.checkpoints.optimizer_state import state_to_load, state_to_write
+from sluice_trainer.megatron.checkpoints.optimizer_state import (
+    state_to_load,
+    state_to_write,
+    take_state,
+)
 from sluice_trainer.megatron.step.optimizer import parts as optimizers
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.staging import Staging, finish_copies
@@ -216,8 +220,7 @@ def _adam_step(optimizer: Any) -> int:
 
 def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
     for number, part in enumerate(_parts(optimizer)):
-        # A rank may have no share.
-        part.load_parameter_state_from_fully_reshardable(tensors.get(f"part{number}", {}))
+        take_state(part, tensors.get(f"part{number}", {}))  # a rank may have no share
         for state in part.optimizer.state.values():
             state["step"].fill_(step)
 

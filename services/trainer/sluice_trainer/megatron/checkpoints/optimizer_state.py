@@ -68,6 +68,17 @@ def state_to_load(
     }
 
 
+def take_state(optimizer: Any, tensors: dict[int, dict[str, Tensor]]) -> None:
+    """Copy this rank's part of what was loaded into the optimizer, in the types that it has."""
+    rank = optimizer.data_parallel_group.rank()
+    for number, (parameter, first, last) in enumerate(_places(optimizer)):
+        if not first <= rank <= last:
+            continue
+        place = optimizer._get_model_param_range_map(parameter)["param"]
+        for name, share in _share(optimizer, parameter).items():
+            share.copy_(tensors[number][name].view(-1)[place.start : place.end])
+
+
 def _dtype(stored: Mapping[str, Any], name: str, like: Any) -> torch.dtype:
     """float32 also of what is not there: Megatron says what is missing."""
     entry = stored.get(_key(name, like))
