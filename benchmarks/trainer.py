@@ -2,13 +2,15 @@
 peer publishes.
 
     python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384]
-        [--backend fsdp] [--profile] [--out DIR]
+        [--backend fsdp] [--cpu-offload none optimizer] [--weight-gradients fused separate]
+        [--profile] [--out DIR]
 
 A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and
 clipping, AdamW. Every rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones
 (`--lengths lognormal`) of as many in all. FLOPs are counted as in prime-rl's and Megatron's
 reports: 6 for each weight and token, causal attention by half, what is recomputed not counted.
-Without a GPU a tiny model is the rehearsal.
+Several ways of `--cpu-offload`, `--weight-gradients` and `--moments` (of Adam) run one after the
+other and end in a table. Without a GPU a tiny model is the rehearsal.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +40,15 @@ from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend, backend_of
 from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.megatron.model.weight_gradients import separate
 from sluice_trainer.sequences import TrainSequence
 
 GPUS = torch.cuda.device_count()
 PEAK = 989e12
 """Dense bf16 FLOP/s of an H100 SXM or H200, by the data sheet."""
 PROMPT = 256
+RESULT = "result.json"
+"""What rank 0 writes, beside the model."""
 PEERS = {
     ("qwen3-0.6b", 1): "prime-rl 11,900",
     ("qwen3-4b", 8): "prime-rl 26,000 to 27,000",
@@ -67,7 +74,20 @@ def main() -> None:
     parser.add_argument("--lengths", choices=["equal", "lognormal"], default="equal")
     parser.add_argument("--max-tokens", type=int, help="of a micro-batch; default: --tokens")
     parser.add_argument("--recompute", default="none")
-    parser.add_argument("--cpu-offload", choices=["none", "all"], default="none")
+    parser.add_argument(
+        "--cpu-offload", nargs="+", choices=["none", "optimizer", "all"], default=["none"]
+    )
+    parser.add_argument(
+        "--cpu-offload-fraction", type=float, help="of the optimizer, with --cpu-offload optimizer"
+    )
+    parser.add_argument(
+        "--weight-gradients",
+        nargs="+",
+        choices=["fused", "separate"],
+        default=["fused"],
+        help="added to their sum by the product that makes them, or after it (Megatron)",
+    )
+    parser.add_argument("--moments", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument(
@@ -75,8 +95,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--way", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.directory:
+        options.offloaded, options.gradients, options.stored = options.way
         rank(options)
         return
     with tempfile.TemporaryDirectory() as directory:
@@ -85,7 +107,28 @@ def main() -> None:
         write_config(
             Path(directory), options.shape, "bfloat16", max_position_embeddings=longest, **changes
         )
-        sys.exit(on_ranks(__file__, options.gpus, "--directory", directory))
+        results = []
+        for way in product(options.cpu_offload, options.weight_gradients, options.moments):
+            code = on_ranks(__file__, options.gpus, "--directory", directory, "--way", *way)
+            if code:
+                sys.exit(code)
+            results.append(json.loads(Path(directory, RESULT).read_text()))
+        if len(results) > 1:
+            compare(results)
+
+
+def compare(results: list[dict[str, Any]]) -> None:
+    """A table of the same steps, done in several ways."""
+    print("in host memory | gradients | moments | step ms | tokens/s | GPU GiB | host GiB | loss")
+    for result in results:
+        fraction = result["cpu_offload_fraction"]
+        way = result["cpu_offload"] + (f", {fraction:g} of it" if fraction else "")
+        print(
+            f"{way:14} | {result['weight_gradients']:9} | {result['moments']:7} "
+            f"| {result['step_seconds'] * 1e3:7.0f} "
+            f"| {result['tokens_per_second']:8,.0f} "
+            f"| {result['peak_gib']:7.1f} | {result['host_gib']:8.1f} | {result['loss']:.6f}"
+        )
 
 
 def rank(options: argparse.Namespace) -> None:
@@ -94,6 +137,9 @@ def rank(options: argparse.Namespace) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     job, timeout = spec(options), timedelta(seconds=300)
     policy = backend_of(job)(job, model_dir=options.directory, timeout=timeout, total_steps=1000)
+    if options.gradients == "separate":
+        for chunk in policy._learner.chunks:  # type: ignore[attr-defined]
+            separate(chunk)
     seconds, tokens = [], 0
     for step in range(options.warm_up + options.steps):
         shard, totals = batch(
@@ -107,6 +153,7 @@ def rank(options: argparse.Namespace) -> None:
         seconds.append(time.perf_counter() - started)
     if options.profile:
         profiled(policy, options)
+    host = host_memory()
     if dist.get_rank() == 0:
         report(
             options,
@@ -115,6 +162,7 @@ def rank(options: argparse.Namespace) -> None:
             statistics.median(seconds[options.warm_up :]),
             tokens,
             metrics,
+            host,
         )
     dist.destroy_process_group()
 
@@ -130,7 +178,9 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
         "steps": 1000,
         "maxTokensPerGpu": options.max_tokens or options.tokens,
         "recompute": options.recompute,
-        "cpuOffload": options.cpu_offload,
+        "cpuOffload": options.offloaded,
+        "cpuOffloadFraction": fraction(options),
+        "optimizer": {"expAvgDtype": options.stored, "expAvgSqDtype": options.stored},
     }
     model = {"path": str(options.directory), "init": "random"}
     data = {"prompts": [{"path": "none.jsonl"}]}
@@ -143,6 +193,10 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
             "rollout": {"batchSize": 64},
         }
     )
+
+
+def fraction(options: argparse.Namespace) -> float | None:
+    return options.cpu_offload_fraction if options.offloaded == "optimizer" else None
 
 
 def batch(
@@ -180,6 +234,14 @@ def long_tailed(total: int, longest: int, draws: np.random.Generator) -> list[in
         lengths.append(int(np.clip(draws.lognormal(np.log(longest / 4), 0.8), 64, longest)))
     lengths[-1] -= sum(lengths) - total
     return [length for length in lengths if length >= 2]
+
+
+def host_memory() -> float:
+    """GiB that all ranks together have had at most in the machine's memory. Collective."""
+    kib = torch.tensor(float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+    kib = kib.cuda() if GPUS else kib
+    dist.all_reduce(kib)
+    return kib.item() / 2**20
 
 
 def wait() -> None:
@@ -237,6 +299,7 @@ def report(
     step: float,
     tokens: int,
     metrics: dict[str, float],
+    host: float,
 ) -> None:
     rate = tokens / step
     model = flops(shape, [len(s.tokens) for s in shard]) / sum(len(s.tokens) for s in shard)
@@ -257,21 +320,29 @@ def report(
         "lengths": options.lengths,
         "sequences": len(shard),
         "recompute": options.recompute,
-        "cpu_offload": options.cpu_offload,
+        "cpu_offload": options.offloaded,
+        "cpu_offload_fraction": fraction(options),
+        "weight_gradients": options.gradients,
+        "moments": options.stored,
         "step_seconds": step,
         "tokens_per_second": rate,
         "gflop_per_token": model / 1e9,
         "mfu": rate * model / (PEAK * options.gpus),
         "loss": metrics["train/loss"],
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if GPUS else 0.0,
+        "host_gib": host,
     }
+    (options.directory / RESULT).write_text(json.dumps(result))
     print(
         f"{options.backend}, {options.shape}, {shape.layers} layers, {result['machine']} "
         f"({', '.join(f'{name} {size}' for name, size in layout.items())}), {options.lengths} "
         f"lengths of {options.tokens} tokens, recompute {options.recompute}, "
-        f"in host memory {options.cpu_offload}: step {step * 1e3:.0f} "
-        f"ms, {rate:,.0f} tokens/s, {model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
-        f"{result['peak_gib']:.0f} GiB; peer: {PEERS.get((options.shape, options.gpus), '-')}",
+        f"in host memory {options.offloaded}, weight gradients {options.gradients}, "
+        f"moments {options.stored}: "
+        f"step {step * 1e3:.0f} ms, {rate:,.0f} tokens/s, "
+        f"{model / 1e9:.2f} GFLOP/token, MFU {result['mfu']:.1%}, "
+        f"{result['peak_gib']:.0f} GiB, of the host {host:.0f}; "
+        f"peer: {PEERS.get((options.shape, options.gpus), '-')}",
         flush=True,
     )
     if options.out:
@@ -280,7 +351,10 @@ def report(
         name = f"trainer{other}-{options.shape}-{options.gpus}gpu"
         name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
         name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}"
-        name += "-host.json" if options.cpu_offload == "all" else ".json"
+        name += "-moments-bf16" if options.stored == "bf16" else ""
+        name += "-separate" if options.gradients == "separate" else ""
+        name += {"none": "", "optimizer": "-optimizer-on-host", "all": "-host"}[options.offloaded]
+        name += ".json"
         (options.out / name).write_text(json.dumps(result, indent=2) + "\n")
 
 

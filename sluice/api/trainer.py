@@ -100,6 +100,16 @@ class Optimizer(Model):
     )
     eps: PositiveFloat = Field(1e-8, description="Adam's addition to the denominator.")
     clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
+    exp_avg_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="How Adam's mean of the gradients is stored; it computes in fp32. bf16 needs "
+        "backend: megatron.",
+    )
+    exp_avg_sq_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="How Adam's mean of the gradients' squares is stored. In bf16 it is rounded "
+        "up or down so that it is right on average.",
+    )
 
 
 class Balance(Model):
@@ -144,11 +154,17 @@ class Trainer(Model):
         description="What the trainer keeps in host memory while the engines generate, with "
         "colocate. Default: all on GPU, none on CPU.",
     )
-    cpu_offload: Literal["none", "all"] = Field(
+    cpu_offload: Literal["none", "optimizer", "all"] = Field(
         "none",
-        description="What the trainer keeps in host memory also while it trains: all: weights, "
-        "gradients and optimizer, whose step the CPU takes. For models that do not fit "
-        "otherwise; needs backend: fsdp.",
+        description="What the trainer keeps in host memory also while it trains, for models that "
+        "do not fit otherwise; the CPU takes the optimizer's step. optimizer: Adam's moments and "
+        "the weights in fp32, with backend: megatron. all: weights and gradients too, with "
+        "backend: fsdp.",
+    )
+    cpu_offload_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="How much of the optimizer lies in host memory, with cpuOffload: optimizer; "
+        "the GPU takes the step of the rest. Default: 1, all of it.",
     )
     device_class: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         "gpu.nvidia.com",
@@ -228,10 +244,33 @@ class Trainer(Model):
             "offload",
         ),
         Rule(
-            "self.cpuOffload == 'none' || self.backend == 'fsdp'",
-            lambda t: t.cpu_offload == "none" or t.backend == "fsdp",
-            "only backend: fsdp trains from host memory",
+            "self.cpuOffload != 'all' || self.backend == 'fsdp'",
+            lambda t: t.cpu_offload != "all" or t.backend == "fsdp",
+            "only backend: fsdp trains from host memory: with backend: megatron choose "
+            "cpuOffload: optimizer",
             "cpuOffload",
+        ),
+        Rule(
+            "self.cpuOffload != 'optimizer' || self.backend == 'megatron'",
+            lambda t: t.cpu_offload != "optimizer" or t.backend == "megatron",
+            "backend: fsdp has all in host memory or nothing: cpuOffload all or none",
+            "cpuOffload",
+        ),
+        Rule(
+            "!has(self.cpuOffloadFraction) || self.cpuOffload == 'optimizer'",
+            lambda t: t.cpu_offload_fraction is None or t.cpu_offload == "optimizer",
+            "cpuOffloadFraction is of cpuOffload: optimizer",
+            "cpuOffloadFraction",
+        ),
+        Rule(
+            "self.backend == 'megatron' || "
+            "self.optimizer.expAvgDtype == 'fp32' && self.optimizer.expAvgSqDtype == 'fp32'",
+            lambda t: (
+                t.backend == "megatron"
+                or t.optimizer.exp_avg_dtype == t.optimizer.exp_avg_sq_dtype == "fp32"
+            ),
+            "backend: fsdp keeps Adam's moments in fp32",
+            "optimizer",
         ),
         Rule(
             "self.recompute != 'selective' || self.backend == 'megatron'",
@@ -273,6 +312,11 @@ class Trainer(Model):
     def offloaded(self) -> Literal["none", "optimizer", "all"]:
         """The parts of the trainer that lie in host memory while the engines generate."""
         return self.offload or ("all" if self.colocate and self.gpus_per_node else "none")
+
+    @property
+    def optimizer_on_host(self) -> float:
+        """The fraction of Megatron's optimizer that lies in host memory while it trains."""
+        return (self.cpu_offload_fraction or 1.0) if self.cpu_offload == "optimizer" else 0.0
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -115,6 +115,18 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         for more in ({"rollout": {"gpusPerReplica": 2}}, {"weightSync": {"enginePlugin": False}})
     ),
     ({"trainer": {"steps": 4, "cpuOffload": "all"}}, "only backend: fsdp trains from host memory"),
+    (
+        {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "optimizer"}},
+        "backend: fsdp has all in host memory or nothing",
+    ),
+    (
+        {"trainer": {"steps": 4, "backend": "fsdp", "optimizer": {"expAvgSqDtype": "bf16"}}},
+        "backend: fsdp keeps Adam's moments in fp32",
+    ),
+    (
+        {"trainer": {"steps": 4, "cpuOffloadFraction": 0.5}},
+        "cpuOffloadFraction is of cpuOffload: optimizer",
+    ),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "group": True}}, "group: true needs function"),
@@ -209,6 +221,8 @@ SENSIBLE: list[dict[str, Any]] = [
     {"trainer": {"steps": 4, "nodes": 2, "colocate": True, "offload": "all"}},
     {"trainer": {"steps": 4, "gpusPerNode": 4, "backend": "fsdp", "recompute": "full"}},
     {"trainer": {"steps": 4, "backend": "fsdp", "cpuOffload": "all"}},
+    {"trainer": {"steps": 4, "cpuOffload": "optimizer", "cpuOffloadFraction": 0.5}},
+    {"trainer": {"steps": 4, "optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}}},
     {"trainer": {"steps": 4, "routingReplay": "rollout"}},
     {"trainer": {"steps": 4, "recompute": "selective", "recomputeModules": ["mlp", "moe"]}},
     {

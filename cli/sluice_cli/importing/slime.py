@@ -22,6 +22,7 @@ from sluice_cli.importing.draft import (
     text,
     translate,
 )
+from sluice_cli.importing.host_optimizer import host_optimizer
 from sluice_cli.importing.launches import last_launch, report
 from sluice_cli.importing.script import Argument, Script, ScriptCommand
 from sluice_cli.importing.slime_sft import supervised, without_engines
@@ -49,6 +50,7 @@ _LATER = (
     "--no-offload-rollout",
 )
 """Arguments that are translated after the table, because they need what it writes."""
+_HOST_OPTIMIZER = ("--optimizer-cpu-offload", "--optimizer-offload-fraction")
 
 
 def launch(script: Script, source: str) -> tuple[ScriptCommand, int]:
@@ -86,6 +88,7 @@ def import_slime(script: Script, source: str) -> Draft:
         _reward(draft, settings)
     _algorithm(draft, settings)
     _engines(draft, settings)
+    host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="1")
     _evaluation(draft, settings)
     settings.seen |= set(_LATER)
     translate(draft, settings, TABLE, fallback)

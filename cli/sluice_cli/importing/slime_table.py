@@ -15,6 +15,7 @@ from sluice_cli.importing.draft import (
     real,
     text,
 )
+from sluice_cli.importing.host_optimizer import OTHERS
 from sluice_cli.importing.recompute import recompute, recompute_modules
 from sluice_cli.importing.slime_rest import REST
 
@@ -184,10 +185,8 @@ TABLE: dict[str, Translation] = REST | {
     "--micro-batch-size": Same("micro-batches are packed by tokens"),
     "--log-probs-max-tokens-per-gpu": Same("as trainer.maxTokensPerGpu"),
     "--balance-data": _ALWAYS,
-    "--optimizer-cpu-offload": Lost(
-        "the optimizer stays on the GPU, spread over data parallel ranks"
-    ),
-    "--use-precision-aware-optimizer": Lost("the optimizer keeps fp32"),
+    **{f"--{name.replace('_', '-')}": entry for name, entry in OTHERS.items()},
+    **dict.fromkeys(("--no-pin-cpu-grads", "--no-pin-cpu-params"), OTHERS["pin_cpu_grads"]),
     "--fp16": Lost("trainer.precision is bf16 or fp32"),
     "--bf16": _ALWAYS,
     "--seed": Lost("one seed for all, data.seed", unless=("42",)),
@@ -229,7 +228,6 @@ TABLE: dict[str, Translation] = REST | {
             "--no-gradient-accumulation-fusion",
             "--attention-softmax-in-fp32",
             "--attention-backend",
-            "--overlap-cpu-optimizer-d2h-h2d",
             "--train-backend",
             "--use-flash-attn",
             "--use-distributed-optimizer",

@@ -22,6 +22,7 @@ from sluice_cli.importing.draft import (
     real,
     translate,
 )
+from sluice_cli.importing.host_optimizer import host_optimizer
 from sluice_cli.importing.hydra import overrides, resolved
 from sluice_cli.importing.launches import last_launch, report
 from sluice_cli.importing.script import Argument, Script, ScriptCommand
@@ -113,6 +114,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     _evaluation(draft, settings)
     distillation(draft, settings)
     _fsdp(draft, settings)
+    host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="0")
     apart = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
     options = engine(draft, settings)
@@ -131,6 +133,10 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     return draft
 
 
+_HOST_OPTIMIZER = (
+    f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
+    f"{_ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction",
+)
 _LATER = (
     f"{_ACTOR}.ppo_mini_batch_size",
     "data.gen_batch_size",

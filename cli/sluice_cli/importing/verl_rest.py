@@ -6,6 +6,7 @@ Names of verl 0.9 and its main branch.
 from __future__ import annotations
 
 from sluice_cli.importing.draft import Lost, Same, Translation
+from sluice_cli.importing.host_optimizer import OTHERS
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ALWAYS = Same("sluice does it always")
@@ -81,6 +82,7 @@ REST: dict[str, Translation] = {
         "use_checkpoint_opt_param_scheduler",
     ),
     f"{_ACTOR}.optim.lr_wsd_decay_style": Same("of the schedule WSD"),
+    **{f"{_ACTOR}.optim.override_optimizer_config.{name}": entry for name, entry in OTHERS.items()},
     f"{_ACTOR}.optim.optimizer_impl": Same("Megatron's AdamW"),
     f"{_ACTOR}.megatron.seed": Same("one seed for all: data.seed"),
     f"{_ACTOR}.megatron.use_remove_padding": _ALWAYS,

@@ -68,7 +68,7 @@ def test_what_is_in_a_field_is_listed_with_its_rules() -> None:
     trainer = explained("trainer")
     assert ("steps", "integer") in [(name, kind) for name, kind, _ in trainer.children]
     assert "steps: exactly one of steps and epochs must be set" in trainer.rules
-    assert "  schedule     constant | linear | cosine" in explained("trainer.optimizer").text()
+    assert "  schedule       constant | linear | cosine" in explained("trainer.optimizer").text()
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,62 @@ from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
         ("--update-weight-buffer-size $((256 * 1024 * 1024))", {"weightSync": {"bucketMiB": 256}}),
         ("--eval-top-p 0.7", {"evaluation": None}),
         ("--custom-generate-function-path my.play", {"rollout": {"function": "my.play"}}),
+        (
+            "--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d "
+            "--use-precision-aware-optimizer",
+            {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": None}},
+        ),
+        (
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0.75",
+            {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": 0.75}},
+        ),
+        ("--optimizer-offload-fraction 0.75", {"trainer": {"cpuOffload": None}}),
+        (
+            "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+            {"trainer": {"optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}}},
+        ),
     ],
 )
 def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
     check(spec_of(slime(tmp_path, arguments)), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(
+            "--optimizer-cpu-offload --optimizer-offload-fraction 0",
+            "--optimizer-offload-fraction is 0 with it: nothing is on the CPU",
+            id="a fraction of nothing",
+        ),
+        pytest.param(
+            "--optimizer-cpu-offload --optimizer-offload-fraction most",
+            "expected a number, found 'most'",
+            id="no number",
+        ),
+        pytest.param(
+            "--use-precision-aware-optimizer --exp-avg-dtype fp8",
+            "--exp-avg-dtype fp8 (line 1): Adam's moments are fp32 or bf16",
+            id="moments in fp8",
+        ),
+        pytest.param(
+            "--use-precision-aware-optimizer --main-grads-dtype bf16",
+            "--main-grads-dtype bf16 (line 1): gradients and the optimizer's weights are fp32",
+            id="gradients in bf16",
+        ),
+    ],
+)
+def test_what_slimes_optimizer_cannot_be_here_is_said(
+    tmp_path: Path, arguments: str, said: str
+) -> None:
+    result = slime(tmp_path, arguments)
+    assert said in unwrapped(result)
+    assert "cpuOffload" not in spec_of(result)["trainer"]
+
+
+def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:
+    arguments = " ".join(f"--{kind} fp32" for kind in ("main-grads-dtype", "main-params-dtype"))
+    assert "dtype" not in slime(tmp_path, f"--use-precision-aware-optimizer {arguments}").stdout
 
 
 TAUGHT = "--use-opd --opd-kl-coef 0.5"

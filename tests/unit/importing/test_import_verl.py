@@ -10,6 +10,8 @@ import pytest
 
 from tests.unit.importing.import_tools import check, run, spec_of, unwrapped, verl
 
+OPTIMIZER = "actor_rollout_ref.actor.optim.override_optimizer_config"
+
 
 def test_verls_teacher(tmp_path: Path) -> None:
     loss = "distillation.distillation_loss"
@@ -257,6 +259,28 @@ def test_verls_teacher(tmp_path: Path) -> None:
         (
             "actor_rollout_ref.actor.megatron.optimizer_offload=True",
             {"trainer": {"offload": "optimizer"}},
+        ),
+        pytest.param(
+            f"+{OPTIMIZER}.optimizer_cpu_offload=True +{OPTIMIZER}.optimizer_offload_fraction=1.0 "
+            f"+{OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d=True "
+            f"+{OPTIMIZER}.use_precision_aware_optimizer=True",
+            {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": None}},
+            id="optimizer on the CPU",
+        ),
+        pytest.param(
+            f"+{OPTIMIZER}.optimizer_cpu_offload=True +{OPTIMIZER}.optimizer_offload_fraction=0.5",
+            {"trainer": {"cpuOffload": "optimizer", "cpuOffloadFraction": 0.5}},
+            id="half of the optimizer on the CPU",
+        ),
+        pytest.param(
+            f"+{OPTIMIZER}.exp_avg_dtype=bfloat16 +{OPTIMIZER}.exp_avg_sq_dtype=fp32",
+            {"trainer": {"optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "fp32"}}},
+            id="moments of two types",
+        ),
+        pytest.param(
+            f"+{OPTIMIZER}.optimizer_cpu_offload=True",
+            {"trainer": {"cpuOffload": None}},
+            id="none of the optimizer on the CPU",
         ),
         (
             "actor_rollout_ref.actor.strategy=fsdp "

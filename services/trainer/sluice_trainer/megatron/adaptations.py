@@ -4,14 +4,11 @@ Megatron names the device "cuda" outright. `megatron_device()` makes that mean t
 inside the `with` block and only where there is no GPU**: everything that this package does with
 Megatron happens inside one, and nobody else in the process ever sees a changed torch. On a GPU
 machine it does nothing.
-
-One repair is not about the CPU and is applied at import: see `_repair_distributed_optimizer`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import queue
 import warnings
@@ -29,7 +26,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.dist_checkpointing.strategies import filesystem_async
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 
 class _Stream:
@@ -184,27 +180,6 @@ def checkpoint_writer_in_process() -> Iterator[list[str]]:
         filesystem_async._results_queue, log.propagate = queue_before, propagate_before
 
 
-def _repair_distributed_optimizer() -> None:
-    """Let optimizer state survive a checkpoint.
-
-    torch's Adam (there is neither TransformerEngine nor Apex) keeps its step as a tensor per
-    parameter. Megatron's loader expects it among the tensors of each parameter and fails with
-    KeyError: 'step'. The value that is set with the group is right already: the loader gets a None
-    to skip.
-    """
-    set_state = DistributedOptimizer._set_main_param_and_optimizer_states
-    if hasattr(set_state, "__wrapped__"):
-        return
-
-    @functools.wraps(set_state)
-    def with_step(self: Any, model_param: Tensor, tensors: dict[str, Any]) -> None:
-        tensors.setdefault("step", None)
-        set_state(self, model_param, tensors)
-
-    DistributedOptimizer._set_main_param_and_optimizer_states = with_step
-
-
-_repair_distributed_optimizer()
 # Megatron warns at every construction and save of what is deprecated. The version is pinned; errors
 # still show.
 logging.getLogger("megatron.core").setLevel(logging.ERROR)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 from torch import Tensor
 
+from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.megatron.step.learner import MegatronLearner
+from sluice_trainer.megatron.step.optimizer import gradients, parts
 from sluice_trainer.storages import Offload
 
 
@@ -46,23 +49,23 @@ def _tensors_of(models: Iterable[Any]) -> Iterator[Tensor]:
 
 def _gradients(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
     for learner in learners:
-        for chunk in learner.chunks:
-            buffers = [*chunk.buffers, *chunk.expert_parallel_buffers]
-            yield from (buffer.grad_data for buffer in buffers)
+        yield from gradients(learner.chunks)
 
 
 def _optimizer_state(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
-    """Moments and, in bf16, the weights in fp32.
+    """Moments and, in bf16, the weights in fp32, but not of what is in host memory already.
 
     In fp32 the optimizer's weights are views of the model's own.
     """
     learners = list(learners)
     weights = {tensor.untyped_storage()._cdata for tensor in _weights(learners)}
     for learner in learners:
-        for part in getattr(learner.optimizer, "chained_optimizers", [learner.optimizer]):
-            if part.is_stub_optimizer:
-                continue
-            state = [value for values in part.optimizer.state.values() for value in values.values()]
+        for part in parts(learner.optimizer):
             masters = [p for group in part.optimizer.param_groups for p in group["params"]]
-            held = [tensor for tensor in (*state, *masters) if isinstance(tensor, Tensor)]
-            yield from (t for t in held if t.untyped_storage()._cdata not in weights)
+            if isinstance(part, HostOptimizer):
+                masters = [master for master in masters if not part.on_host(master)]
+            states = [part.optimizer.state.get(master, {}).values() for master in masters]
+            held = [tensor for tensor in (*chain(*states), *masters) if isinstance(tensor, Tensor)]
+            # Adam's step is a number: it stays.
+            large = [tensor for tensor in held if tensor.dim()]
+            yield from (t for t in large if t.untyped_storage()._cdata not in weights)

@@ -23,7 +23,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.checkpoints.optimizer_state import state_to_load, state_to_write
+from sluice_trainer.megatron.checkpoints.optimizer_state import (
+    state_to_load,
+    state_to_write,
+    take_state,
+)
+from sluice_trainer.megatron.step.optimizer import parts as optimizers
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
@@ -122,12 +127,10 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
             f"checkpoint {final} could not be read: it was not written with trainer.backend: "
             "megatron"
         )
-    wanted = _state(chunks, optimizer, {}, loading=True)
     try:
-        if (
-            wanted["rng"].unique_key
-            not in FileSystemReader(final).read_metadata().state_dict_metadata
-        ):
+        stored = FileSystemReader(final).read_metadata().state_dict_metadata
+        wanted = _state(chunks, optimizer, {}, stored=stored)
+        if wanted["rng"].unique_key not in stored:
             del wanted["rng"]  # saved under another layout
         state: dict[str, Any] = dist_checkpointing.load(wanted, str(final))
     except (Exception, CheckpointException) as error:
@@ -147,11 +150,16 @@ def weights_state(chunks: list[Any]) -> dict[str, Any]:
 
 
 def _state(
-    chunks: list[Any], optimizer: Any, user_state: dict[str, Any], *, loading: bool = False
+    chunks: list[Any],
+    optimizer: Any,
+    user_state: dict[str, Any],
+    *,
+    stored: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """stored: the table of contents of the checkpoint that is loaded."""
     _allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
-    of_part = state_to_load if loading else state_to_write
+    of_part = state_to_write if stored is None else partial(state_to_load, stored=stored)
     return {
         **weights,
         "optimizer": {
@@ -197,43 +205,24 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Megatron's optimizers: experts have one of their own where they are spread over ranks.
-
-    On a pipeline stage without experts that one has nothing to do, and no state.
+    """Megatron's optimizers that have a state: on a pipeline stage without experts theirs has
+    none.
     """
-    chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in chained if not part.is_stub_optimizer and part.buffers]
+    return [part for part in optimizers(optimizer) if part.buffers]
 
 
 def _adam_step(optimizer: Any) -> int:
-    steps = {int(group["step"] or 0) for part in _parts(optimizer) for group in _groups(part)}
+    states = [state for part in _parts(optimizer) for state in part.optimizer.state.values()]
+    steps = {int(state["step"]) for state in states}
     assert len(steps) == 1, steps
     return steps.pop()
 
 
-def _groups(part: Any) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = part.state_dict()["optimizer"]["param_groups"]
-    return groups
-
-
 def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
     for number, part in enumerate(_parts(optimizer)):
-        before = part.state_dict()
-        for group in before["optimizer"]["param_groups"]:
-            group["step"] = step
-        kind = METADATA["distrib_optim_sharding_type"]
-        part.load_state_dict(
-            {
-                **before,
-                "param_state": tensors.get(f"part{number}", {}),  # a rank may have no share
-                "param_state_sharding_type": kind,
-            }
-        )
-        # All parameters were given one step tensor, which torch's Adam would then count up once for
-        # each.
+        take_state(part, tensors.get(f"part{number}", {}))  # a rank may have no share
         for state in part.optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].clone()
+            state["step"].fill_(step)
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:

@@ -9,7 +9,7 @@ several ranks is put together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 MAIN = "param"
 """Megatron's name of the weights in float32."""
@@ -44,13 +45,18 @@ def state_to_write(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[st
     return state
 
 
-def state_to_load(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The same with empty host memory, for whole parameters that this rank has a part of."""
+def state_to_load(
+    optimizer: Any, weights: dict[str, Any], stored: Mapping[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """The same with empty host memory, for whole parameters that this rank has a part of.
+
+    stored: what the checkpoint has, and so the types that its moments are in.
+    """
     rank, like = optimizer.data_parallel_group.rank(), _by_weight(weights)
     return {
         number: {
             name: _sharded(
-                torch.empty(parameter.numel(), dtype=torch.float32),
+                torch.empty(parameter.numel(), dtype=_dtype(stored, name, like[parameter])),
                 name,
                 like[parameter],
                 rank - first,
@@ -60,6 +66,27 @@ def state_to_load(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[str
         for number, (parameter, first, last) in enumerate(_places(optimizer))
         if first <= rank <= last
     }
+
+
+def take_state(optimizer: Any, tensors: dict[int, dict[str, Tensor]]) -> None:
+    """Copy this rank's part of what was loaded into the optimizer, in the types that it has."""
+    rank = optimizer.data_parallel_group.rank()
+    for number, (parameter, first, last) in enumerate(_places(optimizer)):
+        if not first <= rank <= last:
+            continue
+        place = optimizer._get_model_param_range_map(parameter)["param"]
+        for name, share in _share(optimizer, parameter).items():
+            share.copy_(tensors[number][name].view(-1)[place.start : place.end])
+
+
+def _dtype(stored: Mapping[str, Any], name: str, like: Any) -> torch.dtype:
+    """float32 also of what is not there: Megatron says what is missing."""
+    entry = stored.get(_key(name, like))
+    return entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else torch.float32
+
+
+def _key(name: str, like: Any) -> str:
+    return f"optimizer.state.{name}.{like.key}"
 
 
 def _by_weight(weights: dict[str, Any]) -> dict[Tensor, Any]:
@@ -91,23 +118,29 @@ def _share(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
 def _together(optimizer: Any, parameter: Tensor, share: dict[str, Tensor]) -> dict[str, Tensor]:
     """The whole state of a parameter that lies on several ranks. Collective.
 
-    Bits are added up, as whole numbers: each comes from one rank, and the others have none.
+    Bits are added up, as whole numbers of 32: each comes from one rank, and the others have none.
     """
-    whole = {}
-    for name in _names(optimizer):
-        tensor = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+    whole, size = {}, parameter.numel()
+    for name, dtype in _dtypes(optimizer).items():
+        tensor = torch.zeros(size + size % 2, dtype=dtype, device=parameter.device)
         if name in share:
             place = optimizer._get_model_param_range_map(parameter)["param"]
             tensor[place.start : place.end] = share[name]
         dist.all_reduce(tensor.view(torch.int32), group=optimizer.data_parallel_group)
-        whole[name] = tensor
+        whole[name] = tensor[:size]
     return whole
+
+
+def _dtypes(optimizer: Any) -> dict[str, torch.dtype]:
+    group = optimizer.optimizer.param_groups[0]
+    kinds = {name: group.get(f"{name}_dtype", torch.float32) for name in _names(optimizer)}
+    return kinds | {MAIN: torch.float32}
 
 
 def _sharded(tensor: Tensor, name: str, like: Any, replica: int) -> Any:
     """The tensor as its weight lies in the model. replica: 0 on the rank that writes it."""
     changes: dict[str, Any] = {
-        "key": f"optimizer.state.{name}.{like.key}",
+        "key": _key(name, like),
         "data": tensor.view(like.data.shape),
         "replica_id": (*like.replica_id[:-1], replica),
     }

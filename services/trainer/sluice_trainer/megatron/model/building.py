@@ -22,6 +22,7 @@ from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.model.spec import block_spec, set_latent_rotary
+from sluice_trainer.megatron.model.weight_gradients import separate
 
 
 class ValueHead(torch.nn.Linear):
@@ -80,6 +81,7 @@ def _chunk(
         if router := getattr(layer.mlp, "router", None):
             router.frozen_expert_bias = True
             router._maintain_float32_expert_bias()
+            separate(layer.mlp.experts)  # which are multiplied together, but for an empty row
     return model
 
 

@@ -81,7 +81,9 @@ class MegatronLearner(Learner):
     ) -> None:
         super().__init__(spec, optimizer, total_steps)
         self.chunks = distribute(chunks, config)
-        self.optimizer = build_optimizer(self.chunks, config, optimizer)
+        self.optimizer = build_optimizer(
+            self.chunks, config, optimizer, on_host=spec.trainer.optimizer_on_host
+        )
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation, split = self._spec.algorithm.loss_aggregation, parallel.row_split()

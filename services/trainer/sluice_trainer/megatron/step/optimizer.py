@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
+from torch import Tensor
 
 from sluice.api import Optimizer
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.step.adamw import CompactAdamW
+from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
+from sluice_trainer.storages import Storages
 
 
 @megatron_device()
 def build_optimizer(
-    chunks: list[DistributedDataParallel], config: TransformerConfig, spec: Optimizer
+    chunks: list[DistributedDataParallel],
+    config: TransformerConfig,
+    spec: Optimizer,
+    *,
+    on_host: float = 0.0,
 ) -> Any:
-    """Megatron's optimizer over the wrapped chunks of the model: states in fp32, shared out over
+    """Megatron's optimizer over the wrapped chunks of the model: states shared out over
     data-parallel ranks.
 
     Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is
-    computed anyway.
+    computed anyway. on_host: fraction of the state that lies in host memory.
     """
     options = OptimizerConfig(
         optimizer="adam",
@@ -38,12 +47,60 @@ def build_optimizer(
         params_dtype=config.params_dtype,
         use_distributed_optimizer=True,
     )
+    # Megatron makes all of the state on the device; where most of it cannot stay, gradients make
+    # room for it.
+    room = Storages(lambda: gradients(chunks) if on_host else (), of_use=False)
+    room.leave()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         optimizer = get_megatron_optimizer(options, chunks)
+    _choose_adamw(optimizer, spec)
+    if on_host:
+        _move(optimizer, on_host)
+    room.come_back()
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = _sum_gradients
     return optimizer
+
+
+def parts(optimizer: Any) -> list[Any]:
+    """Megatron's optimizers: experts have one of their own where they are spread over ranks.
+
+    A rank without any of its parameters has a stub of it.
+    """
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in chained if not part.is_stub_optimizer]
+
+
+def gradients(chunks: Iterable[Any]) -> Iterator[Tensor]:
+    """The buffers of all gradients of the wrapped chunks."""
+    for chunk in chunks:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            yield buffer.grad_data
+
+
+def _choose_adamw(optimizer: Any, spec: Optimizer) -> None:
+    """Let torch's AdamW go over memory once: its usual way does an operation of the step at a time
+    for all parameters, with memory for the results. Megatron does not pass the option on.
+
+    Moments in bf16 ask for ours.
+    """
+    kinds = {"exp_avg_dtype": spec.exp_avg_dtype, "exp_avg_sq_dtype": spec.exp_avg_sq_dtype}
+    chosen: dict[str, Any] = {"fused": True}
+    if "bf16" in kinds.values():
+        types = {"bf16": torch.bfloat16, "fp32": torch.float32}
+        chosen = {name: types[kind] for name, kind in kinds.items()}
+    for part in parts(optimizer):
+        for group in part.optimizer.param_groups:
+            group.update(chosen)
+        if "fused" not in chosen:
+            part.optimizer.__class__ = CompactAdamW
+
+
+def _move(optimizer: Any, fraction: float) -> None:
+    for part in parts(optimizer):
+        part.__class__ = HostOptimizer  # Megatron's factory knows only its own
+        part.move(fraction)
 
 
 def _sum_gradients(
