@@ -247,6 +247,7 @@ def resumed(parent: Path, options: argparse.Namespace) -> list[str]:
     subprocess.run([sys.executable, "make_data.py", "."], cwd=example, check=True, timeout=120)
     write_config(example / "model", options.shape, "bfloat16")
     job = [
+        "trainer.epochs=null",
         "trainer.steps=24",
         "trainer.optimizer={lr: 1e-4}",
         "trainer.deterministic=true",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,19 +34,22 @@ class Staging:
 
 
 def host_memory(size: int) -> Tensor:
-    """So many bytes, [size] uint8, page-locked for the speed of copies.
+    """So many bytes, [size] uint8, page-locked for the speed of copies for as long as they live.
 
     torch's own would be rounded up to a power of two. Raises MemoryError.
     """
-    memory = torch.empty(size, dtype=torch.uint8)
+    memory = np.empty(size, np.uint8)
     if DEVICE.type == "cuda" and size:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
+        runtime, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
+        error = int(runtime.cudaHostRegister(address, size, 0))
         if error != 0:
             raise MemoryError(
                 f"{size >> 20} MiB of host memory cannot be locked: CUDA error {error}"
             )
-    return memory
+        # CUDA refuses copies of memory of which it still takes a part for locked. numpy calls this
+        # before it gives the memory back, however many tensors had looked at it.
+        weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    return torch.from_numpy(memory)
 
 
 def finish_copies() -> None:

@@ -1,0 +1,54 @@
+"""Host memory that is locked for a GPU, which a CPU can only watch being locked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sluice_trainer import staging
+
+
+class Runtime:
+    """Writes down what is locked and let go, as CUDA would."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.locked: dict[int, int] = {}
+        self._error = error
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.locked[address] = size
+        return self._error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+def locking(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
+    monkeypatch.setattr(staging, "DEVICE", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+
+
+def test_memory_is_locked_until_the_last_view_of_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locking(monkeypatch, runtime := Runtime())
+    view = staging.host_memory(4096).view(torch.float32)[8:]
+    assert [*runtime.locked.values()] == [4096]
+    assert next(iter(runtime.locked)) == view.untyped_storage().data_ptr()
+    del view
+    assert not runtime.locked
+
+
+def test_what_cannot_be_locked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    locking(monkeypatch, Runtime(error=2))
+    with pytest.raises(MemoryError, match="1 MiB of host memory cannot be locked: CUDA error 2"):
+        staging.host_memory(1 << 20)
+
+
+def test_a_copy_of_another_size_lets_the_former_memory_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = staging.Staging()
+    locking(monkeypatch, runtime := Runtime())
+    memory.copy("weights", torch.ones(1024))
+    memory.copy("weights", torch.ones(2048))
+    assert [*runtime.locked.values()] == [8192]
