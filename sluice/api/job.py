@@ -26,7 +26,7 @@ from sluice.api.rollout import Rollout
 from sluice.api.room import room_rules
 from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.status import RLJobStatus
-from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint
+from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.trainer import Trainer
 from sluice.api.weight_sync import WeightSync
 
@@ -65,6 +65,11 @@ class RLJobSpec(Model):
     weight_sync: WeightSync = Field(default_factory=WeightSync)
     buffer: BufferSpec = Field(default_factory=BufferSpec)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    kernel_cache: KernelCache | None = Field(
+        None,
+        description="Where engines and trainer keep the kernels that they compile at their start. "
+        "Default: every pod compiles its own.",
+    )
     evaluation: Evaluation | None = None
     debug: Debug = Field(default_factory=Debug)
     suspend: bool = Field(

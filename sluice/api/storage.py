@@ -125,6 +125,15 @@ class BufferSpec(Model):
     )
 
 
+class KernelCache(Model):
+    """Compiled kernels that outlive the pods of engines and trainer."""
+
+    volume: VolumeSource = Field(
+        description="Kubernetes volume source that they share, with directories of their own; jobs "
+        "may share it too. A claim that pods of several nodes use needs ReadWriteMany."
+    )
+
+
 class Checkpoint(Model):
     """The part of the training that is kept, and where."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.engines import arguments
+from sluice.engines import arguments, kernels
 from sluice.engines.base import Place, Plugin
 
 PLUGIN_DIR = "/sluice/sglang"
@@ -103,6 +103,15 @@ class Launch:
             | _CPU_ENV
             | ({_BIND: "|".join(map(str, range(rollout.nodes_per_replica)))} if several else {})
         )
+
+    def caches(self, directory: str) -> dict[str, str]:
+        """Of Triton, torch.compile and CUDA; of FlashInfer, DeepGEMM and SGLang's own kernels."""
+        return kernels.caches(directory) | {
+            "FLASHINFER_WORKSPACE_BASE": directory,
+            "SGLANG_CACHE_DIR": f"{directory}/sglang",
+            "SGLANG_DG_CACHE_DIR": f"{directory}/deep_gemm",
+            "TVM_FFI_CACHE_DIR": f"{directory}/tvm-ffi",
+        }
 
     def args(self, spec: RLJobSpec, place: Place) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.

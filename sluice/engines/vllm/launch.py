@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.api import RLJobSpec, Sampling
+from sluice.engines import kernels
 from sluice.engines.arguments import normalized
 from sluice.engines.base import Place, Plugin
 
@@ -72,6 +73,13 @@ class Launch:
 
     def env(self, spec: RLJobSpec) -> dict[str, str]:
         return _ENV if spec.rollout.gpus_per_replica else _ENV | _CPU_ENV
+
+    def caches(self, directory: str) -> dict[str, str]:
+        """Of Triton, torch.compile and CUDA; of FlashInfer and vLLM's own."""
+        return kernels.caches(directory) | {
+            "FLASHINFER_WORKSPACE_BASE": directory,
+            "VLLM_CACHE_ROOT": f"{directory}/vllm",
+        }
 
     def args(self, spec: RLJobSpec, place: Place) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.

@@ -69,6 +69,30 @@ def test_a_float32_head_is_the_engines_too(wanted: bool) -> None:
     assert ("--enable-fp32-lm-head" in args) == wanted
 
 
+@pytest.mark.parametrize(
+    ("engine", "own"), [("sglang", "SGLANG_CACHE_DIR"), ("vllm", "VLLM_CACHE_ROOT")]
+)
+def test_kernels_are_kept_by_engine_and_trainer_and_not_seen_by_the_users_code(
+    engine: str, own: str
+) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "kernels"}}
+    job = make_job(kernelCache={"volume": claim}, rollout={"engine": engine})
+    seen = {}
+    for gang in desired_gangs(job, None):
+        spec = gang_pods(job, gang, 1, "rendezvous:1", Images())[0]["spec"]
+        for container in spec["containers"]:
+            names = {entry["name"] for entry in container["env"]}
+            mounts = [m for m in container["volumeMounts"] if m["mountPath"] == "/sluice/cache"]
+            seen[container["name"]] = (mounts, {own, "TRITON_CACHE_DIR"} & names)
+        held = [each for each in spec["volumes"] if each["name"] == "cache"]
+        assert held == ([{"name": "cache", **claim}] if gang.role in ("rollout", "trainer") else [])
+    place = {"name": "cache", "mountPath": "/sluice/cache"}
+    assert seen.pop("engine") == ([place | {"subPath": "rollout"}], {own, "TRITON_CACHE_DIR"})
+    assert seen.pop("trainer") == ([place | {"subPath": "trainer"}], {"TRITON_CACHE_DIR"})
+    assert {*seen} == {"worker", "buffer", "rendezvous"}
+    assert all(entry == ([], set()) for entry in seen.values())
+
+
 @pytest.mark.parametrize("gpus", [0, 1], ids=["CPU", "GPU"])
 def test_a_deterministic_engine_has_the_attention_that_the_trainer_computes(gpus: int) -> None:
     job = make_job(

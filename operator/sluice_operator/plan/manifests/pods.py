@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.engines import engine_of
+from sluice.engines import engine_of, kernels
 from sluice.engines.base import Place, Plugin
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE
@@ -198,6 +198,8 @@ def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images)
     settings = {"SLUICE_CHECKPOINT_DIR": names.CHECKPOINT_DIR, "SLUICE_RUN_DIR": names.RUN_DIR}
     if not job.spec.on_gpu:
         settings["OMP_NUM_THREADS"] = "1"
+    if job.spec.kernel_cache is not None:
+        settings |= kernels.caches(names.CACHE_DIR)
     ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_trainer.launch"]
     return _container(
@@ -213,7 +215,10 @@ def _rollout(
     """
     launch = engine_of(job.spec).launch
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
-    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + variables(launch.env(job.spec))
+    settings = launch.env(job.spec)
+    if job.spec.kernel_cache is not None:
+        settings = settings | launch.caches(names.CACHE_DIR)
+    env = common + _port_env({"metrics": names.PORTS["metrics"]}) + variables(settings)
     mounts = volumes.mounts(job, "rollout")
     plugin = launch.plugin(job.spec)
     theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
@@ -237,6 +242,8 @@ def _rollout(
         env += variables({"SLUICE_EPISODES": "pods"})
         env += secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN")
     command = ["python", "-m", "sluice_rollout"]
+    # The worker runs the user's code, which has no business with what the engine executes.
+    mounts = [each for each in mounts if each["mountPath"] != names.CACHE_DIR]
     worker = _container(
         job, "worker", images.rollout, command, env, own, mounts + volumes.tls_mount(job)
     )

@@ -81,6 +81,8 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
     if role == "buffer":
         sources["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
         return sources
+    if job.spec.kernel_cache is not None:
+        sources["cache"] = job.spec.kernel_cache.volume
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
     sources["dshm"] = {"emptyDir": {"medium": "Memory"}}
     # Where weights travel over the disk the trainer leaves them there, for engines at the same
@@ -132,6 +134,8 @@ def _mounts(job: RLJob, role: str, name: str) -> list[dict[str, Any]]:
         return [{"mountPath": DIRECTORIES[name], "readOnly": True}]
     if name in ("checkpoint", "run"):
         return _run_mounts(job, role, name)
+    if name == "cache":
+        return [{"mountPath": names.CACHE_DIR, "subPath": role}]
     paths = {"config": names.CONFIG_DIR, "storage": names.STORAGE_DIR, "dshm": "/dev/shm"}  # noqa: S108
     return [{"mountPath": paths[name]}]
 
