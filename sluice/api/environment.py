@@ -69,6 +69,14 @@ class OtherModel(Model):
         return f"{self.name.upper().replace('-', '_')}_API_KEY"
 
 
+class EpisodeSeat(Model):
+    """A player of an episode, whom the model that is trained plays."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = Field(
+        description="What a program asks for, as `model` of its request."
+    )
+
+
 class EpisodeLimits(Model):
     """Bounds of an episode whose program is at the gateway, whatever it does there."""
 

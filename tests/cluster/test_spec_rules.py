@@ -60,6 +60,26 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"models": 2 * [{"name": "judge", "url": "http://judge:30000/v1"}]}},
         "two of them have the same name",
     ),
+    ({"rollout": {"seats": [{"name": "white"}]}}, "seats are of episodes that a program plays"),
+    (
+        {
+            "rollout": {
+                "function": "play.py:play",
+                "seats": [{"name": "judge"}],
+                "models": [{"name": "judge", "url": "http://judge:30000/v1"}],
+            }
+        },
+        "has the name of one of models",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {"verifiers": {"name": "sums"}},
+                "seats": [{"name": "white"}],
+            }
+        },
+        "asks for one model and no seats",
+    ),
     (
         {"rollout": {"environment": {"command": ["agent"], "template": {"metadata": {}}}}},
         "template and egressTo are of pods",

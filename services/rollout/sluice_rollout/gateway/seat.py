@@ -1,4 +1,4 @@
-"""One episode's seat at the gateway: its requests become turns of its conversation."""
+"""A seat of an episode at the gateway: its requests become turns of its conversation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from sluice.sample import Messages, Sample
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError
 from sluice_rollout.gateway import calls, exchange
-from sluice_rollout.gateway.claim import Claim, written
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.errors import TOO_LONG, GatewayError, invalid, too_long, unavailable
 from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
 from sluice_rollout.gateway.history import History, Place, Template
 from sluice_rollout.gateway.shortening import Shortener
-from sluice_rollout.tools import ANSWER, CALLS
-from sluice_rollout.turns import BRANCH_TURNS
+from sluice_rollout.tools import ANSWER, CALLS, SEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,10 @@ class Reply:
 
 @dataclass(slots=True)
 class Seat:
-    """An episode's conversation, and what it may ask for.
+    """A conversation of an episode's, and what may be asked for in it.
 
     longest: tokens before the first answer of a branch. parser: of tool calls. limits: of all that
-    the episode's program may ask for.
+    the episode's program may ask for here. name: of the seat; empty: the episode has no others.
     """
 
     episode: Episode
@@ -47,6 +45,7 @@ class Seat:
     parser: CallParser
     longest: int
     limits: EpisodeLimits
+    name: str = ""
     conversation: Conversation = field(init=False)
     history: History = field(init=False)
     responses: dict[str, Messages] = field(default_factory=dict)
@@ -59,10 +58,9 @@ class Seat:
     _texts: dict[str, Turn] = field(default_factory=dict)
     """Turns of /v1/completions that began with a text, by all of it."""
     _calls: dict[Turn, int] = field(default_factory=dict)
-    _kept: Sample | None = None
 
     def __post_init__(self) -> None:
-        self.conversation = Conversation.of(self.episode.sample)
+        self.conversation = Conversation.of(self.episode.sample, self.name)
         self.history = History(self.conversation, self.template)
 
     async def reply(self, request: Request) -> Reply:
@@ -88,22 +86,6 @@ class Seat:
             turn.answered = False
             raise
         return Reply(self._told(turn, request), turn, seconds)
-
-    def close(self, *, interrupted: bool) -> None:
-        """Put what is trained into the episode's sample. interrupted: all that another play can go
-        on from.
-        """
-        branches = self.conversation.write(self.episode.sample, waiting=interrupted)
-        if self._kept and not interrupted:
-            self.episode.sample.metadata.pop(BRANCH_TURNS, None)
-            self.episode.sample.take(self._kept)
-            branches = min(branches, 1)
-        metrics.GATEWAY_BRANCHES.inc(branches)
-
-    def keep(self, claim: Claim) -> None:
-        """Train what the program says, once its episode ends. Raises ClaimError."""
-        sample = Sample(index=self.episode.sample.index)
-        self._kept = written(claim, self.conversation.turns, sample)
 
     def _shortened(self, request: Request) -> tuple[Request, Place]:
         """The request as the model sees it, and its place. Raises GatewayError."""
@@ -248,11 +230,13 @@ class Seat:
         return tokens[:-1] if ended and tokens[-1] in self.template.special else tokens
 
     def _remember(self, turn: Turn, request: Request, answer: Answer) -> None:
-        metadata = self.episode.metadata
         self._calls[turn] = len(answer.calls)
         self.arguments |= {call.id: call.arguments for call in answer.calls}
-        metadata[CALLS] = sum(self._calls.values())
-        metadata[ANSWER] = answer.text
+        told = {CALLS: sum(self._calls.values()), ANSWER: answer.text}
+        if self.name:
+            self.episode.metadata.setdefault(SEATS, {})[self.name] = told
+        else:
+            self.episode.metadata.update(told)
         if request.prompt is None:
             raw = self.episode.generator.decode(turn.tokens.tolist())
             self.history.note([*request.messages, answer.message], request.tools, turn, raw)
