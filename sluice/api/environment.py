@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.cel import differs
 from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 from sluice.api.lifecycle import SecretKey
 from sluice.api.paths import CommandWord
@@ -77,6 +78,23 @@ class EpisodeSeat(Model):
     )
 
 
+class Summary(Model):
+    """The summaries of `overflow: summarise`."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=8192)] = Field(
+        "The conversation is too long to go on. Summarise it for yourself: the task, what has been "
+        "done and found out, and what is left to do. You will go on from the task and your summary "
+        "alone. Answer with the summary and nothing else.",
+        description="The message that asks the model for one.",
+    )
+    tokens: PositiveInt = Field(
+        512, description="Tokens of one, which stay free for it. A longer one ends the episode."
+    )
+    most: PositiveInt = Field(
+        8, description="Of one episode. Behind the last one it ends where its history does not fit."
+    )
+
+
 class EpisodeLimits(Model):
     """Bounds of an episode whose program is at the gateway, whatever it does there."""
 
@@ -93,11 +111,23 @@ class EpisodeLimits(Model):
     turn_tokens: PositiveInt | None = Field(
         None, description="Tokens of one turn. Default: what is left of maxResponseTokens."
     )
-    overflow: Literal["stop", "drop_tool_results"] = Field(
+    overflow: Literal["stop", "drop_tool_results", "summarise"] = Field(
         "stop",
         description="What becomes of a history that leaves no room for a turn (of `turnTokens`, "
         "where that is set). `stop`: it is refused, and the sample truncated. `drop_tool_results`: "
-        "the model no longer sees the oldest results of tools, and goes on in another branch.",
+        "the model no longer sees the oldest results of tools, and goes on in another branch. "
+        "`summarise`: it goes on from a summary that it writes itself, which is trained as well.",
+    )
+    summary: Summary = Field(default_factory=Summary)
+
+    rules = (
+        Rule(
+            f"self.overflow == 'summarise' || !({differs('self.summary', Summary())})",
+            lambda limits: limits.overflow == "summarise" or limits.summary == Summary(),
+            "summary is of overflow: summarise; set that, or leave it out",
+            "summary",
+            reason="FieldValueForbidden",
+        ),
     )
 
 

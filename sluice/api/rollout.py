@@ -200,6 +200,18 @@ class Rollout(Model):
             "models",
         ),
         Rule(
+            "self.limits.overflow != 'summarise' || self.limits.summary.tokens + "
+            "self.limits.?turnTokens.orValue(1) < self.sampling.maxResponseTokens",
+            lambda r: (
+                r.limits.overflow != "summarise"
+                or r.limits.summary.tokens + (r.limits.turn_tokens or 1)
+                < r.sampling.max_response_tokens
+            ),
+            "a summary and a turn have to fit into sampling.maxResponseTokens: shorten "
+            "limits.summary.tokens or limits.turnTokens, or make it longer",
+            "limits.summary.tokens",
+        ),
+        Rule(
             "!has(self.seats) || size(self.seats) == 0 || has(self.__function__) || "
             "has(self.environment)",
             lambda r: not r.seats or r.function is not None or r.environment is not None,

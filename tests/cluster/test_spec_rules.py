@@ -60,6 +60,16 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"models": 2 * [{"name": "judge", "url": "http://judge:30000/v1"}]}},
         "two of them have the same name",
     ),
+    ({"rollout": {"limits": {"summary": {"most": 2}}}}, "summary is of overflow: summarise"),
+    (
+        {
+            "rollout": {
+                "limits": {"overflow": "summarise"},
+                "sampling": {"maxResponseTokens": 512},
+            }
+        },
+        "a summary and a turn have to fit",
+    ),
     ({"rollout": {"seats": [{"name": "white"}]}}, "seats are of episodes that a program plays"),
     (
         {
