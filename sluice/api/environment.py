@@ -11,7 +11,7 @@ from sluice.api.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule
 from sluice.api.cel import differs
 from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 from sluice.api.lifecycle import SecretKey
-from sluice.api.paths import CommandWord
+from sluice.api.paths import CommandWord, UserFunction
 
 OURS = (
     "OPENAI_BASE_URL",
@@ -43,6 +43,43 @@ class Verifiers(Model):
     )
     python: CommandWord | None = Field(
         None, description="Interpreter that has verifiers. Default: the worker's own."
+    )
+
+
+class OpenEnvironment(Model):
+    """A server of OpenEnv (openenv-core 0.3). Each episode has a session of its own there."""
+
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
+        description="Its address, as `http://wordle:8000`."
+    )
+    action: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="The field of an action that the model's text becomes. Default: the only one "
+        "that an action needs, where that is a text; else the model answers with JSON.",
+    )
+    observation: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="The field of an observation that the model reads. Default: its only text, or "
+        "all of it as JSON.",
+    )
+    function: UserFunction | None = Field(
+        None,
+        description="Own function (message, observation) -> action, in place of `action`: from the "
+        "model's message, with its tool calls, to what the environment takes.",
+    )
+    timeout_seconds: PositiveFloat = Field(
+        60.0,
+        description="Time of one answer; and for which a server that is full, or not there yet, is "
+        "asked again.",
+    )
+
+    rules = (
+        Rule(
+            "!has(self.action) || !has(self.__function__)",
+            lambda o: o.action is None or o.function is None,
+            "action and function both say what an answer does: set one of them",
+            "action",
+        ),
     )
 
 
@@ -143,6 +180,9 @@ class RolloutEnvironment(Model):
     verifiers: Verifiers | None = Field(
         None, description="In place of `command`: an environment of the package verifiers."
     )
+    openenv: OpenEnvironment | None = Field(
+        None, description="In place of `command`: an environment of OpenEnv, behind a URL."
+    )
     env: Annotated[dict[str, _Value], Field(max_length=64)] = Field(
         default_factory=dict,
         description="Further variables of the program, which inherits few of the worker's.",
@@ -170,9 +210,15 @@ class RolloutEnvironment(Model):
 
     rules = (
         Rule(
-            "has(self.command) != has(self.verifiers)",
-            lambda e: (e.command is None) != (e.verifiers is None),
-            "expected exactly one of command and verifiers",
+            "[has(self.command), has(self.verifiers), has(self.openenv)].filter(x, x).size() == 1",
+            lambda e: [e.command, e.verifiers, e.openenv].count(None) == 2,
+            "expected exactly one of command, verifiers and openenv",
+        ),
+        Rule(
+            "!has(self.openenv) || !has(self.image) && !has(self.env)",
+            lambda e: e.openenv is None or (e.image is None and not e.env),
+            "openenv starts no program: leave image and env out",
+            "openenv",
         ),
         Rule(
             "!has(self.verifiers) || !has(self.image)",

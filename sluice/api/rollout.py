@@ -227,9 +227,9 @@ class Rollout(Model):
         ),
         Rule(
             "!has(self.seats) || size(self.seats) == 0 || !has(self.environment) || "
-            "!has(self.environment.verifiers)",
-            lambda r: not r.seats or r.environment is None or r.environment.verifiers is None,
-            "an environment of verifiers asks for one model and no seats: leave them out",
+            "has(self.environment.command)",
+            lambda r: not r.seats or r.environment is None or r.environment.command is not None,
+            "environments of verifiers and OpenEnv ask for one model and no seats: leave them out",
             "seats",
         ),
         Rule(

@@ -88,7 +88,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
                 "seats": [{"name": "white"}],
             }
         },
-        "asks for one model and no seats",
+        "ask for one model and no seats",
     ),
     (
         {"rollout": {"environment": {"command": ["agent"], "template": {"metadata": {}}}}},
@@ -98,10 +98,24 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},
         "verifiers plays beside the worker",
     ),
-    ({"rollout": {"environment": {}}}, "exactly one of command and verifiers"),
+    ({"rollout": {"environment": {}}}, "exactly one of command, verifiers and openenv"),
+    (
+        {"rollout": {"environment": {"openenv": {"url": "http://w:1"}, "image": "me/agent:1"}}},
+        "openenv starts no program",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {
+                    "openenv": {"url": "http://w:1", "action": "text", "function": "a.b"}
+                }
+            }
+        },
+        "action and function both say",
+    ),
     (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
-        "exactly one of command and verifiers",
+        "exactly one of command, verifiers and openenv",
     ),
     *(
         (

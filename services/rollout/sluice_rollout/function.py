@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sluice import causes, user_code
@@ -19,6 +20,7 @@ from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice.turns import BRANCH_TURNS, MODEL, TURNS
 from sluice_rollout import adapters, failures, metrics
 from sluice_rollout.clock import Clock
+from sluice_rollout.environments.openenv import openenv_of
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import (
@@ -81,6 +83,9 @@ def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> Plays:
 def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
     if spec.rollout.environment is None:
         return load(spec.rollout.function, spec)
+    if openenv := spec.rollout.environment.openenv:
+        play = openenv_of(openenv, Path(spec.model.path).name)
+        return play.name, play
     program = program_of(spec.rollout.environment, spec)
     return program.name, program
 

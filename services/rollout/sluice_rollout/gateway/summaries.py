@@ -42,7 +42,7 @@ class Summaries:
 
 
 def question(messages: Messages, prompt: str) -> Messages | None:
-    """What the model is asked for a summary of these messages; None where it has said nothing yet.
+    """The request for a summary of these messages; None where the model has said nothing yet.
 
     It is asked behind its last answer: what has come since need not fit. Results of calls of that
     answer are left out.
