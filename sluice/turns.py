@@ -35,10 +35,14 @@ def records_of(metadata: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def spans_of(sample: Sample) -> list[list[TurnSpan]]:
-    """The model's turns in each of a sample's sequences. A plain answer is one turn."""
+    """The model's turns in each of a sample's sequences. A plain answer is one turn.
+
+    A failed sample has lost its branches, and still has their records.
+    """
     if not sample.metadata.get(TURNS):
         return [[TurnSpan(0, 0, sequence.response_length)] for sequence in sample.sequences]
-    return [list(_spans(records)) for records in records_of(sample.metadata)]
+    records = records_of(sample.metadata)[: len(sample.sequences)]
+    return [list(_spans(of_sequence)) for of_sequence in records]
 
 
 def turn_rewards(sample: Sample) -> dict[str, list[float]]:

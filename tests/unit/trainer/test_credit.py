@@ -10,7 +10,7 @@ import torch
 
 from sluice.api import Algorithm
 from sluice.sample import Sample, SampleStatus, TokenSequence, WeightSpan
-from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.turns import BRANCH_TURNS, TURNS, turn_rewards
 from sluice_trainer import credit
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.credit import Unit
@@ -186,3 +186,10 @@ def test_a_plain_answer_is_one_turn() -> None:
     sample = Sample(0, reward=1.0, status=SampleStatus.COMPLETED)
     fill(sample, [turn(2, 0)])
     assert [row.tolist() for row in credit.turn_places(sample)] == [[0, 0]]
+
+
+def test_a_failed_sample_has_the_turns_of_its_own_tokens_alone() -> None:
+    sample = game(0, 1.0, -1.0)
+    sample.fail("the reward raised")
+    assert (sample.seat_rewards, sample.branches) == ({}, [])
+    assert turn_rewards(sample) == {"white": [0, 0]}

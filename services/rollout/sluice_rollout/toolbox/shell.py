@@ -131,7 +131,7 @@ class Session:
     """Calls of one turn of the model run one after another."""
 
     def __call__(self, command: str) -> str:
-        """What a command writes, and how it ended. Raises ToolUnavailableError."""
+        """The output of a command, and how it ended. Raises ToolUnavailableError."""
         with self._turn:
             return shortened(self._run(command), self.shell.longest)
 
