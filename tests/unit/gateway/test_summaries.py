@@ -10,6 +10,7 @@ import pytest
 from sluice.engines.base import Generation
 from sluice.sample import Messages, Prompt, Sample, SampleStatus
 from sluice.turns import TURNS, turn_rewards
+from sluice.wire import codec
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.shortening import DROPPED
 from sluice_rollout.gateway.summaries import INTRODUCTION, Summaries, question, text_of
@@ -160,6 +161,44 @@ async def test_a_result_that_no_summary_makes_room_for_ends_the_episode(tmp_path
     assert sample.status is SampleStatus.TRUNCATED
     assert len(engine.asked) == 2
     assert [turn["length"] for turn in sample.metadata[TURNS] if turn["by"] == "model"] == [2, 11]
+
+
+async def test_a_summary_is_found_again_by_the_pod_that_goes_on(tmp_path: Path) -> None:
+    """The first pod ends behind the summary; the second one plays the same from the start."""
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway) as ai:
+            messages: list[Any] = [SYSTEM, TASK]
+            for number in range(4):
+                answer = await ai.chat.completions.create(model="any", messages=messages)
+                messages += [answer.choices[0].message, result(str(number))]
+
+    class Leaving(Scribe):
+        """The pod ends once a summary is written."""
+
+        async def generate(self, *arguments: Any, **options: Any) -> Any:
+            answer = await super().generate(*arguments, **options)
+            if answer.tokens == self.summary:
+                first.generator.draining.set()
+            return answer
+
+    params = PARAMS | {"max_new_tokens": 1000}
+    async with desk(tmp_path, rollout__limits=LIMITS) as one:
+        first = seated(one, play, Leaving())
+        first.seconds = 60.0
+        left = await first(Prompt(3, "?"), [1], Sample(0), params)
+        assert left.status is SampleStatus.ABORTED
+        left = codec.sample_from_message(codec.sample_to_message(left))
+        engine = Scribe()
+        second = seated(one, play, engine)
+        second.seconds = 60.0
+        sample = await second(Prompt(3, "?"), [1], left, params)
+        whole = await seated(one, play, Scribe())(Prompt(3, "?"), [1], Sample(0), params)
+    assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
+    assert not any("sum up!" in text for text in engine.texts()), "it is not written twice"
+    assert [s.tokens.tolist() for s in sample.sequences] == [
+        s.tokens.tolist() for s in whole.sequences
+    ]
 
 
 async def test_rewards_of_turns_pass_over_summaries(tmp_path: Path) -> None:
