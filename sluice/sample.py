@@ -103,7 +103,8 @@ class TokenSequence:
     float32, the log-probabilities under the temperature-scaled distribution that the token was
     drawn from. teacher_log_probs: [response] float32, of a teacher that a worker has asked
     (`algorithm.distillation.teacher.url`); 0 where masked. routed_experts: where the engine sent
-    the first tokens, at most all but the last (`trainer.routingReplay`).
+    the first tokens, at most all but the last (`trainer.routingReplay`). seat: the one of
+    `rollout.seats` that these tokens were played from; empty: the job has none.
     """
 
     tokens: Int32 = field(default_factory=_empty(np.int32))
@@ -113,6 +114,7 @@ class TokenSequence:
     weight_versions: list[WeightSpan] = field(default_factory=list)
     teacher_log_probs: Float32 | None = None
     routed_experts: Experts | None = None
+    seat: str = ""
 
     @property
     def prompt_length(self) -> int:
@@ -228,6 +230,8 @@ class Sample(TokenSequence):
     branches: further sequences of the same response, where it is a tree: an agent's conversation
     that was told anew, or went on twice from one place. They share prefixes with the sample's own
     tokens and with one another; the loss masks have each token that was sampled in one sequence.
+    seat_rewards: of each seat (`rollout.seats`) that has sequences here; `reward` is then the
+    episode's as a whole.
     """
 
     index: int
@@ -238,6 +242,7 @@ class Sample(TokenSequence):
     metadata: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     branches: list[TokenSequence] = field(default_factory=list)
+    seat_rewards: dict[str, float] = field(default_factory=dict)
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -271,7 +276,7 @@ class Sample(TokenSequence):
         self.status, self.error, self.reward = SampleStatus.FAILED, error, 0.0
         self.teacher_log_probs = self.routed_experts = None
         self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
-        self.branches = []
+        self.branches, self.seat_rewards = [], {}
 
     def check(self) -> None:
         """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
@@ -281,6 +286,11 @@ class Sample(TokenSequence):
             raise SampleError(
                 f"samples[{self.index}].reward: {self.reward} on a {self.status} sample"
             )
+        seats = {sequence.seat for sequence in self.sequences if sequence.seat}
+        for seat in seats | set(self.seat_rewards) if judged else ():
+            reward = self.seat_rewards.get(seat)
+            if reward is None or not np.isfinite(reward):
+                raise SampleError(f"samples[{self.index}].seatRewards[{seat}]: {reward}")
 
     def check_tokens(self) -> None:
         """The invariants of the tokens and of what belongs to each of them. Raises SampleError."""

@@ -59,6 +59,8 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
         "normalizeAdvantages",
         "by definition",
     ),
+    ({"estimator": "ppo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage is of grpo"),
+    ({"estimator": "gspo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage is of grpo"),
     ({"gamma": 0.9}, "gamma", "only ppo and reinforce_plus_plus discount"),
     ({"estimator": "reinforce_plus_plus", "lambda": 0.9}, "lambda", "only ppo has a lambda"),
     ({"loss": "clip", "lossFunction": "a.b"}, "lossFunction", "cannot both be set"),
@@ -108,7 +110,15 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"lossFunction": "sft", "kl": {"coef": 0.1}}, "kl.coef", "sft has none"),
 ]
+SEATS = {"function": "play.py:play", "seats": [{"name": "white"}, {"name": "black"}]}
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({"estimator": "remax"}, {"rollout": SEATS}, "algorithm.estimator", "one for each seat"),
+    (
+        {},
+        {"rollout": SEATS, "reward": {"function": "a.b", "group": True}},
+        "reward.group",
+        "judges each seat for itself",
+    ),
     ({}, {"rollout": {"samplesPerPrompt": 1}}, "algorithm.estimator", "nothing would be learned"),
     (
         {"estimator": "rloo"},
@@ -273,6 +283,7 @@ TOGETHER += [
     ({}, {"rollout": LONG, "buffer": {"memory": "400Mi"}}, "buffer.memory", "with this memory"),
 ]
 SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"estimator": "cispo", "turnAdvantage": {"gamma": 0.9}}, {"rollout": SEATS}),
     ({}, {"rollout": {"batchSize": 64, **LONG}}),
     ({}, {"rollout": {"replicas": 2, "minReplicas": 2}}),
     ({}, {"rollout": {"replicas": 0, "minReplicas": 2}}),

@@ -306,12 +306,13 @@ def _gateway() -> list[Panel]:
             Query(gateway("rerendered_tokens"), "tokens"),
         ),
         lines(
-            "Results dropped",
-            "Results of tools that the model no longer sees: their history was too long "
-            "(rollout.limits.overflow).",
+            "Histories shortened",
+            "They were too long (rollout.limits.overflow): results of tools that the model no "
+            "longer sees, and summaries that it has written.",
             PER_SECOND,
             none(),
             Query(gateway("dropped_results"), "results"),
+            Query(gateway("summaries", "outcome"), "summaries, {{outcome}}"),
         ),
         lines(
             "Settings that do not hold",

@@ -17,6 +17,7 @@ from sluice.api.base import (
     Rule,
 )
 from sluice.api.cel import differs, listed
+from sluice.api.credit import OF_TURNS, WITH_SEATS, TurnAdvantage
 from sluice.api.distillation import Distillation
 from sluice.api.estimators import ESTIMATORS, Aggregation, EstimatorKind, EstimatorName, estimators
 from sluice.api.losses import (
@@ -169,6 +170,12 @@ class Algorithm(Model):
         default_factory=list, description="Of gdpo: the parts of the reward that it looks at."
     )
 
+    turn_advantage: TurnAdvantage | None = Field(
+        None,
+        description="An advantage for each turn of the model, by the rewards that follow it. "
+        "Default: one for all turns of an episode.",
+    )
+
     rules = (
         Rule(
             "(self.estimator == 'custom') == has(self.__function__)",
@@ -232,6 +239,7 @@ class Algorithm(Model):
         ),
         *BY_COVARIANCE,
         *OF_PARTS,
+        *OF_TURNS,
         *WITHOUT_ADVANTAGES,
     )
 
@@ -330,5 +338,6 @@ ACROSS_GROUPS = (
         "algorithm.loss",
     ),
     *OVERLONG_ACROSS_GROUPS,
+    *WITH_SEATS,
 )
 """Rules of the job's spec that are about its algorithm."""

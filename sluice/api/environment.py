@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.cel import differs
 from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 from sluice.api.lifecycle import SecretKey
-from sluice.api.paths import CommandWord
+from sluice.api.paths import CommandWord, UserFunction
 
 OURS = (
     "OPENAI_BASE_URL",
@@ -45,6 +46,43 @@ class Verifiers(Model):
     )
 
 
+class OpenEnvironment(Model):
+    """A server of OpenEnv (openenv-core 0.3). Each episode has a session of its own there."""
+
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
+        description="Its address, as `http://wordle:8000`."
+    )
+    action: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="The field of an action that the model's text becomes. Default: the only one "
+        "that an action needs, where that is a text; else the model answers with JSON.",
+    )
+    observation: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="The field of an observation that the model reads. Default: its only text, or "
+        "all of it as JSON.",
+    )
+    function: UserFunction | None = Field(
+        None,
+        description="Own function (message, observation) -> action, in place of `action`: from the "
+        "model's message, with its tool calls, to what the environment takes.",
+    )
+    timeout_seconds: PositiveFloat = Field(
+        60.0,
+        description="Time of one answer; and for which a server that is full, or not there yet, is "
+        "asked again.",
+    )
+
+    rules = (
+        Rule(
+            "!has(self.action) || !has(self.__function__)",
+            lambda o: o.action is None or o.function is None,
+            "action and function both say what an answer does: set one of them",
+            "action",
+        ),
+    )
+
+
 class OtherModel(Model):
     """A model that episodes may ask besides the one that is trained. Nothing of it is trained."""
 
@@ -69,6 +107,31 @@ class OtherModel(Model):
         return f"{self.name.upper().replace('-', '_')}_API_KEY"
 
 
+class EpisodeSeat(Model):
+    """A player of an episode, whom the model that is trained plays."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = Field(
+        description="What a program asks for, as `model` of its request."
+    )
+
+
+class Summary(Model):
+    """The summaries of `overflow: summarise`."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=8192)] = Field(
+        "The conversation is too long to go on. Summarise it for yourself: the task, what has been "
+        "done and found out, and what is left to do. You will go on from the task and your summary "
+        "alone. Answer with the summary and nothing else.",
+        description="The message that asks the model for one.",
+    )
+    tokens: PositiveInt = Field(
+        512, description="Tokens of one, which stay free for it. A longer one ends the episode."
+    )
+    most: PositiveInt = Field(
+        8, description="Of one episode. Behind the last one it ends where its history does not fit."
+    )
+
+
 class EpisodeLimits(Model):
     """Bounds of an episode whose program is at the gateway, whatever it does there."""
 
@@ -85,11 +148,23 @@ class EpisodeLimits(Model):
     turn_tokens: PositiveInt | None = Field(
         None, description="Tokens of one turn. Default: what is left of maxResponseTokens."
     )
-    overflow: Literal["stop", "drop_tool_results"] = Field(
+    overflow: Literal["stop", "drop_tool_results", "summarise"] = Field(
         "stop",
         description="What becomes of a history that leaves no room for a turn (of `turnTokens`, "
         "where that is set). `stop`: it is refused, and the sample truncated. `drop_tool_results`: "
-        "the model no longer sees the oldest results of tools, and goes on in another branch.",
+        "the model no longer sees the oldest results of tools, and goes on in another branch. "
+        "`summarise`: it goes on from a summary that it writes itself, which is trained as well.",
+    )
+    summary: Summary = Field(default_factory=Summary)
+
+    rules = (
+        Rule(
+            f"self.overflow == 'summarise' || !({differs('self.summary', Summary())})",
+            lambda limits: limits.overflow == "summarise" or limits.summary == Summary(),
+            "summary is of overflow: summarise; set that, or leave it out",
+            "summary",
+            reason="FieldValueForbidden",
+        ),
     )
 
 
@@ -104,6 +179,9 @@ class RolloutEnvironment(Model):
     )
     verifiers: Verifiers | None = Field(
         None, description="In place of `command`: an environment of the package verifiers."
+    )
+    openenv: OpenEnvironment | None = Field(
+        None, description="In place of `command`: an environment of OpenEnv, behind a URL."
     )
     env: Annotated[dict[str, _Value], Field(max_length=64)] = Field(
         default_factory=dict,
@@ -132,9 +210,15 @@ class RolloutEnvironment(Model):
 
     rules = (
         Rule(
-            "has(self.command) != has(self.verifiers)",
-            lambda e: (e.command is None) != (e.verifiers is None),
-            "expected exactly one of command and verifiers",
+            "[has(self.command), has(self.verifiers), has(self.openenv)].filter(x, x).size() == 1",
+            lambda e: [e.command, e.verifiers, e.openenv].count(None) == 2,
+            "expected exactly one of command, verifiers and openenv",
+        ),
+        Rule(
+            "!has(self.openenv) || !has(self.image) && !has(self.env)",
+            lambda e: e.openenv is None or (e.image is None and not e.env),
+            "openenv starts no program: leave image and env out",
+            "openenv",
         ),
         Rule(
             "!has(self.verifiers) || !has(self.image)",

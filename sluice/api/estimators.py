@@ -46,6 +46,7 @@ class EstimatorKind:
     parts: it looks at parts of the reward, each for itself.
     energies: it weighs tokens by the gradient they have brought, which takes one more forward pass.
     token_kl: `kl.coef` comes off token by token; else off the response's reward beforehand.
+    turns: it can give each turn an advantage of its own.
     loss, aggregation: the ones that it comes with.
     """
 
@@ -58,16 +59,17 @@ class EstimatorKind:
     parts: bool = False
     energies: bool = False
     token_kl: bool = False
+    turns: bool = False
     loss: PolicyLossName = "clip"
     aggregation: Aggregation = "sequence_mean"
 
 
 ESTIMATORS: Mapping[EstimatorName, EstimatorKind] = {
-    "grpo": EstimatorKind(),
-    "dr_grpo": EstimatorKind(aggregation="token_sum_norm"),
+    "grpo": EstimatorKind(turns=True),
+    "dr_grpo": EstimatorKind(aggregation="token_sum_norm", turns=True),
     "gspo": EstimatorKind(loss="gspo"),
-    "cispo": EstimatorKind(loss="cispo"),
-    "rloo": EstimatorKind(),
+    "cispo": EstimatorKind(loss="cispo", turns=True),
+    "rloo": EstimatorKind(turns=True),
     "opo": EstimatorKind(),
     "gpg": EstimatorKind(),
     "grpo_passk": EstimatorKind(),
@@ -77,7 +79,7 @@ ESTIMATORS: Mapping[EstimatorName, EstimatorKind] = {
     "reinforce_plus_plus": EstimatorKind(
         grouped=False, whitened=True, discounts=True, token_kl=True
     ),
-    "reinforce_plus_plus_baseline": EstimatorKind(whitened=True, token_kl=True),
+    "reinforce_plus_plus_baseline": EstimatorKind(whitened=True, token_kl=True, turns=True),
     "remax": EstimatorKind(grouped=False, greedy=True, token_kl=True),
     "ppo": EstimatorKind(grouped=False, discounts=True, smooths=True, critic=True, token_kl=True),
     "custom": EstimatorKind(grouped=False, discounts=True, smooths=True),

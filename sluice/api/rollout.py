@@ -10,11 +10,12 @@ from sluice.api.base import (
     FreeForm,
     Model,
     NonNegativeInt,
+    Once,
     PositiveFloat,
     PositiveInt,
     Rule,
 )
-from sluice.api.environment import EpisodeLimits, OtherModel, RolloutEnvironment
+from sluice.api.environment import EpisodeLimits, EpisodeSeat, OtherModel, RolloutEnvironment
 from sluice.api.foreign import PodTemplate
 from sluice.api.lifecycle import Topology
 from sluice.api.paths import GroupFilter, UserFunction
@@ -146,7 +147,15 @@ class Rollout(Model):
         default_factory=list,
         description="Models that episodes may ask at the gateway besides the one that is trained.",
     )
-    limits: EpisodeLimits = Field(default_factory=EpisodeLimits)
+    seats: Annotated[list[EpisodeSeat], Field(max_length=16), Once("name")] = Field(
+        default_factory=list,
+        description="Players of an episode that are all the model that is trained, each with a "
+        "conversation and a reward of its own: the sides of a game, proposer and solver. Programs "
+        "ask for one by its name. The rewards of a seat are compared with those of the same seat.",
+    )
+    limits: EpisodeLimits = Field(
+        default_factory=EpisodeLimits, description="Of an episode; of each of its seats."
+    )
     hooks: HooksSpec = Field(default_factory=HooksSpec)
     resources: Resources = Field(
         default_factory=Resources,
@@ -189,6 +198,39 @@ class Rollout(Model):
             lambda r: len({model.name for model in r.models}) == len(r.models),
             "models: two of them have the same name",
             "models",
+        ),
+        Rule(
+            "self.limits.overflow != 'summarise' || self.limits.summary.tokens + "
+            "self.limits.?turnTokens.orValue(1) < self.sampling.maxResponseTokens",
+            lambda r: (
+                r.limits.overflow != "summarise"
+                or r.limits.summary.tokens + (r.limits.turn_tokens or 1)
+                < r.sampling.max_response_tokens
+            ),
+            "a summary and a turn have to fit into sampling.maxResponseTokens: shorten "
+            "limits.summary.tokens or limits.turnTokens, or make it longer",
+            "limits.summary.tokens",
+        ),
+        Rule(
+            "!has(self.seats) || size(self.seats) == 0 || has(self.__function__) || "
+            "has(self.environment)",
+            lambda r: not r.seats or r.function is not None or r.environment is not None,
+            "seats are of episodes that a program plays: set function or environment",
+            "seats",
+        ),
+        Rule(
+            "!has(self.seats) || !has(self.models) || "
+            "!self.seats.exists(s, self.models.exists(m, m.name == s.name))",
+            lambda r: not {seat.name for seat in r.seats} & {model.name for model in r.models},
+            "seats: one of them has the name of one of models",
+            "seats",
+        ),
+        Rule(
+            "!has(self.seats) || size(self.seats) == 0 || !has(self.environment) || "
+            "has(self.environment.command)",
+            lambda r: not r.seats or r.environment is None or r.environment.command is not None,
+            "environments of verifiers and OpenEnv ask for one model and no seats: leave them out",
+            "seats",
         ),
         Rule(
             "self.maxStaleness == 0 || self.mode == 'async'",

@@ -38,6 +38,7 @@ OF_ADVANTAGES: dict[str, Any] = {
     "klCov": None,
     "overlong": None,
     "rewardParts": [],
+    "turnAdvantage": None,
 }
 """Fields of spec.algorithm -> what they are if left out; None: nothing."""
 OF_SAMPLES: dict[str, Any] = {

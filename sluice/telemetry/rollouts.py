@@ -101,6 +101,7 @@ def _schema() -> Any:
         "teacher_log_probs": list_(float32()),
         "weight_versions": list_(span),
         "routed_experts": list_(list_(uint16())),
+        "seat": string(),
     }
     return schema(
         {
@@ -119,6 +120,7 @@ def _schema() -> Any:
             "branches": list_(struct(list(tokens.items()))),
             "reward": float64(),
             "reward_parts": string(),
+            "seat_rewards": string(),
             "status": string(),
             "error": string(),
             "sample_metadata": string(),
@@ -148,6 +150,7 @@ def _rows(step: int, groups: Iterable[SampleGroup]) -> Iterator[dict[str, Any]]:
                 "branches": [_tokens(branch) for branch in sample.branches],
                 "reward": sample.reward,
                 "reward_parts": json.dumps(sample.reward_parts),
+                "seat_rewards": json.dumps(sample.seat_rewards),
                 "status": str(sample.status),
                 "error": sample.error,
                 "sample_metadata": json.dumps(sample.metadata, ensure_ascii=False),
@@ -165,6 +168,7 @@ def _tokens(sequence: TokenSequence) -> dict[str, Any]:
         "routed_experts": None
         if sequence.routed_experts is None
         else list(sequence.routed_experts),
+        "seat": sequence.seat,
     }
 
 
@@ -187,6 +191,7 @@ def _sample(row: dict[str, Any]) -> Sample:
         response=row["response"],
         reward=row["reward"],
         reward_parts=json.loads(row["reward_parts"]),
+        seat_rewards=json.loads(row["seat_rewards"] or "{}"),
         status=SampleStatus(row["status"]),
         metadata=json.loads(row["sample_metadata"]),
         error=row["error"],
@@ -210,4 +215,5 @@ def _sequence(row: dict[str, Any]) -> dict[str, Any]:
         "routed_experts": None
         if experts is None
         else compact(np.asarray(experts, dtype=np.uint16)),
+        "seat": row.get("seat") or "",
     }

@@ -87,6 +87,7 @@ def sample_to_message(sample: Sample) -> pb.Sample:
         metadata_json=_json(sample.metadata) if sample.metadata else "",
         error=sample.error,
         branches=[pb.Branch(**_packed(branch)) for branch in sample.branches],
+        seat_rewards=sample.seat_rewards,
         **_packed(sample),
     )
     if sample.reward is not None:
@@ -112,6 +113,7 @@ def _packed(sequence: TokenSequence) -> dict[str, Any]:
         if taught is None
         else np.ascontiguousarray(taught, dtype="<f4").tobytes(),
         "routed_experts": None if experts is None else _experts_to_message(experts),
+        "seat": sequence.seat,
     }
 
 
@@ -147,6 +149,7 @@ def sample_from_message(message: pb.Sample) -> Sample:
             TokenSequence(**_unpacked(branch, f"{name}.branches[{number}]"))
             for number, branch in enumerate(message.branches)
         ],
+        seat_rewards=dict(message.seat_rewards),
         **_unpacked(message, name),
     )
 
@@ -164,6 +167,7 @@ def _unpacked(message: pb.Sample | pb.Branch, name: str) -> dict[str, Any]:
         "routed_experts": _experts_from_message(message.routed_experts, f"{name}.routedExperts")
         if message.HasField("routed_experts")
         else None,
+        "seat": message.seat,
     }
 
 

@@ -60,6 +60,36 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"models": 2 * [{"name": "judge", "url": "http://judge:30000/v1"}]}},
         "two of them have the same name",
     ),
+    ({"rollout": {"limits": {"summary": {"most": 2}}}}, "summary is of overflow: summarise"),
+    (
+        {
+            "rollout": {
+                "limits": {"overflow": "summarise"},
+                "sampling": {"maxResponseTokens": 512},
+            }
+        },
+        "a summary and a turn have to fit",
+    ),
+    ({"rollout": {"seats": [{"name": "white"}]}}, "seats are of episodes that a program plays"),
+    (
+        {
+            "rollout": {
+                "function": "play.py:play",
+                "seats": [{"name": "judge"}],
+                "models": [{"name": "judge", "url": "http://judge:30000/v1"}],
+            }
+        },
+        "has the name of one of models",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {"verifiers": {"name": "sums"}},
+                "seats": [{"name": "white"}],
+            }
+        },
+        "ask for one model and no seats",
+    ),
     (
         {"rollout": {"environment": {"command": ["agent"], "template": {"metadata": {}}}}},
         "template and egressTo are of pods",
@@ -68,10 +98,24 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},
         "verifiers plays beside the worker",
     ),
-    ({"rollout": {"environment": {}}}, "exactly one of command and verifiers"),
+    ({"rollout": {"environment": {}}}, "exactly one of command, verifiers and openenv"),
+    (
+        {"rollout": {"environment": {"openenv": {"url": "http://w:1"}, "image": "me/agent:1"}}},
+        "openenv starts no program",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {
+                    "openenv": {"url": "http://w:1", "action": "text", "function": "a.b"}
+                }
+            }
+        },
+        "action and function both say",
+    ),
     (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
-        "exactly one of command and verifiers",
+        "exactly one of command, verifiers and openenv",
     ),
     *(
         (

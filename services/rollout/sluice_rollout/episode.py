@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
@@ -28,10 +29,10 @@ from urllib.parse import urlsplit
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
+from sluice.turns import ENVIRONMENT, MODEL, TURNS
 from sluice_rollout.clock import Clock
 from sluice_rollout.gateway.claim import Claim
 from sluice_rollout.generate import Generator
-from sluice_rollout.turns import ENVIRONMENT, MODEL, TURNS
 
 _KEPT = (
     "tokens",
@@ -39,6 +40,7 @@ _KEPT = (
     "response",
     "reward",
     "reward_parts",
+    "seat_rewards",
     "loss_mask",
     "rollout_log_probs",
     "weight_versions",
@@ -101,6 +103,7 @@ class Gateway:
     close: ends the key, and puts the program's turns into the sample; with True, all that another
     play can go on from. keep: says which tokens are the sample, in place of the longest branch;
     raises ClaimError. full: True where the last request was refused, because it did not fit.
+    reward_turn: adds a value to the reward of a seat's turn, by its place; raises IndexError.
     """
 
     base_url: str
@@ -108,6 +111,7 @@ class Gateway:
     close: Callable[[bool], None]
     keep: Callable[[Claim], None]
     full: Callable[[], bool]
+    reward_turn: Callable[[float, str, int], None]
 
     @property
     def router(self) -> tuple[str, int]:
@@ -125,7 +129,7 @@ class Episode:
     prompt: the row (prompt, label, metadata, tools); tokenizer: the model's own.
 
     sampling: SGLang's parameters of this sample; a function may change them. metadata of the sample
-    go to the reward.
+    go to the reward. seats: names of `rollout.seats`.
     """
 
     prompt: Prompt
@@ -136,6 +140,7 @@ class Episode:
     clock: Clock
     reward_key: str | None = None
     admit: Callable[[Episode], Gateway] | None = None
+    seats: tuple[str, ...] = ()
     ended: BaseException | None = None
     _trunk: Episode | None = None
     _next: int = 0
@@ -179,9 +184,43 @@ class Episode:
         if gateway:
             gateway.close(interrupted)
 
-    def reward(self, value: RewardValue) -> None:
-        """Give the reward here, where the environment knows it; nobody else is asked then."""
-        self.sample.reward, self.sample.reward_parts = read_value(value, self.reward_key)
+    def reward(self, value: RewardValue, *, seat: str = "") -> None:
+        """Give the reward here, where the environment knows it; nobody else is asked then.
+
+        seat: the one of `rollout.seats` that it is of; without it, it is that of all seats that are
+        given none of their own. Raises ValueError where the job has no such seat.
+        """
+        reward, parts = read_value(value, self.reward_key)
+        if seat:
+            self._check_seat(seat)
+            self.sample.seat_rewards[seat] = reward
+            self.sample.reward_parts |= {f"{seat}/{name}": part for name, part in parts.items()}
+        else:
+            of_seats = self.sample.reward_parts if self.seats else {}
+            self.sample.reward, self.sample.reward_parts = reward, of_seats | parts
+
+    def turn_reward(self, value: float, *, seat: str = "", turn: int = -1) -> None:
+        """Give a turn of the model a reward of its own, in addition to the episode's.
+
+        turn: its place among the turns (of this seat), in the order in which they began; the last
+        one by default. Two rewards of one turn add up. Raises IndexError where there is no such
+        turn, ValueError where the value is no finite number or there is no such seat.
+        """
+        if not math.isfinite(value):
+            raise ValueError(f"turn_reward: {value}: expected a finite number")
+        if seat or self.seats:
+            self._check_seat(seat)
+        if self._gateway:
+            self._gateway.reward_turn(value, seat, turn)
+            return
+        played = [record for record in self._turns[: self._next] if record["by"] == MODEL]
+        record = played[turn]
+        record["reward"] = record.get("reward", 0.0) + value
+
+    def _check_seat(self, seat: str) -> None:
+        if seat not in self.seats:
+            names = ", ".join(self.seats) or "none"
+            raise ValueError(f"there is no seat {seat!r}; rollout.seats has: {names}")
 
     async def generate(self, *, max_tokens: int | None = None, **sampling: Any) -> Turn:
         """The model's next turn, behind all tokens so far. sampling: other SGLang parameters for
@@ -190,6 +229,7 @@ class Episode:
         Raises TruncatedError where the response is full, at once or by this turn.
         """
         record = self._recorded(MODEL)
+        record.pop("reward", None)  # an earlier play's
         if not record["finish"]:
             room = self.room if max_tokens is None else min(self.room, max_tokens)
             if room <= 0:
@@ -318,6 +358,7 @@ class Episode:
         copy_ = replace(
             self.sample,
             reward_parts=dict(self.sample.reward_parts),
+            seat_rewards=dict(self.sample.seat_rewards),
             weight_versions=list(self.sample.weight_versions),
             metadata=copy.deepcopy(self.sample.metadata | {TURNS: self._turns[: self._next]}),
         )

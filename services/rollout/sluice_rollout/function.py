@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sluice import causes, user_code
@@ -16,8 +17,10 @@ from sluice.api.data import PromptSource
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
+from sluice.turns import BRANCH_TURNS, MODEL, TURNS
 from sluice_rollout import adapters, failures, metrics
 from sluice_rollout.clock import Clock
+from sluice_rollout.environments.openenv import openenv_of
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import (
@@ -32,7 +35,6 @@ from sluice_rollout.episode import (
 from sluice_rollout.gateway import errors
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
-from sluice_rollout.turns import BRANCH_TURNS, MODEL, TURNS
 
 NONE = "none"
 """In a data set's `function`: one answer of the model, whatever rollout.function says."""
@@ -81,6 +83,9 @@ def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> Plays:
 def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
     if spec.rollout.environment is None:
         return load(spec.rollout.function, spec)
+    if openenv := spec.rollout.environment.openenv:
+        play = openenv_of(openenv, Path(spec.model.path).name)
+        return play.name, play
     program = program_of(spec.rollout.environment, spec)
     return program.name, program
 
@@ -114,6 +119,7 @@ class Player:
     reward_key: str | None = None
     admit: Callable[[Episode], Gateway] | None = None
     """Opens the gateway to an episode."""
+    seats: tuple[str, ...] = ()
 
     @property
     def whole_group(self) -> bool:
@@ -149,6 +155,7 @@ class Player:
                 clock,
                 self.reward_key,
                 self.admit,
+                self.seats,
             )
             for sample in samples
         ]
@@ -255,7 +262,7 @@ class Player:
 def _abort(sample: Sample) -> None:
     """To be played again elsewhere: what it has of tokens and turns stays."""
     sample.status = SampleStatus.ABORTED
-    sample.reward, sample.reward_parts = None, {}
+    sample.reward, sample.reward_parts, sample.seat_rewards = None, {}, {}
     kept = {name: sample.metadata[name] for name in (BRANCH_TURNS,) if name in sample.metadata}
     sample.metadata = {TURNS: sample.metadata.get(TURNS, [])} | kept
 

@@ -26,7 +26,7 @@ from sluice.sample import (
 )
 from sluice.telemetry import logs, tracing
 from sluice.wire.membership import Membership
-from sluice_rollout import failures
+from sluice_rollout import failures, seat_rewards
 from sluice_rollout.code import Code
 from sluice_rollout.episode import Episode, Gateway, Play
 from sluice_rollout.function import Player
@@ -207,23 +207,9 @@ class GroupMaker:
         A job without a reward has 0 for all: its teacher is what it learns from (slime).
         """
         await all_of(*(self.hooks.before_reward(prompt, sample) for sample in samples))
-        judged = [
-            s
-            for s in samples
-            if s.status.finished and s.status is not SampleStatus.FAILED and s.reward is None
-        ]
-        inputs = [
-            RewardInput(
-                prompt=prompt.prompt,
-                response=s.response,
-                label=prompt.label,
-                metadata=prompt.metadata | s.metadata,
-                tokens=s.tokens.tolist(),
-                response_length=s.response_length,
-                truncated=s.status is SampleStatus.TRUNCATED,
-            )
-            for s in judged
-        ]
+        finished = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED]
+        judged = [(s, seat) for s in finished for seat in seat_rewards.missing(s)]
+        inputs = [seat_rewards.judged(prompt, s, seat, self._text) for s, seat in judged]
         judge = (
             self.judges.get(prompt.dataset, self.judge)
             if prompt.purpose is Purpose.EVALUATE
@@ -231,16 +217,22 @@ class GroupMaker:
         )
         with tracing.span("reward", samples=len(inputs)):
             outcomes = await judge(inputs) if judge and inputs else [(0.0, {})] * len(inputs)
-        for sample, seen, outcome in zip(judged, inputs, outcomes, strict=True):
+        for (sample, seat), seen, outcome in zip(judged, inputs, outcomes, strict=True):
             if isinstance(outcome, RewardError):
                 where = f"{prompt.dataset} row {prompt.row}"
                 failures.LOG.note(
                     "a reward failed", str(outcome), outcome.details, at=where, index=sample.index
                 )
                 sample.fail(f"reward: {outcome}\n{where}")
-            else:
-                sample.reward, sample.reward_parts = self._with_terms(outcome, seen, prompt)
+            elif sample.status is not SampleStatus.FAILED:  # by another seat's
+                seat_rewards.give(sample, seat, self._with_terms(outcome, seen, prompt))
+        for sample in finished:
+            if sample.status is not SampleStatus.FAILED:
+                seat_rewards.settle(sample)
         await all_of(*(self.hooks.after_reward(prompt, sample) for sample in samples))
+
+    def _text(self, tokens: list[int], stop: str | None) -> str:
+        return self.generator.text(tokens, stop)
 
     def _with_terms(self, outcome: Judgement, sample: RewardInput, prompt: Prompt) -> Judgement:
         reward = self.spec.reward
@@ -268,8 +260,9 @@ def group_maker(
         name, play = named
         key = spec.reward.key if spec.reward else None
         return Player(
-            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key, admit
-        )
+            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key, admit,
+            tuple(seat.name for seat in spec.rollout.seats),
+        )  # fmt: skip
 
     return GroupMaker(
         spec,

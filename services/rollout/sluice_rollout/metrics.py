@@ -119,6 +119,12 @@ GATEWAY_DROPPED = Counter(
     "sluice_rollout_gateway_dropped_results",
     "Results of tools that gave way because their history was too long (rollout.limits.overflow).",
 )
+GATEWAY_SUMMARIES = Counter(
+    "sluice_rollout_gateway_summaries",
+    "Summaries of histories that were too long (rollout.limits.overflow). outcome: ok; cut (it had "
+    "no end, and the episode ends).",
+    ["outcome"],
+)
 GATEWAY_BRANCHES = Counter(
     "sluice_rollout_gateway_branches",
     "Branches of episodes' conversations: sequences that are trained.",

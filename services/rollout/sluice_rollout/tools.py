@@ -44,6 +44,8 @@ __all__ = [
 CALLS, ANSWER = "tool_calls", "answer"
 """Keys of a sample's metadata for the reward: number of the model's calls of tools, and the text of
 its last turn."""
+SEATS = "seats"
+"""Key of the same of each seat, by its name, where the job has seats."""
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 

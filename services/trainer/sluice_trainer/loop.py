@@ -259,7 +259,7 @@ class Loop:
             self._dump(step)
         metrics.count_samples(batch)
         learned |= self._utilisation(groups)
-        return learned | batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups)
+        return batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups) | learned
 
     def _utilisation(self, groups: list[SampleGroup]) -> dict[str, float]:
         """The use that training made of the GPUs; nothing on CPUs. groups: this rank's. Collective

@@ -6,7 +6,8 @@ of the others' tokens (KL penalties of a group's other responses, the sums that 
 gathered and merged by data-parallel rank: ranks that share a model hold the same sequences. A
 failed response is nobody's baseline and is not trained on; it still counts as a sequence of its
 step. A response that is a tree has several sequences here (`Sample.branches`), and one reward, one
-advantage and one place in its group: each of its sequences is trained with them.
+advantage and one place in its group: each of its sequences is trained with them. Where a job has
+seats that holds for each seat of a response, and with `turnAdvantage` for each turn (`credit`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sluice.api import Algorithm, RLJobSpec
 from sluice.sample import BASELINE_REWARD, Sample, SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer import credit
 from sluice_trainer.algorithms.advantages import Moments, moments, whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.estimators import (
@@ -37,11 +39,9 @@ from sluice_trainer.algorithms.kl import adapted_coef
 from sluice_trainer.algorithms.shaping import overlong_reward
 from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
+from sluice_trainer.credit import SampleKey, Unit, UnitKey
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import TrainSequence
-
-SampleKey = tuple[int, int]
-"""(group id, index in the group)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,16 @@ def prepare(
     if algorithm.sft:
         return Prepared(_answers(batch, groups, spec), batch_totals(batch, spec), {})
     sound = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
-    place = {(s.group_id, s.index): i for i, s in enumerate(sound)}
+    sound_keys = {(s.group_id, s.index) for s in sound}
     samples = {
         (g.group_id, s.index): s
         for g in groups
         for s in g.samples
-        if (g.group_id, s.index) in place
+        if (g.group_id, s.index) in sound_keys
     }
+    in_parts = spec.rollout.seats or algorithm.turn_advantage
+    units = credit.of_samples(sound, samples, policy.ranks) if in_parts else credit.of_batch(sound)
+    place = {unit.key: i for i, unit in enumerate(units)}
     sequences = [
         sequence
         for (group, _), sample in samples.items()
@@ -96,12 +99,12 @@ def prepare(
     sequences_of_rank, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in sequences_of_rank]
     kl = within(masks, kl)
-    shaped = shaping(sound, spec)
+    shaped = shaping(units, spec)
     responses = Responses(
-        rewards=rewards(sound, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)) + shaped,
-        groups=torch.tensor([s.group_id for s in sound]),
-        lengths=torch.tensor([s.trainable_tokens for s in sound]),
-        own=torch.tensor([place[s.group_id, s.index] for s in sequences], dtype=torch.int64),
+        rewards=rewards(units, _penalties(sequences_of_rank, kl, algorithm, policy.ranks)) + shaped,
+        groups=torch.tensor(credit.groups_of(units)),
+        lengths=torch.tensor([unit.trained for unit in units]),
+        own=torch.tensor([place[key_of(s)] for s in sequences], dtype=torch.int64),
         masks=masks,
         kl=kl or [torch.zeros(len(mask)) for mask in masks],
         values=policy.values(sequences_of_rank),
@@ -109,10 +112,12 @@ def prepare(
         parts=reward_parts(sound, samples, algorithm, policy.ranks)
         if algorithm.kind.parts
         else None,
-        energies=trained_energies(sound, sequences_of_rank, policy)
+        energies=trained_energies(units, sequences_of_rank, policy)
         if algorithm.kind.energies
         else None,
     )
+    if algorithm.turn_advantage:
+        responses = by_turn(responses, units, sequences, samples, algorithm.turn_advantage.gamma)
     estimates = estimate(responses, algorithm, custom)
     sums = over_data_parallel(policy.ranks, token_sums(responses, estimates))
     if algorithm.whitens:
@@ -124,7 +129,7 @@ def prepare(
         _with_estimates(sequences_of_rank, responses, estimates),
         spec.trainer.steps_per_batch,
     )
-    measured = metrics(sums, algorithm)
+    measured = metrics(sums, algorithm) | credit.metrics(units)
     if algorithm.overlong:
         measured |= overlong_metrics(shaped)
     if adaptive := algorithm.kl.adaptive:
@@ -153,22 +158,43 @@ def with_kl_coef(algorithm: Algorithm, coef: float) -> Algorithm:
     return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coef": coef})})
 
 
-def rewards(sound: Sequence[pb.Sequence], penalties: dict[SampleKey, float]) -> Tensor:
-    """Rewards of the batch, [samples] float32, with the KL penalties that come off whole
-    responses.
-    """
+def key_of(sequence: TrainSequence) -> UnitKey:
+    """The unit that a sequence is of."""
+    return sequence.group_id, sequence.index, sequence.seat
+
+
+def rewards(units: Sequence[Unit], penalties: dict[UnitKey, float]) -> Tensor:
+    """Rewards of the batch, [units] float32, less the KL penalties of whole responses."""
     return torch.tensor(
-        [s.reward - penalties.get((s.group_id, s.index), 0.0) for s in sound], dtype=torch.float32
+        [unit.reward - penalties.get(unit.key, 0.0) for unit in units], dtype=torch.float32
     )
 
 
-def shaping(sound: Sequence[pb.Sequence], spec: RLJobSpec) -> Tensor:
-    """Rewards that `overlong` adds to those of the batch, at most 0. [samples] float32"""
+def by_turn(
+    responses: Responses,
+    units: Sequence[Unit],
+    sequences: Sequence[TrainSequence],
+    samples: dict[SampleKey, Sample],
+    gamma: float,
+) -> Responses:
+    """The responses with each turn in the place of a sample of its own."""
+    turns = credit.turn_returns(units, responses.rewards.tolist(), gamma)
+    first = {unit.key: start for unit, start in zip(units, turns.first, strict=True)}
+    return replace(
+        responses,
+        rewards=turns.rewards,
+        groups=turns.groups,
+        own_tokens=credit.own_places(sequences, samples, first),
+    )
+
+
+def shaping(units: Sequence[Unit], spec: RLJobSpec) -> Tensor:
+    """Rewards that `overlong` adds to those of the batch, at most 0. [units] float32"""
     overlong = spec.algorithm.overlong
     if overlong is None:
-        return torch.zeros(len(sound))
+        return torch.zeros(len(units))
     return overlong_reward(
-        torch.tensor([s.response_length for s in sound]),
+        torch.tensor([unit.response_length for unit in units]),
         longest=spec.rollout.sampling.max_response_tokens,
         buffer=overlong.buffer,
         penalty=overlong.penalty,
@@ -189,7 +215,7 @@ def _penalties(
     kl: Sequence[Tensor] | None,
     algorithm: Algorithm,
     ranks: Ranks,
-) -> dict[SampleKey, float]:
+) -> dict[UnitKey, float]:
     """`kl.coef` times each response's KL, of the whole batch; empty where it comes off token by
     token, or is 0.
 
@@ -198,10 +224,10 @@ def _penalties(
     """
     if kl is None or algorithm.kind.token_kl:
         return {}
-    penalties: defaultdict[SampleKey, float] = defaultdict(float)
+    penalties: defaultdict[UnitKey, float] = defaultdict(float)
     for s, values in zip(sequences, kl, strict=True):
         total = float((values * torch.tensor(s.loss_mask)).sum())
-        penalties[s.group_id, s.index] += algorithm.kl.coef * total
+        penalties[key_of(s)] += algorithm.kl.coef * total
     return {key: value for part in ranks.gather(penalties) for key, value in part.items()}
 
 
@@ -231,18 +257,18 @@ def reward_parts(
 
 
 def trained_energies(
-    sound: Sequence[pb.Sequence], sequences: Sequence[TrainSequence], policy: Backend
+    units: Sequence[Unit], sequences: Sequence[TrainSequence], policy: Backend
 ) -> list[Tensor]:
-    """The energies of each sample's trained tokens, branch after branch: of the whole batch, each
+    """The energies of each unit's trained tokens, branch after branch: of the whole batch, each
     [trained tokens] float32.
     sequences: of this rank. Collective.
     """
-    of_rank: dict[SampleKey, list[Tensor]] = {}
+    of_rank: dict[UnitKey, list[Tensor]] = {}
     for sequence, row in zip(sequences, policy.energies(sequences), strict=True):
         trained = row[torch.tensor(sequence.loss_mask) > 0]
-        of_rank.setdefault((sequence.group_id, sequence.index), []).append(trained)
+        of_rank.setdefault(key_of(sequence), []).append(trained)
     known = {key: rows for part in policy.ranks.gather(of_rank) for key, rows in part.items()}
-    return [torch.cat(known[s.group_id, s.index]) for s in sound]
+    return [torch.cat(known[unit.key]) for unit in units]
 
 
 def parts_of(key: SampleKey, sample: Sample, names: Sequence[str]) -> list[float]:

@@ -26,13 +26,12 @@ from sluice.telemetry import health, logs, rollouts, run_directory, wandb
 from sluice.telemetry.books import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
+from sluice.turns import BRANCH_TURNS, TURNS, turn_rewards
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.metrics import EVALUATION_REWARD
 
 SAMPLED_GROUPS = 2
-_TURNS = ("turns", "branch_turns")
-"""Names under which a worker notes the turns of a sample, and of its branches."""
 _RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
 
 
@@ -177,10 +176,11 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "group_id": group.group_id,
         "index": sample.index,
         "prompt": group.prompt.prompt,
-        **{name: sample.metadata[name] for name in _TURNS if name in sample.metadata},
+        **{n: sample.metadata[n] for n in (TURNS, BRANCH_TURNS) if n in sample.metadata},
         "response": sample.response,
         "label": group.prompt.label,
         "reward": sample.reward,
+        **({"seat_rewards": sample.seat_rewards} if sample.seat_rewards else {}),
         "status": str(sample.status),
         "response_length": sample.response_length,
         "weight_versions": [span.version for span in sample.weight_versions],
@@ -234,11 +234,12 @@ def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
     """Turns of the model in a sample, of those that a generate function made, and sequences of it;
     nothing where there is none.
     """
-    played = [s for group in groups for s in group.samples if _TURNS[0] in s.metadata]
+    played = [s for group in groups for s in group.samples if TURNS in s.metadata]
     if not played:
         return {}
+    rewards = [turn_rewards(sample) for sample in played]
     counts = {
-        "turns": [_turns(sample.metadata) for sample in played],
+        "turns": [sum(map(len, of_sample.values())) for of_sample in rewards],
         "branches": [len(sample.sequences) for sample in played],
     }
     return {
@@ -246,13 +247,6 @@ def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
         for name, values in counts.items()
         for kind, value in (("mean", fmean(values)), ("max", max(values)))
     }
-
-
-def _turns(metadata: Mapping[str, Any]) -> int:
-    """Turns of the model, those once that branches share."""
-    own, branches = (metadata.get(name, []) for name in _TURNS)
-    by_model = [turn for turns in (own, *branches) for turn in turns if turn["by"] == "model"]
-    return len({turn.get("turn", place) for place, turn in enumerate(by_model)})
 
 
 def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float]:

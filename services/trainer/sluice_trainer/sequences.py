@@ -53,8 +53,9 @@ class TrainSequence(Sequence):
     step starts from. ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response];
     only in a distillation. values, returns: [response]; only with a critic: its values before the
     step, and what it learns. fresh: [response], 1 where the weights that the step starts from
-    sampled the token; None: nowhere. group_id and index say which sample it is of, and branch which
-    of its sequences. trained_elsewhere: tokens that the sample's other sequences train.
+    sampled the token; None: nowhere. group_id and index say which sample it is of, branch which of
+    its sequences, and seat whose (`rollout.seats`). trained_elsewhere: tokens that the sample's
+    other sequences train.
     """
 
     loss_mask: UInt8
@@ -63,6 +64,7 @@ class TrainSequence(Sequence):
     group_id: int = 0
     index: int = 0
     branch: int = 0
+    seat: str = ""
     trained_elsewhere: int = 0
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
@@ -88,6 +90,7 @@ class TrainSequence(Sequence):
                 group_id=group_id,
                 index=sample.index,
                 branch=branch,
+                seat=sequence.seat,
                 trained_elsewhere=sample.trainable_tokens - int(sequence.loss_mask.sum()),
                 experts=sequence.routed_experts,
                 fresh=None if version is None else sequence.sampled_by(version),

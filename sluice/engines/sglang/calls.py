@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sluice.engines.base import CallParser
+
+_ASSISTANT = "<|start|>assistant"
+_NAME_FIRST = re.compile(r"\s*(to=[\w.-]+)\s*<\|channel\|>commentary")
 
 
 def parser(name: str) -> CallParser:
@@ -20,9 +24,22 @@ def parser(name: str) -> CallParser:
 
     def parse(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
         own = FunctionCallParser([Tool.model_validate(tool) for tool in tools], name)
-        if not own.has_tool_call(text):
+        turn = harmony(text) if name == "gpt-oss" else text
+        if not own.has_tool_call(turn):
             return text, []
-        rest, calls = own.parse_non_stream(text)
+        rest, calls = own.parse_non_stream(turn)
         return rest, [(call.name or "", call.parameters) for call in calls]
 
     return parse
+
+
+def harmony(text: str) -> str:
+    """A turn of gpt-oss as SGLang's parser expects it: with the role that its prompt opens, the
+    tool's name behind the channel's (the model writes either order), and the end of a call, which
+    is the turn's.
+    """
+    whole = text if text.startswith(_ASSISTANT) else _ASSISTANT + text
+    whole = _NAME_FIRST.sub(r"<|channel|>commentary \1", whole)
+    header = whole.rpartition("<|channel|>")[2].partition("<|message|>")[0]
+    is_call = " to=" in header
+    return whole + "<|call|>" if is_call and not whole.endswith("<|call|>") else whole

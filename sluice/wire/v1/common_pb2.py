@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sluice/v1/common.proto\x12\tsluice.v1\"9\n\nWeightSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"@\n\rRoutedExperts\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_per_id\x18\x03 \x01(\r\"\xdc\x01\n\x06\x42ranch\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x17\n\x0fresponse_length\x18\x02 \x01(\x05\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12\x19\n\x11rollout_log_probs\x18\x04 \x01(\x0c\x12.\n\x0fweight_versions\x18\x05 \x03(\x0b\x32\x15.sluice.v1.WeightSpan\x12\x19\n\x11teacher_log_probs\x18\x06 \x01(\x0c\x12\x30\n\x0erouted_experts\x18( \x01(\x0b\x32\x18.sluice.v1.RoutedExperts\"\xff\x03\n\x06Sample\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x17\n\x0fresponse_length\x18\x03 \x01(\x05\x12\x10\n\x08response\x18\x04 \x01(\t\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x38\n\x0creward_parts\x18\x06 \x03(\x0b\x32\".sluice.v1.Sample.RewardPartsEntry\x12\x11\n\tloss_mask\x18\x07 \x01(\x0c\x12\x19\n\x11rollout_log_probs\x18\x08 \x01(\x0c\x12.\n\x0fweight_versions\x18\t \x03(\x0b\x32\x15.sluice.v1.WeightSpan\x12\'\n\x06status\x18\n \x01(\x0e\x32\x17.sluice.v1.SampleStatus\x12\x15\n\rmetadata_json\x18\x0b \x01(\t\x12\r\n\x05\x65rror\x18\x0c \x01(\t\x12\x19\n\x11teacher_log_probs\x18\r \x01(\x0c\x12#\n\x08\x62ranches\x18\x0e \x03(\x0b\x32\x11.sluice.v1.Branch\x12\x30\n\x0erouted_experts\x18( \x01(\x0b\x32\x18.sluice.v1.RoutedExperts\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\"\xfa\x01\n\x06Prompt\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rlease_attempt\x18\x02 \x01(\x05\x12#\n\x07purpose\x18\x03 \x01(\x0e\x32\x12.sluice.v1.Purpose\x12\x10\n\x08group_id\x18\x04 \x01(\x03\x12\r\n\x05\x65poch\x18\x05 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x06 \x01(\t\x12\x0b\n\x03row\x18\x07 \x01(\x03\x12\x13\n\x0bprompt_json\x18\x08 \x01(\t\x12\x12\n\nlabel_json\x18\t \x01(\t\x12\x15\n\rmetadata_json\x18\n \x01(\t\x12\x12\n\ntools_json\x18\x0b \x01(\t\x12\x0f\n\x07version\x18\x0c \x01(\x03\"e\n\x0bSampleGroup\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.sluice.v1.Prompt\x12\"\n\x07samples\x18\x02 \x03(\x0b\x32\x11.sluice.v1.Sample\x12\x0f\n\x07\x66\x61ilure\x18\x03 \x01(\t\">\n\x05\x43hunk\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0c\n\x04size\x18\x04 \x01(\x04*\xb7\x01\n\x0cSampleStatus\x12\x1d\n\x19SAMPLE_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15SAMPLE_STATUS_PENDING\x10\x01\x12\x1b\n\x17SAMPLE_STATUS_COMPLETED\x10\x02\x12\x1b\n\x17SAMPLE_STATUS_TRUNCATED\x10\x03\x12\x19\n\x15SAMPLE_STATUS_ABORTED\x10\x04\x12\x18\n\x14SAMPLE_STATUS_FAILED\x10\x05*K\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16sluice/v1/common.proto\x12\tsluice.v1\"9\n\nWeightSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\"@\n\rRoutedExperts\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x14\n\x0c\x62ytes_per_id\x18\x03 \x01(\r\"\xea\x01\n\x06\x42ranch\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x17\n\x0fresponse_length\x18\x02 \x01(\x05\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12\x19\n\x11rollout_log_probs\x18\x04 \x01(\x0c\x12.\n\x0fweight_versions\x18\x05 \x03(\x0b\x32\x15.sluice.v1.WeightSpan\x12\x19\n\x11teacher_log_probs\x18\x06 \x01(\x0c\x12\x0c\n\x04seat\x18\x07 \x01(\t\x12\x30\n\x0erouted_experts\x18( \x01(\x0b\x32\x18.sluice.v1.RoutedExperts\"\xfb\x04\n\x06Sample\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x17\n\x0fresponse_length\x18\x03 \x01(\x05\x12\x10\n\x08response\x18\x04 \x01(\t\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x38\n\x0creward_parts\x18\x06 \x03(\x0b\x32\".sluice.v1.Sample.RewardPartsEntry\x12\x11\n\tloss_mask\x18\x07 \x01(\x0c\x12\x19\n\x11rollout_log_probs\x18\x08 \x01(\x0c\x12.\n\x0fweight_versions\x18\t \x03(\x0b\x32\x15.sluice.v1.WeightSpan\x12\'\n\x06status\x18\n \x01(\x0e\x32\x17.sluice.v1.SampleStatus\x12\x15\n\rmetadata_json\x18\x0b \x01(\t\x12\r\n\x05\x65rror\x18\x0c \x01(\t\x12\x19\n\x11teacher_log_probs\x18\r \x01(\x0c\x12#\n\x08\x62ranches\x18\x0e \x03(\x0b\x32\x11.sluice.v1.Branch\x12\x0c\n\x04seat\x18\x0f \x01(\t\x12\x38\n\x0cseat_rewards\x18\x10 \x03(\x0b\x32\".sluice.v1.Sample.SeatRewardsEntry\x12\x30\n\x0erouted_experts\x18( \x01(\x0b\x32\x18.sluice.v1.RoutedExperts\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10SeatRewardsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_reward\"\xfa\x01\n\x06Prompt\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rlease_attempt\x18\x02 \x01(\x05\x12#\n\x07purpose\x18\x03 \x01(\x0e\x32\x12.sluice.v1.Purpose\x12\x10\n\x08group_id\x18\x04 \x01(\x03\x12\r\n\x05\x65poch\x18\x05 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x06 \x01(\t\x12\x0b\n\x03row\x18\x07 \x01(\x03\x12\x13\n\x0bprompt_json\x18\x08 \x01(\t\x12\x12\n\nlabel_json\x18\t \x01(\t\x12\x15\n\rmetadata_json\x18\n \x01(\t\x12\x12\n\ntools_json\x18\x0b \x01(\t\x12\x0f\n\x07version\x18\x0c \x01(\x03\"e\n\x0bSampleGroup\x12!\n\x06prompt\x18\x01 \x01(\x0b\x32\x11.sluice.v1.Prompt\x12\"\n\x07samples\x18\x02 \x03(\x0b\x32\x11.sluice.v1.Sample\x12\x0f\n\x07\x66\x61ilure\x18\x03 \x01(\t\">\n\x05\x43hunk\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0c\n\x04size\x18\x04 \x01(\x04*\xb7\x01\n\x0cSampleStatus\x12\x1d\n\x19SAMPLE_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15SAMPLE_STATUS_PENDING\x10\x01\x12\x1b\n\x17SAMPLE_STATUS_COMPLETED\x10\x02\x12\x1b\n\x17SAMPLE_STATUS_TRUNCATED\x10\x03\x12\x19\n\x15SAMPLE_STATUS_ABORTED\x10\x04\x12\x18\n\x14SAMPLE_STATUS_FAILED\x10\x05*K\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLE_REWARDPARTSENTRY']._loaded_options = None
   _globals['_SAMPLE_REWARDPARTSENTRY']._serialized_options = b'8\001'
-  _globals['_SAMPLESTATUS']._serialized_start=1320
-  _globals['_SAMPLESTATUS']._serialized_end=1503
-  _globals['_PURPOSE']._serialized_start=1505
-  _globals['_PURPOSE']._serialized_end=1580
+  _globals['_SAMPLE_SEATREWARDSENTRY']._loaded_options = None
+  _globals['_SAMPLE_SEATREWARDSENTRY']._serialized_options = b'8\001'
+  _globals['_SAMPLESTATUS']._serialized_start=1458
+  _globals['_SAMPLESTATUS']._serialized_end=1641
+  _globals['_PURPOSE']._serialized_start=1643
+  _globals['_PURPOSE']._serialized_end=1718
   _globals['_WEIGHTSPAN']._serialized_start=37
   _globals['_WEIGHTSPAN']._serialized_end=94
   _globals['_ROUTEDEXPERTS']._serialized_start=96
   _globals['_ROUTEDEXPERTS']._serialized_end=160
   _globals['_BRANCH']._serialized_start=163
-  _globals['_BRANCH']._serialized_end=383
-  _globals['_SAMPLE']._serialized_start=386
-  _globals['_SAMPLE']._serialized_end=897
-  _globals['_SAMPLE_REWARDPARTSENTRY']._serialized_start=836
-  _globals['_SAMPLE_REWARDPARTSENTRY']._serialized_end=886
-  _globals['_PROMPT']._serialized_start=900
-  _globals['_PROMPT']._serialized_end=1150
-  _globals['_SAMPLEGROUP']._serialized_start=1152
-  _globals['_SAMPLEGROUP']._serialized_end=1253
-  _globals['_CHUNK']._serialized_start=1255
-  _globals['_CHUNK']._serialized_end=1317
+  _globals['_BRANCH']._serialized_end=397
+  _globals['_SAMPLE']._serialized_start=400
+  _globals['_SAMPLE']._serialized_end=1035
+  _globals['_SAMPLE_REWARDPARTSENTRY']._serialized_start=922
+  _globals['_SAMPLE_REWARDPARTSENTRY']._serialized_end=972
+  _globals['_SAMPLE_SEATREWARDSENTRY']._serialized_start=974
+  _globals['_SAMPLE_SEATREWARDSENTRY']._serialized_end=1024
+  _globals['_PROMPT']._serialized_start=1038
+  _globals['_PROMPT']._serialized_end=1288
+  _globals['_SAMPLEGROUP']._serialized_start=1290
+  _globals['_SAMPLEGROUP']._serialized_end=1391
+  _globals['_CHUNK']._serialized_start=1393
+  _globals['_CHUNK']._serialized_end=1455
 # @@protoc_insertion_point(module_scope)

@@ -52,13 +52,14 @@ class RoutedExperts(_message.Message):
     def __init__(self, ids: _Optional[bytes] = ..., rows: _Optional[int] = ..., bytes_per_id: _Optional[int] = ...) -> None: ...
 
 class Branch(_message.Message):
-    __slots__ = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "teacher_log_probs", "routed_experts")
+    __slots__ = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "teacher_log_probs", "seat", "routed_experts")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     TEACHER_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     response_length: int
@@ -66,12 +67,20 @@ class Branch(_message.Message):
     rollout_log_probs: bytes
     weight_versions: _containers.RepeatedCompositeFieldContainer[WeightSpan]
     teacher_log_probs: bytes
+    seat: str
     routed_experts: RoutedExperts
-    def __init__(self, tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., teacher_log_probs: _Optional[bytes] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., teacher_log_probs: _Optional[bytes] = ..., seat: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("index", "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs", "weight_versions", "status", "metadata_json", "error", "teacher_log_probs", "branches", "routed_experts")
+    __slots__ = ("index", "tokens", "response_length", "response", "reward", "reward_parts", "loss_mask", "rollout_log_probs", "weight_versions", "status", "metadata_json", "error", "teacher_log_probs", "branches", "seat", "seat_rewards", "routed_experts")
     class RewardPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class SeatRewardsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +101,8 @@ class Sample(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TEACHER_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
+    SEAT_REWARDS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     index: int
     tokens: bytes
@@ -107,8 +118,10 @@ class Sample(_message.Message):
     error: str
     teacher_log_probs: bytes
     branches: _containers.RepeatedCompositeFieldContainer[Branch]
+    seat: str
+    seat_rewards: _containers.ScalarMap[str, float]
     routed_experts: RoutedExperts
-    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., response: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., metadata_json: _Optional[str] = ..., error: _Optional[str] = ..., teacher_log_probs: _Optional[bytes] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., response_length: _Optional[int] = ..., response: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., rollout_log_probs: _Optional[bytes] = ..., weight_versions: _Optional[_Iterable[_Union[WeightSpan, _Mapping]]] = ..., status: _Optional[_Union[SampleStatus, str]] = ..., metadata_json: _Optional[str] = ..., error: _Optional[str] = ..., teacher_log_probs: _Optional[bytes] = ..., branches: _Optional[_Iterable[_Union[Branch, _Mapping]]] = ..., seat: _Optional[str] = ..., seat_rewards: _Optional[_Mapping[str, float]] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("lease_id", "lease_attempt", "purpose", "group_id", "epoch", "dataset", "row", "prompt_json", "label_json", "metadata_json", "tools_json", "version")

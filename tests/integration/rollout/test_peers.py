@@ -14,12 +14,12 @@ from sluice.api import RLJob
 from sluice.engines.sglang.generate import Client
 from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus
+from sluice.turns import TURNS
 from sluice.wire import codec
 from sluice_rollout import function
 from sluice_rollout.function import Player
 from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.turns import TURNS
 from tests.integration.engines import Sglang
 from tests.integration.rollout.pods import House, job, leases
 from tests.integration.rollout.talkative import save_talkative

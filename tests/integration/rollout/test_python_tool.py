@@ -138,23 +138,23 @@ def test_no_way_of_an_attack_succeeds(python: Python, attack: str, tmp_path: Pat
 
 
 def test_a_sandbox_that_dies_is_replaced(python: Python) -> None:
-    sandbox = python._free.get()
+    sandbox = python._sandboxes._free.get()
     assert sandbox is not None
     sandbox._zygote.kill()
-    python._free.put(sandbox)
+    python._sandboxes._free.put(sandbox)
     assert played(python, "1 + 1") == ["2\n"]
 
 
 def test_without_a_free_sandbox_the_sample_fails(
     python: Python, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_rollout.toolbox.python._FREE_SECONDS", 0.01)
-    sandbox = python._free.get()
+    monkeypatch.setattr("sluice_rollout.toolbox.sandboxes._FREE_SECONDS", 0.01)
+    sandbox = python._sandboxes._free.get()
     try:
         with pytest.raises(ToolUnavailableError, match=r"no sandbox was free in 0\.01 s"):
             played(python, "1")
     finally:
-        python._free.put(sandbox)
+        python._sandboxes._free.put(sandbox)
 
 
 async def test_the_loop_of_tools_plays_it(python: Python) -> None:

@@ -25,6 +25,7 @@ from sluice.sample import (
     SampleStatus,
     TokenSequence,
 )
+from sluice.turns import BRANCH_TURNS, TURNS
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.backend import MakeBackend, backend_of
@@ -72,7 +73,26 @@ def halved(sample: Sample, seed: int) -> list[TokenSequence]:
     ]
 
 
-GROW: dict[str, Grow] = {"bare": bare, "grown": grown, "halved": halved}
+def seated(sample: Sample, seed: int) -> list[TokenSequence]:
+    """Two turns of white's, of which the first was rewarded; and branches that are black's."""
+    branches = grown(sample, seed)
+    n, number = sample.response_length, 2
+    sample.seat, sample.seat_rewards = "white", {"white": float(seed % 3)}
+    sample.metadata[TURNS] = [
+        {"by": "model", "length": n // 2, "turn": 0, "reward": 0.5},
+        {"by": "model", "length": n - n // 2, "turn": 1},
+    ]
+    sample.metadata[BRANCH_TURNS] = []
+    for branch in branches:
+        branch.seat, sample.seat_rewards["black"] = "black", -float(seed % 2)
+        record = {"by": "model", "length": branch.response_length, "turn": number}
+        sample.metadata[BRANCH_TURNS].append([record])
+        number += 1
+    return branches
+
+
+GROW: dict[str, Grow] = {"bare": bare, "grown": grown, "halved": halved, "seated": seated}
+SEATS = {"function": "play.py:play", "seats": [{"name": "white"}, {"name": "black"}]}
 
 
 def batch(
@@ -149,7 +169,10 @@ def train(
         model={"path": model, "init": init},
         algorithm=algorithm,
         trainer=trainer or {},
-        rollout={"sampling": {"temperature": 0.9, "maxResponseTokens": 40}},
+        rollout={
+            "sampling": {"temperature": 0.9, "maxResponseTokens": 40},
+            **(SEATS if branches == "seated" else {}),
+        },
     )
     make, timeout = backend or backend_of(spec), timedelta(seconds=tiny.TIMEOUT)
     policy = make(spec, model_dir=Path(model), timeout=timeout)

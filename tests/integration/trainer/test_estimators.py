@@ -61,6 +61,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
+SEATS: dict[str, Any] = {
+    "algorithm": {**KL, "turnAdvantage": {"gamma": 0.9}},
+    "branches": "seated",
+    "trainer": {"stepsPerBatch": 2},
+}
+
+
 def same(actual: Any, expected: Any) -> None:
     """Equal but for the rounding that another order of sums brings."""
     assert len(actual["history"]) == len(expected["history"])
@@ -86,7 +93,8 @@ def on_two_ranks(qwen3: Path) -> dict[str, dict[str, Any]]:
         {"model": str(qwen3), "algorithm": algorithm, "trainer": trainer}
         for algorithm in ALGORITHMS.values()
     ]
-    return dict(zip(ALGORITHMS, elsewhere(2, *jobs), strict=True))
+    jobs.append({"model": str(qwen3), **SEATS})
+    return dict(zip([*ALGORITHMS, "seats"], elsewhere(2, *jobs), strict=True))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -97,6 +105,19 @@ def test_two_ranks_equal_one(
         str(qwen3), algorithm=ALGORITHMS[name], trainer={"stepsPerBatch": 2}
     )
     same(on_two_ranks[name], alone)
+
+
+def test_seats_and_turns_on_two_ranks_equal_one(
+    qwen3: Path, on_two_ranks: dict[str, dict[str, Any]]
+) -> None:
+    alone = estimate_steps.train(str(qwen3), **SEATS)
+    same(on_two_ranks["seats"], alone)
+    assert {"multi_turn/seat/white/reward", "multi_turn/seat/black/reward"} <= set(
+        alone["history"][0]
+    )
+    of_white = [row for key, row in alone["advantages"][0].items() if key.endswith("/0")]
+    assert all(len(set(row)) <= 2 for row in of_white), "one for each of two turns"
+    assert any(len(set(row)) == 2 for row in of_white)
 
 
 def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:

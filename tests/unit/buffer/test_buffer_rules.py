@@ -207,3 +207,18 @@ def test_capacity_is_what_map_and_disk_hold_less_a_reserve() -> None:
     assert capacity(1 << 20, 1 << 20, 0, 0) == (1 << 20) - 64 * 4096
     assert capacity(8 * gib, 0, 100 * gib, gib // 4) == 7 * gib - gib // 4
     assert capacity(8 * gib, 0, 100 * gib, gib) == 5 * gib
+
+
+@pytest.mark.parametrize(
+    ("seats", "expected"),
+    [
+        pytest.param([{"a": 1.0, "b": -1.0}, {"a": -1.0, "b": 1.0}], None, id="a game that varies"),
+        pytest.param([{"a": 1.0, "b": -1.0}] * 2, "zero_std_0.0", id="the same end each time"),
+        pytest.param([{"a": 1.0}, {"a": 1.0, "b": 0.5}], None, id="one seat spoke once"),
+        pytest.param([{"a": 0.5}, {}], None, id="a failed sample"),
+    ],
+)
+def test_the_dynamic_filter_compares_each_seat_with_itself(
+    seats: list[dict[str, float]], expected: str | None
+) -> None:
+    assert dynamic_filter("nonzero_std", [0.0, 0.0], seats) == expected

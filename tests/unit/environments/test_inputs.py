@@ -10,7 +10,7 @@ from sluice.sample import Prompt, Purpose, Sample
 from sluice_rollout.environments import inputs
 from sluice_rollout.episode import Episode, Gateway
 
-GATEWAY = Gateway("http://127.0.0.1:1/v1", "sk-0", lambda _: None, lambda _: None, lambda: False)
+GATEWAY = Gateway("http://127.0.0.1:1/v1", "sk-0", print, print, lambda: False, print)
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "first"},
@@ -80,6 +80,7 @@ def test_the_row_as_a_file() -> None:
         "dataset": "sums",
         "row": 5,
         "purpose": "evaluate",
+        "seats": [],
         "group": 7,
         "sample": 2,
     }

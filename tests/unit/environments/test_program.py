@@ -15,6 +15,7 @@ import pytest
 
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.turns import turn_rewards
 from sluice_rollout.code import Code
 from sluice_rollout.environments import keeper
 from sluice_rollout.environments.program import Program, program_of
@@ -101,6 +102,25 @@ async def test_without_a_result_the_jobs_reward_judges(program: Any, tmp_path: P
     assert (sample.error, sample.reward, sample.metadata["answer"]) == ("", None, "hello")
 
 
+async def test_a_program_plays_two_seats_and_leaves_a_reward_for_each(
+    program: Any, tmp_path: Path
+) -> None:
+    one = program("""
+opening = ask("begin", model="white")
+ask(opening, model="black")
+seats = json.loads(pathlib.Path("row.json").read_text())["seats"]
+leave(rewards={"white": 1, "black": -1}, turn_rewards={"white": [0.5]}, metadata={"had": seats})
+""")
+    async with desk(tmp_path, rollout__seats=[{"name": "white"}, {"name": "black"}]) as place:
+        playing = seated(place, one, Script(ids("e4"), ids("resign")))
+        playing.seconds, playing.seats = 20.0, ("white", "black")
+        sample = await playing(Prompt(3, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 100})
+    assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
+    assert sample.seat_rewards == {"white": 1, "black": -1}
+    assert turn_rewards(sample) == {"white": [0.5], "black": [0]}
+    assert sample.metadata["had"] == ["white", "black"]
+
+
 FAILING = [
     pytest.param("ask('x'); sys.exit(3)", "agent ended with status 3", id="status"),
     pytest.param("ask('x'); 1 / 0", "agent ended with status 1: ZeroDivisionError", id="raises"),
@@ -109,6 +129,12 @@ FAILING = [
     pytest.param("ask('x'); leave(reward='good')", "the reward is str 'good'", id="no number"),
     pytest.param("ask('x'); leave(reward=float('nan'))", "expected a finite number", id="nan"),
     pytest.param("ask('x'); leave(reword=1)", "result.json: expected an object", id="result"),
+    pytest.param("ask('x'); leave(rewards={'a': 1})", "there is no seat 'a'", id="no such seat"),
+    pytest.param(
+        "ask('x'); leave(turn_rewards=[1, 1])",
+        "turn_rewards: 2 rewards, but the program was answered 1 times",
+        id="no such turn",
+    ),
 ]
 
 

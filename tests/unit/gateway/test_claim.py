@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sluice.sample import Sample, WeightSpan
+from sluice.turns import TURNS
 from sluice_rollout.gateway.claim import Claim, ClaimError, written
 from sluice_rollout.gateway.conversation import Turn
-from sluice_rollout.turns import TURNS
 
 
 def turn(parent: Turn | None, added: list[int], tokens: list[int], version: int = 0) -> Turn:

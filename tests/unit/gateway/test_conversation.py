@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.sample import Messages, Sample, TokenSequence, WeightSpan
+from sluice.turns import BRANCH_TURNS, TURNS
 from sluice.wire import codec
-from sluice_rollout.gateway.conversation import Conversation, Turn
+from sluice_rollout.gateway.conversation import Conversation, Turn, write
 from sluice_rollout.gateway.history import History, Place, Template
-from sluice_rollout.turns import BRANCH_TURNS, TURNS
 from tests import chat
 
 END = "<|im_end|>"
@@ -58,7 +58,7 @@ class Client:
 
     def sample(self, *, waiting: bool = False) -> Sample:
         """The episode's sample as the other side of the wire has it."""
-        self.conversation.write(sample := Sample(0), waiting=waiting)
+        write({"": self.conversation}, sample := Sample(0), waiting=waiting)
         sample.check_tokens()
         return codec.sample_from_message(codec.sample_to_message(sample))
 

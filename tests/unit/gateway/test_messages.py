@@ -11,10 +11,10 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from sluice.sample import SampleStatus
+from sluice.turns import TURNS
 from sluice_rollout.episode import Episode, Gateway
 from sluice_rollout.gateway import messages
 from sluice_rollout.gateway.errors import GatewayError
-from sluice_rollout.turns import TURNS
 from tests.unit.gateway.test_server import counted, desk, ids, run
 from tests.unit.rollout.test_episode import Script
 

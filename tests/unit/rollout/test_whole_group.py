@@ -16,11 +16,11 @@ from sluice.engines.base import EngineError, Generation
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus, WeightSpan
+from sluice.turns import TURNS
 from sluice.wire import codec
 from sluice_rollout import function
 from sluice_rollout.episode import Episode, EpisodeEndError, together, whole_group
 from sluice_rollout.group import GroupMaker
-from sluice_rollout.turns import TURNS
 from tests.unit.rollout.test_episode import (
     PARAMS,
     PROMPT,

@@ -15,6 +15,7 @@ from sluice.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSequence
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
+from sluice_trainer.credit import of_batch
 from sluice_trainer.preparation import (
     baselines,
     batch_totals,
@@ -62,13 +63,15 @@ BATCH = [
 
 
 def test_kl_penalties_come_off_the_rewards() -> None:
-    assert rewards(BATCH, {}).tolist() == [1, 0, 0.5]
-    assert rewards(BATCH, {(9, 0): 0.25}).tolist() == [1, 0, 0.25]
+    units = of_batch(BATCH)
+    assert rewards(units, {}).tolist() == [1, 0, 0.5]
+    assert rewards(units, {(9, 0, ""): 0.25}).tolist() == [1, 0, 0.25]
 
 
 def test_responses_near_their_limit_lose_reward() -> None:
     """Of 100 tokens the last 20: 80 cost nothing, 85 a quarter, 100 all of the penalty."""
-    batch = [sequence(1, i, 1.0, response_length=n) for i, n in enumerate((2, 80, 85, 100))]
+    lengths = enumerate((2, 80, 85, 100))
+    batch = of_batch([sequence(1, i, 1.0, response_length=n) for i, n in lengths])
     punished = spec(algorithm={"overlong": {"buffer": 20, "penalty": 2.0}})
     shaped = shaping(batch, punished)
     assert shaped.tolist() == [0, 0, -0.5, -2]

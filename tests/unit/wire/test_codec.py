@@ -48,6 +48,7 @@ def fill(draw: st.DrawFn, sequence: TokenSequence) -> None:
             st.lists(scores, min_size=sequence.response_length, max_size=sequence.response_length)
         )
         sequence.teacher_log_probs = np.asarray(teacher_scores, dtype=np.float32)
+    sequence.seat = draw(st.sampled_from(["", "white"]))
     if (rows := draw(st.integers(0, max(len(sequence.tokens) - 1, 0)))) > 0:
         dtype = draw(st.sampled_from([np.uint8, np.uint16]))
         sequence.routed_experts = np.arange(rows * 3, dtype=dtype).reshape(rows, 3)
@@ -63,6 +64,8 @@ def samples(draw: st.DrawFn, index: int = 0) -> Sample:
     sample.status = draw(st.sampled_from(SampleStatus))
     sample.reward = draw(st.floats(-10, 10))
     sample.reward_parts = draw(st.dictionaries(st.text(max_size=4), st.floats(-1, 1), max_size=2))
+    seats = {sequence.seat for sequence in sample.sequences} - {""}
+    sample.seat_rewards = {seat: draw(st.floats(-1, 1)) for seat in seats}
     sample.metadata = draw(st.dictionaries(st.text(max_size=4), json_values, max_size=3))
     sample.response = draw(st.text(max_size=10))
     return sample
@@ -83,7 +86,7 @@ def groups(draw: st.DrawFn) -> SampleGroup:
 
 
 def same(a: Sample, b: Sample) -> bool:
-    plain = ("index", "response", "reward", "reward_parts", "status", "metadata")
+    plain = ("index", "response", "reward", "reward_parts", "seat_rewards", "status", "metadata")
     return all(getattr(a, n) == getattr(b, n) for n in plain) and all(
         same_tokens(*pair) for pair in zip(a.sequences, b.sequences, strict=True)
     )
@@ -97,7 +100,7 @@ def same_tokens(a: TokenSequence, b: TokenSequence) -> bool:
         "teacher_log_probs",
         "routed_experts",
     )
-    plain = ("response_length", "weight_versions")
+    plain = ("response_length", "weight_versions", "seat")
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in arrays) and all(
         getattr(a, n) == getattr(b, n) for n in plain
     )

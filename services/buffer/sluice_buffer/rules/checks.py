@@ -38,6 +38,8 @@ class Checked:
     summary: bytes
     """Packed SampleFacts, one for each sample."""
     rewards: list[float]
+    seat_rewards: list[dict[str, float]]
+    """Of each sample; empty where the job has no seats, and of failed ones."""
     oldest: int
     """The oldest weights that any token comes from."""
     errors: list[str]
@@ -84,7 +86,11 @@ def _slow(group: SampleGroup, version: int) -> Checked:
         lengths = length, sample.response_length, trainable
         facts.append(SampleFacts(*lengths, status, reward, min(versions), max(versions)))
     summary, oldest = pack_facts(facts), min(fact.min_version for fact in facts)
-    return Checked(summary, [fact.reward for fact in facts], oldest, errors)
+    by_seat = [
+        {} if sample.status is SampleStatus.FAILED else sample.seat_rewards
+        for sample in group.samples
+    ]
+    return Checked(summary, [fact.reward for fact in facts], by_seat, oldest, errors)
 
 
 def _routed(sequence: pb.Sample | pb.Branch) -> bool:
@@ -100,10 +106,10 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
     samples = message.samples
     if len(samples) != samples_per_prompt:
         return None
-    summary, rewards, oldest, errors = [], [], [], []
+    summary, rewards, by_seat, oldest, errors = [], [], [], [], []
     values = _Values()
     for position, sample in enumerate(samples):
-        status, reward = sample.status, sample.reward
+        status, reward, seats = sample.status, sample.reward, dict(sample.seat_rewards)
         parts = [values.add(sequence, version) for sequence in (sample, *sample.branches)]
         if None in parts or sample.index != position or not _metadata_is_json(sample.metadata_json):
             return None
@@ -111,16 +117,22 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
         length, trainable = sum(lengths), sum(trained)
         if status == _FAILED:  # kept for the batch's identity, and never trained on (`as_trained`)
             errors.append(sample.error or "no reason given")
-            length, trainable, reward = lengths[0], 0, 0.0
-        elif status not in _JUDGED or (reward == 0.0 and not sample.HasField("reward")):
+            length, trainable, reward, seats = lengths[0], 0, 0.0, {}
+        elif (
+            status not in _JUDGED
+            or (reward == 0.0 and not sample.HasField("reward"))
+            or any(one.seat and one.seat not in seats for one in (sample, *sample.branches))
+        ):
             return None
         versions = min(oldest_of), max(newest_of)
         facts = length, sample.response_length, trainable, status, reward, *versions
         summary.append(pack_fact(*facts))
         rewards.append(reward)
+        by_seat.append(seats)
         oldest.append(versions[0])
-    sound = math.isfinite(sum(rewards)) and values.are_sound()
-    return Checked(b"".join(summary), rewards, min(oldest), errors) if sound else None
+    numbers = [*rewards, *(reward for seats in by_seat for reward in seats.values())]
+    sound = math.isfinite(sum(numbers)) and values.are_sound()
+    return Checked(b"".join(summary), rewards, by_seat, min(oldest), errors) if sound else None
 
 
 @dataclass(slots=True)
@@ -263,7 +275,7 @@ def as_trained(sample: pb.Sample, prompt_tokens: bytes) -> pb.Sample:
     result = sample_from_message(sample)
     if not len(result.tokens):
         result.tokens = np.frombuffer(prompt_tokens, dtype="<i4")
-    result.reward, result.branches = 0.0, []
+    result.reward, result.branches, result.seat_rewards = 0.0, [], {}
     result.teacher_log_probs = result.routed_experts = None
     result.loss_mask = np.zeros(result.response_length, dtype=np.uint8)
     result.rollout_log_probs = np.nan_to_num(

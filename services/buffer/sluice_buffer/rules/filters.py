@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -55,8 +55,17 @@ def worker_filter(metadata_json: str) -> str | None:
     return str(reason)[:200] if reason else None
 
 
-def dynamic_filter(name: str | None, rewards: Sequence[float]) -> str | None:
+def dynamic_filter(
+    name: str | None, rewards: Sequence[float], seat_rewards: Sequence[Mapping[str, float]] = ()
+) -> str | None:
     """The reason for which the built-in filter `name` drops the group, or None where
     it keeps it.
+
+    rewards: of the samples. seat_rewards: of their seats, where the job has any: a group is kept
+    where the rewards of one seat differ, as each is compared with itself. A sample without one, as
+    a failed one, counts as 0.
     """
-    return zero_std(rewards) if name == NONZERO_STD and not nonzero_std(rewards) else None
+    seats = sorted({seat for of_sample in seat_rewards for seat in of_sample})
+    of_seats = [[one.get(seat, 0.0) for one in seat_rewards] for seat in seats]
+    learnable = any(map(nonzero_std, of_seats)) if seats else nonzero_std(rewards)
+    return zero_std(rewards) if name == NONZERO_STD and not learnable else None

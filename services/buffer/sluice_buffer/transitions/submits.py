@@ -167,7 +167,7 @@ class Submits:
         if not checked.all_failed:
             self.failures.usable()
             self.too_long = 0
-        reason = reason or dynamic_filter(self.filter_name, checked.rewards)
+        reason = reason or dynamic_filter(self.filter_name, checked.rewards, checked.seat_rewards)
         if reason is not None:
             return self._filter(key, group, reason)
         if checked.errors:

@@ -20,6 +20,12 @@ def play_of(function: Callable[..., Any], spec: RLJobSpec) -> Play:
     """The function as one of an episode, by what it is: a class of verl's agent loops, a function
     with slime's parameters, or sluice's own. Raises AdapterError.
     """
+    is_slime = not verl.is_agent_loop(function) and slime.is_generate(function)
+    if spec.rollout.seats and (is_slime or verl.is_agent_loop(function)):
+        raise AdapterError(
+            "plays one conversation, but the job has rollout.seats: expected "
+            "`async def play(episode)`, which asks the gateway for each seat by its name"
+        )
     if verl.is_agent_loop(function):
         return verl.AgentLoop(function, spec)
     if not _is_async(function):
@@ -28,7 +34,7 @@ def play_of(function: Callable[..., Any], spec: RLJobSpec) -> Play:
             "`async def generate(args, sample, sampling_params)` or a subclass of verl's "
             "AgentLoopBase"
         )
-    if slime.is_generate(function):
+    if is_slime:
         return slime.Generate(function, spec)
     return _with_arguments(function, spec.rollout.function_args)
 

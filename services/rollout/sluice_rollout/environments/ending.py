@@ -34,12 +34,27 @@ def _take(episode: Episode, read: Callable[[], Result]) -> None:
         told = read()
         if told.reward is not None:
             episode.reward(told.reward)
-    except ResultError as error:
+        for seat, reward in told.rewards.items():
+            episode.reward(reward, seat=seat)
+        _reward_turns(episode, told)
+    except (ResultError, ValueError) as error:
         raise PlayFailedError("result", f"left a result that cannot be read: {error}") from error
     except RewardError as error:
         message = f"left a result that cannot be read: {RESULT}: {error}"
         raise PlayFailedError("result", message) from error
     episode.metadata.update(told.metadata)
+
+
+def _reward_turns(episode: Episode, told: Result) -> None:
+    for seat, rewards in told.turn_rewards.items():
+        for turn, reward in enumerate(rewards):
+            try:
+                episode.turn_reward(reward, seat=seat, turn=turn)
+            except IndexError as error:
+                raise ResultError(
+                    f"{RESULT}: turn_rewards: {len(rewards)} rewards, but the program was answered "
+                    f"{turn} times{f' as {seat}' if seat else ''}"
+                ) from error
 
 
 def words_of(ended: Ended) -> str:

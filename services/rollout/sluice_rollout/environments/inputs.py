@@ -59,6 +59,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "dataset": prompt.dataset,
         "row": prompt.row,
         "purpose": prompt.purpose.value,
+        "seats": list(episode.seats),
         "group": prompt.group_id,
         "sample": episode.sample.index,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from typing import Any
 
 from sluice.episodes import MOST_RESULT_BYTES, RESULT
 from sluice.rewards.types import RewardValue, shown
-from sluice_rollout.turns import BRANCH_TURNS, TURNS
+from sluice.turns import BRANCH_TURNS, TURNS
 
-_FIELDS = ("reward", "metadata")
+_FIELDS = ("reward", "metadata", "rewards", "turn_rewards")
 
 
 class ResultError(Exception):
@@ -22,10 +23,14 @@ class ResultError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """reward: None where the program gives none. metadata: for the sample's."""
+    """reward: None where the program gives none. metadata: for the sample's. rewards: of seats.
+    turn_rewards: of each seat's turns, "" where the job has none.
+    """
 
     reward: RewardValue | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    rewards: dict[str, RewardValue] = field(default_factory=dict)
+    turn_rewards: dict[str, list[float]] = field(default_factory=dict)
 
 
 def read(directory: str) -> Result:
@@ -48,14 +53,32 @@ def parse(document: Any) -> Result:
     """The result in a document. Raises ResultError; the reward is checked where it is set."""
     if not isinstance(document, dict) or document.keys() - set(_FIELDS):
         raise ResultError(
-            f"{RESULT}: expected an object with reward, metadata or both, found {shown(document)}"
+            f"{RESULT}: expected an object with {', '.join(_FIELDS)} or some of them, found "
+            f"{shown(document)}"
         )
-    metadata = document.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise ResultError(f"{RESULT}: metadata: expected an object, found {shown(metadata)}")
+    metadata = _object(document, "metadata")
     if ours := metadata.keys() & {TURNS, BRANCH_TURNS}:
         raise ResultError(f"{RESULT}: metadata.{min(ours)} is sluice's own: take another name")
-    return Result(document.get("reward"), metadata)
+    of_turns = document.get("turn_rewards") or {}
+    by_seat = {"": of_turns} if isinstance(of_turns, list) else _object(document, "turn_rewards")
+    for rewards in by_seat.values():
+        if not isinstance(rewards, list) or not all(map(_is_number, rewards)):
+            raise ResultError(
+                f"{RESULT}: turn_rewards: expected a list of numbers, or one for each seat, found "
+                f"{shown(rewards)}"
+            )
+    return Result(document.get("reward"), metadata, _object(document, "rewards"), by_seat)
+
+
+def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name) or {}
+    if not isinstance(value, dict):
+        raise ResultError(f"{RESULT}: {name}: expected an object, found {shown(value)}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def text_of(file: Path) -> str | None:

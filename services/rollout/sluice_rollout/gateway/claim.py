@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sluice.sample import Int32, Sample, WeightSpan
+from sluice.turns import ENVIRONMENT, MODEL, TURNS
 from sluice_rollout.gateway.conversation import Turn
-from sluice_rollout.turns import ENVIRONMENT, MODEL, TURNS
 
 
 class ClaimError(ValueError):

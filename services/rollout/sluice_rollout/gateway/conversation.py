@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sluice.sample import Experts, Float32, Int32, Sample, TokenSequence, WeightSpan
-from sluice_rollout.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS
+from sluice.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS, records_of
 
 Record = dict[str, Any]
 """A turn as a sample's metadata hold it."""
@@ -38,7 +38,8 @@ class Turn:
     of them. tokens, log_probs: [m] as sampled. spans: weight versions, counted from the first of
     `tokens`. finish: stop or length; empty: unfinished. stop: the stop string that ended it.
     answered: its client has it, or is about to. experts: of context and answer
-    (`Sample.routed_experts`).
+    (`Sample.routed_experts`). reward: its own, where it was given one. aside: its client did not
+    ask for it.
     """
 
     parent: Turn | None
@@ -50,6 +51,8 @@ class Turn:
     stop: str | None = None
     answered: bool = False
     experts: Experts | None = None
+    reward: float = 0.0
+    aside: bool = False
 
     @property
     def path(self) -> list[Turn]:
@@ -85,6 +88,11 @@ class Branch:
     turns: Sequence[Turn]
     trained: frozenset[Turn]
 
+    @property
+    def sampled(self) -> int:
+        """Its sampled tokens, those of context too."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
     def write(self, sequence: TokenSequence, numbers: Mapping[Turn, int]) -> list[Record]:
         """Put the branch into a sequence: tokens, masks, log-probs, versions. Returns its turns, by
         these numbers.
@@ -107,8 +115,9 @@ class Branch:
                 trainable=turn in self.trained,
             )
             record: Record = {"by": MODEL, "length": len(turn.tokens), "finish": turn.finish}
-            stop = {"stop": turn.stop} if turn.stop else {}
-            records.append(record | stop | {"turn": numbers[turn]})
+            record |= {"stop": turn.stop} if turn.stop else {}
+            record |= {"reward": turn.reward} if turn.reward else {}
+            records.append(record | {"turn": numbers[turn]})
         return records
 
 
@@ -119,14 +128,14 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sample: Sample) -> Conversation:
-        """The turns that an interrupted play has left in its sample, for the same requests to find
-        again.
+    def of(cls, sample: Sample, seat: str = "") -> Conversation:
+        """The turns that an interrupted play has left of this seat in its sample, for the same
+        requests to find again.
         """
         turns: dict[int, Turn] = {}
-        records = [sample.metadata.get(TURNS, []), *sample.metadata.get(BRANCH_TURNS, [])]
-        for sequence, of_sequence in zip(sample.sequences, records, strict=True):
-            _read(sequence, of_sequence, turns)
+        for sequence, records in zip(sample.sequences, records_of(sample.metadata), strict=True):
+            if sequence.seat == seat:
+                _read(sequence, records, turns)
         return cls([turns[number] for number in sorted(turns)])
 
     def continued(self, ids: Sequence[int]) -> Turn | None:
@@ -158,25 +167,12 @@ class Conversation:
         begun = {id(each.parent) for each in turns}
         return len(turns), sum(id(each) not in begun for each in turns)
 
-    def write(self, sample: Sample, *, waiting: bool = False) -> int:
-        """Put all branches into a sample, the first as its own tokens. Returns how many there are.
-
-        waiting: with turns that no client has asked for, as an interrupted play leaves them.
-        """
-        branches = self.branches(waiting=waiting)
-        sample.cut(0)
-        sample.branches = [TokenSequence() for _ in branches[1:]]
-        numbers = {turn: number for number, turn in enumerate(self.turns)}
-        pairs = zip(branches, sample.sequences, strict=False)
-        records = [branch.write(sequence, numbers) for branch, sequence in pairs]
-        kept = {k: v for k, v in sample.metadata.items() if k not in (TURNS, BRANCH_TURNS)}
-        turns = {TURNS: records[0]} if records else {}
-        others = {BRANCH_TURNS: records[1:]} if records[1:] else {}
-        sample.metadata = kept | turns | others
-        return len(branches)
+    def asked(self) -> list[Turn]:
+        """The turns that the client has, in the order in which they began."""
+        return [turn for turn in self.turns if turn.answered and turn.finish and not turn.aside]
 
     def branches(self, *, waiting: bool = False) -> list[Branch]:
-        """The branches, those with the most sampled tokens first. waiting: as above."""
+        """The branches, those with the most sampled tokens first. waiting: as in `write`."""
         kept = [turn for turn in self.turns if (turn.answered or waiting) and len(turn.tokens)]
         parents = {turn.parent for turn in kept}
         paths = [turn.path for turn in kept if turn not in parents]
@@ -186,6 +182,35 @@ class Conversation:
             branches.append(Branch(path, frozenset(path) - trained))
             trained |= frozenset(path)
         return branches
+
+
+def write(
+    conversations: Mapping[str, Conversation], sample: Sample, *, waiting: bool = False
+) -> int:
+    """Put the branches of all seats' conversations into a sample, the one with the most sampled
+    tokens as its own. Returns how many there are.
+
+    waiting: with turns that no client has asked for, as an interrupted play leaves them.
+    """
+    branches = [
+        (seat, branch)
+        for seat, conversation in conversations.items()
+        for branch in conversation.branches(waiting=waiting)
+    ]
+    branches.sort(key=lambda pair: -pair[1].sampled)
+    sample.cut(0)
+    sample.branches = [TokenSequence() for _ in branches[1:]]
+    turns = [turn for conversation in conversations.values() for turn in conversation.turns]
+    numbers = {turn: number for number, turn in enumerate(turns)}
+    records: list[list[Record]] = []
+    for (seat, branch), sequence in zip(branches, sample.sequences, strict=False):
+        records.append(branch.write(sequence, numbers))
+        sequence.seat = seat
+    kept = {k: v for k, v in sample.metadata.items() if k not in (TURNS, BRANCH_TURNS)}
+    own = {TURNS: records[0]} if records else {}
+    others = {BRANCH_TURNS: records[1:]} if records[1:] else {}
+    sample.metadata = kept | own | others
+    return len(branches)
 
 
 def _read(sequence: TokenSequence, records: Iterable[Record], turns: dict[int, Turn]) -> None:

@@ -18,6 +18,7 @@ from sluice_rollout.gateway.calls import hermes, parser_of
 from sluice_rollout.gateway.history import Template
 from sluice_rollout.gateway.seat import Seat
 from sluice_rollout.gateway.server import Server, Visit
+from sluice_rollout.gateway.table import Table
 from sluice_rollout.prompts import PromptEncoder
 
 
@@ -65,27 +66,36 @@ class Desk:
 
         Raises ConfigurationError where the parser that the job names is not to be had.
         """
-        if isinstance(self.parser, ConfigurationError):
-            raise self.parser
         prompt = episode.prompt
-        seat = Seat(
-            episode,
-            self._template(prompt.dataset),
-            self.parser,
-            self.encoder.context.tokens - int(episode.sampling["max_new_tokens"]),
-            self.spec.rollout.limits,
-        )
-        visit = Visit(seat, contextvars.copy_context())
+        table = Table(episode, {n: self._seat(episode, n) for n in episode.seats or ("",)})
+        visits = {
+            name: Visit(seat, contextvars.copy_context()) for name, seat in table.seats.items()
+        }
         key = self.server.keys.issue(
-            prompt.group_id, episode.sample.index, prompt.lease_attempt, visit
+            prompt.group_id, episode.sample.index, prompt.lease_attempt, visits
         )
 
         def close(interrupted: bool) -> None:
             self.server.keys.expire(key)
-            visit.end()
-            seat.close(interrupted=interrupted)
+            for visit in visits.values():
+                visit.end()
+            table.close(interrupted=interrupted)
 
-        return Gateway(self.server.base_url, key, close, seat.keep, lambda: seat.full)
+        return Gateway(
+            self.server.base_url, key, close, table.keep, lambda: table.full, table.reward_turn
+        )
+
+    def _seat(self, episode: Episode, name: str) -> Seat:
+        if isinstance(self.parser, ConfigurationError):
+            raise self.parser
+        return Seat(
+            episode,
+            self._template(episode.prompt.dataset),
+            self.parser,
+            self.encoder.context.tokens - int(episode.sampling["max_new_tokens"]),
+            self.spec.rollout.limits,
+            name,
+        )
 
     def _template(self, dataset: str) -> Template:
         if dataset not in self.templates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,15 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 def too_long(message: str) -> GatewayError:
     return invalid(message, "messages", TOO_LONG)
+
+
+def no_such_model(name: str, names: Sequence[str]) -> GatewayError:
+    """A request for a seat that the job does not have."""
+    message = (
+        f"model: {name!r} is no seat of this job (rollout.seats): expected one of "
+        f"{', '.join(names)}"
+    )
+    return GatewayError(404, message, code="model_not_found", param="model")
 
 
 def refused_key(message: str) -> GatewayError:

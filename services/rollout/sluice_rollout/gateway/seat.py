@@ -1,4 +1,4 @@
-"""One episode's seat at the gateway: its requests become turns of its conversation."""
+"""A seat of an episode at the gateway: its requests become turns of its conversation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from sluice.engines.base import CallParser, EngineError, PromptRefusedError
 from sluice.sample import Messages, Sample
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError
-from sluice_rollout.gateway import calls, exchange
-from sluice_rollout.gateway.claim import Claim, written
+from sluice_rollout.gateway import calls, exchange, summaries
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.errors import TOO_LONG, GatewayError, invalid, too_long, unavailable
 from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
 from sluice_rollout.gateway.history import History, Place, Template
 from sluice_rollout.gateway.shortening import Shortener
-from sluice_rollout.tools import ANSWER, CALLS
-from sluice_rollout.turns import BRANCH_TURNS
+from sluice_rollout.gateway.summaries import Summaries
+from sluice_rollout.tools import ANSWER, CALLS, SEATS
+
+_AROUND_A_REQUEST = 64
+"""Tokens that a template writes around the request for a summary, and in place of results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,10 @@ class Reply:
 
 @dataclass(slots=True)
 class Seat:
-    """An episode's conversation, and what it may ask for.
+    """A conversation of an episode's, and what may be asked for in it.
 
     longest: tokens before the first answer of a branch. parser: of tool calls. limits: of all that
-    the episode's program may ask for.
+    the episode's program may ask for here. name: of the seat; empty: the episode has no others.
     """
 
     episode: Episode
@@ -47,6 +49,7 @@ class Seat:
     parser: CallParser
     longest: int
     limits: EpisodeLimits
+    name: str = ""
     conversation: Conversation = field(init=False)
     history: History = field(init=False)
     responses: dict[str, Messages] = field(default_factory=dict)
@@ -56,13 +59,13 @@ class Seat:
     full: bool = False
     """True where the last request was refused, because it did not fit."""
     shortener: Shortener = field(default_factory=Shortener)
+    summaries: Summaries = field(default_factory=Summaries)
     _texts: dict[str, Turn] = field(default_factory=dict)
     """Turns of /v1/completions that began with a text, by all of it."""
     _calls: dict[Turn, int] = field(default_factory=dict)
-    _kept: Sample | None = None
 
     def __post_init__(self) -> None:
-        self.conversation = Conversation.of(self.episode.sample)
+        self.conversation = Conversation.of(self.episode.sample, self.name)
         self.history = History(self.conversation, self.template)
 
     async def reply(self, request: Request) -> Reply:
@@ -77,9 +80,19 @@ class Seat:
 
     async def _reply(self, request: Request) -> Reply:
         self._note_settings(request.settings)
-        request, place = self._shortened(request)
+        if self.limits.overflow == "summarise" and request.prompt is None:
+            request, place, summarising = await self._summarised(request)
+        else:
+            (request, place), summarising = self._shortened(request), 0.0
+        turn, seconds = await self._turn(request, place)
+        return Reply(self._told(turn, request), turn, summarising + seconds)
+
+    async def _turn(
+        self, request: Request, place: Place, *, aside: bool = False
+    ) -> tuple[Turn, float]:
+        """The finished turn at this place, and the seconds that it took. aside: a summary."""
         turn = self.conversation.turn(place.parent, place.added)
-        seconds = 0.0
+        turn.aside, seconds = aside, 0.0
         try:
             if not turn.finish:
                 seconds = await self._speak(turn, request)
@@ -87,30 +100,59 @@ class Seat:
         except BaseException:  # a client that has gone cancels its request
             turn.answered = False
             raise
-        return Reply(self._told(turn, request), turn, seconds)
+        return turn, seconds
 
-    def close(self, *, interrupted: bool) -> None:
-        """Put what is trained into the episode's sample. interrupted: all that another play can go
-        on from.
+    async def _summarised(self, request: Request) -> tuple[Request, Place, float]:
+        """The request as the model sees it, its place, and the seconds of a summary, where its
+        history left no room without one. Raises GatewayError.
         """
-        branches = self.conversation.write(self.episode.sample, waiting=interrupted)
-        if self._kept and not interrupted:
-            self.episode.sample.metadata.pop(BRANCH_TURNS, None)
-            self.episode.sample.take(self._kept)
-            branches = min(branches, 1)
-        metrics.GATEWAY_BRANCHES.inc(branches)
+        messages = self.summaries.shorten(request.messages, request.tools)
+        shown = replace(request, messages=messages)
+        place = self._place(shown)
+        if self._fits(place) or not self._may_summarise:
+            return shown, place, 0.0
+        asked = summaries.question(messages, self.limits.summary.prompt)
+        if asked is None:
+            return shown, place, 0.0
+        seconds = await self._summarise(request, replace(shown, messages=asked, calls=False))
+        shown = replace(request, messages=self.summaries.shorten(request.messages, request.tools))
+        return shown, self._place(shown), seconds
 
-    def keep(self, claim: Claim) -> None:
-        """Train what the program says, once its episode ends. Raises ClaimError."""
-        sample = Sample(index=self.episode.sample.index)
-        self._kept = written(claim, self.conversation.turns, sample)
+    async def _summarise(self, request: Request, asked: Request) -> float:
+        """Let a summary take the place of a request's messages; the seconds it took."""
+        most = self.limits.summary.tokens
+        asked = replace(asked, max_tokens=most, stop=[])
+        turn, seconds = await self._turn(asked, self._place(asked), aside=True)
+        cut = turn.finish == "length"
+        metrics.GATEWAY_SUMMARIES.labels(outcome="cut" if cut else "ok").inc()
+        if cut:
+            raise too_long(
+                f"the model's summary of the conversation did not end within {len(turn.tokens)} "
+                f"tokens (rollout.limits.summary.tokens: {most})"
+            )
+        text = self.episode.generator.text(turn.tokens.tolist(), turn.stop)
+        self.summaries.note(request.messages, request.tools, summaries.text_of(text))
+        return seconds
+
+    @property
+    def _may_summarise(self) -> bool:
+        limits = self.limits
+        return limits.overflow == "summarise" and len(self.summaries.seen) < limits.summary.most
+
+    @property
+    def _reserve(self) -> int:
+        """Tokens that stay free behind a turn, to ask for a summary and have it."""
+        if not self._may_summarise:
+            return 0
+        asked = self.template.encode(self.limits.summary.prompt)
+        return len(asked) + _AROUND_A_REQUEST + self.limits.summary.tokens
 
     def _shortened(self, request: Request) -> tuple[Request, Place]:
         """The request as the model sees it, and its place. Raises GatewayError."""
         while True:
             shown = replace(request, messages=self.shortener.shorten(request.messages))
             place = self._place(shown)
-            if self.limits.overflow == "stop" or self._fits(place):
+            if self.limits.overflow != "drop_tool_results" or self._fits(place):
                 return shown, place
             dropped = self.shortener.drop(request.messages)
             if not dropped:
@@ -123,7 +165,8 @@ class Seat:
         most, wanted = self.episode.sampling["max_new_tokens"], self.limits.turn_tokens or 1
         if wanted >= most:  # no turn but the first could have that
             wanted = 1
-        return turn.prompt_length <= self.longest and self._left(turn) >= wanted
+        left = self._left(turn) - self._reserve
+        return turn.prompt_length <= self.longest and left >= wanted
 
     def _place(self, request: Request) -> Place:
         """The place where the request goes on. Raises GatewayError."""
@@ -162,7 +205,7 @@ class Seat:
                 f"{turn.prompt_length} tokens; at most {self.longest} fit before a response (the "
                 "model's context less sampling.maxResponseTokens)"
             )
-        room = self._left(turn)
+        room = self._left(turn) - (0 if turn.aside else self._reserve)
         if room <= 0:
             most = self.episode.sampling["max_new_tokens"]
             raise too_long(f"the response has its {most} tokens (sampling.maxResponseTokens)")
@@ -187,8 +230,8 @@ class Seat:
             return 0.0
         self._check_limits(turn)
         room = self._room(turn)
-        most = min(room, request.max_tokens or room, self.limits.turn_tokens or room)
-        left = most - len(turn.tokens)
+        of_turns = room if turn.aside else self.limits.turn_tokens or room
+        left = min(room, request.max_tokens or room, of_turns) - len(turn.tokens)
         sample = Sample(index=self.episode.sample.index)
         sample.append_prompt(turn.context.tolist())
         sample.append(turn.tokens.tolist(), turn.log_probs.tolist(), turn.spans)
@@ -248,11 +291,13 @@ class Seat:
         return tokens[:-1] if ended and tokens[-1] in self.template.special else tokens
 
     def _remember(self, turn: Turn, request: Request, answer: Answer) -> None:
-        metadata = self.episode.metadata
         self._calls[turn] = len(answer.calls)
         self.arguments |= {call.id: call.arguments for call in answer.calls}
-        metadata[CALLS] = sum(self._calls.values())
-        metadata[ANSWER] = answer.text
+        told = {CALLS: sum(self._calls.values()), ANSWER: answer.text}
+        if self.name:
+            self.episode.metadata.setdefault(SEATS, {})[self.name] = told
+        else:
+            self.episode.metadata.update(told)
         if request.prompt is None:
             raw = self.episode.generator.decode(turn.tokens.tolist())
             self.history.note([*request.messages, answer.message], request.tools, turn, raw)

@@ -18,7 +18,7 @@ from sluice.api.environment import OtherModel
 from sluice.episodes import MOST_BYTES
 from sluice_rollout import failures, metrics
 from sluice_rollout.gateway import chat, completions, messages, native, responses
-from sluice_rollout.gateway.errors import GatewayError, invalid, unavailable
+from sluice_rollout.gateway.errors import GatewayError, invalid, no_such_model, unavailable
 from sluice_rollout.gateway.exchange import Answer, Request
 from sluice_rollout.gateway.keys import Keys
 from sluice_rollout.gateway.others import Other
@@ -33,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """An episode's stay. context: of its group's task, for which the engine is asked."""
+    """The stay of an episode's seat. context: of its group's task, which asks the engine."""
 
     seat: Seat
     context: contextvars.Context
@@ -57,6 +57,10 @@ class Visit:
             task.cancel()
 
 
+Visits = Mapping[str, Visit]
+"""Those of an episode, by the names of its seats; one without a name where the job has none."""
+
+
 @dataclass(slots=True)
 class Server:
     """The endpoint of all episodes of a worker.
@@ -72,7 +76,7 @@ class Server:
     join: tuple[str, Handler] | None = None
     models: Sequence[OtherModel] = ()
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    keys: Keys[Visit] = field(default_factory=Keys)
+    keys: Keys[Visits] = field(default_factory=Keys)
     _runner: web.AppRunner | None = None
     _others: dict[str, Other] = field(default_factory=dict)
 
@@ -113,22 +117,24 @@ class Server:
         async def asked(request: web.Request) -> web.StreamResponse:
             if not self._others:
                 return await handler(request)
-            visit, body = await self._opened(request)
+            visits, body = self._visits(request), await _body(request)
             other = self._others.get(str(body.get("model")))
             if other is None:
                 return await handler(request)
-            with visit.seat.episode.clock.at_engine():
+            with next(iter(visits.values())).seat.episode.clock.at_engine():
                 return await other.forward(request, body)
 
         return asked
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        self._visit(request)
-        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "sluice"}
+        seats = [name for name in self._visits(request) if name]
+        model = {"object": "model", "created": 0, "owned_by": "sluice"}
         if "name" in request.match_info:
             return web.json_response(model | {"id": request.match_info["name"]})
-        others = [model | {"id": name} for name in self._others]
-        return web.json_response({"object": "list", "data": [model, *others]})
+        names = [*(seats or [self.model]), *self._others]
+        return web.json_response(
+            {"object": "list", "data": [model | {"id": name} for name in names]}
+        )
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
@@ -166,8 +172,8 @@ class Server:
 
         return await _answered(request, visit, body, asked, write, stream)
 
-    def _visit(self, request: web.Request) -> Visit:
-        """The visit that the request's key opens; Anthropic's clients have a header of their own
+    def _visits(self, request: web.Request) -> Visits:
+        """The visits that the request's key opens; Anthropic's clients have a header of their own
         for it.
         """
         name = request.headers.get("x-api-key") if request.path == _MESSAGES else None
@@ -175,15 +181,26 @@ class Server:
         return self.keys.check(header)
 
     async def _opened(self, request: web.Request) -> tuple[Visit, dict[str, Any]]:
-        """The visit of a request, and its body; without a key nothing of that is read."""
-        visit = self._visit(request)
-        try:
-            body = json.loads(await request.text())
-        except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
-            raise invalid(f"the body is no JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise invalid("the body: expected a JSON object")
-        return visit, body
+        """The visit of a request, by the model that it names where there are seats, and its body;
+        without a key nothing of that is read.
+        """
+        visits = self._visits(request)
+        body = await _body(request)
+        name = "" if "" in visits else body.get("model")
+        if name not in visits:
+            raise no_such_model(str(name), [*visits, *self._others])
+        return visits[str(name)], body
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    """The body of a request. Raises GatewayError."""
+    try:
+        body = json.loads(await request.text())
+    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
+        raise invalid(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise invalid("the body: expected a JSON object")
+    return body
 
 
 async def _answered(

@@ -14,5 +14,6 @@ from sluice_rollout.toolbox.http import Http
 from sluice_rollout.toolbox.mcp import Mcp
 from sluice_rollout.toolbox.python import Python
 from sluice_rollout.toolbox.search import Retriever, Search
+from sluice_rollout.toolbox.shell import Shell
 
-__all__ = ["Http", "Mcp", "Python", "Retriever", "Search", "Tool", "definition_of"]
+__all__ = ["Http", "Mcp", "Python", "Retriever", "Search", "Shell", "Tool", "definition_of"]

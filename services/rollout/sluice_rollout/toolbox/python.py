@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import queue
 import secrets
 import threading
 import time
@@ -19,11 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sluice.rewards import RewardError
-from sluice.rewards.sandbox import Ran, Sandbox, hide
-from sluice_rollout.toolbox.base import ToolUnavailableError, definition_of, shortened
+from sluice.rewards.sandbox import Ran
+from sluice_rollout.toolbox.base import definition_of, shortened
+from sluice_rollout.toolbox.sandboxes import Sandboxes, half_of_the_cores
 
-_FREE_SECONDS = 60.0
 _PROGRAM_BYTES = 1 << 20
 _RUNNER = """
 import ast, contextlib, io, json, os, random, sys, traceback
@@ -72,16 +69,14 @@ class Python:
     memory: int = 1 << 30
     longest: int = 4096
     most_programs: int = 16
-    sandboxes: int = field(default_factory=lambda: max((os.cpu_count() or 2) // 2, 1))
+    sandboxes: int = field(default_factory=half_of_the_cores)
     definition: dict[str, Any] = field(init=False)
-    _free: queue.LifoQueue[Sandbox | None] = field(init=False)
+    _sandboxes: Sandboxes = field(init=False)
 
     def __post_init__(self) -> None:
         text = "Run a Python program; the answer is what it prints, and the value of its last line."
         self.definition = definition_of(self.name, text, code="The program.")
-        self._free = queue.LifoQueue()
-        for _ in range(self.sandboxes):
-            self._free.put(None)
+        self._sandboxes = Sandboxes(self.sandboxes)
 
     def session(self) -> Callable[..., str]:
         """Programs that see one another's names."""
@@ -92,39 +87,21 @@ class Python:
 
         Raises ToolUnavailableError where no sandbox is to be had.
         """
-        try:
-            sandbox = self._free.get(timeout=_FREE_SECONDS)
-        except queue.Empty:
-            raise ToolUnavailableError(
-                f"no sandbox was free in {_FREE_SECONDS:g} s: Python(sandboxes=...) says how many "
-                "there are"
-            ) from None
-        try:
-            if sandbox is None:
-                hide()  # labels and keys are in this process's memory
-                sandbox = Sandbox()
-            end = secrets.token_hex(8)
-            ran = sandbox.run(
-                source=f"END, PROGRAMS = {end!r}, {json.dumps(programs)!r}\n{_RUNNER}",
-                input="",
-                seconds=seconds,
-                memory=self.memory,
-                cpu_seconds=math.ceil(seconds) + 1,
-            )
-            if ran.status == "ok" and not ran.output.endswith(end):
-                return replace(ran, status="error", error="it ended its process")
-            return replace(ran, output=ran.output.removesuffix(end))
-        except RewardError as error:
-            raise ToolUnavailableError(str(error)) from error
-        finally:
-            self._free.put(sandbox)
+        end = secrets.token_hex(8)
+        ran = self._sandboxes.run(
+            source=f"END, PROGRAMS = {end!r}, {json.dumps(programs)!r}\n{_RUNNER}",
+            input="",
+            seconds=seconds,
+            memory=self.memory,
+            cpu_seconds=math.ceil(seconds) + 1,
+        )
+        if ran.status == "ok" and not ran.output.endswith(end):
+            return replace(ran, status="error", error="it ended its process")
+        return replace(ran, output=ran.output.removesuffix(end))
 
     def close(self) -> None:
         """End the sandboxes that are free."""
-        for _ in range(self.sandboxes):
-            if sandbox := self._free.get(timeout=_FREE_SECONDS):
-                sandbox.close()
-            self._free.put(None)
+        self._sandboxes.close()
 
 
 @dataclass(slots=True)

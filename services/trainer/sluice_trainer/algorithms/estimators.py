@@ -39,9 +39,10 @@ class Responses:
 
     rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch,
     equal on all ranks. own [own] int: places in them of the sequences that this rank trains, the
-    same for all branches of a response. masks, kl: of those, each [response]; kl is 0 where
-    `kl.coef` is. values: of those, each [response], from the critic; baselines [own]: reward of the
-    greedy response to the prompt.
+    same for all branches of a response. own_tokens: the places of each of their tokens, where turns
+    have places of their own, each [response] int. masks, kl: of those, each [response]; kl is 0
+    where `kl.coef` is. values: of those, each [response], from the critic; baselines [own]: reward
+    of the greedy response to the prompt.
     parts [samples, parts] float32: of `algorithm.rewardParts`, of the whole batch. energies: of the
     trained tokens of the whole batch's samples, each [trained tokens].
     """
@@ -56,6 +57,7 @@ class Responses:
     lengths: Tensor | None = None
     parts: Tensor | None = None
     energies: Sequence[Tensor] | None = None
+    own_tokens: Sequence[Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,21 @@ def estimate(responses: Responses, algorithm: Algorithm, custom: Custom | None =
 
 def _grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token (r - mean(group)) / (std(group) + 1e-6): grpo, gspo, cispo."""
-    return _everywhere(_by_group(responses, normalize_std=algorithm.normalize_std), responses)
+    advantages = group_advantages(
+        responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
+    )
+    return _everywhere(advantages, responses)
 
 
 def _dr_grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token r - mean(group) (Liu et al. 2025: a prompt's difficulty must not weigh it)."""
-    return _everywhere(_by_group(responses, normalize_std=False), responses)
+    advantages = group_advantages(responses.rewards, responses.groups, normalize_std=False)
+    return _everywhere(advantages, responses)
 
 
 def _rloo(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token r - mean(the others of the group)."""
-    return _everywhere(leave_one_out(responses.rewards, responses.groups)[responses.own], responses)
+    return _everywhere(leave_one_out(responses.rewards, responses.groups), responses)
 
 
 def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -103,7 +109,7 @@ def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
     if responses.lengths is None:
         raise EstimatorError("opo needs the lengths of all responses")
     advantages = length_weighted(responses.rewards, responses.groups, responses.lengths)
-    return _everywhere(advantages[responses.own], responses)
+    return _everywhere(advantages, responses)
 
 
 def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -111,19 +117,17 @@ def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
     leads = best_of_group(
         responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
     )
-    return _everywhere(leads[responses.own], responses)
+    return _everywhere(leads, responses)
 
 
 def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token r - mean(group), times samples / rewards that are not 0."""
-    return _everywhere(
-        nonzero_scaled(responses.rewards, responses.groups)[responses.own], responses
-    )
+    return _everywhere(nonzero_scaled(responses.rewards, responses.groups), responses)
 
 
 def _max_rl(responses: Responses, algorithm: Algorithm) -> Estimate:
     """At every token (r - mean(group)) / mean(group)."""
-    return _everywhere(mean_scaled(responses.rewards, responses.groups)[responses.own], responses)
+    return _everywhere(mean_scaled(responses.rewards, responses.groups), responses)
 
 
 def _optimal_token_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -152,7 +156,7 @@ def _gdpo(responses: Responses, algorithm: Algorithm) -> Estimate:
     sums = decoupled(
         responses.parts, weights, responses.groups, normalize_std=algorithm.normalize_std
     )
-    return _less_kl(_everywhere(sums[responses.own], responses), responses, algorithm)
+    return _less_kl(_everywhere(sums, responses), responses, algorithm)
 
 
 def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
@@ -212,12 +216,6 @@ _ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def _by_group(responses: Responses, *, normalize_std: bool) -> Tensor:
-    return group_advantages(responses.rewards, responses.groups, normalize_std=normalize_std)[
-        responses.own
-    ]
-
-
 def _token_rewards(responses: Responses, algorithm: Algorithm) -> list[Tensor]:
     return token_rewards(
         responses.rewards[responses.own], responses.masks, responses.kl, algorithm.kl.coef
@@ -230,10 +228,11 @@ def _less_kl(estimate: Estimate, responses: Responses, algorithm: Algorithm) -> 
 
 
 def _everywhere(advantages: Tensor, responses: Responses) -> Estimate:
-    """The same advantage at every token of a response. advantages: [own]."""
-    return Estimate(
-        [a.expand(len(mask)) for a, mask in zip(advantages, responses.masks, strict=True)]
-    )
+    """The same advantage at every token of a response, or of a turn. advantages: [samples]."""
+    if responses.own_tokens is not None:
+        return Estimate([advantages[places] for places in responses.own_tokens])
+    own = advantages[responses.own]
+    return Estimate([a.expand(len(mask)) for a, mask in zip(own, responses.masks, strict=True)])
 
 
 def _floats(rows: Sequence[Tensor]) -> list[Tensor]:

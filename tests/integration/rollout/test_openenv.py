@@ -1,0 +1,133 @@
+"""Environments of OpenEnv behind a real server of its package, played by a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api.environment import OpenEnvironment
+from sluice.engines.sglang.generate import Client
+from sluice.environment import free_port
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.turns import turn_rewards
+from sluice_rollout import seat_rewards
+from sluice_rollout.environments.openenv import openenv_of
+from sluice_rollout.environments.openenv_session import ServerError, opened
+from sluice_rollout.function import Player
+from tests.integration.rollout.test_gateway import CALLING, PARAMS, Seen, check_tokens
+from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import talkative as talkative
+from tests.tools import missing
+
+OPENENV_PYTHON = Path(
+    os.environ.get("SLUICE_OPENENV_PYTHON") or Path(sys.prefix).parent / ".venv-openenv/bin/python"
+)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[str, str]]:
+    """Addresses of an environment of words, and of one of tools."""
+    if not OPENENV_PYTHON.exists():
+        missing("needs OpenEnv: make agents")
+    ports = free_port(), free_port()
+    file = Path(__file__).with_name("openenv_server.py")
+    with subprocess.Popen([OPENENV_PYTHON, "-P", file, *map(str, ports)]) as process:
+        try:
+            addresses = [f"http://127.0.0.1:{port}" for port in ports]
+            for address in addresses:
+                wait_for(address)
+            yield addresses[0], addresses[1]
+        finally:
+            process.kill()
+
+
+def wait_for(address: str) -> None:
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{address}/health", timeout=5).close()
+            return
+        asyncio.run(asyncio.sleep(0.1))
+    raise AssertionError(f"{address} does not start")
+
+
+@contextlib.asynccontextmanager
+async def playing(
+    url: str, engine: Client, talkative: Path, directory: Path, **settings: Any
+) -> AsyncIterator[Player]:
+    play = openenv_of(OpenEnvironment(url=url, **settings), "tiny")
+    async with at_gateway(play, engine, talkative, directory) as one:
+        yield one
+
+
+async def test_words_are_actions_until_the_environment_is_done(
+    servers: tuple[str, str], engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    seen = Seen(engine)
+    async with playing(servers[0], engine, talkative, tmp_path) as one:
+        sample = await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
+    check_tokens(sample, seen)
+    assert turn_rewards(sample) == {"": [0.25, 0.5, 0.75]}
+    seat_rewards.settle(sample)
+    assert sample.reward == 1.5
+
+
+async def test_tools_of_the_environment_are_the_models(
+    servers: tuple[str, str], engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    seen = Seen(engine)
+    async with playing(servers[1], engine, talkative, tmp_path) as one:
+        sample = await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
+    check_tokens(sample, seen)
+    assert sample.metadata["tool_calls"] == 3
+    assert turn_rewards(sample) == {"": [0.5] * 3}
+
+
+async def test_an_environment_that_takes_no_such_action_tells_the_model(
+    servers: tuple[str, str],
+) -> None:
+    async with opened(servers[0], 10.0) as (session, schema):
+        assert schema["required"] == ["message"]
+        first = await session.reset({"seed": 3, "unknown": True})
+        assert (first.observation, first.reward, first.done) == ({"told": "seed 3"}, 0, False)
+        for action, words in (({"message": ""}, "say something"), ({"letter": 1}, "message")):
+            with pytest.raises(Exception, match=words) as raised:
+                await session.step(action)
+            assert type(raised.value).__name__ == "RefusedActionError"
+
+
+async def test_a_full_server_is_asked_again(servers: tuple[str, str]) -> None:
+    async with opened(servers[0], 10.0), contextlib.AsyncExitStack() as second:
+        await second.enter_async_context(opened(servers[0], 10.0))
+        with pytest.raises(ServerError, match=r"no session in 0.5 s: .*"):
+            async with opened(servers[0], 0.5):
+                pass
+        waiting = asyncio.create_task(leave(servers[0]))
+        await asyncio.sleep(0.5)
+        await second.aclose()
+        await waiting
+
+
+async def leave(url: str) -> None:
+    async with opened(url, 30.0) as (session, _):
+        await session.reset({})
+
+
+async def test_a_server_that_is_not_there_fails_the_sample(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with playing(url, engine, talkative, tmp_path, timeout_seconds=0.5) as one:
+        sample = await one(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
+    assert sample.status is SampleStatus.FAILED
+    assert "failed: no session in 0.5 s" in sample.error
