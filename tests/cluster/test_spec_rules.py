@@ -70,6 +70,25 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rollout": {"environment": {}}}, "exactly one of command and verifiers"),
     (
+        {
+            "rollout": {
+                "environment": {"verifiers": {"name": "sums"}, "verifier": {"command": ["judge"]}}
+            }
+        },
+        "verifier judges what command has left",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {
+                    "command": ["agent"],
+                    "verifier": {"command": ["judge"], "image": "me/judge:1"},
+                }
+            }
+        },
+        "verifier.image and verifier.template are of pods",
+    ),
+    (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
         "exactly one of command and verifiers",
     ),

@@ -35,7 +35,11 @@ EVERY_PATH: dict[str, Any] = {
         "dynamicFilter": "f3.py:f",
         "function": "f4.py:f",
         "hooks": {"beforeReward": "f5.py:f", "afterReward": "f6.py:f"},
-        "environment": {"command": ["w1", "w2"], "verifiers": {"python": "w3"}},
+        "environment": {
+            "command": ["w1", "w2"],
+            "verifiers": {"python": "w3"},
+            "verifier": {"command": ["w4"]},
+        },
     },
     "reward": {"function": "f7.py:f", "model": {"url": "http://rm", "tokenizer": "t1"}},
     "algorithm": {
@@ -69,6 +73,7 @@ ALL = [
     ("spec.rollout.environment.command[0]", "word", "w1"),
     ("spec.rollout.environment.command[1]", "word", "w2"),
     ("spec.rollout.environment.verifiers.python", "word", "w3"),
+    ("spec.rollout.environment.verifier.command[0]", "word", "w4"),
     ("spec.rollout.hooks.beforeReward", "function", "f5.py:f"),
     ("spec.rollout.hooks.afterReward", "function", "f6.py:f"),
     ("spec.reward.function", "function", "f7.py:f"),
