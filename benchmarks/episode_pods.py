@@ -6,6 +6,9 @@ The pods are as the operator makes them; IMAGE has Python and sluice
 (tests/node/image.py). The worker is this process: it listens on the node's address. Warm: pods wait
 for episodes, and each that has ended is replaced. Cold: each episode's pod is created when its turn
 has come. The time to the first request begins when the episode has its turn.
+
+The node's bridge must have a MAC address of its own (`ip link set BRIDGE address ...`): one that
+takes that of its newest port loses connections of all pods whenever a pod comes or goes.
 """
 
 from __future__ import annotations
@@ -100,6 +103,8 @@ async def warm(node: OnNode, one: Worker, count: int, pods: int) -> None:
     finally:
         keeping.cancel()
         await node.clear()
+    while one.pods.episodes.waiting:  # until their connections have ended too
+        await asyncio.sleep(0.1)
 
 
 async def cold(node: OnNode, one: Worker, count: int, pods: int) -> None:
