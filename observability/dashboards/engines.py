@@ -339,7 +339,10 @@ def _gateway() -> list[Panel]:
             COUNT,
             none(),
             Query(f"sum(sluice_rollout_episode_programs{{{JOB}}})", "programs"),
-            Query(f"sum by (state) (sluice_rollout_episode_pods{{{JOB}}})", "pods, {{state}}"),
+            Query(
+                f"sum by (role, state) (sluice_rollout_episode_pods{{{JOB}}})",
+                "{{role}} pods, {{state}}",
+            ),
         ),
         lines(
             "Refused keys",

@@ -168,6 +168,31 @@ class EpisodeLimits(Model):
     )
 
 
+class Verifier(Model):
+    """A program that judges what an episode's program has left behind, where that cannot reach."""
+
+    command: Annotated[list[CommandWord], Field(min_length=1, max_length=64)] = Field(
+        description="The verifier and its arguments, in words as the program's own `command`. It "
+        "leaves its reward in `result.json`."
+    )
+    image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="Its image, where episodes are pods: it runs in pods of its own. Default: "
+        "`environment.image`.",
+    )
+    pods: PositiveInt = Field(4, description="Where episodes are pods: its pods of one engine.")
+    timeout_seconds: PositiveFloat = Field(300.0, description="Time for one episode.")
+    hidden_metadata: Annotated[list[str], Field(max_length=64)] = Field(
+        default_factory=list,
+        description="Keys of a row's metadata that the verifier alone is shown, as the label is.",
+    )
+    template: PodTemplate = Field(
+        default_factory=dict,
+        description="Where episodes are pods: pod template, merged over ours (strategic merge). "
+        "The verifier's container is `verifier`.",
+    )
+
+
 class RolloutEnvironment(Model):
     """A program that is started for each episode, and asks the gateway for the model."""
 
@@ -207,6 +232,11 @@ class RolloutEnvironment(Model):
         description="With an image: pod template, merged over ours (strategic merge). The "
         "program's container is `episode`.",
     )
+    verifier: Verifier | None = Field(
+        None,
+        description="Judges what `command` has left in its directory `artifacts`. The program then "
+        "sees no label, and its own `result.json` is not read.",
+    )
 
     rules = (
         Rule(
@@ -239,6 +269,24 @@ class RolloutEnvironment(Model):
             "has(self.image) || !has(self.template) && !has(self.egressTo)",
             lambda e: e.image is not None or not (e.template or e.egress_to),
             "template and egressTo are of pods, which need an image: set it, or leave them out",
+            "image",
+        ),
+        Rule(
+            "!has(self.verifier) || has(self.command)",
+            lambda e: e.verifier is None or e.command is not None,
+            "verifier judges what command has left: verifiers has rewards of its own",
+            "verifier",
+        ),
+        Rule(
+            "has(self.image) || !has(self.verifier) || "
+            "!has(self.verifier.image) && !has(self.verifier.template)",
+            lambda e: (
+                e.image is not None
+                or e.verifier is None
+                or not (e.verifier.image or e.verifier.template)
+            ),
+            "verifier.image and verifier.template are of pods, which episodes are where "
+            "environment.image is set: set it, or leave them out",
             "image",
         ),
     )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from sluice_operator.cluster.kube.paths import collection
+from sluice_operator.plan import names
 from tests.cluster.operators import Operator
 from tests.cluster.test_pod_security import enforce
-from tests.cluster.world import Object, World
+from tests.cluster.world import OWNED, Object, World
 from tests.pod_security import violations
 
-PODS, EPISODES = 3, 60
-ENVIRONMENT: dict[str, Any] = {"command": ["agent"], "image": "me/agent:1", "pods": PODS}
+PODS, VERIFIERS, EPISODES = 16, 4, 300
+KINDS = (*OWNED, "Lease", "NetworkPolicy", "Event")
+ENVIRONMENT: dict[str, Any] = {
+    "command": ["agent"],
+    "image": "me/agent:1",
+    "pods": PODS,
+    "verifier": {"command": ["judge"], "pods": VERIFIERS},
+}
 ROLLOUT: dict[str, Any] = {"gpusPerReplica": 0, "replicas": 1, "environment": ENVIRONMENT}
 GANGS = 4
 
@@ -22,35 +30,58 @@ async def at_work(world: World) -> None:
     (leader,) = (await world.pods("rollout")).values()
     await world.set_status(leader, podIP="10.0.0.7", podIPs=[{"ip": "10.0.0.7"}])
     await world.until_pods(PODS, "episode")
+    await world.until_pods(VERIFIERS, "verifier")
+
+
+async def end_all(world: World) -> set[str]:
+    """Say of all pods of episodes and verifiers that wait that they have ended; their names."""
+    waiting = {
+        name: pod
+        for name, pod in (await world.pods()).items()
+        if pod["metadata"]["labels"]["sluice.dev/role"] in names.EPISODES
+        and pod["status"].get("phase") == "Pending"
+    }
+    ends = (world.end(pod, code=i % 2) for i, pod in enumerate(waiting.values()))
+    await asyncio.gather(*ends)
+    return {*waiting}
+
+
+async def there(world: World) -> dict[str, int]:
+    """How many objects there are of each kind."""
+    counts: dict[str, int] = {}
+    for kind in KINDS:
+        counts[kind] = len((await world.api.get(collection(kind, world.namespace)))["items"])
+    return counts
 
 
 async def test_episodes_come_and_go_and_leave_nothing(operator: Operator, world: World) -> None:
+    """benchmarks/episodes.py has ten thousand of them."""
     await at_work(world)
-    over: set[str] = set()
+    before, over = await there(world), set[str]()
 
     async def all_have_played() -> bool:
-        for name, pod in (await world.pods("episode")).items():
-            if pod["status"].get("phase") == "Pending":
-                await world.run(name)
-                await world.finish(name, code=len(over) % 2)
-                over.add(name)
+        over.update(await end_all(world))
         return len(over) >= EPISODES
 
-    await world.until(all_have_played, 120)
+    await world.until(all_have_played, 240)
     status = await world.status()
     assert (status["state"], status["restarts"]) == ("Starting", 0), "half of them have failed"
+    await world.until_pods(PODS, "episode")
+    await world.until_pods(VERIFIERS, "verifier")
+    assert await there(world) == before
     await world.delete()
     await world.until_pods(0, "episode")
+    await world.until_pods(0, "verifier")
 
 
 async def test_their_engine_takes_them_with_it(operator: Operator, world: World) -> None:
     await at_work(world)
-    before = await world.names("episode")
+    before = [*await world.names("episode"), *await world.names("verifier")]
     (leader,) = await world.names("rollout")
     await world.finish(leader, code=1, container="worker")
 
     async def all_gone() -> bool:
-        return not {*before} & {*await world.names("episode")}
+        return not {*before} & {*await world.names()}
 
     await world.until(all_gone)
 
@@ -58,8 +89,9 @@ async def test_their_engine_takes_them_with_it(operator: Operator, world: World)
 async def test_a_restricted_namespace_takes_them(operator: Operator, world: World) -> None:
     await enforce(world, "restricted")
     await at_work(world)
-    for pod in (await world.pods("episode")).values():
-        assert violations(pod, "restricted") == []
+    for role in ("episode", "verifier"):
+        for pod in (await world.pods(role)).values():
+            assert violations(pod, "restricted") == []
 
 
 async def test_a_job_keeps_them_from_each_other_and_from_its_own(
@@ -72,5 +104,6 @@ async def test_a_job_keeps_them_from_each_other_and_from_its_own(
     by_name = {each["metadata"]["name"]: each["spec"] for each in policies}
     assert by_name["demo-episodes"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in by_name["demo-episodes"]
+    assert by_name["demo-verifiers"]["policyTypes"] == ["Ingress", "Egress"]
     members = by_name["demo-ingress"]["ingress"][0]["from"][0]["podSelector"]
     assert members["matchExpressions"][0]["operator"] == "NotIn"

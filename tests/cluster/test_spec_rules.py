@@ -114,6 +114,25 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         "action and function both say",
     ),
     (
+        {
+            "rollout": {
+                "environment": {"verifiers": {"name": "sums"}, "verifier": {"command": ["judge"]}}
+            }
+        },
+        "verifier judges what command has left",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {
+                    "command": ["agent"],
+                    "verifier": {"command": ["judge"], "image": "me/judge:1"},
+                }
+            }
+        },
+        "verifier.image and verifier.template are of pods",
+    ),
+    (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
         "exactly one of command, verifiers and openenv",
     ),

@@ -128,7 +128,10 @@ class World:
 
     async def finish(self, name: str, code: int, message: str = "", container: str = "") -> None:
         """Containers end; without a name: all of the pod's."""
-        pod = (await self.pods())[name]
+        await self.end((await self.pods())[name], code, message, container)
+
+    async def end(self, pod: Object, code: int, message: str = "", container: str = "") -> None:
+        """`finish` of a pod that is known."""
         names = [each["name"] for each in pod["spec"]["containers"]]
         ended = [container] if container else names
         phase = "Running" if len(ended) < len(names) else "Failed" if code else "Succeeded"

@@ -1,4 +1,5 @@
-"""An agent as it may be in an image: it needs Python alone, and asks for one completion.
+"""An agent as it may be in an image: it needs Python alone, and asks for one completion. To its
+verifier it leaves the row that it has seen, and it would like a better reward.
 
 It fails where it sees anything of its job, or of an episode before it.
 """
@@ -24,3 +25,7 @@ headers = {"Content-Type": "application/json", "Authorization": "Bearer of-nobod
 address = f"{os.environ['OPENAI_BASE_URL']}/completions"
 with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=120) as answer:
     json.load(answer)
+artifacts = Path(os.environ.get("SLUICE_ARTIFACTS", "/nowhere"))
+if artifacts.exists():  # there is a verifier
+    (artifacts / "row.json").write_text(json.dumps(row))
+    (directory / "result.json").write_text('{"reward": 1}')

@@ -1,5 +1,4 @@
-"""The quickstart in a namespace of its own: the example's manifest, its volume, and what a user
-sees of it."""
+"""An example in a namespace of its own: its manifest, its volume, and what a user sees of it."""
 
 from __future__ import annotations
 
@@ -35,19 +34,26 @@ OWNED = (
 
 
 class Quickstart:
-    """directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's
+    """The quickstart, and what other examples have in common with it.
+
+    directory: of this machine, where the volumes are. Its pods see `volume`, and the buffer's
     pod `buffer`.
 
     run: the directory of the run on this machine, checkpoints: that of its checkpoints. A job that
     names no volume for them has both on a claim that the operator makes.
     """
 
+    name, manifest, example = NAME, MANIFEST, QUICKSTART
+
     def __init__(self, node: Node, namespace: str, directory: Path) -> None:
         self.node, self.namespace = node, namespace
         self.volume, self.buffer, self._claimed = (
             directory / name for name in ("volume", "buffer", "claimed")
         )
-        self.run, self.checkpoints = self.volume / NAME / "run", self.volume / NAME
+        self.run, self.checkpoints = (
+            self.volume / self.name / "run",
+            self.volume / self.name,
+        )
 
     # -- set-up
     # ----------------------------------------------------------------------------------------------
@@ -58,14 +64,11 @@ class Quickstart:
         for path in (self.volume, self.buffer, self._claimed):
             path.mkdir(parents=True)
             path.chmod(0o755)
-        subprocess.run(
-            [sys.executable, QUICKSTART / "make_data.py", self.volume], check=True, timeout=60
-        )
-        shutil.copy(QUICKSTART / "reward.py", self.volume)
+        self._fill()
         self.node.kubectl("create", "namespace", self.namespace)
         self.node.apply(
-            self._persistent_volume(NAME, self.volume),
-            self._persistent_volume(f"{NAME}-buffer", self.buffer),
+            self._persistent_volume(self.name, self.volume),
+            self._persistent_volume(f"{self.name}-buffer", self.buffer),
             self._persistent_volume(None, self._claimed),
             self._claim(),
         )
@@ -76,9 +79,15 @@ class Quickstart:
         self.kubectl(
             "delete", "pods", "--all", "--grace-period=0", "--force", "--timeout=60s", seconds=90
         )
-        volumes = [f"{self.namespace}-{name}" for name in (NAME, f"{NAME}-buffer", ANY)]
+        volumes = [f"{self.namespace}-{name}" for name in (self.name, f"{self.name}-buffer", ANY)]
         self.node.kubectl("delete", "namespace", self.namespace, "--timeout=150s", seconds=180)
         self.node.kubectl("delete", "persistentvolume", *volumes, "--timeout=60s", seconds=90)
+
+    def _fill(self) -> None:
+        """Put the example's data and reward into the volume."""
+        make = self.example / "make_data.py"
+        subprocess.run([sys.executable, make, self.volume], check=True, timeout=180)
+        shutil.copy(self.example / "reward.py", self.volume)
 
     def _persistent_volume(self, claim: str | None, path: Path) -> Object:
         """For a claim of that name; None: for any claim that asks for more than the others have."""
@@ -104,7 +113,7 @@ class Quickstart:
             "storageClassName": "",
             "resources": {"requests": {"storage": "1Gi"}},
         }
-        metadata = {"name": NAME, "namespace": self.namespace}
+        metadata = {"name": self.name, "namespace": self.namespace}
         return {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -124,7 +133,7 @@ class Quickstart:
         changes: fields of groups of the spec, as trainer={"steps": 9}, or fields; None: the spec
         says nothing of it.
         """
-        job = YAML(typ="safe").load(MANIFEST.read_text())
+        job = YAML(typ="safe").load(self.manifest.read_text())
         for group, fields in changes.items():
             both = isinstance(fields, dict) and isinstance(job["spec"].get(group), dict)
             job["spec"][group] = job["spec"][group] | fields if both else fields
@@ -134,10 +143,10 @@ class Quickstart:
         self.kubectl("apply", "-f", "-", text=json.dumps(job))
 
     def patch(self, **spec: Any) -> None:
-        self.kubectl("patch", "rljob", NAME, "--type=merge", "-p", json.dumps({"spec": spec}))
+        self.kubectl("patch", "rljob", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def delete(self) -> None:
-        self.kubectl("delete", "rljob", NAME, "--timeout=60s", seconds=90)
+        self.kubectl("delete", "rljob", self.name, "--timeout=60s", seconds=90)
 
     def replace(self, role: str, *how: str) -> None:
         """kubectl delete of the role's pod, as said; until a pod of a later attempt is there."""
@@ -149,7 +158,7 @@ class Quickstart:
     # ----------------------------------------------------------------------------------------------
 
     def status(self) -> Object:
-        return self.node.get("-n", self.namespace, "rljob", NAME).get("status") or {}
+        return self.node.get("-n", self.namespace, "rljob", self.name).get("status") or {}
 
     def condition(self, kind: str) -> Object:
         return next(
@@ -186,7 +195,7 @@ class Quickstart:
 
     def reasons(self) -> set[str]:
         """Reasons of the events that `kubectl describe` shows."""
-        events = self.kubectl("describe", "rljob", NAME).partition("\nEvents:")[2]
+        events = self.kubectl("describe", "rljob", self.name).partition("\nEvents:")[2]
         return {line.split()[1] for line in events.splitlines()[3:] if len(line.split()) > 1}
 
     def row(self) -> dict[str, str]:

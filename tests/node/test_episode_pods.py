@@ -1,4 +1,6 @@
-"""Each episode a pod, on a real node: they play, hang, die and are reaped."""
+"""Each episode a pod, on a real node: they play, hang, die and are reaped; and pods of a verifier
+judge them.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,30 @@ from tests.node.jobs import Quickstart
 from tests.node.node import until
 
 pytestmark = pytest.mark.timeout(2400)
-STEPS, GROUPS, SAMPLES, PODS, HANGS_AT = 6, 4, 4, 4, 5
-AGENT = Path(__file__).with_name("agent.py")
+STEPS, GROUPS, SAMPLES, PODS, HANGS_AT = 4, 4, 4, 4, 5
+AGENT, JUDGE = (Path(__file__).with_name(name) for name in ("agent.py", "judge.py"))
 
 
 def environment(image: str) -> dict[str, Any]:
-    """The agent's code comes as a config map; its image is the one that is there."""
+    """The programs' code comes as a config map; their image is the one that is there."""
     mount = {"name": "agent", "mountPath": "/agent"}
-    container = {"name": "episode", "volumeMounts": [mount], "imagePullPolicy": "Never"}
     volume = {"name": "agent", "configMap": {"name": "agent"}}
+
+    def template(name: str) -> dict[str, Any]:
+        container = {"name": name, "volumeMounts": [mount], "imagePullPolicy": "Never"}
+        return {"spec": {"containers": [container], "volumes": [volume]}}
+
     return {
         "image": image,
         "command": ["python", "/agent/agent.py"],
         "env": {"HANGS_AT": str(HANGS_AT)},
         "pods": PODS,
-        "template": {"spec": {"containers": [container], "volumes": [volume]}},
+        "template": template("episode"),
+        "verifier": {
+            "command": ["python", "/agent/judge.py"],
+            "pods": PODS // 2,
+            "template": template("verifier"),
+        },
     }
 
 
@@ -39,7 +50,8 @@ def samples(run: Quickstart) -> list[dict[str, Any]]:
 
 def test_episodes_are_pods(quickstart: Quickstart, image: str, record: Callable[..., None]) -> None:
     """One hangs and costs its sample, one is lost and costs nothing."""
-    quickstart.kubectl("create", "configmap", "agent", f"--from-file={AGENT}")
+    files = [f"--from-file={file}" for file in (AGENT, JUDGE)]
+    quickstart.kubectl("create", "configmap", "agent", *files)
     quickstart.start(
         trainer={"steps": STEPS},
         rollout={
@@ -56,10 +68,17 @@ def test_episodes_are_pods(quickstart: Quickstart, image: str, record: Callable[
     quickstart.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
     quickstart.until_state("Succeeded", 3 * START_SECONDS)
     record(quickstart)
-    until(lambda: not quickstart.pods("episode"), "an end of all episode pods", STOP_SECONDS)
+    until(
+        lambda: not (quickstart.pods("episode") or quickstart.pods("verifier")),
+        "an end of all pods of episodes",
+        STOP_SECONDS,
+    )
     counters = quickstart.counters()
     assert (counters["groups_lost"], counters["groups_trained_twice"]) == (0, 0)
     assert counters["groups_trained"] == STEPS * GROUPS
-    (failed,) = (sample for sample in samples(quickstart) if sample["status"] == "failed")
+    played = samples(quickstart)
+    (failed,) = (sample for sample in played if sample["status"] == "failed")
     assert (failed["group_id"], failed["index"]) == (HANGS_AT, 0)
     assert "took more than 20 s outside of the engine" in failed["error"]
+    rewards = {sample["reward"] for sample in played if sample is not failed}
+    assert rewards == {0.25}, "the verifier's"

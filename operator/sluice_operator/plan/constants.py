@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.episodes import EPISODE, VERIFIER
+
 EXIT_CONFIG_ERROR = 2
 """A container's exit code for a configuration error that no restart cures (docs/contracts.md)."""
 
@@ -37,7 +39,14 @@ Attempts are fenced by their number, so that a partitioned pod can do no harm;
 waiting for ever would.
 """
 
-GRACE = {"trainer": 300, "rollout": 60, "buffer": 30, "rendezvous": 10, "episode": 5}
+GRACE = {
+    "trainer": 300,
+    "rollout": 60,
+    "buffer": 30,
+    "rendezvous": 10,
+    EPISODE: 5,
+    VERIFIER: 5,
+}
 """Seconds between SIGTERM and SIGKILL, where the template does not say
 terminationGracePeriodSeconds.
 

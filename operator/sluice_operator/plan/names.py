@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sluice import episodes
 from sluice.api import API_VERSION, GROUP, KIND, RLJob
 
 LABEL_JOB = f"{GROUP}/job-name"
@@ -51,8 +52,8 @@ PORTS = {
     "master": 29500,
     "metrics": 9400,
 }
-EPISODE = "episode"
-"""Role of the pods that play episodes."""
+EPISODES = EPISODE, VERIFIER = episodes.EPISODE, episodes.VERIFIER
+"""Roles of the pods that play episodes, and judge them."""
 EPISODE_DIR = f"{ROOT}/episode"
 LABEL_NUMBER = f"{GROUP}/number"
 """On an episode's pod: how many its place has had."""
@@ -103,8 +104,9 @@ def network_policy_name(job: RLJob) -> str:
     return f"{job.metadata.name}-ingress"
 
 
-def episode_policy_name(job: RLJob) -> str:
-    return f"{job.metadata.name}-episodes"
+def episode_policy_name(job: RLJob, role: str = EPISODE) -> str:
+    """Of the pods of one of EPISODES."""
+    return f"{job.metadata.name}-{role}s"
 
 
 def rollout_budget_name(job: RLJob) -> str:

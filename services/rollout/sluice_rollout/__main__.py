@@ -22,6 +22,7 @@ from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.code import Code
 from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.environments.verifying import Terms
 from sluice_rollout.gateway.desk import Desk, Place
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
@@ -96,10 +97,11 @@ def _episode_pods(env: Environment, spec: RLJobSpec) -> EpisodePods | None:
     """Those that join this worker, where episodes are pods."""
     if not spec.rollout.has_episode_pods or env.variables.get("SLUICE_EPISODES") != "pods":
         return None
-    job = env.job().metadata
-    selector = f"sluice.dev/job-name={job.name},sluice.dev/role=episode"
-    where = f"`kubectl describe pods -n {job.namespace} -l {selector}`"
-    return EpisodePods(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, where)
+    job, environment = env.job().metadata, spec.rollout.environment
+    where = f"kubectl describe pods -n {job.namespace} -l sluice.dev/job-name={job.name}"
+    verifier = environment.verifier if environment else None
+    terms = Terms.of(verifier, spec) if verifier else None
+    return EpisodePods.of(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, where, terms)
 
 
 async def _ready(server: Client | Teachers, stop: asyncio.Event) -> bool:

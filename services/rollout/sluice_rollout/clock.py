@@ -23,6 +23,7 @@ class Clock:
     free: asyncio.Event = field(default_factory=asyncio.Event)
     _limit: asyncio.Timeout | None = None
     _requests: int = 0
+    _stops: int = 0
 
     def __post_init__(self) -> None:
         self.free.set()
@@ -37,18 +38,31 @@ class Clock:
         self._run()
 
     @contextmanager
-    def at_engine(self) -> Iterator[None]:
-        """Several requests may be on their way at the same time."""
-        self._requests += 1
-        self.free.clear()
+    def stopped(self) -> Iterator[None]:
+        """The time stands still, for something else than the engine: a drain does not wait for
+        its end.
+        """
+        self._stops += 1
         self._set(None)
         try:
             yield
         finally:
+            self._stops -= 1
+            if not self._stops:
+                self._run()
+
+    @contextmanager
+    def at_engine(self) -> Iterator[None]:
+        """Several requests may be on their way at the same time."""
+        self._requests += 1
+        self.free.clear()
+        try:
+            with self.stopped():
+                yield
+        finally:
             self._requests -= 1
             if not self._requests:
                 self.free.set()
-                self._run()
 
     def _run(self) -> None:
         if self.seconds:

@@ -147,8 +147,14 @@ GATEWAY_OTHER_SECONDS = Histogram(
 )
 EPISODE_PODS = Gauge(
     "sluice_rollout_episode_pods",
-    "Episode pods that have joined this worker. state: waiting (warm), playing.",
-    ["state"],
+    "Pods of episodes that have joined this worker. role: episode, verifier. state: waiting "
+    "(warm), playing.",
+    ["role", "state"],
+)
+VERIFIER_SECONDS = Histogram(
+    "sluice_rollout_verifier_seconds",
+    "Time of a verifier (rollout.environment.verifier) at an episode, failures included.",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000),
 )
 
 

@@ -7,85 +7,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
-from sluice.episodes import ROW, SHELL
+from sluice.episodes import ROW
 from sluice.sample import Prompt, Sample, SampleStatus
-from sluice_rollout.environments.pods import EpisodePodError, EpisodePods
+from sluice_rollout.environments.pod_pool import EpisodePodError
+from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.function import Player
 from sluice_rollout.gateway.desk import Desk, Place
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
+from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import PARAMS, Seen, check, check_tokens
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.integration.rollout.test_generation import generator
 
-TOKEN = "the-token-of-this-job"
-SECONDS = 30.0
 
-
-@dataclass
-class Pod:
-    """A pod's containers as processes."""
-
-    directory: Path
-    worker: str
-    arguments: tuple[str, ...] = ()
-    model: int = field(default_factory=free_port)
-
-    def __enter__(self) -> Pod:
-        self.directory.mkdir()
-        env = {"SLUICE_EPISODE": str(self.directory), "PYTHONPATH": os.getcwd()}
-        self.sidecar = subprocess.Popen(
-            [sys.executable, "-m", "sluice_rollout.environments.sidecar"],
-            env=os.environ
-            | env
-            | {
-                "SLUICE_WORKER": self.worker,
-                "SLUICE_EPISODE_TOKEN": TOKEN,
-                "SLUICE_POD": "job-episode-0-1-0-1",
-                "SLUICE_PORT_MODEL": str(self.model),
-            },
-        )
-        file = Path(__file__).with_name("episode_program.py")
-        base = f"http://{LOOPBACK}:{self.model}/v1"
-        self.program = subprocess.Popen(
-            ["/bin/sh", "-c", SHELL, "sh", sys.executable, file, *self.arguments],
-            env=os.environ | env | {"OPENAI_BASE_URL": base, "OPENAI_API_KEY": "episode"},
-            start_new_session=True,
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sidecar.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.program.pid, signal.SIGKILL)
-
-    async def ends(self) -> int:
-        """The exit code of the sidecar, which ends with the episode."""
-        return await asyncio.to_thread(self.sidecar.wait, SECONDS)
-
-    async def plays(self) -> None:
-        while not (self.directory / ROW).exists():
-            await asyncio.sleep(0.05)
+def agent(*arguments: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name("episode_program.py")), *arguments]
 
 
 @contextlib.asynccontextmanager
 async def worker(
-    engine: Client, talkative: Path, directory: Path, seconds: float = SECONDS
+    engine: Client,
+    talkative: Path,
+    directory: Path,
+    seconds: float = SECONDS,
+    pod_seconds: float = 2 * SECONDS,
 ) -> AsyncIterator[tuple[Player, str]]:
     """A player whose episodes are pods, and the address where they join."""
     environment = {"command": ["agent"], "image": "agent:1", "pods": 2}
@@ -95,7 +52,8 @@ async def worker(
         rollout__sampling__maxResponseTokens=900,
         rollout__environment=environment,
     ).spec
-    encoder, pods = PromptEncoder(spec, talkative), EpisodePods(TOKEN, 3.0, "kubectl")
+    encoder = PromptEncoder(spec, talkative)
+    pods = EpisodePods.of(TOKEN, pod_seconds, "kubectl")
     async with Desk.of(spec, encoder, Place(LOOPBACK, 0, pods)) as desk:
         play = Player(
             pods,
@@ -115,7 +73,7 @@ async def test_an_episode_in_a_pod_is_the_tokens_that_the_engine_sampled(
 ) -> None:
     seen = Seen(engine)
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, arguments) as pod:
+        with Pod(tmp_path / "pod", address, agent(*arguments)) as pod:
             sample = await play(Prompt(0, "?", label="0.5"), [5], Sample(0), PARAMS)
             assert await pod.ends() == 0
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
@@ -129,7 +87,7 @@ async def test_a_program_without_a_result_is_left_to_the_reward(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, ("silent",)):
+        with Pod(tmp_path / "pod", address, agent("silent")):
             sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
     assert (sample.status, sample.reward) == (SampleStatus.TRUNCATED, None)
 
@@ -138,7 +96,7 @@ async def test_a_chat_of_a_million_tokens_reaches_its_pod(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, ("silent",)) as pod:
+        with Pod(tmp_path / "pod", address, agent("silent")) as pod:
             prompt = Prompt(0, "?", metadata={"document": "word " * 2**22})
             sample = await play(prompt, [5], Sample(0), PARAMS)
             assert json.loads((pod.directory / ROW).read_text())["metadata"] == prompt.metadata
@@ -149,7 +107,7 @@ async def test_a_row_that_no_message_can_hold_says_so(
     engine: Client, talkative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address):
+        with Pod(tmp_path / "pod", address, agent()):
             monkeypatch.setattr("sluice.episodes.MOST_BYTES", 1000)
             prompt = Prompt(0, "?", metadata={"document": "word " * 200})
             sample = await play(prompt, [5], Sample(0), PARAMS)
@@ -161,7 +119,7 @@ async def test_a_result_that_is_too_long_is_told_by_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, ("flood",)):
+        with Pod(tmp_path / "pod", address, agent("flood")):
             sample = await play(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
     assert "result.json: expected a plain file of at most 4194304 bytes" in sample.error
@@ -171,7 +129,7 @@ async def test_a_program_that_fails_is_told_by_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, ("raise",)):
+        with Pod(tmp_path / "pod", address, agent("raise")):
             sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
     assert sample.error.startswith("the program ended with status 1: RuntimeError: no such tool")
@@ -181,19 +139,19 @@ async def test_a_program_that_hangs_costs_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path, seconds=3.0) as (play, address):
-        with Pod(tmp_path / "pod", address, ("hang",)) as pod:
+        with Pod(tmp_path / "pod", address, agent("hang")) as pod:
             sample = await play(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
             assert await pod.ends() == 0, "and who made the pod takes it away"
     assert sample.status is SampleStatus.FAILED
     assert "took more than 3 s outside of the engine" in sample.error
 
 
-async def test_a_pod_that_is_taken_away_fails_its_sample(
+async def test_a_program_that_is_killed_fails_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    """As a kubelet does: the program was killed, say for its memory."""
+    """Say for its memory; then its pod is taken away."""
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, ("hang",)) as pod:
+        with Pod(tmp_path / "pod", address, agent("hang")) as pod:
             playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
             await pod.plays()
             pod.sidecar.send_signal(signal.SIGTERM)
@@ -204,11 +162,26 @@ async def test_a_pod_that_is_taken_away_fails_its_sample(
     )
 
 
+async def test_a_pod_that_is_deleted_is_no_fault_of_its_program(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    """As by `kubectl delete`, a drained node, a preemption: both containers are told to end."""
+    async with worker(engine, talkative, tmp_path) as (play, address):
+        with Pod(tmp_path / "pod", address, agent("hang")) as pod:
+            playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
+            await pod.plays()
+            pod.sidecar.send_signal(signal.SIGTERM)
+            pod.program.send_signal(signal.SIGTERM)
+            with pytest.raises(EpisodePodError, match="job-episode-0-1-0-1 was lost before"):
+                await playing
+            assert await asyncio.to_thread(pod.program.wait, SECONDS) == 143
+
+
 async def test_a_pod_that_is_lost_is_no_fault_of_its_program(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
-        with Pod(tmp_path / "pod", address, ("hang",)) as pod:
+        with Pod(tmp_path / "pod", address, agent("hang")) as pod:
             playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
             await pod.plays()
             pod.sidecar.kill()
@@ -219,8 +192,8 @@ async def test_a_pod_that_is_lost_is_no_fault_of_its_program(
 async def test_an_episode_without_a_pod_says_where_to_look(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, _):
-        with pytest.raises(EpisodePodError, match="no episode pod was free within 3 s; kubectl"):
+    async with worker(engine, talkative, tmp_path, pod_seconds=0.5) as (play, _):
+        with pytest.raises(EpisodePodError, match="no episode pod was free within"):
             await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sluice.sample import Prompt, Purpose, Sample
+from sluice.sample import Prompt, Purpose
 from sluice_rollout.environments import inputs
-from sluice_rollout.episode import Episode, Gateway
+from sluice_rollout.episode import Gateway
 
 GATEWAY = Gateway("http://127.0.0.1:1/v1", "sk-0", print, print, lambda: False, print)
 MESSAGES: list[dict[str, Any]] = [
@@ -70,8 +70,7 @@ def test_the_row_as_a_file() -> None:
     prompt = Prompt(
         7, MESSAGES, {"a": 1}, {"level": 3}, dataset="sums", row=5, purpose=Purpose.EVALUATE
     )
-    episode: Any = Episode(prompt, Sample(2), None, {}, None, None)  # type: ignore[arg-type]
-    assert inputs.row(episode) == {
+    assert inputs.row(prompt, 2) == {
         "prompt": '[{"type": "text", "text": "second"}]',
         "messages": MESSAGES,
         "label": {"a": 1},

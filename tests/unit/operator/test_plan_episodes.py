@@ -10,7 +10,7 @@ import pytest
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
 from sluice_operator.plan.decide.episodes import Place, Turn
-from sluice_operator.plan.manifests.episodes import episode_pod, episode_policy
+from sluice_operator.plan.manifests.episodes import episode_pod, episode_policies
 from sluice_operator.plan.manifests.extras import extra_objects
 from sluice_operator.plan.manifests.network import network_policy
 from sluice_operator.plan.manifests.pods import pod as gang_pod
@@ -153,7 +153,7 @@ def test_episodes_without_a_place_are_told_where_none_runs() -> None:
 
 
 def pod_of(**environment: Any) -> KubeObject:
-    turn = Turn(Place(0, 1, 0, "10.0.0.7"), 4)
+    turn = Turn(Place("episode", 0, 1, 0, "10.0.0.7"), 4)
     return episode_pod(agent_job(environment), turn, Images())
 
 
@@ -186,14 +186,13 @@ def test_the_template_is_merged_and_identity_is_not() -> None:
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
-    pod = episode_pod(agent_job(), Turn(Place(0, 1, 0, "fd00::7"), 1), Images())
+    pod = episode_pod(agent_job(), Turn(Place("episode", 0, 1, 0, "fd00::7"), 1), Images())
     env = pod["spec"]["containers"][1]["env"]
     assert {"name": "SLUICE_WORKER", "value": "http://[fd00::7]:7702"} in env
 
 
 def test_episodes_reach_their_gateway_alone() -> None:
-    policy = episode_policy(agent_job())
-    assert policy is not None
+    (policy,) = episode_policies(agent_job())
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in policy["spec"]
     (gateway,) = policy["spec"]["egress"]
@@ -201,15 +200,14 @@ def test_episodes_reach_their_gateway_alone() -> None:
     members, episodes, *_ = (network_policy(agent_job(), None) or {})["spec"]["ingress"]
     selector = members["from"][0]["podSelector"]
     assert selector["matchExpressions"] == [
-        {"key": "sluice.dev/role", "operator": "NotIn", "values": ["episode"]}
+        {"key": "sluice.dev/role", "operator": "NotIn", "values": ["episode", "verifier"]}
     ]
     assert [each["port"] for each in episodes["ports"]] == [7702]
 
 
 def test_more_of_the_network_can_be_allowed() -> None:
     world = {"ipBlock": {"cidr": "0.0.0.0/0"}}
-    policy = episode_policy(agent_job({"egressTo": [world]}))
-    assert policy is not None
+    (policy,) = episode_policies(agent_job({"egressTo": [world]}))
     assert policy["spec"]["egress"][1] == {"to": [world]}
 
 
@@ -231,3 +229,91 @@ def test_the_worker_is_told_of_pods() -> None:
     assert secret["name"] == "demo-episode-token-1234"
     engine_container = next(each for each in pod["spec"]["containers"] if each["name"] == "engine")
     assert "SLUICE_EPISODE_TOKEN" not in str(engine_container)
+
+
+VERIFIER = {"verifier": {"command": ["judge"], "pods": 1}}
+
+
+def verifier(index: int, number: int = 1, **fields: Any) -> KubeObject:
+    one = make_pod("verifier", index=index, **fields)
+    one["metadata"]["labels"]["sluice.dev/number"] = str(number)
+    one["metadata"]["name"] += f"-{number}"
+    return one
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param([episode(0), episode(1)], ["demo-verifier-0-1-0-1"], id="a pool of its own"),
+        pytest.param([episode(0), episode(1), verifier(0)], [], id="enough"),
+        pytest.param(
+            [episode(0), episode(1), verifier(0, 3, phase="Succeeded")],
+            ["demo-verifier-0-1-0-4"],
+            id="one has ended",
+        ),
+    ],
+)
+def test_a_verifier_has_places_of_its_own(pods: list[KubeObject], expected: list[str]) -> None:
+    decided = planned(agent_job(VERIFIER), engine(), *pods)
+    names = [each["metadata"]["name"] for each in decided.create if each["kind"] == "Pod"]
+    assert [name for name in names if "-verifier-" in name or "-episode-" in name] == expected
+
+
+def test_without_a_verifier_its_pods_go() -> None:
+    gone = planned(agent_job(), engine(), episode(0), episode(1), verifier(0)).delete
+    assert "demo-verifier-0-1-0-1" in [each.name for each in gone]
+
+
+def test_a_verifier_without_a_place_is_told_though_episodes_run() -> None:
+    unschedulable = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: no CPU"}
+    waiting = verifier(0, phase="Pending", conditions=[unschedulable])
+    status = planned(agent_job(VERIFIER), engine(), episode(0), episode(1), waiting).status
+    condition = status.condition("Running")
+    assert condition is not None
+    assert "demo-verifier-0-1-0-1: Unschedulable: 0/3 nodes" in condition.message
+
+
+def verifier_pod(**fields: Any) -> KubeObject:
+    job = agent_job({"verifier": {"command": ["judge", "--strict"], **fields}, "env": {"A": "b"}})
+    return episode_pod(job, Turn(Place("verifier", 0, 1, 0, "10.0.0.7"), 4), Images())
+
+
+def test_a_verifier_has_no_model_and_nothing_of_the_program() -> None:
+    program, sidecar = verifier_pod()["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in program["env"]}
+    assert env == {
+        "SLUICE_EPISODE": "/sluice/episode",
+        "SLUICE_ARTIFACTS": "/sluice/episode/artifacts",
+    }
+    assert (program["name"], program["args"]) == ("verifier", ["judge", "--strict"])
+    assert {"name": "SLUICE_ROLE", "value": "verifier"} in sidecar["env"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "image"),
+    [
+        pytest.param({}, "me/agent:1", id="the program's"),
+        pytest.param({"image": "me/judge:2"}, "me/judge:2", id="its own"),
+    ],
+)
+def test_a_verifiers_image(fields: dict[str, Any], image: str) -> None:
+    assert verifier_pod(**fields)["spec"]["containers"][0]["image"] == image
+
+
+def test_a_verifiers_template_is_its_own() -> None:
+    limits = {"name": "verifier", "resources": {"limits": {"memory": "4Gi"}}}
+    pod = verifier_pod(template={"spec": {"containers": [limits]}})
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
+    assert "limits" not in pod_of()["spec"]["containers"][0]["resources"]
+
+
+def test_a_verifier_reaches_its_gateway_alone_whatever_the_program_may() -> None:
+    world = {"ipBlock": {"cidr": "0.0.0.0/0"}}
+    policies = episode_policies(agent_job(VERIFIER | {"egressTo": [world]}))
+    by_role = {
+        each["spec"]["podSelector"]["matchLabels"]["sluice.dev/role"]: each["spec"]
+        for each in policies
+    }
+    assert {"to": [world]} in by_role["episode"]["egress"]
+    (gateway,) = by_role["verifier"]["egress"]
+    assert [each["port"] for each in gateway["ports"]] == [7702]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sluice_operator.plan import podstate
+from sluice_operator.plan import names, podstate
 from sluice_operator.plan.decide.gangs import deletions
 from sluice_operator.plan.model import Deletion, KubeObject
 
-_ORDER = (("trainer", "rollout", "episode"), ("buffer",), ("rendezvous",))
+_ORDER = (("trainer", "rollout", *names.EPISODES), ("buffer",), ("rendezvous",))
 
 
 def drain(pods: Sequence[KubeObject], now: datetime) -> tuple[Deletion, ...]:

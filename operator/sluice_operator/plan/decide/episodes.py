@@ -1,6 +1,7 @@
 """Episode pods: which ones there should be.
 
-Each engine has so many places; a place has one pod after another, each of which plays one episode.
+Each engine has so many places for episodes, and for verifiers so many where the job has one; a
+place has one pod after another, each of which plays, or judges, one episode.
 Pods that wait for an episode are the warm pool, so a place is filled again as soon as its pod has
 ended, and none is filled before the worker that they join has its address.
 """
@@ -17,14 +18,15 @@ from sluice_operator.plan import names, podstate
 from sluice_operator.plan.decide.gangs import deletions
 from sluice_operator.plan.model import Deletion, KubeObject
 
-Key = tuple[int, int, int]
-"""Replica, attempt and index of a place."""
+Key = tuple[str, int, int, int]
+"""Role, replica, attempt and index of a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place for episodes at a worker: of replica and attempt, at an IP address."""
+    """A place at a worker: of replica and attempt, at an IP address. role: one of EPISODES."""
 
+    role: str
     replica: int
     attempt: int
     index: int
@@ -32,7 +34,7 @@ class Place:
 
     @property
     def key(self) -> Key:
-        return self.replica, self.attempt, self.index
+        return self.role, self.replica, self.attempt, self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +47,29 @@ class Turn:
 
 def split(pods: Sequence[KubeObject]) -> tuple[tuple[KubeObject, ...], tuple[KubeObject, ...]]:
     """(the pods of the job's gangs, the pods of its episodes)."""
-    episodes = tuple(pod for pod in pods if podstate.role(pod) == names.EPISODE)
-    return tuple(pod for pod in pods if podstate.role(pod) != names.EPISODE), episodes
+    episodes = tuple(pod for pod in pods if podstate.role(pod) in names.EPISODES)
+    return tuple(pod for pod in pods if podstate.role(pod) not in names.EPISODES), episodes
 
 
 def places(job: RLJob, pods: Sequence[KubeObject]) -> list[Place]:
-    """All places for episodes. pods: of the job's gangs."""
+    """All places. pods: of the job's gangs."""
+    return [
+        Place(role, podstate.replica(pod), podstate.attempt(pod), index, address)
+        for pod in pods
+        if (address := _worker(pod))
+        for role, count in _of_engine(job)
+        for index in range(count)
+    ]
+
+
+def _of_engine(job: RLJob) -> list[tuple[str, int]]:
+    """(role, how many places) of each engine."""
     environment = job.spec.rollout.environment
     if environment is None or environment.image is None:
         return []
-    return [
-        Place(podstate.replica(pod), podstate.attempt(pod), index, address)
-        for pod in pods
-        if (address := _worker(pod))
-        for index in range(environment.pods)
-    ]
+    verifier = environment.verifier
+    verifiers = [(names.VERIFIER, verifier.pods)] if verifier else []
+    return [(names.EPISODE, environment.pods), *verifiers]
 
 
 def _worker(pod: KubeObject) -> str:
@@ -97,7 +107,8 @@ def _by_place(episodes: Sequence[KubeObject]) -> defaultdict[Key, list[KubeObjec
 
 
 def _key(pod: KubeObject) -> Key:
-    return podstate.replica(pod), podstate.attempt(pod), podstate.index(pod)
+    place = podstate.replica(pod), podstate.attempt(pod), podstate.index(pod)
+    return podstate.role(pod), *place
 
 
 def _goes_on(pod: KubeObject) -> bool:

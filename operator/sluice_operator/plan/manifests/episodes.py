@@ -1,17 +1,20 @@
-"""The pod of an episode: the user's container, and our sidecar, which joins the worker.
+"""The pod of an episode, or of its verifier: the user's container, and our sidecar, which joins the
+worker.
 
 The user's container gets no account, no token of the job, no service's address and no network but
-its own: its model is at the sidecar, on the pod's loopback. Both share the episode's directory.
+its own: its model is at the sidecar, on the pod's loopback. Both share the episode's directory. A
+verifier has no model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.environment import RolloutEnvironment
-from sluice.episodes import SHELL
+from sluice.api.environment import RolloutEnvironment, Verifier
+from sluice.episodes import ARTIFACTS, SHELL
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.decide.episodes import Turn
@@ -31,15 +34,23 @@ _MOUNT = {"name": "episode", "mountPath": names.EPISODE_DIR}
 
 
 def episode_pod(job: RLJob, turn: Turn, images: Images) -> KubeObject:
-    """A pod for one episode: ours, and the environment's template over it."""
+    """A pod for one episode: ours, and the user's template over it."""
     environment = job.spec.rollout.environment
     assert environment is not None
     identity = _identity(job, turn)
+    if turn.place.role == names.EPISODE:
+        program, template = _program(job, environment), environment.template
+    else:
+        assert environment.verifier is not None
+        program, template = (
+            _verifier(environment, environment.verifier),
+            environment.verifier.template,
+        )
     ours: dict[str, Any] = {
         "metadata": {"labels": {}},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE[names.EPISODE],
+            "terminationGracePeriodSeconds": GRACE[turn.place.role],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {
@@ -47,26 +58,23 @@ def episode_pod(job: RLJob, turn: Turn, images: Images) -> KubeObject:
                 "fsGroup": ACCOUNT,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [
-                _program(job, environment),
-                _sidecar(job, turn, identity["name"], images),
-            ],
+            "containers": [program, _sidecar(job, turn, identity["name"], images)],
             "volumes": [{"name": "episode", "emptyDir": {"sizeLimit": "1Gi"}}],
         },
     }
-    return identified(merge(ours, environment.template), identity)
+    return identified(merge(ours, template), identity)
 
 
 def _identity(job: RLJob, turn: Turn) -> dict[str, Any]:
     place = turn.place
     labels = {
-        **names.selector(job, names.EPISODE),
+        **names.selector(job, place.role),
         names.LABEL_REPLICA: str(place.replica),
         names.LABEL_ATTEMPT: str(place.attempt),
         names.LABEL_INDEX: str(place.index),
         names.LABEL_NUMBER: str(turn.number),
     }
-    name = names.pod_name(job, names.EPISODE, place.replica, place.attempt, place.index)
+    name = names.pod_name(job, place.role, place.replica, place.attempt, place.index)
     return names.metadata(job, f"{name}-{turn.number}", labels)
 
 
@@ -75,6 +83,7 @@ def _sidecar(job: RLJob, turn: Turn, pod: str, images: Images) -> dict[str, Any]
     settings = {
         "SLUICE_WORKER": f"http://{worker}:{names.PORTS['gateway']}",
         "SLUICE_POD": pod,
+        "SLUICE_ROLE": turn.place.role,
         "SLUICE_EPISODE": names.EPISODE_DIR,
         "SLUICE_PORT_MODEL": str(names.PORTS["model"]),
     }
@@ -94,9 +103,6 @@ def _sidecar(job: RLJob, turn: Turn, pod: str, images: Images) -> dict[str, Any]
 
 
 def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
-    """The user's container: its image is there and a shell runs before there is an episode, and
-    then nothing but the program itself has to start.
-    """
     model = f"http://127.0.0.1:{names.PORTS['model']}"
     settings = {
         "OPENAI_BASE_URL": f"{model}/v1",
@@ -105,15 +111,32 @@ def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_API_KEY": names.EPISODE,
         "SLUICE_MODEL": PurePosixPath(job.spec.model.path).name,
-        "SLUICE_EPISODE": names.EPISODE_DIR,
         **environment.env,
     }
+    return _container(names.EPISODE, environment.image, environment.command or [], settings)
+
+
+def _verifier(environment: RolloutEnvironment, verifier: Verifier) -> dict[str, Any]:
+    image = verifier.image or environment.image
+    return _container(names.VERIFIER, image, verifier.command, {})
+
+
+def _container(
+    name: str, image: str | None, command: Sequence[str], settings: Mapping[str, str]
+) -> dict[str, Any]:
+    """The user's container: its image is there and a shell runs before there is an episode, and
+    then nothing but the program itself has to start.
+    """
+    own = {
+        "SLUICE_EPISODE": names.EPISODE_DIR,
+        "SLUICE_ARTIFACTS": f"{names.EPISODE_DIR}/{ARTIFACTS}",
+    }
     return {
-        "name": names.EPISODE,
-        "image": environment.image,
+        "name": name,
+        "image": image,
         "command": ["/bin/sh", "-c", SHELL, "sh"],
-        "args": list(environment.command or []),
-        "env": variables(settings),
+        "args": list(command),
+        "env": variables({**settings, **own}),
         "volumeMounts": [_MOUNT],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "securityContext": RESTRICTED,
@@ -121,24 +144,29 @@ def _program(job: RLJob, environment: RolloutEnvironment) -> dict[str, Any]:
     }
 
 
-def episode_policy(job: RLJob) -> KubeObject | None:
-    """Nobody connects to an episode's pod, and it connects to its worker's gateway alone, and to
-    what the environment allows.
+def episode_policies(job: RLJob) -> tuple[KubeObject, ...]:
+    """Nobody connects to an episode's pod or its verifier's, and they connect to their worker's
+    gateway alone; the program also to what the environment allows.
     """
     environment = job.spec.rollout.environment
     if not (job.spec.network_policy.enabled and job.spec.rollout.has_episode_pods and environment):
-        return None
+        return ()
+    others = [{"to": list(environment.egress_to)}] if environment.egress_to else []
+    verifier = (_policy(job, names.VERIFIER, []),) if environment.verifier else ()
+    return (_policy(job, names.EPISODE, others), *verifier)
+
+
+def _policy(job: RLJob, role: str, others: list[dict[str, Any]]) -> KubeObject:
     gateway = {
         "to": [{"podSelector": {"matchLabels": names.selector(job, "rollout")}}],
         "ports": [{"protocol": "TCP", "port": names.PORTS["gateway"]}],
     }
-    others = [{"to": list(environment.egress_to)}] if environment.egress_to else []
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": POLICY,
-        "metadata": names.metadata(job, names.episode_policy_name(job)),
+        "metadata": names.metadata(job, names.episode_policy_name(job, role)),
         "spec": {
-            "podSelector": {"matchLabels": names.selector(job, names.EPISODE)},
+            "podSelector": {"matchLabels": names.selector(job, role)},
             "policyTypes": ["Ingress", "Egress"],
             "egress": [gateway, *others],
         },

@@ -15,7 +15,7 @@ from sluice_operator.plan import names, podstate
 from sluice_operator.plan.decide.gangs import rollout_replicas
 from sluice_operator.plan.manifests import disruption, network, queueing
 from sluice_operator.plan.manifests.disruption import disruption_budget
-from sluice_operator.plan.manifests.episodes import episode_policy
+from sluice_operator.plan.manifests.episodes import episode_policies
 from sluice_operator.plan.manifests.network import network_policy
 from sluice_operator.plan.model import Deletion, KubeObject, Observed
 
@@ -27,7 +27,7 @@ def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
     optional = (
         disruption_budget(job, rollout_replicas(job, observed.status)),
         network_policy(job, observed.operator_namespace),
-        episode_policy(job),
+        *episode_policies(job),
     )
     return tuple(
         each for each in optional if each is not None and each["kind"] not in observed.absent_kinds
@@ -39,7 +39,7 @@ def extra_keys(job: RLJob) -> tuple[tuple[str, str], ...]:
     return (
         (disruption.KIND, names.rollout_budget_name(job)),
         (network.KIND, names.network_policy_name(job)),
-        (network.KIND, names.episode_policy_name(job)),
+        *((network.KIND, names.episode_policy_name(job, role)) for role in names.EPISODES),
     )
 
 

@@ -52,12 +52,15 @@ def _from_own_pods(job: RLJob) -> list[dict[str, Any]]:
     own: dict[str, Any] = {"matchLabels": names.selector(job)}
     if not job.spec.rollout.has_episode_pods:
         return [{"from": [{"podSelector": own}]}]
-    others = {"key": names.LABEL_ROLE, "operator": "NotIn", "values": [names.EPISODE]}
-    episodes = {"matchLabels": names.selector(job, names.EPISODE)}
-    return [
-        {"from": [{"podSelector": own | {"matchExpressions": [others]}}]},
-        {"from": [{"podSelector": episodes}], "ports": [_tcp("gateway")]},
-    ]
+    others, episodes = (
+        {"podSelector": own | {"matchExpressions": [_roles(operator)]}}
+        for operator in ("NotIn", "In")
+    )
+    return [{"from": [others]}, {"from": [episodes], "ports": [_tcp("gateway")]}]
+
+
+def _roles(operator: str) -> dict[str, Any]:
+    return {"key": names.LABEL_ROLE, "operator": operator, "values": [*names.EPISODES]}
 
 
 def _tcp(port: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import LastFailure, RoleName
-from sluice_operator.plan import clock, podstate
+from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.model import KubeObject, Warned
 from sluice_operator.plan.report import cures
 
@@ -87,9 +87,14 @@ def failed_to_start(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) ->
 
 
 def blocked_episodes(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
-    """The first pod of an episode that cannot start. One without a place is told where none runs:
-    else the pool is smaller than was asked for, and the job goes on.
+    """The first pod of an episode, or of a verifier, that cannot start. One without a place is told
+    where none of its role runs: else the pool is smaller than was asked for, and the job goes on.
     """
+    pools = [[pod for pod in pods if podstate.role(pod) == role] for role in names.EPISODES]
+    return next((stuck for pool in pools if (stuck := _blocked_pool(pool, warned))), None)
+
+
+def _blocked_pool(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
     if any(map(podstate.is_running, pods)):
         return failed_to_start(pods, warned)
     return blocked(pods, warned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from sluice.episodes import RESULT
 from sluice.rewards import RewardError
@@ -15,21 +15,28 @@ _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 
 
-def conclude(episode: Episode, ended: Ended, read: Callable[[], Result]) -> None:
-    """Give the sample what its program says of it.
+async def conclude(episode: Episode, ended: Ended, judge: Callable[[], Awaitable[None]]) -> None:
+    """Give the sample what is said of it.
 
-    read: reads the program's result. Raises PlayFailedError where the program failed, GatewayError
-    where it did because its history was too long.
+    judge: gives it the program's result, or the verifier's. Raises PlayFailedError where the
+    program failed, GatewayError where it did because its history was too long.
     """
     full = bool(ended.status) and episode.gateway.full()
     if ended.status and not full:
         raise PlayFailedError("status", words_of(ended))
-    _take(episode, read)
+    await judge()
     if full:
         raise too_long("the program ended at a history that does not fit")
 
 
-def _take(episode: Episode, read: Callable[[], Result]) -> None:
+def take(
+    episode: Episode, read: Callable[[], Result], reason: str = "result", who: str = ""
+) -> None:
+    """Give the sample what a result says. Raises PlayFailedError.
+
+    read: reads it. reason: for metrics. who: left it, where that was not the program itself.
+    """
+    left = f"{who} left a result that cannot be read:".lstrip()
     try:
         told = read()
         if told.reward is not None:
@@ -38,10 +45,9 @@ def _take(episode: Episode, read: Callable[[], Result]) -> None:
             episode.reward(reward, seat=seat)
         _reward_turns(episode, told)
     except (ResultError, ValueError) as error:
-        raise PlayFailedError("result", f"left a result that cannot be read: {error}") from error
+        raise PlayFailedError(reason, f"{left} {error}") from error
     except RewardError as error:
-        message = f"left a result that cannot be read: {RESULT}: {error}"
-        raise PlayFailedError("result", message) from error
+        raise PlayFailedError(reason, f"{left} {RESULT}: {error}") from error
     episode.metadata.update(told.metadata)
 
 

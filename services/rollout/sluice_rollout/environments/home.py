@@ -11,8 +11,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from sluice.rewards.sandbox import hide, home
+from sluice.rewards.sandbox import hide, home, tree
 from sluice.telemetry import logs
+from sluice_rollout import failures
 from sluice_rollout.environments import inputs, keeper
 
 PREFIX = "sluice-episodes-"
@@ -51,6 +52,15 @@ def _end(directory: str) -> None:
         keeper.end(directory)
     except keeper.SurvivorError as error:
         logs.get().error("programs outlive their worker", error=str(error))
+
+
+def remove(directory: str) -> None:
+    """Remove the directory of a program that has ended."""
+    try:
+        with contextlib.suppress(FileNotFoundError):  # the worker has ended meanwhile
+            tree.remove(directory)
+    except OSError as error:  # the next worker tries again
+        failures.LOG.note("the directory of an episode cannot be removed", error)
 
 
 def _raise_file_limit(wanted: int) -> None:

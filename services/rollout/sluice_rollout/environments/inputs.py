@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sluice.episodes import ARTIFACTS
 from sluice.sample import Messages, Prompt
 from sluice_rollout.environments.keeper import MARK
-from sluice_rollout.episode import Episode, Gateway
+from sluice_rollout.episode import Gateway
 
 TEMPORARY = "tmp"
 POD = "SLUICE_POD_ID"
@@ -25,17 +26,25 @@ def inherited(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str
 
 
 def of_episode(prompt: Prompt, gateway: Gateway, directory: str, model: str) -> dict[str, str]:
-    """Variables of one episode's program: where to ask, and what."""
-    return {
+    """Variables of one episode's program: where to ask, and what. prompt: as it may see it."""
+    variables = {
         "OPENAI_BASE_URL": gateway.base_url,
         "OPENAI_API_BASE": gateway.base_url,
         "OPENAI_API_KEY": gateway.api_key,
         "ANTHROPIC_BASE_URL": gateway.base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": gateway.api_key,
         "SLUICE_MODEL": model,
+    }
+    return variables | of_prompt(prompt) | of_place(directory)
+
+
+def of_place(directory: str) -> dict[str, str]:
+    """Variables of the directory that a program has."""
+    return {
         "TMPDIR": f"{directory}/{TEMPORARY}",
+        "SLUICE_ARTIFACTS": f"{directory}/{ARTIFACTS}",
         MARK: directory,
-    } | of_prompt(prompt)
+    }
 
 
 def of_prompt(prompt: Prompt) -> dict[str, str]:
@@ -46,9 +55,8 @@ def of_prompt(prompt: Prompt) -> dict[str, str]:
     return {name: text for name, text in texts.items() if _fits(text)}
 
 
-def row(episode: Episode) -> dict[str, Any]:
-    """The episode's row, as JSON holds it. prompt: a text; messages: where the row has those."""
-    prompt = episode.prompt
+def row(prompt: Prompt, sample: int, seats: Sequence[str] = ()) -> dict[str, Any]:
+    """An episode's row, as JSON holds it. prompt: a text; messages: where the row has those."""
     messages = {} if isinstance(prompt.prompt, str) else {"messages": prompt.prompt}
     return {
         "prompt": _question(prompt.prompt),
@@ -59,9 +67,9 @@ def row(episode: Episode) -> dict[str, Any]:
         "dataset": prompt.dataset,
         "row": prompt.row,
         "purpose": prompt.purpose.value,
-        "seats": list(episode.seats),
+        "seats": list(seats),
         "group": prompt.group_id,
-        "sample": episode.sample.index,
+        "sample": sample,
     }
 
 

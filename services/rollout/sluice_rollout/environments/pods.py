@@ -1,4 +1,5 @@
-"""Episode pods, as the worker has them: each joins, plays one episode and ends.
+"""Episode pods, as the worker has them: each joins, plays one episode and ends; and so do the pods
+of a verifier.
 
 Over a pod's WebSocket come, each once: what to play (to the pod), and what the program left (from
 it). The connection is also the sign of life, both ways: where it ends too early the pod is lost,
@@ -7,144 +8,101 @@ and where the worker ends it the episode is over.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from sluice import episodes as wire
-from sluice.engines.base import EngineError
-from sluice_rollout import metrics
-from sluice_rollout.environments import inputs, result
-from sluice_rollout.environments.ending import conclude
+from sluice.sample import Prompt
+from sluice_rollout.environments import inputs, result, verifying
+from sluice_rollout.environments.ending import conclude, take
+from sluice_rollout.environments.pod_pool import Pool
 from sluice_rollout.environments.process import Ended
+from sluice_rollout.environments.verifying import Terms
 from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.errors import refused_key
 
-CLOSE_SECONDS = 2.0
 
-
-class EpisodePodError(EngineError):
-    """An episode has no pod, or has lost it. That is no fault of its program's: its group is played
-    again.
-    """
-
-
-@dataclass(slots=True, eq=False)
-class EpisodePod:
-    """A pod that has joined. left: what its program left behind, as the sidecar sends it."""
-
-    name: str
-    socket: web.WebSocketResponse
-    left: asyncio.Future[dict[str, Any]] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    async def play(self, assignment: str) -> dict[str, Any]:
-        """Have it play. Raises EpisodePodError where it is lost."""
-        try:
-            await self.socket.send_str(assignment)
-        except ConnectionError as error:
-            raise EpisodePodError(f"episode pod {self.name} was lost: {error}") from error
-        return await self.left
-
-    async def listen(self) -> None:
-        """Until the connection ends; where it breaks, this is cancelled."""
-        try:
-            async for message in self.socket:
-                if message.type is WSMsgType.TEXT and not self.left.done():
-                    self.left.set_result(json.loads(message.data))
-        finally:
-            if not self.left.done():
-                text = f"episode pod {self.name} was lost before its program had ended"
-                self.left.set_exception(EpisodePodError(text))
-                self.left.exception()  # a pod that nobody waits for may go without a word
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class EpisodePods:
     """The pods of a worker.
 
-    token: what a pod joins with. seconds: how long an episode waits for a pod. where: how a person
-    finds the pods, for messages.
+    token: what a pod joins with. terms: of the verifier, which has pods of its own; None: there is
+    none.
     """
 
     token: str
-    seconds: float
-    where: str
-    _free: list[EpisodePod] = field(default_factory=list)
-    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    episodes: Pool
+    verifiers: Pool
+    terms: Terms | None = None
+
+    @classmethod
+    def of(cls, token: str, seconds: float, where: str, terms: Terms | None = None) -> EpisodePods:
+        """seconds, where: as the pools have them."""
+        episodes, verifiers = (Pool(r, seconds, where) for r in (wire.EPISODE, wire.VERIFIER))
+        return cls(token, episodes, verifiers, terms)
 
     async def join(self, request: web.Request) -> web.StreamResponse:
         """A pod's whole life at this worker."""
         header = request.headers.get("Authorization", "")
         if not hmac.compare_digest(header.encode(), f"Bearer {self.token}".encode()):
             raise refused_key("expected the token of the job's episode pods")
-        socket = web.WebSocketResponse(
-            timeout=CLOSE_SECONDS, heartbeat=wire.HEARTBEAT_SECONDS, max_msg_size=wire.MOST_BYTES
-        )
-        await socket.prepare(request)
-        pod = EpisodePod(request.query.get("pod", "?"), socket)
-        async with self._news:
-            self._free.append(pod)
-            self._news.notify()
-        self._count()
-        try:
-            await pod.listen()
-        finally:
-            if pod in self._free:
-                self._free.remove(pod)
-            self._count()
-        return socket
+        pools = {pool.role: pool for pool in (self.episodes, self.verifiers)}
+        pool = pools.get(request.query.get("role", wire.EPISODE))
+        if pool is None:
+            raise web.HTTPBadRequest(text=f"role: expected one of {', '.join(pools)}")
+        return await pool.joined(request.query.get("pod", "?"), request)
 
     async def __call__(self, episode: Episode) -> None:
         """Play an episode in the next pod that is free. The program's time starts with it."""
-        assignment = _assignment(episode)
-        with episode.clock.at_engine():
-            pod = await self._next()
-        try:
-            with metrics.EPISODE_PODS.labels(state="playing").track_inprogress():
-                left = await pod.play(assignment)
-        finally:
-            await pod.socket.close()
-        killed = left["status"] is None
-        status = -signal.SIGKILL if killed else int(left["status"])
-        ended = Ended(status, "", str(left["errors"]).strip())
-        conclude(episode, ended, lambda: _result(left))
-
-    async def _next(self) -> EpisodePod:
-        try:
-            async with asyncio.timeout(self.seconds), self._news:
-                await self._news.wait_for(lambda: self._free)
-                pod = self._free.pop(0)
-        except TimeoutError:
-            raise EpisodePodError(
-                f"no episode pod was free within {self.seconds:g} s; {self.where} says why"
-            ) from None
-        self._count()
-        return pod
-
-    def _count(self) -> None:
-        metrics.EPISODE_PODS.labels(state="waiting").set(len(self._free))
-
-
-def _assignment(episode: Episode) -> str:
-    """The message that tells a pod what to play. Raises PlayFailedError for a row too large."""
-    text = json.dumps(
-        {
+        prompt = self.terms.shown(episode.prompt) if self.terms else episode.prompt
+        own: dict[str, Any] = {
             "key": episode.gateway.api_key,
-            "variables": list(inputs.of_prompt(episode.prompt).items()),
-            "row": inputs.row(episode),
+            "artifacts": [] if self.terms else None,
         }
-    )
+        assignment = _assignment(episode, prompt, own)
+        with episode.clock.stopped():
+            pod = await self.episodes.next()
+        left = await self.episodes.run(pod, assignment)
+        await conclude(episode, _ended(left), lambda: self._judge(episode, left))
+
+    async def _judge(self, episode: Episode, left: dict[str, Any]) -> None:
+        if self.terms is None:
+            take(episode, lambda: _result(left))
+            return
+        if left["artifacts_refused"] is not None:
+            raise verifying.refused(left["artifacts_refused"])
+        own = {"key": "", "artifacts": left["artifacts"]}
+        assignment = _assignment(episode, episode.prompt, own)
+        with episode.clock.stopped():
+            pod = await self.verifiers.next()
+        async with self.terms.limited(episode):
+            verdict = await self.verifiers.run(pod, assignment)
+        self.terms.take(episode, _ended(verdict), lambda: _result(verdict))
+
+
+def _assignment(episode: Episode, prompt: Prompt, own: dict[str, Any]) -> str:
+    """The message that tells a pod what to play. Raises PlayFailedError for a row too large.
+
+    prompt: as this pod may see it. own: the key of the model, and the artifacts that its directory begins with; None: it has none,
+    and none are read at its end.
+    """
+    variables = list(inputs.of_prompt(prompt).items())
+    row = inputs.row(prompt, episode.sample.index, episode.seats)
+    text = json.dumps({**own, "variables": variables, "row": row})
     if len(text) > wire.MOST_BYTES:  # json.dumps writes ASCII
         message = f"cannot have its row of {len(text)} bytes: at most {wire.MOST_BYTES} reach a pod"
         raise PlayFailedError("row", message)
     return text
+
+
+def _ended(left: dict[str, Any]) -> Ended:
+    killed = left["status"] is None
+    return Ended(-signal.SIGKILL if killed else int(left["status"]), "", left["errors"].strip())
 
 
 def _result(left: dict[str, Any]) -> result.Result:

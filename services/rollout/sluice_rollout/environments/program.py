@@ -5,7 +5,6 @@ address and a key of its own, in a directory that is gone with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shlex
@@ -21,12 +20,21 @@ from sluice.api.environment import RolloutEnvironment
 from sluice.api.paths import command_word
 from sluice.environment import ConfigurationError
 from sluice.episodes import ROW
-from sluice.rewards.sandbox import tree
 from sluice.telemetry import logs
-from sluice_rollout import failures, metrics
-from sluice_rollout.environments import home, inputs, keeper, of_verifiers, process, result
-from sluice_rollout.environments.ending import conclude, words_of
+from sluice_rollout import metrics
+from sluice_rollout.environments import (
+    artifacts,
+    home,
+    inputs,
+    keeper,
+    of_verifiers,
+    process,
+    result,
+    verifying,
+)
+from sluice_rollout.environments.ending import conclude, take, words_of
 from sluice_rollout.environments.process import Ended
+from sluice_rollout.environments.verifying import Terms, VerifierProcess
 from sluice_rollout.episode import Episode, PlayFailedError
 
 _FIELD = "spec.rollout.environment"
@@ -40,6 +48,7 @@ class Program:
 
     name: for messages. command: its words. variables: those of every episode. model: its name.
     side_by_side: episodes that a worker has in work. trial: words that find out whether it can run.
+    verifier: judges what it has left; None: its own result does.
     """
 
     name: str
@@ -48,6 +57,7 @@ class Program:
     model: str
     side_by_side: int
     trial: Sequence[str] = ()
+    verifier: VerifierProcess | None = None
     _directory: str = ""
     _held: ExitStack = field(default_factory=ExitStack)
 
@@ -90,15 +100,31 @@ class Program:
         try:
             with metrics.EPISODE_PROGRAMS.track_inprogress():
                 ended = await self._run(episode, directory)
-            conclude(episode, ended, lambda: result.read(directory))
+            await conclude(episode, ended, lambda: self._judge(episode, directory))
         finally:
-            await asyncio.shield(asyncio.to_thread(_remove, directory))
+            with episode.clock.stopped():  # however much it has left
+                await asyncio.shield(asyncio.to_thread(home.remove, directory))
+
+    async def _judge(self, episode: Episode, directory: str) -> None:
+        if self.verifier is None:
+            take(episode, lambda: result.read(directory))
+            return
+        try:
+            files = await asyncio.to_thread(artifacts.collect, directory)
+        except artifacts.ArtifactsError as error:
+            raise verifying.refused(error) from error
+        await self.verifier(episode, files, self._directory)
 
     async def _run(self, episode: Episode, directory: str) -> Ended:
-        gateway = episode.gateway
+        prompt = episode.prompt
         os.mkdir(f"{directory}/{inputs.TEMPORARY}")
-        Path(directory, ROW).write_text(json.dumps(inputs.row(episode)))
-        ours = inputs.of_episode(episode.prompt, gateway, directory, self.model)
+        if self.verifier:
+            prompt = self.verifier.terms.shown(prompt)
+            artifacts.prepare(directory)
+        Path(directory, ROW).write_text(
+            json.dumps(inputs.row(prompt, episode.sample.index, episode.seats))
+        )
+        ours = inputs.of_episode(prompt, episode.gateway, directory, self.model)
         try:
             ended = await process.run(self.command, directory, {**self.variables, **ours})
         except (OSError, keeper.SurvivorError) as error:
@@ -121,23 +147,32 @@ def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     else:
         words, trial = environment.command or [], []
         field, name = "command", shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME]
-    command, trial = _here(words), _here(trial)
+    command = _checked(words, variables, field)
+    verifier = _verifier(environment, spec)
+    return Program(
+        name, command, variables, model, spec.rollout.concurrency, _here(trial), verifier
+    )
+
+
+def _verifier(environment: RolloutEnvironment, spec: RLJobSpec) -> VerifierProcess | None:
+    if environment.verifier is None:
+        return None
+    variables = inputs.inherited(os.environ, {})
+    words = _checked(environment.verifier.command, variables, "verifier.command")
+    return VerifierProcess(words, variables, Terms.of(environment.verifier, spec))
+
+
+def _checked(words: Sequence[str], variables: Mapping[str, str], field: str) -> list[str]:
+    """The words of a command whose first one can be run. Raises ConfigurationError."""
+    command = _here(words)
     if shutil.which(command[0], path=variables.get("PATH", os.defpath)) is None:
         raise ConfigurationError(
             f"{_FIELD}.{field}: there is no program {command[0]!r} that can be run here: expected "
             "one on the PATH of the worker's image, or a file beside the manifest"
         )
-    return Program(name, command, variables, model, spec.rollout.concurrency, trial)
+    return command
 
 
 def _here(words: Sequence[str]) -> list[str]:
     """The words, with files of the working directory for those that name one."""
     return [command_word(word, Path.cwd()) for word in words]
-
-
-def _remove(directory: str) -> None:
-    try:
-        with contextlib.suppress(FileNotFoundError):  # the worker has ended meanwhile
-            tree.remove(directory)
-    except OSError as error:  # the next worker tries again
-        failures.LOG.note("the directory of an episode cannot be removed", error)

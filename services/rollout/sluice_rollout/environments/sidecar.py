@@ -1,4 +1,5 @@
-"""Our container (`python -m sluice_rollout.environments.sidecar`) in an episode's pod.
+"""Our container (`python -m sluice_rollout.environments.sidecar`) in an episode's pod, or its
+verifier's.
 
 It joins a worker as soon as it runs, and waits for an episode: such pods are the warm pool. Then it
 writes the row for the user's container, whose shell has waited for it. The program there finds its
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -28,36 +30,41 @@ import aiohttp
 from aiohttp import web
 
 from sluice import episodes as wire
-from sluice_rollout.environments import result
+from sluice_rollout.environments import artifacts, result
 from sluice_rollout.relay import relay
 
 JOIN_SECONDS = 1800.0
 """A worker listens once its engine has started."""
 RETRY_SECONDS = 1.0
 LOOK_SECONDS = 0.1
+TAKEN_SECONDS = 1.0
+MOST_STATUS = 256
 SHOWN_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """worker: the address of its gateway. directory: what is shared with the user's container.
-    port: of the model, on the pod's loopback.
+    """worker: the address of its gateway. role: episode, verifier. directory: what is shared with
+    the user's container. port: of the model, on the pod's loopback; None: a verifier has none.
     """
 
     worker: str
     token: str
     pod: str
+    role: str
     directory: Path
-    port: int
+    port: int | None
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Settings:
+        role = variables["SLUICE_ROLE"]
         return cls(
             variables["SLUICE_WORKER"],
             variables["SLUICE_EPISODE_TOKEN"],
             variables["SLUICE_POD"],
+            role,
             Path(variables["SLUICE_EPISODE"]),
-            int(variables["SLUICE_PORT_MODEL"]),
+            int(variables["SLUICE_PORT_MODEL"]) if role == wire.EPISODE else None,
         )
 
 
@@ -83,7 +90,7 @@ class Sidecar:
             try:
                 return await self.session.ws_connect(
                     f"{self.settings.worker}{wire.PATH}",
-                    params={"pod": self.settings.pod},
+                    params={"pod": self.settings.pod, "role": self.settings.role},
                     headers={"Authorization": f"Bearer {self.settings.token}"},
                     heartbeat=wire.HEARTBEAT_SECONDS,
                     max_msg_size=wire.MOST_BYTES,
@@ -108,6 +115,9 @@ class Sidecar:
         directory, self.key = self.settings.directory, assignment["key"]
         lines = [f"export {name}={shlex.quote(text)}\n" for name, text in assignment["variables"]]
         (directory / wire.VARIABLES).write_text("".join(lines))
+        files = assignment["artifacts"]
+        if files is not None:
+            await asyncio.to_thread(artifacts.prepare, str(directory), artifacts.of_json(files))
         new = directory / f"{wire.ROW}.new"
         new.write_text(json.dumps(assignment["row"]))
         new.rename(directory / wire.ROW)  # the shell may look at any time
@@ -116,12 +126,25 @@ class Sidecar:
         await self._unless_stopped(asyncio.wait({ended, over}, return_when="FIRST_COMPLETED"))
         for task in (ended, over):
             task.cancel()
+        if self.stop.is_set() and await self._is_taken(directory / wire.TAKEN):
+            return  # the pod is lost, and nobody at fault
+        judged = files is not None and self.settings.role == wire.EPISODE
+        left = await asyncio.to_thread(_left, directory, judged)
         with contextlib.suppress(ConnectionError):
-            await socket.send_json(_left(directory))
+            await socket.send_json(left)
 
     async def _until_status(self, file: Path) -> None:
         while not file.exists():
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _is_taken(self, file: Path) -> bool:
+        """The program was told to end too, as all of a pod is that is deleted. Where it was killed
+        alone, for its memory say, only this container is.
+        """
+        end = time.monotonic() + TAKEN_SECONDS
+        while not file.exists() and time.monotonic() < end:
+            await asyncio.sleep(LOOK_SECONDS)
+        return file.exists()
 
     async def _unless_stopped(self, wanted: Any) -> Any:
         """The outcome; None where SIGTERM comes first."""
@@ -142,22 +165,37 @@ class Sidecar:
         )
 
 
-def _left(directory: Path) -> dict[str, Any]:
+def _left(directory: Path, judged: bool) -> dict[str, Any]:
     """The remains of a program. status: None where it was killed. refused: why its result was not
-    read.
+    read. judged: they are artifacts, in place of a result.
     """
-    status = _end_of(directory / wire.STATUS, SHOWN_BYTES)
-    text, refused = None, None
+    status = _end_of(directory / wire.STATUS, len("255\n"))
+    text, refused, files, unread = None, None, None, None
     try:
-        text = result.text_of(directory / wire.RESULT)
+        if judged:
+            files = artifacts.to_json(artifacts.collect(str(directory)))
+        else:
+            text = result.text_of(directory / wire.RESULT)
+    except artifacts.ArtifactsError as error:
+        unread = str(error)
     except result.ResultError as error:
         refused = str(error)
     return {
-        "status": int(status) if status else None,
+        "status": _status_of(status),
         "errors": _end_of(directory / wire.ERRORS, SHOWN_BYTES) or "",
         "result": text,
         "refused": refused,
+        "artifacts": files,
+        "artifacts_refused": unread,
     }
+
+
+def _status_of(text: str | None) -> int | None:
+    """The exit status in its file. A program may write there too: what is none is a failure."""
+    if not text:
+        return None
+    status = int(text) if re.fullmatch(r"[0-9]+\n?", text) else 1
+    return status if status < MOST_STATUS else 1
 
 
 def _end_of(path: Path, most: int) -> str | None:
@@ -182,7 +220,8 @@ async def serve(variables: Mapping[str, str]) -> None:
         model.router.add_route("*", "/{path:.*}", sidecar.forward)
         runner = web.AppRunner(model, handler_cancellation=True, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", settings.port).start()
+        if settings.port is not None:
+            await web.TCPSite(runner, "127.0.0.1", settings.port).start()
         try:
             await sidecar.run()
         finally:

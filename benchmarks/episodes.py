@@ -1,0 +1,219 @@
+"""Episodes in a row: what they leave behind in a worker, and in a cluster.
+
+    python benchmarks/episodes.py worker [--episodes 10000]
+    python benchmarks/episodes.py cluster [--episodes 10000]
+
+worker: the gateway of a worker with an engine that answers at once. First so many functions that
+play at it, then so many pods that join, are given an episode, ask and tell their end; all in this
+process, whose memory is shown after the first tenth and at the end.
+
+cluster: the operator, a process of its own, at a real API server (as tests/cluster has it). A
+kubelet is played here, which says that each pod has ended as soon as it sees it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextvars
+import gc
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+from prometheus_client import REGISTRY
+
+from benchmarks.agents import ANSWER, MIB, PARAMS, SPECIAL, Bench
+from sluice import episodes as wire
+from sluice.engines.base import Generation
+from sluice.engines.sglang.generate import Client
+from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.plan import names
+from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.episode import Play
+from sluice_rollout.function import Player
+from sluice_rollout.gateway import desk
+from sluice_rollout.generate import Generator
+from sluice_rollout.health import EngineHealth
+from sluice_rollout.prompts import PromptEncoder
+from tests.cluster.conftest import install_crd
+from tests.cluster.control_plane import control_plane
+from tests.cluster.operators import Operator
+from tests.cluster.test_episode_pods import PODS, VERIFIERS, at_work, end_all, there
+from tests.cluster.world import World, new_world
+from tests.integration.engines import save_model
+from tests.unit.buffer.buffer_tools import make_job
+
+TOKEN = "token"
+SIDE_BY_SIDE, POD_SECONDS = 64, 300.0
+STARTED: contextvars.ContextVar[float] = contextvars.ContextVar("STARTED", default=0.0)
+"""When the episode of this context had its turn."""
+
+
+class Constant(Client):
+    """The same tokens at once. waited: seconds from an episode's turn to its request."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.waited: list[float] = []
+
+    async def generate(self, rid: str, input_ids: list[int], *args: Any, **kw: Any) -> Generation:
+        self.waited.append(time.perf_counter() - STARTED.get())
+        spans = [WeightSpan(0, 0, ANSWER)]
+        return Generation([SPECIAL] * ANSWER, [-1.0] * ANSWER, spans, "stop", None)
+
+
+@dataclass
+class Worker:
+    """A worker's gateway, whose episodes are pods or a function. join: its address for pods."""
+
+    player: Player
+    pods: EpisodePods
+    engine: Constant
+    join: str
+
+    async def play(self, number: int) -> None:
+        STARTED.set(time.perf_counter())
+        sample = await self.player(Prompt(number, "w0001"), [5], Sample(0, reward=1.0), PARAMS)
+        assert sample.status is SampleStatus.COMPLETED, sample.error
+
+
+@asynccontextmanager
+async def worker(model: Path, play: Play | None, host: str, port: int) -> AsyncIterator[Worker]:
+    """play: the function; None: pods play."""
+    environment = {"command": ["agent"], "image": "agent:1"}
+    spec = make_job(
+        model.parent, model__path=str(model), rollout__environment=environment,
+        rollout__sampling__maxResponseTokens=2000,
+    ).spec  # fmt: skip
+    encoder, pods = PromptEncoder(spec, model), EpisodePods.of(TOKEN, POD_SECONDS, "kubectl")
+    async with (
+        Constant("http://127.0.0.1:9") as engine,
+        desk.Desk.of(spec, encoder, desk.Place(host, port, pods)) as place,
+    ):
+        health = EngineHealth(engine, 60.0)
+        slots = asyncio.Semaphore(SIDE_BY_SIDE)
+        generator = Generator(engine, encoder.decode, slots, lambda: 0, health)
+        player = Player(
+            play or pods, "agent", generator, encoder.tokenizer, 600.0, None, place.admit
+        )
+        yield Worker(player, pods, engine, f"http://{host}:{place.server.port}{wire.PATH}")
+
+
+# -- worker
+
+
+async def in_a_row(count: int, play: Callable[[int], Awaitable[None]], kind: str) -> None:
+    """Play so many, some side by side; what this process has then."""
+    process, turns, begun = psutil.Process(), iter(range(count)), time.perf_counter()
+
+    async def one_after_another() -> None:
+        for number in turns:
+            await play(number)
+            if number == count // 10:
+                told(f"after {number:,} {kind}", process)
+
+    await asyncio.gather(*(one_after_another() for _ in range(SIDE_BY_SIDE)))
+    seconds = time.perf_counter() - begun
+    told(f"after {count:,} {kind}", process)
+    print(f"  {seconds:.0f} s, {count / seconds:.0f} a second")
+
+
+def told(when: str, process: psutil.Process) -> None:
+    gc.collect()
+    series = sum(len(metric.samples) for metric in REGISTRY.collect())
+    print(
+        f"{when}: {process.memory_info().rss / MIB:.0f} MiB, {process.num_fds()} open files, "
+        f"{len(asyncio.all_tasks())} tasks, {series} series of metrics",
+        flush=True,
+    )
+
+
+async def at_worker(count: int, model: Path) -> None:
+    bench = Bench(1)
+    async with worker(model, bench.play, "127.0.0.1", 0) as one:
+        await in_a_row(count, one.play, "functions")
+    async with worker(model, None, "127.0.0.1", 0) as one:
+
+        async def play(number: int) -> None:
+            await asyncio.gather(one.play(number), pretended_pod(one.join, number))
+
+        await in_a_row(count, play, "pods")
+
+
+async def pretended_pod(join: str, number: int) -> None:
+    """A sidecar whose program asks once."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    asked = {"model": "m", "prompt": "w0001", "max_tokens": ANSWER}
+    async with aiohttp.ClientSession() as session:
+        address = f"{join}?pod=agent-{number}"
+        async with session.ws_connect(address, headers=headers) as socket:
+            key = {"Authorization": f"Bearer {(await socket.receive_json())['key']}"}
+            url = f"{join.removesuffix(wire.PATH)}/v1/completions"
+            async with session.post(url, json=asked, headers=key) as answer:
+                await answer.read()
+            left = {"status": 0, "errors": "", "result": '{"reward": 1}', "refused": None}
+            await socket.send_json(left)
+            await socket.receive()
+
+
+# -- cluster
+
+
+async def at_cluster(count: int, directory: Path) -> None:
+    with control_plane() as plane:
+        os.environ["KUBECONFIG"] = plane.kubeconfig
+        async with await Api.connect() as api:
+            await install_crd(api)
+            async with new_world(api, "episodes") as world:
+                operator = Operator(plane.kubeconfig, "episodes", directory / "operator.log")
+                try:
+                    await operator.ready()
+                    await at_work(world)
+                    await come_and_go(world, operator, count)
+                finally:
+                    operator.end()
+
+
+async def come_and_go(world: World, operator: Operator, count: int) -> None:
+    process, begun, over = psutil.Process(operator.process.pid), time.perf_counter(), set[str]()
+    before, shown = await there(world), 0
+    while len(over) < count:
+        over |= await end_all(world)
+        if len(over) * 10 >= count * (shown + 1):
+            shown += 1
+            memory = process.memory_info().rss / MIB
+            print(f"after {len(over):,} pods: the operator has {memory:.0f} MiB", flush=True)
+    seconds = time.perf_counter() - begun
+    await world.until_pods(PODS, names.EPISODE)
+    await world.until_pods(VERIFIERS, names.VERIFIER)
+    print(f"  {seconds:.0f} s, {len(over) / seconds:.0f} a second")
+    print(f"  objects before and behind: {before}, {await there(world)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("where", choices=["worker", "cluster"])
+    parser.add_argument("--episodes", type=int, default=10_000)
+    options = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory() as directory:
+        if options.where == "cluster":
+            asyncio.run(at_cluster(options.episodes, Path(directory)))
+        else:
+            model = save_model(Path(directory) / "model", 0)
+            asyncio.run(at_worker(options.episodes, model))
+
+
+if __name__ == "__main__":
+    main()

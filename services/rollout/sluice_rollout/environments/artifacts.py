@@ -1,0 +1,140 @@
+"""Artifacts: the files that a program leaves to its verifier.
+
+Nobody trusts the program. So only plain files and directories are handed on, within limits, and
+their contents are read while it may still change them: no link is followed, nothing is waited for,
+and what is written for the verifier lies below one directory.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.episodes import ARTIFACTS, MOST_ARTIFACT_BYTES, MOST_ARTIFACTS, MOST_DEPTH
+
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class ArtifactsError(Exception):
+    """Artifacts that cannot be handed on. The message names the file, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file. path: relative to the directory of artifacts."""
+
+    path: str
+    content: bytes
+    executable: bool = False
+
+
+@dataclass(slots=True)
+class _Collection:
+    files: list[Artifact] = field(default_factory=list)
+    entries: int = 0
+    room: int = MOST_ARTIFACT_BYTES
+
+    def add_directory(self, descriptor: int, path: str, depth: int) -> None:
+        if depth > MOST_DEPTH:
+            raise ArtifactsError(f"{path}: expected at most {MOST_DEPTH} levels of directories")
+        with os.scandir(descriptor) as items:
+            for item in items:
+                self.entries += 1
+                if self.entries > MOST_ARTIFACTS:
+                    raise ArtifactsError(
+                        f"{ARTIFACTS}: expected at most {MOST_ARTIFACTS} files and directories"
+                    )
+                self._add(descriptor, item.name, f"{path}/{item.name}", depth)
+
+    def _add(self, parent: int, name: str, path: str, depth: int) -> None:
+        try:
+            descriptor = os.open(name, _OPEN, dir_fd=parent)
+        except OSError as error:  # ELOOP: a link; ENXIO: a socket
+            raise ArtifactsError(
+                f"{path}: expected a plain file or a directory: {error.strerror}"
+            ) from error
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                self.add_directory(descriptor, path, depth + 1)
+            elif stat.S_ISREG(status.st_mode):
+                executable = bool(status.st_mode & stat.S_IXUSR)
+                inside = path.removeprefix(f"{ARTIFACTS}/")
+                self.files.append(Artifact(inside, self._content(descriptor), executable))
+            else:
+                raise ArtifactsError(f"{path}: expected a plain file or a directory")
+        finally:
+            os.close(descriptor)
+
+    def _content(self, descriptor: int) -> bytes:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            content = file.read(self.room + 1)
+        self.room -= len(content)
+        if self.room < 0:
+            raise ArtifactsError(f"{ARTIFACTS}: expected at most {MOST_ARTIFACT_BYTES} bytes")
+        return content
+
+
+def collect(episode: str) -> list[Artifact]:
+    """Read the artifacts in an episode's directory; none where it has no directory of that name.
+    Raises ArtifactsError.
+    """
+    collection = _Collection()
+    try:
+        top = os.open(Path(episode, ARTIFACTS), _OPEN | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ArtifactsError(f"{ARTIFACTS}: expected a directory: {error.strerror}") from error
+    try:
+        collection.add_directory(top, ARTIFACTS, 1)
+    except OSError as error:
+        raise ArtifactsError(f"{ARTIFACTS} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(top)
+    return sorted(collection.files, key=lambda each: each.path)
+
+
+def prepare(episode: str, files: Iterable[Artifact] = ()) -> None:
+    """Make the directory of artifacts in an episode's directory, where none is, and put these into
+    it; whoever the episode's program runs as may change them. Raises ArtifactsError.
+    """
+    top = Path(episode, ARTIFACTS)
+    try:
+        _make(top)
+        for each in files:
+            _write(top, each)
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        raise ArtifactsError(f"{ARTIFACTS} cannot be written: {error}") from error
+
+
+def _write(top: Path, file: Artifact) -> None:
+    parts = file.path.split("/")
+    if not all(parts) or {".", ".."} & {*parts}:
+        raise ArtifactsError(f"{file.path!r}: expected a path below {ARTIFACTS}")
+    for depth in range(1, len(parts)):
+        _make(top.joinpath(*parts[:depth]))
+    target = top.joinpath(*parts)
+    with target.open("xb") as opened:
+        opened.write(file.content)
+    target.chmod(0o777 if file.executable else 0o666)
+
+
+def _make(directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o777)
+
+
+def to_json(files: Sequence[Artifact]) -> list[list[Any]]:
+    """The files as a message has them."""
+    return [[f.path, f.executable, base64.b64encode(f.content).decode()] for f in files]
+
+
+def of_json(files: Sequence[Sequence[Any]]) -> list[Artifact]:
+    """The files of a message."""
+    return [Artifact(path, base64.b64decode(text), bool(run)) for path, run, text in files]

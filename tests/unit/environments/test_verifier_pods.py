@@ -1,0 +1,140 @@
+"""A verifier in pods, before an engine that answers what a test says. Containers are processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from sluice.episodes import VERIFIER
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice_rollout.environments.pod_pool import EpisodePodError
+from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.environments.verifying import Terms
+from sluice_rollout.function import Player
+from sluice_rollout.gateway.desk import Desk, Place
+from sluice_rollout.gateway.server import LOOPBACK
+from sluice_rollout.prompts import PromptEncoder
+from tests import chat
+from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
+from tests.unit.buffer.buffer_tools import make_job
+from tests.unit.environments.test_program import FOREVER, HEAD
+from tests.unit.gateway.test_server import ids, seated
+from tests.unit.rollout.test_episode import PARAMS, Script
+
+ROW = Prompt(0, "?", label="0.5", metadata={"level": 1, "tests": "hidden"})
+TERMS = Terms(SECONDS, frozenset({"tests"}))
+LEAVE = """
+out = pathlib.Path(os.environ["SLUICE_ARTIFACTS"])
+ask("x")
+(out / "deep").mkdir()
+row = pathlib.Path(os.environ["SLUICE_EPISODE"], "row.json").read_text()
+(out / "deep/row.json").write_text(row)
+leave(reward=1, metadata={"won": True})
+"""
+JUDGE = """
+seen = pathlib.Path(os.environ["SLUICE_ARTIFACTS"], "deep/row.json").read_text()
+row = json.loads(pathlib.Path(os.environ["SLUICE_EPISODE"], "row.json").read_text())
+told = [row["label"], os.environ["SLUICE_LABEL"], row["metadata"]["tests"]]
+leave(reward=float(row["label"]) / 2, metadata={"seen": json.loads(seen), "told": told})
+"""
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", HEAD + text]
+
+
+@contextlib.asynccontextmanager
+async def worker(directory: Path, terms: Terms = TERMS) -> AsyncIterator[tuple[Player, str]]:
+    """A player whose episodes are pods with a verifier, and the address where those join."""
+    model = directory / "model"
+    chat.save(model)
+    environment = {"command": ["agent"], "image": "agent:1"}
+    spec = make_job(directory, model__path=str(model), rollout__environment=environment).spec
+    pods = EpisodePods.of(TOKEN, 2 * SECONDS, "kubectl", terms)
+    async with Desk.of(spec, PromptEncoder(spec, model), Place(LOOPBACK, 0, pods)) as desk:
+        player = seated(desk, pods, Script(ids("hello")))
+        player.name, player.seconds = "the program", SECONDS
+        yield player, f"http://{LOOPBACK}:{desk.server.port}"
+
+
+async def play(player: Player) -> Sample:
+    return await player(ROW, [1], Sample(0), PARAMS | {"max_new_tokens": 100})
+
+
+async def judged(directory: Path, text: str, judge: str, terms: Terms = TERMS) -> Sample:
+    """A sample of a program, and of a verifier, as Python texts. Their pods are over then."""
+    async with worker(directory, terms) as (player, address):
+        with (
+            Pod(directory / "pod", address, python(text)) as pod,
+            Pod(directory / "verifier", address, python(judge), VERIFIER) as verifier,
+        ):
+            sample = await play(player)
+            assert await pod.ends() == 0
+            if "verifier" in sample.error or not sample.error:
+                assert await verifier.ends() == 0
+            return sample
+
+
+async def test_a_verifier_judges_in_a_pod_of_its_own(tmp_path: Path) -> None:
+    """The program leaves the row that it has seen, and a result that nobody reads."""
+    sample = await judged(tmp_path, LEAVE, JUDGE)
+    assert (sample.error, sample.reward) == ("", 0.25)
+    seen = sample.metadata["seen"]
+    assert (seen["label"], seen["metadata"]) == (None, {"level": 1})
+    assert sample.metadata["told"] == ["0.5", "0.5", "hidden"]
+    assert "won" not in sample.metadata
+
+
+STATUS = """
+ask("x")
+pathlib.Path(os.environ["SLUICE_EPISODE"], ".status").write_text("9" * 5000)
+"""
+LINK = """
+ask("x")
+os.symlink("/etc/passwd", os.environ["SLUICE_ARTIFACTS"] + "/x")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "judge", "terms", "message"),
+    [
+        pytest.param(LINK, JUDGE, TERMS, "left artifacts that cannot be handed on: art", id="link"),
+        pytest.param(
+            STATUS + FOREVER, JUDGE, TERMS, "the program ended with status 1", id="own status"
+        ),
+        pytest.param(
+            LEAVE,
+            "sys.exit('no such test')",
+            TERMS,
+            "has a verifier that ended with status 1: no such test",
+            id="a verifier that fails",
+        ),
+        pytest.param(
+            LEAVE, FOREVER, Terms(1.0), "has a verifier that took more than 1 s", id="that hangs"
+        ),
+    ],
+)
+async def test_a_sample_that_cannot_be_judged_fails(
+    text: str, judge: str, terms: Terms, message: str, tmp_path: Path
+) -> None:
+    sample = await judged(tmp_path, text, judge, terms)
+    assert sample.status is SampleStatus.FAILED
+    assert message in sample.error
+
+
+async def test_a_verifier_that_is_lost_is_nobodys_fault(tmp_path: Path) -> None:
+    async with worker(tmp_path) as (player, address):
+        with (
+            Pod(tmp_path / "pod", address, python(LEAVE)),
+            Pod(tmp_path / "verifier", address, python(FOREVER), VERIFIER) as verifier,
+        ):
+            playing = asyncio.create_task(play(player))
+            await verifier.plays()
+            verifier.sidecar.kill()
+            with pytest.raises(EpisodePodError, match="job-verifier-0-1-0-1 was lost before"):
+                await playing
