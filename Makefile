@@ -95,7 +95,8 @@ quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 test: $(VENV)/.dev agents
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm and not long" tests/chaos tests/integration tests/unit $(ARGS)
 
-# Faults that take a run of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies.
+# Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
+# tests show part by part.
 test-long: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/integration $(ARGS)
 

@@ -115,6 +115,7 @@ def test_an_agent_is_a_program_for_each_episode(
 
 
 @pytest.mark.parametrize("example", ["code"], indirect=True)
+@pytest.mark.long
 def test_an_agent_writes_code_reads_its_error_and_tries_again(
     example: Path, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_an_agent_writes_code_reads_its_error_and_tries_again(
 
 
 @pytest.mark.parametrize("example", ["search"], indirect=True)
+@pytest.mark.long
 def test_an_agent_searches_and_reads_what_comes_back(example: Path, tmp_path: Path) -> None:
     settings = ("trainer.steps=2", "rollout.batchSize=8", "rollout.samplesPerPrompt=8")
     run = Laptop(example, tmp_path / "run", *settings, "evaluation=null", "debug.dumpRollouts=true")
@@ -144,6 +146,7 @@ def test_an_agent_searches_and_reads_what_comes_back(example: Path, tmp_path: Pa
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_the_trainer_may_be_killed_while_agents_play(example: Path, tmp_path: Path) -> None:
     """Their episodes are trees. Nothing is lost, nothing is trained twice, and what is trained
     again after a checkpoint is the same."""

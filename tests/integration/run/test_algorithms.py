@@ -57,6 +57,7 @@ def test_ppo_with_a_critic_survives_a_killed_trainer_to_the_bit(laptop: Make) ->
         assert len(seen) == 1, f"step {step} was replayed differently: {again}"
 
 
+@pytest.mark.long
 def test_remax_scores_a_greedy_response_that_is_not_trained(laptop: Make) -> None:
     run = laptop(*SMALL, "trainer.steps=3", "algorithm.estimator=remax")
     assert run.run() == 0, run.text()[-3000:]
@@ -65,6 +66,7 @@ def test_remax_scores_a_greedy_response_that_is_not_trained(laptop: Make) -> Non
     assert any(record["rollout/advantages"] != 0 for record in run.steps().values())
 
 
+@pytest.mark.long
 def test_own_functions_for_estimator_and_loss(laptop: Make, example: Path) -> None:
     (example / "mine.py").write_text(
         "from sluice_trainer.algorithms.advantages import leave_one_out\n\n\n"

@@ -23,7 +23,7 @@ def rests(run: Laptop, engine: str, attempt: int) -> int:
     return log.read_text().count(REST[engine]) if log.exists() else 0
 
 
-@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+@pytest.mark.parametrize("backend", ["megatron", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(
     laptop: Callable[..., Laptop], engine: str, backend: str
 ) -> None:

@@ -80,6 +80,7 @@ def tools(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_a_model_plays_with_a_calculator(tools: Path, tmp_path: Path) -> None:
     # With other seeds this model of random weights calls once in a hundred times, and then in some
     # step not at all.

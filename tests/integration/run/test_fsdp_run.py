@@ -12,6 +12,7 @@ from tests.integration.run.test_run import check_sound, exported_model_answers
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_a_run_with_fsdp_trains_and_survives_the_kill_of_a_rank(
     laptop: Callable[..., Laptop],
 ) -> None:

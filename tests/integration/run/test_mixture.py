@@ -42,6 +42,7 @@ def mixture(example: Path, directory: Path) -> Path:
         pytest.param("trainer.backend=fsdp", id="fsdp"),
     ],
 )
+@pytest.mark.long
 def test_experts_of_two_trainer_ranks_reach_the_engine_in_stacks(
     laptop: Callable[..., Laptop], example: Path, tmp_path: Path, spread: str
 ) -> None:

@@ -88,8 +88,8 @@ class EpisodePods:
 def _assignment(episode: Episode, prompt: Prompt, own: dict[str, Any]) -> str:
     """The message that tells a pod what to play. Raises PlayFailedError for a row too large.
 
-    prompt: as this pod may see it. own: the key of the model, and the artifacts that its directory begins with; None: it has none,
-    and none are read at its end.
+    prompt: as this pod may see it. own: the key of the model, and the artifacts that its directory
+    begins with; None: it has none, and none are read at its end.
     """
     variables = list(inputs.of_prompt(prompt).items())
     row = inputs.row(prompt, episode.sample.index, episode.seats)
