@@ -53,7 +53,7 @@ _EXACT_ARGS: dict[str, Any] = {
     # The plugin's attention stands for this backend's.
     "attention-backend": "triton",
     # A prompt's pass would be compiled, and compilers put functions together.
-    "disable-piecewise-cuda-graph": True,
+    "disable-prefill-cuda-graph": True,
 }
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
 _CPU_ARGS: dict[str, Any] = {

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sluice.engines.base import Place
+from sluice.engines.sglang.launch import Launch
 from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.operator.world import make_job
 
 
 def test_graphs_are_asked_for_as_this_release_spells_it() -> None:
@@ -62,6 +65,15 @@ def test_all_models_are_imported_where_it_is_not_known_which_one_is_served(
         (directories[name] / "config.json").write_text(text)
     script = runpy.run_path(str(PATH / "launch_server.py"))
     assert script["other_models"]([word.format(**directories) for word in arguments]) == ""
+
+
+def test_a_deterministic_engine_is_started_in_words_of_this_release() -> None:
+    from sglang.srt.server_args import prepare_server_args
+
+    job = make_job(trainer={"deterministic": True, "gpusPerNode": 1}, rollout={"gpusPerReplica": 1})
+    place = Place(model="dummy", bind="127.0.0.1", port="30000", index="0")
+    words = [*Launch().args(job.spec, place), "--skip-tokenizer-init"]
+    assert prepare_server_args(words).attention_backend == "triton"
 
 
 def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
