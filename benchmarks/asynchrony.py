@@ -1,0 +1,175 @@
+"""Asynchronous training beside synchronous, where a few responses are much longer than the others.
+
+    python benchmarks/asynchrony.py examples/reasoning/two-gpus.yaml --steps 60
+        [--ways sync in_place retract partial] [--staleness 2] [--set FIELD=VALUE ...] [--out DIR]
+    python benchmarks/asynchrony.py --steps 10             the quickstart, on a CPU
+
+Each way is a `sluice run` of the same job, one after another. *sync*: every sample is of the newest
+weights, so each step waits for its longest response. *in_place*, *retract*: asynchronous, so many
+steps stale at most, with `weightSync.pauseMode` of that name. *partial*: an update ends what runs,
+and it is continued (`rollout.partial`). Asynchronous ones correct for samples' age by truncated
+importance sampling, as AReaL (arXiv:2505.24298, figure 4: 2.77 times a synchronous system) does in
+its own way. Without a manifest the quickstart's responses get a long tail: a wait before each, of
+lognormal length.
+
+The step's time is the mean of the steps behind WARM_UP: single steps of an asynchronous run say
+little. Speeds count only beside rewards: those of the last quarter of the steps stand in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.end_to_end import make_data
+from benchmarks.processes import sluice_run
+from sluice.api import load_job
+from sluice.telemetry import run_directory
+
+QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
+WARM_UP = 3
+AREAL = 2.77
+STARTS = ("starting", "restarting")
+TAIL = '''"""One response behind a wait whose length has a long tail."""
+
+import asyncio
+import random
+
+
+async def play(episode):
+    await asyncio.sleep(min(random.lognormvariate(-1.5, 1.2), 8.0))
+    await episode.generate()
+'''
+CORRECTED = "algorithm.offPolicy={method: tis}"
+WAYS: dict[str, tuple[str, ...]] = {
+    "sync": ("rollout.mode=sync", "rollout.maxStaleness=0"),
+    "in_place": (CORRECTED, "weightSync.pauseMode=in_place"),
+    "retract": (CORRECTED, "weightSync.pauseMode=retract"),
+    "partial": (CORRECTED, "weightSync.pauseMode=abort", "rollout.partial={enabled: true}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A run, its steps behind WARM_UP. seconds, tokens: of a step. waiting: the trainer's share
+    of its time without a batch; idle: the engines' without a request. reward: of the last quarter.
+    """
+
+    seconds: float
+    tokens: float
+    waiting: float
+    idle: float
+    reward: float
+    lag: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("manifest", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--staleness", type=int, default=2)
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="the longest that a run takes"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--out", type=Path, help="keep metrics.jsonl and summary.json here")
+    options = parser.parse_args()
+    if options.steps <= WARM_UP + 4:
+        parser.error(f"--steps: expected more than {WARM_UP + 4}: the first {WARM_UP} do not count")
+    print("| | s a step | of sync | tokens/s | trainer waits | engines idle | reward | lag |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    first: float | None = None
+    with tempfile.TemporaryDirectory() as parent:
+        manifest, chosen = job(options.manifest, Path(parent), options.set)
+        for way in options.ways:
+            figures = run(manifest, way, chosen, Path(parent) / way, options)
+            first = first or figures.seconds
+            print(row(way, figures, first), flush=True)
+    print(f"\npublished by AReaL for asynchronous over synchronous: {AREAL} times")
+
+
+def job(manifest: Path | None, parent: Path, chosen: list[str]) -> tuple[Path, list[str]]:
+    """The manifest, and what is set in it for all ways."""
+    if manifest is not None:
+        make_data(manifest, load_job(manifest, chosen))
+        return manifest, chosen
+    subprocess.run([sys.executable, str(QUICKSTART / "make_data.py"), str(QUICKSTART)], check=True)
+    (parent / "tail.py").write_text(TAIL)
+    small = [
+        "rollout.batchSize=8",
+        "rollout.concurrency=64",
+        f"rollout.function={parent}/tail.py:play",
+    ]
+    return QUICKSTART / "job.yaml", [*small, *chosen]
+
+
+def run(
+    manifest: Path, way: str, chosen: list[str], directory: Path, options: argparse.Namespace
+) -> Figures:
+    stale = (
+        [] if way == "sync" else ["rollout.mode=async", f"rollout.maxStaleness={options.staleness}"]
+    )
+    overrides = [
+        *chosen,
+        *stale,
+        *WAYS[way],
+        f"trainer.steps={options.steps}",
+        f"checkpoint.everySteps={options.steps}",
+        "evaluation=null",
+    ]
+    code, output = sluice_run(manifest, directory, overrides, options.seconds)
+    records = list(run_directory.by_step(directory / run_directory.METRICS).values())
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for name in (run_directory.METRICS, run_directory.SUMMARY):
+            if (directory / name).exists():
+                shutil.copy(directory / name, options.out / f"{way}-{name}")
+    if code or len(records) <= WARM_UP + 1:
+        sys.exit(f"{output[-3000:]}\n{way}: {len(records)} steps, exit code {code}")
+    return figures_of(records, json.loads((directory / run_directory.SUMMARY).read_text()))
+
+
+def figures_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figures:
+    late = records[WARM_UP:]
+
+    def mean(name: str, of: Sequence[Mapping[str, Any]] = late) -> float:
+        return fmean(record.get(name, 0.0) for record in of)
+
+    seconds = mean("perf/step_time")
+    engines = {
+        state.removeprefix("rollout/"): spent
+        for state, spent in summary["device_seconds"].items()
+        if state.startswith("rollout/")
+    }
+    working = sum(spent for state, spent in engines.items() if state not in STARTS)
+    return Figures(
+        seconds=seconds,
+        tokens=mean("rollout/tokens") / seconds,
+        waiting=mean("perf/train_wait_time") / seconds,
+        idle=engines.get("idle", 0.0) / working if working else 0.0,
+        reward=mean("rollout/raw_reward", records[-max(len(records) // 4, 1) :]),
+        lag=mean("rollout/policy_lag"),
+    )
+
+
+def row(way: str, of: Figures, sync: float) -> str:
+    return (
+        f"| {way} | {of.seconds:.2f} | {sync / of.seconds:.2f} times | {of.tokens:,.0f} "
+        f"| {of.waiting:.0%} | {of.idle:.0%} | {of.reward:.3f} | {of.lag:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
