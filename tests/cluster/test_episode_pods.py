@@ -66,8 +66,12 @@ async def test_episodes_come_and_go_and_leave_nothing(operator: Operator, world:
     await world.until(all_have_played, 240)
     status = await world.status()
     assert (status["state"], status["restarts"]) == ("Starting", 0), "half of them have failed"
-    await world.until_pods(PODS, "episode")
-    await world.until_pods(VERIFIERS, "verifier")
+
+    async def replaced() -> bool:
+        """The last that ended are gone too, and not only as many pods there as at first."""
+        return not over & {*await world.names()} and len(await world.names()) == before["Pod"]
+
+    await world.until(replaced)
     assert await there(world) == before
     await world.delete()
     await world.until_pods(0, "episode")

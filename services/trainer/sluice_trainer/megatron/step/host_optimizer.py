@@ -132,8 +132,8 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
     def _place_in_model(self, parameter: Tensor) -> Tensor:
         """This rank's share of a parameter of the model, where the others gather it from."""
         place = self._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
-        buffer, _, bucket = self.model_param_gbuf_map[parameter]
-        weights: Tensor = self.buffers[buffer].buckets[bucket].param_data.view(-1)
+        number, _, bucket = self.model_param_gbuf_map[parameter]
+        weights: Tensor = self.buffers[number].buckets[bucket].param_data.view(-1)
         return weights[place.start : place.end]
 
     def _state(self, share: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
