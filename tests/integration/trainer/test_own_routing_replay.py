@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 __all__ = ["alone"]
 OWN = {"routingReplay": "trainer", "stepsPerBatch": 2}
 JOB: dict[str, Any] = {
-    "steps": 3,
+    "steps": 2,
     "algorithm": {"kl": {"lossCoef": 0.05, "type": "k3"}},
     "trainer": OWN,
 }
