@@ -145,6 +145,21 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "no sequence is ever masked",
     ),
     ({"loss": "kl_cov"}, {}, "algorithm.loss", "holds nothing back"),
+    (
+        {},
+        {"trainer": {"steps": 4, "routingReplay": "trainer"}},
+        "routingReplay",
+        "there is no log-prob pass before it",
+    ),
+    (
+        {"lossFunction": "sft"},
+        {
+            "reward": None,
+            "trainer": {"steps": 4, "routingReplay": "trainer", "stepsPerBatch": 2},
+        },
+        "trainer.routingReplay",
+        "given answers were sent to no experts before",
+    ),
     ({}, {"debug": {"replay": "rollouts"}}, "rollout.replicas", "set rollout.replicas: 0"),
     ({}, {"rollout": {"replicas": 1, "minReplicas": 2}}, "replicas", "at least minReplicas"),
     (

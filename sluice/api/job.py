@@ -157,9 +157,9 @@ class RLJobSpec(Model):
             "weightSync.enginePlugin",
         ),
         Rule(
-            "self.trainer.routingReplay == 'none' || self.rollout.engine != 'vllm'",
-            lambda s: s.trainer.routing_replay == "none" or s.rollout.engine != "vllm",
-            "routingReplay needs an engine that tells its routing: rollout.engine sglang",
+            "self.trainer.routingReplay != 'rollout' || self.rollout.engine != 'vllm'",
+            lambda s: s.trainer.routing_replay != "rollout" or s.rollout.engine != "vllm",
+            "routingReplay: rollout needs an engine that tells its routing: rollout.engine sglang",
             "trainer.routingReplay",
         ),
         Rule(

@@ -113,6 +113,13 @@ SFT_ACROSS_GROUPS = (
         "debug",
     ),
     Rule(
+        f"!{IS_SFT} || self.trainer.routingReplay == 'none'",
+        lambda s: not s.algorithm.sft or s.trainer.routing_replay == "none",
+        "given answers were sent to no experts before, and sft has no ratio that experts could "
+        "move: leave routingReplay out",
+        "trainer.routingReplay",
+    ),
+    Rule(
         f"!{IS_SFT} || !self.trainer.colocate",
         lambda s: not s.algorithm.sft or not s.trainer.colocate,
         "with sft no engine takes turns with the trainer: those of an evaluation have GPUs of "

@@ -205,9 +205,11 @@ class Trainer(Model):
         ["core_attn"],
         description="Parts of a layer, for recompute: selective. Names are Megatron's.",
     )
-    routing_replay: Literal["none", "rollout"] = Field(
+    routing_replay: Literal["none", "trainer", "rollout"] = Field(
         "none",
-        description="rollout: a mixture's tokens go to the experts that the engine sent them to.",
+        description="In a mixture's optimizer steps tokens go where they went before. rollout: to "
+        "the experts that the engine chose (R3). trainer: to those that the trainer's log-prob "
+        "pass at the start of the batch chose (R2).",
     )
     deterministic: bool = Field(
         False,
@@ -281,7 +283,15 @@ class Trainer(Model):
         Rule(
             "self.routingReplay == 'none' || self.backend == 'megatron'",
             lambda t: t.routing_replay == "none" or t.backend == "megatron",
-            "only backend: megatron replays an engine's routing",
+            "only backend: megatron replays routing",
+            "routingReplay",
+        ),
+        Rule(
+            "self.routingReplay != 'trainer' || self.stepsPerBatch > 1",
+            lambda t: t.routing_replay != "trainer" or t.steps_per_batch > 1,
+            "with one optimizer step a batch there is no log-prob pass before it, and no ratio "
+            "that experts could move: set stepsPerBatch, or routingReplay: rollout for the "
+            "engine's experts",
             "routingReplay",
         ),
         Rule(

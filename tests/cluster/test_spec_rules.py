@@ -159,11 +159,11 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"trainer": {"steps": 4, "backend": "fsdp", "routingReplay": "rollout"}},
-        "only backend: megatron replays an engine's routing",
+        "only backend: megatron replays routing",
     ),
     (
         {"trainer": {"steps": 4, "routingReplay": "rollout"}, "rollout": {"engine": "vllm"}},
-        "routingReplay needs an engine that tells its routing",
+        "routingReplay: rollout needs an engine that tells its routing",
     ),
     *(
         ({"trainer": {"steps": 4, "deterministic": True, **more}}, "deterministic needs backend")
@@ -287,6 +287,10 @@ SENSIBLE: list[dict[str, Any]] = [
     {"trainer": {"steps": 4, "cpuOffload": "optimizer", "cpuOffloadFraction": 0.5}},
     {"trainer": {"steps": 4, "optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}}},
     {"trainer": {"steps": 4, "routingReplay": "rollout"}},
+    {
+        "trainer": {"steps": 4, "routingReplay": "trainer", "stepsPerBatch": 2},
+        "rollout": {"engine": "vllm"},
+    },
     {"trainer": {"steps": 4, "recompute": "selective", "recomputeModules": ["mlp", "moe"]}},
     {
         "trainer": {"steps": 4, "nodes": 2},

@@ -24,6 +24,7 @@ from sluice_cli.importing.draft import (
 )
 from sluice_cli.importing.host_optimizer import host_optimizer
 from sluice_cli.importing.launches import last_launch, report
+from sluice_cli.importing.routing import replayed
 from sluice_cli.importing.script import Argument, Script, ScriptCommand
 from sluice_cli.importing.slime_sft import supervised, without_engines
 from sluice_cli.importing.slime_table import DEFAULTS, TABLE, fallback
@@ -94,6 +95,7 @@ def import_slime(script: Script, source: str) -> Draft:
     translate(draft, settings, TABLE, fallback)
     _defaults(draft)
     _batches(draft, settings)
+    replayed(draft)
     _placement(draft, settings)
     if sft:
         without_engines(draft)
@@ -239,6 +241,8 @@ def _algorithm(draft: Draft, settings: Settings) -> None:
         ("--calculate-per-token-loss", "algorithm.aggregation", "token_mean"),
         ("--use-tis", "algorithm.offPolicy.method", "tis"),
         ("--use-rollout-logprobs", "algorithm.offPolicy.oldLogProbs", "rollout"),
+        ("--use-routing-replay", "trainer.routingReplay", "trainer"),
+        ("--use-rollout-routing-replay", "trainer.routingReplay", "rollout"),  # implies the other
     ):
         if settings.on(name):
             draft.set(path, value, name)

@@ -28,7 +28,6 @@ _FP8 = Lost("the trainer computes in bf16 or fp32")
 _MTP = Lost(
     "layers that predict several tokens are not trained; engines take theirs by rollout.engineArgs"
 )
-_ROUTING = Lost("experts are replayed as the engine chose them: trainer.routingReplay: rollout")
 _PROFILER = Lost("debug.profile: [steps] keeps traces and the history of memory of these steps")
 _REPLAY = Lost("debug.replay trains on rollouts that sluice dumped: debug.dumpRollouts")
 _CHECKS = Same(
@@ -152,10 +151,6 @@ REST: dict[str, Translation] = {
         "fp8-format fp8-recipe",
     ),
     **_all(_MTP, "mtp-num-layers mtp-loss-scaling-factor enable-mtp-training"),
-    **_all(
-        _ROUTING,
-        "use-routing-replay",
-    ),
     "--routing-replay-prefetch-microbatches": _KERNELS,
     **_all(_OPTIMIZER, "reset-optimizer-states use-stateless-adam"),
     **_all(_CENTERING, "use-score-centering score-centering-top-k"),

@@ -31,6 +31,8 @@ _OF_SAMPLES = (
     "--use-opsm",
     "--opsm-delta",
     "--use-rollout-logprobs",
+    "--use-routing-replay",
+    "--use-rollout-routing-replay",
     "--num-critic-only-steps",
     "--value-clip",
     "--critic-lr",

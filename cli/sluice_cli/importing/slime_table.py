@@ -20,10 +20,6 @@ from sluice_cli.importing.recompute import recompute, recompute_modules
 from sluice_cli.importing.slime_rest import REST
 
 
-def _rollout_routing(value: Any) -> str:
-    return "rollout" if flag(value) else "none"
-
-
 def _engine_value(value: Any) -> Any:
     for convert in (integer, real):
         try:
@@ -79,7 +75,6 @@ TABLE: dict[str, Translation] = REST | {
     "--rollout-top-p": To("rollout.sampling.topP", real),
     "--rollout-top-k": To("rollout.sampling.topK", integer),
     "--rollout-max-response-len": To("rollout.sampling.maxResponseTokens", integer),
-    "--use-rollout-routing-replay": To("trainer.routingReplay", _rollout_routing),
     "--deterministic-mode": To("trainer.deterministic", flag, "the engine's kernels too"),
     "--sglang-enable-fp32-lm-head": To("model.fp32LmHead", flag, "the trainer's head too"),
     "--rollout-max-context-len": To("rollout.engineArgs.context-length", integer),

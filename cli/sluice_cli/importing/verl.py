@@ -25,6 +25,7 @@ from sluice_cli.importing.draft import (
 from sluice_cli.importing.host_optimizer import host_optimizer
 from sluice_cli.importing.hydra import overrides, resolved
 from sluice_cli.importing.launches import last_launch, report
+from sluice_cli.importing.routing import replayed
 from sluice_cli.importing.script import Argument, Script, ScriptCommand
 from sluice_cli.importing.verl_algorithm import corrections, critic, kl, policy
 from sluice_cli.importing.verl_async import (
@@ -129,6 +130,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     critic(draft, settings)
     if not is_fully_async(entry):
         _batches(draft, later)
+    replayed(draft)
     placement(draft, later, apart=apart)
     return draft
 

@@ -34,7 +34,7 @@ def _all(entry: Translation, parent: str, names: str) -> dict[str, Translation]:
     return dict.fromkeys((f"{parent}.{name}" for name in names.split()), entry)
 
 
-_ROUTING = _off("experts are replayed as the engine chose them: trainer.routingReplay: rollout")
+_ROUTING = _off("trainer.routingReplay says whose experts are replayed")
 _OTHER = _off("the trainer is Megatron or FSDP2: trainer.backend, trainer.parallelism")
 _ENGINES = Lost("trainer.backend is megatron or fsdp", unless=("megatron", "fsdp", "fsdp2"))
 _REDUCED = Lost("gradients are summed in fp32", unless=("fp32", "float32", None))

@@ -66,9 +66,9 @@ def _aggregation(value: Any) -> str:
 
 
 def _routing(value: Any) -> str:
-    names = {"R3": "rollout", "disabled": "none"}
+    names = {"R2": "trainer", "R3": "rollout", "disabled": "none"}
     if value not in names:
-        raise ValueError("trainer.routingReplay is none or rollout, which is R3")
+        raise ValueError("trainer.routingReplay is none, trainer (R2) or rollout (R3)")
     return names[value]
 
 

@@ -116,13 +116,19 @@ class LearningPolicy(ABC):
         kl = self.spec.algorithm.kl
         if not kl.coef > 0:  # of the manifest: an adaptive one may come back from 0
             return list(shard), None
-        current, reference = self.log_probs(shard), self.reference_log_probs(shard)
+        scored, reference = self._with_old_log_probs(shard), self.reference_log_probs(shard)
         assert reference is not None
+        current = [s.old_log_probs for s in scored if s.old_log_probs is not None]
         pairs = zip(current, reference, strict=True)
         divergences = [kl_estimate(log_probs, ref, kl.type) for log_probs, ref in pairs]
-        if self.spec.trainer.steps_per_batch > 1:
-            shard = [replace(s, old_log_probs=v) for s, v in zip(shard, current, strict=True)]
-        return list(shard), divergences
+        return scored if self.spec.trainer.steps_per_batch > 1 else list(shard), divergences
+
+    def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
+        """The sequences with all that several optimizer steps must know of the weights before them.
+        Collective.
+        """
+        old = self.log_probs(shard)
+        return [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
 
     def energies(self, shard: Seq[Sequence]) -> list[Tensor]:
         return self._learner.score(shard, self._forward_of(energies))
@@ -196,8 +202,7 @@ class LearningPolicy(ABC):
         shard = [sequence for part in parts for sequence in part]
         of_ratios = len(parts) > 1 and not self.spec.algorithm.sft
         if of_ratios and self._any_rank(any(s.old_log_probs is None for s in shard)):
-            old = self.log_probs(shard)
-            shard = [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
+            shard = self._with_old_log_probs(shard)
         in_loss = self.spec.algorithm.kl.loss_coef > 0
         if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
             reference = self.reference_log_probs(shard) or []

@@ -94,7 +94,9 @@ def prepare(
     sequences = [
         sequence
         for (group, _), sample in samples.items()
-        for sequence in TrainSequence.of(group, sample, 0.0, policy.step)
+        for sequence in TrainSequence.of(
+            group, sample, 0.0, policy.step, routed=spec.trainer.routing_replay == "rollout"
+        )
     ]
     sequences_of_rank, kl = policy.with_kl(taught(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in sequences_of_rank]

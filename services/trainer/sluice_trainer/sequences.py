@@ -16,7 +16,8 @@ from sluice.sample import Experts, Float32, Int32, Sample, UInt8
 @dataclass(frozen=True, slots=True)
 class Sequence:
     """A prompt and its response. tokens: [prompt + response] int32. Both may be empty where
-    generation failed. experts: as `Sample.routed_experts`.
+    generation failed. experts: as `Sample.routed_experts`; or where this trainer process' own
+    mixtures sent the tokens (`routingReplay: trainer`).
     """
 
     tokens: Int32
@@ -75,10 +76,16 @@ class TrainSequence(Sequence):
 
     @classmethod
     def of(
-        cls, group_id: int, sample: Sample, advantage: float | Float32, version: int | None = None
+        cls,
+        group_id: int,
+        sample: Sample,
+        advantage: float | Float32,
+        version: int | None = None,
+        *,
+        routed: bool = True,
     ) -> list[TrainSequence]:
         """The sequences of a sample from the buffer. version: of the weights that the step starts
-        from.
+        from. routed: with the experts that an engine told, where it has told any.
         """
         return [
             cls(
@@ -92,7 +99,7 @@ class TrainSequence(Sequence):
                 branch=branch,
                 seat=sequence.seat,
                 trained_elsewhere=sample.trainable_tokens - int(sequence.loss_mask.sum()),
-                experts=sequence.routed_experts,
+                experts=sequence.routed_experts if routed else None,
                 fresh=None if version is None else sequence.sampled_by(version),
             )
             for branch, sequence in enumerate(sample.sequences)

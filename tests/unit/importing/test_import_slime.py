@@ -48,6 +48,14 @@ from tests.unit.importing.import_tools import check, slime, spec_of, unwrapped
         ("--deterministic-mode", {"trainer": {"deterministic": True}}),
         ("--use-rollout-routing-replay", {"trainer": {"routingReplay": "rollout"}}),
         (
+            "--use-routing-replay --num-steps-per-rollout 2",
+            {"trainer": {"routingReplay": "trainer", "stepsPerBatch": 2}},
+        ),
+        (
+            "--use-rollout-routing-replay --use-routing-replay --num-steps-per-rollout 2",
+            {"trainer": {"routingReplay": "rollout"}},
+        ),
+        (
             "--sglang-enable-fp32-lm-head",
             {"model": {"path": "/m", "fp32LmHead": True}, "rollout": {"engineArgs": None}},
         ),
@@ -112,6 +120,12 @@ def test_what_slimes_optimizer_cannot_be_here_is_said(
     result = slime(tmp_path, arguments)
     assert said in unwrapped(result)
     assert "cpuOffload" not in spec_of(result)["trainer"]
+
+
+def test_a_pass_that_is_not_made_is_not_replayed(tmp_path: Path) -> None:
+    result = slime(tmp_path, "--use-routing-replay --num-steps-per-rollout 1")
+    assert "routingReplay" not in spec_of(result)["trainer"]
+    assert "--use-routing-replay: one optimizer step a batch takes old" in unwrapped(result)
 
 
 def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:

@@ -209,8 +209,19 @@ def test_verls_teacher(tmp_path: Path) -> None:
         ),
         (
             "actor_rollout_ref.actor.strategy=megatron "
-            "actor_rollout_ref.actor.megatron.router_replay.mode=R2",
-            {"trainer": {"routingReplay": None}},
+            "actor_rollout_ref.actor.megatron.router_replay.mode=R2 "
+            "data.train_batch_size=512",
+            {"trainer": {"routingReplay": "trainer", "stepsPerBatch": 2}},
+        ),
+        (
+            "actor_rollout_ref.actor.strategy=megatron "
+            "actor_rollout_ref.actor.megatron.router_replay.mode=R2 "
+            "data.train_batch_size=256",
+            {"trainer": {"routingReplay": None, "stepsPerBatch": 1}},
+        ),
+        (
+            "actor_rollout_ref.actor.strategy=fsdp actor_rollout_ref.actor.router_replay.mode=R3",
+            {"trainer": {"routingReplay": None, "backend": "fsdp"}},
         ),
         (
             "+actor_rollout_ref.rollout.engine_kwargs.sglang.enable_fp32_lm_head=True",

@@ -12,7 +12,7 @@ from sluice_cli.importing.draft import Lost, Same, To
 SLIME = """
 --rollout-data-transport --flush-cache-interval --use-score-centering
 --freeze-params-name-list --ci-test
---rollout-health-check-interval --wandb-mode --mtp-num-layers --use-routing-replay
+--rollout-health-check-interval --wandb-mode --mtp-num-layers
 --sglang-router-ip
 --eval-function-path --rollout-function-path --data-source-path --custom-config-path --dump-details
 """

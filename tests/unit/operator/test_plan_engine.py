@@ -104,9 +104,11 @@ def test_a_deterministic_engine_has_the_attention_that_the_trainer_computes(gpus
     assert Launch().env(job.spec).get("SLUICE_DETERMINISTIC") == ("1" if gpus else None)
 
 
-@pytest.mark.parametrize(("replay", "told"), [("none", False), ("rollout", True)])
+@pytest.mark.parametrize(
+    ("replay", "told"), [("none", False), ("trainer", False), ("rollout", True)]
+)
 def test_an_engine_tells_experts_where_the_trainer_replays_them(replay: str, told: bool) -> None:
-    args = engine_args(make_job(trainer={"routingReplay": replay}))
+    args = engine_args(make_job(trainer={"routingReplay": replay, "stepsPerBatch": 2}))
     assert ("--enable-return-routed-experts" in args) == told
 
 

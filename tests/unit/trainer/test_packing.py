@@ -180,6 +180,15 @@ def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
     assert second.fresh.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("routed", [True, False], ids=["replayed", "not asked for"])
+def test_experts_of_an_engine_come_along_where_they_are_replayed(routed: bool) -> None:
+    sample = Sample(0, tokens=ints(1))
+    sample.append([2, 3], [0.0] * 2, [WeightSpan(6, 0, 2)])
+    sample.routed_experts = np.array([[0], [1]], np.uint8)
+    (one,) = TrainSequence.of(0, sample, 1.0, routed=routed)
+    assert (one.experts is not None) == routed
+
+
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
 def test_the_dense_layout_finds_every_token_again(lengths: list[int]) -> None:
     layout = dense_layout(tuple(lengths), CPU)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -28,10 +29,13 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import read_shape
 from sluice_trainer.megatron.model import replay
 from sluice_trainer.megatron.model.building import build, load_initial
+from sluice_trainer.megatron.model.config import check_mixture
 from sluice_trainer.megatron.offload import offload
 from sluice_trainer.megatron.step.forward import forward, forward_values
 from sluice_trainer.megatron.step.learner import MegatronLearner, model_config
+from sluice_trainer.megatron.step.recording import Recorder
 from sluice_trainer.policy import LearningPolicy
+from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.staging import Staging
 from sluice_trainer.step.logits import TokenNumbers
 from sluice_trainer.step.packing import Forward
@@ -70,8 +74,9 @@ class Policy(LearningPolicy):
         )
         config = model_config(spec, self.shape)
         chunks = build(config, self.shape)
-        if spec.trainer.routing_replay == "rollout":
-            replay.install(chunks)
+        if spec.trainer.routing_replay != "none":
+            check_mixture(self.shape)
+            replay.install(chunks, spec.trainer.routing_replay)
         load_initial(
             chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed
         )
@@ -102,6 +107,17 @@ class Policy(LearningPolicy):
             numbers=numbers,
             teaching=self._teaching,
         )
+
+    def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
+        """With `routingReplay: trainer` also with the experts that this pass has chosen."""
+        if self.spec.trainer.routing_replay != "trainer" or self.shape.experts is None:
+            return super()._with_old_log_probs(shard)
+        recorder = Recorder(self._forward, self.shape.experts.count)
+        old = self._learner.score(shard, recorder)
+        return [
+            replace(s, old_log_probs=log_probs, experts=experts)
+            for s, log_probs, experts in zip(shard, old, recorder.experts(len(shard)), strict=True)
+        ]
 
     def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
         return mapping.hf_tensors(

@@ -46,7 +46,7 @@ class MicroBatch:
     whole row.
     taught: a teacher's hidden states at `predicting`, in host memory; None: no divergence over the
     whole vocabulary.
-    experts: [t, layers x experts of a token] int16, where an engine sent the tokens; -1: not known.
+    experts: [t, layers x experts of a token] int16, where the tokens are to go; -1: not known.
     """
 
     tokens: Tensor

@@ -49,6 +49,14 @@ def check_exact(shape: ModelShape) -> None:
         )
 
 
+def check_mixture(shape: ModelShape) -> None:
+    """Raise UnsupportedModelError where `trainer.routingReplay` has nothing to replay."""
+    if shape.experts is None:
+        raise UnsupportedModelError(
+            f"trainer.routingReplay: {shape.model_type} has no experts: leave routingReplay out"
+        )
+
+
 def _stage_problems(layers: int, parallelism: Parallelism) -> list[str]:
     """Why stages of unequal sizes cannot have these layers; nothing where all are equal."""
     ends = {

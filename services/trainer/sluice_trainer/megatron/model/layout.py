@@ -80,7 +80,8 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     positions: [share] int64, of this rank's tokens, each within its sequence; lengths: of the
     sequences in the whole row. spans: this rank's queries. restore: [row] int64, where each token
     of the row lies among all ranks' shares; None: this rank has the whole row. experts: as
-    `MicroBatch.experts`, of this rank's tokens. qkv_format stays "sbhd": Megatron treats the row as
+    `MicroBatch.experts`, of this rank's tokens. record: takes the experts that the mixtures choose
+    for them, layer by layer; None: nobody asks. qkv_format stays "sbhd": Megatron treats the row as
     one ordinary sequence.
     """
 
@@ -89,6 +90,7 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     spans: tuple[Span, ...] = ()
     restore: Tensor | None = None
     experts: Tensor | None = None
+    record: list[Tensor] | None = None
     _dense: DenseLayout | None = None
     _places: Places | None = None
     _turns: tuple[Tensor, Tensor] | None = None

@@ -1,18 +1,21 @@
-"""Tokens of a mixture go where the engine sent them, not where the trainer's router would.
+"""Tokens of a mixture go where they were sent before, not where the router would send them now.
 
-Rounding alone sends some tokens to other experts in trainer and engine, and then their log-probs
-have little in common (rollout routing replay, R3: Ma et al. 2025, arXiv 2510.11370). Weights of the
-chosen experts are still the trainer's router's, and it learns by them.
+By the engine that sampled them (rollout routing replay, R3: Ma et al. 2025, arXiv 2510.11370):
+rounding alone sends some tokens to other experts in trainer and engine, and then their log-probs
+have little in common. Or by the trainer's own pass before the first optimizer step of a batch
+(routing replay, R2: Zheng et al. 2025, arXiv 2507.18071), so that a policy ratio compares weights
+and not experts. Weights of the chosen experts are still the present router's, and it learns by
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
 TopK = Callable[..., tuple[Tensor, Tensor]]
@@ -25,10 +28,12 @@ class Replay:
     own `RouterReplay`.
 
     chosen: [tokens, experts of a token] int64. The router itself says where a token goes that has
-    no such numbers, or not as many different ones; None: where all go.
+    no such numbers, or not as many different ones; None: where all go. record: takes where they
+    went, the same shape; None: nobody asks.
     """
 
     chosen: Tensor | None = None
+    record: list[Tensor] | None = None
 
     def get_replay_topk(
         self,
@@ -38,11 +43,15 @@ class Replay:
         group_topk: int | None,
         default_compute_topk: TopK,
     ) -> tuple[Tensor, Tensor]:
-        own_scores, own = default_compute_topk(scores, topk, num_groups, group_topk)
-        if self.chosen is None:
-            return own_scores, own
-        experts = torch.where(_sound(self.chosen, scores.shape[1])[:, None], self.chosen, own)
-        return scores.gather(1, experts), experts
+        best, experts = default_compute_topk(scores, topk, num_groups, group_topk)
+        if self.chosen is not None:
+            experts = torch.where(
+                _sound(self.chosen, scores.shape[1])[:, None], self.chosen, experts
+            )
+            best = scores.gather(1, experts)
+        if self.record is not None:
+            self.record.append(experts)
+        return best, experts
 
 
 def _sound(chosen: Tensor, experts: int) -> Tensor:
@@ -56,42 +65,71 @@ def _sound(chosen: Tensor, experts: int) -> Tensor:
     return sound
 
 
-def install(chunks: list[Any]) -> None:
+def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
     """Have the mixtures of a policy look for experts in the packing of the row that they are given.
 
     There, and not in a state of the model: a layer that is computed again in the backward pass is
-    given its own row again, whatever rows have come since.
+    given its own row again, whatever rows have come since. by: who chose them. An engine tells
+    those of all layers; a trainer process knows its own mixtures, in their order.
     """
-    for chunk in chunks:
-        for layer in chunk.decoder.layers:
-            if router := getattr(layer.mlp, "router", None):
-                router.router_replay = Replay()
-                layers, experts = router.config.num_layers, router.topk
-                look = partial(_look, replay=router.router_replay, shape=(layers, experts))
-                layer.register_forward_pre_hook(look, with_kwargs=True)
+    layers = [layer for chunk in chunks for layer in chunk.decoder.layers]
+    mixtures = [layer for layer in layers if getattr(layer.mlp, "router", None)]
+    for number, layer in enumerate(mixtures):
+        router = layer.mlp.router
+        router.router_replay = Replay()
+        place = (number, len(mixtures))
+        if by == "rollout":
+            place = (layer.layer_number - 1, router.config.num_layers)
+        look = partial(_look, replay=router.router_replay, place=place, each=router.topk)
+        layer.register_forward_pre_hook(look, with_kwargs=True)
+        if layer.mlp.moe_layer_recompute:
+            layer.mlp.moe_layer_recompute = False
+            layer.mlp.forward = partial(_twice, layer.mlp.forward, router.router_replay)
+
+
+def _twice(forward: Any, replay: Replay, hidden: Tensor, **options: Any) -> Any:
+    """A mixture that alone is computed again (`recomputeModules: [moe]`).
+
+    Its layer does not look then; on a pipeline stage it has looked for other rows since.
+    """
+    chosen = replay.chosen
+
+    def run(hidden: Tensor) -> Any:
+        replay.chosen = chosen
+        return forward(hidden, **options)
+
+    return tensor_parallel.checkpoint(run, False, hidden)
 
 
 def _look(
-    layer: Any, _: Any, options: dict[str, Any], *, replay: Replay, shape: tuple[int, int]
+    layer: Any,
+    _: Any,
+    options: dict[str, Any],
+    *,
+    replay: Replay,
+    place: tuple[int, int],
+    each: int,
 ) -> None:
-    experts = options["packed_seq_params"].experts
-    replay.chosen = None if experts is None else _of_layer(experts, layer.layer_number - 1, shape)
+    row = options["packed_seq_params"]
+    replay.chosen = None if row.experts is None else _of_layer(row.experts, place, each)
+    replay.record = row.record
 
 
-def _of_layer(experts: Tensor, layer: int, shape: tuple[int, int]) -> Tensor:
+def _of_layer(experts: Tensor, place: tuple[int, int], each: int) -> Tensor:
     """This tensor-parallel rank's tokens of one layer.
 
-    experts: [tokens, layers x experts of a token]; shape: (layers, experts of a token). Raises
-    ValueError where the engine's model has another.
+    experts: [tokens, layers x experts of a token]; place: (number of the layer, of how many); each:
+    experts of a token. Raises ValueError where the engine's model has another shape.
     """
-    if experts.shape[1] != shape[0] * shape[1]:
+    number, layers = place
+    if experts.shape[1] != layers * each:
         raise ValueError(
-            f"an engine told {experts.shape[1]} experts of a token; expected {shape[0]} layers x "
-            f"{shape[1]}: does it serve the model that is trained?"
+            f"an engine told {experts.shape[1]} experts of a token; expected {layers} layers x "
+            f"{each}: does it serve the model that is trained?"
         )
     ranks, rank = (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_tensor_model_parallel_rank(),
     )
-    held: Tensor = experts.view(-1, *shape).chunk(ranks)[rank]
-    return held[:, layer].long()
+    held: Tensor = experts.view(-1, layers, each).chunk(ranks)[rank]
+    return held[:, number].long()
