@@ -85,6 +85,7 @@ def test_an_agent_plays_as_it_is(example: Path, tmp_path: Path) -> None:
         assert record["train/train_rollout_logprob_abs_diff_max"] < 1e-4
 
 
+@pytest.mark.long
 def test_an_agent_is_a_program_for_each_episode(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

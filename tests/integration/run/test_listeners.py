@@ -50,7 +50,7 @@ def clusters_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param((), id="one rank"),
+        pytest.param((), id="one rank", marks=pytest.mark.long),
         pytest.param(("trainer.processesPerNode=2",), id="two ranks"),
     ],
 )

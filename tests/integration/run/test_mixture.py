@@ -63,6 +63,7 @@ def test_experts_of_two_trainer_ranks_reach_the_engine_in_stacks(
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
 
 
+@pytest.mark.long
 def test_experts_that_the_engine_chose_reach_the_trainer(
     laptop: Callable[..., Laptop], example: Path, tmp_path: Path
 ) -> None:
