@@ -14,7 +14,7 @@ from verl.utils.import_utils import load_extern_object
 from sluice.rewards import RewardInput
 
 
-class Rewards(RewardManagerBase):  # type: ignore[misc]
+class Rewards(RewardManagerBase):
     """verl's reward manager, with a reward of sluice. Its file and name are those of verl's
     `custom_reward_function`.
     """

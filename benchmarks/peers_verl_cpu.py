@@ -30,29 +30,43 @@ def _each_device_once(init: Callable[..., None]) -> Callable[..., None]:
 torch.distributed.init_process_group = _each_device_once(torch.distributed.init_process_group)
 
 
-class NoMemory(ModuleType):
-    """torch.cpu, of which verl asks how much of a device's memory is in use."""
+class Device(ModuleType):
+    """torch.cpu, with what verl asks of torch.cuda beside it: a memory without figures, and the
+    random numbers' state.
+    """
+
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
     def is_available(self) -> bool:
-        return False  # a device whose caches could be emptied
+        return False  # one whose caches could be emptied
+
+    def get_device_name(self, *_: Any) -> str:
+        return "cpu"
+
+    def mem_get_info(self, *_: Any) -> tuple[int, int]:
+        return 0, 0
 
     def memory_allocated(self, *_: Any) -> int:
         return 0
+
+    def empty_cache(self) -> None:
+        pass
 
     memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
 
 
 @PlatformRegistry.register(platform="cpu")
-class PlatformCPU(PlatformBase):  # type: ignore[misc]
+class PlatformCPU(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
 
     @property
     def device_module(self) -> ModuleType:
-        return NoMemory("cpu")
+        return Device("cpu")
 
     def is_available(self) -> bool:
         return True
