@@ -12,10 +12,14 @@ from typing import Any
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch.multiprocessing import reductions
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 # Weights go to the engine as handles; those of other strategies need a parent in common.
 torch.multiprocessing.set_sharing_strategy("file_system")
+# SGLang would put the device of a tensor into its handle, once for each process: that of a CPU's
+# tensor has no place for one.
+vars(reductions)["_reduce_tensor_original"] = reductions.reduce_tensor
 
 
 def _each_device_once(init: Callable[..., None]) -> Callable[..., None]:
