@@ -58,7 +58,7 @@ from sluice_cli.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 PEERS = {"trl": TRL, "verl": VERL}
-"""What --peers and the Makefile call them, and the tables."""
+"""Their names in --peers and the Makefile, and in the tables."""
 SECONDS = 7200.0
 """The longest that one run may take."""
 
@@ -275,7 +275,7 @@ def report_of(peer: str, case: Case, steps: list[Step]) -> str:
 
 
 def settings_of(peer: str, case: Case, steps: int) -> list[Setting]:
-    """What a peer was told, but for what a single run's rows and model decide."""
+    """Settings of a peer, but for those that a single run's rows decide."""
     spec = load_job(case.manifest, [*case.overrides, f"trainer.steps={steps}"]).spec
     if peer == TRL:
         return trl_settings(spec, micro_batches=case.micro_batches)

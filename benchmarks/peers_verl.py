@@ -1,5 +1,5 @@
-"""What verl loads of ours in its own environment: the reward of a sample, as sluice's functions
-take it. A function that verl itself would call is not told whether a response was cut off.
+"""The rewards of a run of verl, in its own environment, as sluice's functions give them: one that
+verl itself calls is not told whether a response was cut off.
 """
 
 from __future__ import annotations
