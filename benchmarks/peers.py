@@ -1,20 +1,20 @@
-"""The same model on the same rows with the same settings, in sluice and in TRL's GRPOTrainer: what
-they learn in as many steps, and seconds a step.
+"""The same model on the same rows with the same settings, in sluice, in TRL's GRPOTrainer and in
+verl: what they learn in as many steps, and seconds a step.
 
     make trl        # TRL 1.16.0 in an environment of its own, .venv-trl
-    python benchmarks/peers.py [--case quickstart] [--seeds 3] [--steps 60] [--out DIR]
-        [--at-once] [--set FIELD=VALUE ...]
+    make verl       # verl 0.9.1 likewise, .venv-verl
+    python benchmarks/peers.py [--case quickstart] [--peers trl,verl] [--seeds 3] [--steps 60]
+        [--out DIR] [--at-once] [--set FIELD=VALUE ...]
 
-Runs of the two alternate: sluice and TRL with the first seed, then with the next; or all seeds of
+Runs alternate: sluice and its peers with the first seed, then with the next; or all seeds of
 the one at once, then those of the other: that saves time where curves are asked for and not
-seconds. A seed gives the
-order of the prompts, which is sluice's in both, and the initial weights where the case has none:
-they are drawn once and loaded by both. TRL's settings are all from the job's spec
-(benchmarks/peers_settings.py): group size, batch, temperature, longest response, clip, KL
-(`beta`), entropy bonus, aggregation (`loss_type`), division by the group's deviation
-(`scale_rewards`), AdamW's betas, epsilon and weight decay (none for norms and biases in both),
-gradient clip, precision, and the learning rate of every single step. Not settable: TRL adds 1e-4 to
-the group's deviation, sluice 1e-6; TRL generates with transformers (no vLLM), sluice with SGLang.
+seconds. A seed gives the order of the prompts, which is sluice's in all, and the initial weights
+where the case has none: they are drawn once and loaded by all. The peers' settings are all from the
+job's spec (benchmarks/peers_settings.py, peers_settings_verl.py): group size, batch, temperature,
+longest response, clip, KL, entropy bonus, aggregation, division by the group's deviation, AdamW's
+betas, epsilon and weight decay (none for norms and biases), gradient clip, precision, and the
+learning rate of every single step. Not settable: TRL adds 1e-4 to the group's deviation, sluice and
+verl 1e-6; TRL generates with transformers (no vLLM), sluice and verl with SGLang.
 
 Curves agree where the two means over seeds differ by no more than Student's t-test allows (95 %).
 The steps go to DIR/CASE.jsonl; runs that are in there are not done again, so that an interrupted
@@ -28,11 +28,10 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -44,8 +43,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import peers_table
 from benchmarks.end_to_end import make_data
-from benchmarks.peers_settings import trl_settings
-from benchmarks.peers_table import MOST_SEEDS, SLUICE, SYSTEMS, Step, by_run
+from benchmarks.peers_settings import Setting, trl_settings
+from benchmarks.peers_settings_verl import OF_A_RUN, verl_settings
+from benchmarks.peers_table import MOST_SEEDS, SLUICE, TRL, VERL, Step, by_run
+from benchmarks.peers_trl_run import trl_run
+from benchmarks.peers_verl_run import verl_run
 from benchmarks.processes import sluice_run
 from sluice.api import RLJob, load_job
 from sluice.api.data import MADE_ROWS
@@ -53,17 +55,17 @@ from sluice.data.make import make
 from sluice.telemetry import run_directory
 from sluice_buffer.sources.prompts import prompts_of
 from sluice_cli.resolve import resolve
-from sluice_trainer.step.rates import learning_rate
 
 ROOT = Path(__file__).parents[1]
-TRL_PYTHON = ROOT / ".venv-trl/bin/python"
+PEERS = {"trl": TRL, "verl": VERL}
+"""Their names in --peers and the Makefile, and in the tables."""
 SECONDS = 7200.0
 """The longest that one run may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An example that both train. overrides: what both are told beside the manifest; micro_batches:
+    """An example that all train. overrides: what all are told beside the manifest; micro_batches:
     parts of a step that fit TRL's memory; endless: no response ends before it is as long as it may
     be, so that both generate the same number of tokens.
     """
@@ -94,21 +96,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", choices=CASES, default="quickstart")
+    parser.add_argument("--peers", default="trl", help="some of trl,verl")
     parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=3)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/results/peers")
     parser.add_argument("--at-once", action="store_true", help="all seeds of a system")
-    parser.add_argument("--set", action="append", default=[], help="of the job, for both")
+    parser.add_argument("--set", action="append", default=[], help="of the job, for all")
     options = parser.parse_args()
-    if not TRL_PYTHON.exists():
-        sys.exit(f"{TRL_PYTHON}: not there; expected TRL's environment: run `make trl`")
+    if unknown := set(options.peers.split(",")) - PEERS.keys():
+        parser.error(f"--peers: {', '.join(sorted(unknown))}; expected some of {', '.join(PEERS)}")
+    for name in options.peers.split(","):
+        if not python_of(name).exists():
+            sys.exit(f"{python_of(name)}: not there; expected its environment: run `make {name}`")
+    systems = (SLUICE, *(PEERS[name] for name in options.peers.split(",")))
     case, lines = CASES[options.case], options.out / f"{options.case}.jsonl"
     case = replace(case, overrides=(*case.overrides, *options.set))
     options.out.mkdir(parents=True, exist_ok=True)
     missing = [
         (system, seed)
         for seed in range(options.seeds)
-        for system in SYSTEMS
+        for system in systems
         if (system, seed) not in by_run(read(lines))
     ]
 
@@ -118,22 +125,31 @@ def main() -> None:
         write(lines, steps)
         print(f"{system}, seed {seed}: {len(steps)} steps", file=sys.stderr, flush=True)
 
-    by_system = [[one for one in missing if one[0] == system] for system in SYSTEMS]
+    by_system = [[one for one in missing if one[0] == system] for system in systems]
     for together in by_system if options.at_once else [[one] for one in missing]:
         with ThreadPoolExecutor(MOST_SEEDS) as pool:
             list(pool.map(lambda one: add(*one), together))
-    print(report(options.case, case, read(lines)))
+    print(report(options.case, case, read(lines), systems[1:]))
+
+
+def python_of(peer: str) -> Path:
+    return ROOT / f".venv-{peer}/bin/python"
 
 
 def run(system: str, case: Case, seed: int, steps: int, directory: Path) -> list[Step]:
     """One run of one of the systems. directory: an empty one."""
     job, overrides = prepared(case, seed, steps, directory)
     if system == SLUICE:
+        records: Iterable[dict[str, Any]]
         code, output = sluice_run(case.manifest, directory / "run", overrides, SECONDS)
         records = sluice_steps(directory / "run")
     else:
-        code, output = trl_run(job, case.micro_batches, directory)
-        records = run_directory.records(directory / "steps.jsonl")
+        write_rows(job, (job.spec.trainer.steps or 0) * job.spec.rollout.batch_size, directory)
+        if system == VERL:
+            code, output, records = verl_run(job, directory, python_of("verl"), SECONDS)
+        else:
+            code, output = trl_run(job, case.micro_batches, directory, python_of("trl"), SECONDS)
+            records = run_directory.records(directory / "steps.jsonl")
     whole = [Step(system=system, seed=seed, **record) for record in records]
     if code or len(whole) != steps:
         sys.exit(f"{output[-3000:]}\n{system}: {len(whole)} steps, exit code {code}")
@@ -196,32 +212,6 @@ def sluice_steps(directory: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def trl_run(job: RLJob, micro_batches: int, directory: Path) -> tuple[int, str]:
-    """Exit code and output of TRL's half."""
-    spec = job.spec
-    steps, reward = spec.trainer.steps or 0, spec.reward
-    settings = trl_settings(spec, micro_batches=micro_batches)
-    write_rows(job, steps * spec.rollout.batch_size, directory)
-    task = {
-        "model": spec.model.path,
-        "rows": str(directory / "rows.jsonl"),
-        "reward": reward and reward.function,
-        "settings": {one.name: one.value for one in settings},
-        "rates": [learning_rate(step, spec.trainer.optimizer, steps) for step in range(steps)],
-        "out": str(directory / "steps.jsonl"),
-    }
-    (directory / "task.json").write_text(json.dumps(task))
-    process = subprocess.run(
-        [TRL_PYTHON, ROOT / "benchmarks/peers_trl.py", directory / "task.json"],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
-    return process.returncode, process.stdout
-
-
 def write_rows(job: RLJob, count: int, directory: Path) -> None:
     """rows.jsonl: the first rows of sluice's order of prompts."""
     (directory / MADE_ROWS).mkdir()
@@ -249,37 +239,48 @@ def write(lines: Path, steps: list[Step]) -> None:
         file.write("".join(json.dumps(asdict(step)) + "\n" for step in steps))
 
 
-def report(name: str, case: Case, steps: list[Step]) -> str:
-    runs = by_run(steps)
-    seeds = peers_table.seeds_of(runs)
-    length = min(map(len, runs.values()))
-    spec = load_job(case.manifest, [*case.overrides, f"trainer.steps={length}"]).spec
-    settings = trl_settings(spec, micro_batches=case.micro_batches)
+def report(name: str, case: Case, steps: list[Step], peers: Sequence[str]) -> str:
     device = (
         torch.cuda.get_device_name()
         if torch.cuda.is_available()
         else f"{os.cpu_count()} cores of {platform.machine()}"
     )
     head = (
-        f"{name}, seeds {', '.join(map(str, seeds))}; {device}, {time.strftime('%Y-%m-%d')}, "
+        f"{name}; {device}, {time.strftime('%Y-%m-%d')}, "
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}, torch "
         f"{version('torch')}, SGLang {version('sglang')}. Means ± standard deviations over seeds."
     )
+    return "\n\n".join([head, *(report_of(peer, case, steps) for peer in peers)])
+
+
+def report_of(peer: str, case: Case, steps: list[Step]) -> str:
+    runs = peers_table.with_peer(by_run(steps), peer)
+    seeds = peers_table.seeds_of(runs, peer)
     curves = []
     if len(seeds) > 1:  # one has no spread
-        entropies = peers_table.first_entropies(runs)
-        curves = [peers_table.rewards(runs), f"Entropy of the first step: {entropies}."]
+        entropies = peers_table.first_entropies(runs, peer)
+        curves = [peers_table.rewards(runs, peer), f"Entropy of the first step: {entropies}."]
+    settings = settings_of(peer, case, min(map(len, runs.values())))
     return "\n\n".join(
         (
-            head,
+            f"sluice and {peer}, seeds {', '.join(map(str, seeds))}.",
             *curves,
-            peers_table.seconds(runs),
+            peers_table.seconds(runs, peer),
             peers_table.table(
-                ("sluice", "TRL", "value"),
+                ("sluice", peer, "value"),
                 ((one.field, f"`{one.name}`", one.value) for one in settings if one.name != "seed"),
             ),
         )
     )
+
+
+def settings_of(peer: str, case: Case, steps: int) -> list[Setting]:
+    """Settings of a peer, but for those that a single run's rows decide."""
+    spec = load_job(case.manifest, [*case.overrides, f"trainer.steps={steps}"]).spec
+    if peer == TRL:
+        return trl_settings(spec, micro_batches=case.micro_batches)
+    settings = verl_settings(spec, prompt_tokens=0, rates=[], chat=True)
+    return [one for one in settings if one.name not in OF_A_RUN]
 
 
 if __name__ == "__main__":

@@ -13,16 +13,16 @@ from sluice.api.off_policy import OffPolicy
 
 LOSS_TYPES = {"sequence_mean": "grpo", "token_mean": "dapo", "token_sum_norm": "dr_grpo"}
 """algorithm.aggregation -> GRPOConfig.loss_type."""
-OWN = "TRL's alone"
+OWN = "the peer's alone"
 
 
 class NoEqualSettingError(ValueError):
-    """A job that TRL cannot be made to train in the same way. The text names the field."""
+    """A job that a peer cannot be made to train in the same way. The text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An argument of GRPOConfig, and the field of the spec that it is from."""
+    """A setting of a peer, and the field of the spec that it is from."""
 
     name: str
     value: Any

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-SLUICE, TRL = "sluice", "TRL"
-SYSTEMS = (SLUICE, TRL)
+SLUICE, TRL, VERL = "sluice", "TRL", "verl"
 WINDOW = 10
 WARM_UP = 3
 T95 = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228}
@@ -19,7 +18,7 @@ MOST_SEEDS = max(T95) // 2 + 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a run, as both systems tell it. time: of its end, seconds; tokens: of a response,
+    """One step of a run, as all systems tell it. time: of its end, seconds; tokens: of a response,
     mean.
     """
 
@@ -70,30 +69,36 @@ def by_run(steps: Iterable[Step]) -> Runs:
     return runs
 
 
-def seeds_of(runs: Runs) -> list[int]:
-    """Seeds that both systems have run."""
-    return sorted({seed for _, seed in runs if all((name, seed) in runs for name in SYSTEMS)})
+def seeds_of(runs: Runs, peer: str) -> list[int]:
+    """Seeds that sluice and a peer have both run."""
+    both = (SLUICE, peer)
+    return sorted({seed for _, seed in runs if all((name, seed) in runs for name in both)})
 
 
-def compared(runs: Runs, part: slice, field: str = "reward") -> Comparison:
+def with_peer(runs: Runs, peer: str) -> Runs:
+    """The runs of sluice and of one peer."""
+    return {run: steps for run, steps in runs.items() if run[0] in (SLUICE, peer)}
+
+
+def compared(runs: Runs, peer: str, part: slice, field: str = "reward") -> Comparison:
     """The mean of a field over a part of the steps."""
     ours, theirs = (
         [
             statistics.fmean(getattr(step, field) for step in runs[name, seed][part])
-            for seed in seeds_of(runs)
+            for seed in seeds_of(runs, peer)
         ]
-        for name in SYSTEMS
+        for name in (SLUICE, peer)
     )
     return Comparison(ours, theirs)
 
 
-def rewards(runs: Runs) -> str:
+def rewards(runs: Runs, peer: str) -> str:
     """Reward after equal numbers of steps, with what it may differ by."""
     steps = min(map(len, runs.values()))
     parts = [slice(at, min(at + WINDOW, steps)) for at in range(0, steps, WINDOW)]
     rows = []
     for part in [*parts, slice(0, steps)]:
-        reward, length = compared(runs, part), compared(runs, part, "tokens")
+        reward, length = compared(runs, peer, part), compared(runs, peer, part, "tokens")
         cells = [
             f"{part.start + 1}-{part.stop}",
             *(spread(values) for values in (reward.ours, reward.theirs)),
@@ -103,24 +108,24 @@ def rewards(runs: Runs) -> str:
             *(f"{statistics.fmean(values):.2f}" for values in (length.ours, length.theirs)),
         ]
         rows.append(cells)
-    head = ["steps", "reward, sluice", "reward, TRL", "differ by", "within", "agree"]
-    return table([*head, "tokens, sluice", "tokens, TRL"], rows)
+    head = ["steps", "reward, sluice", f"reward, {peer}", "differ by", "within", "agree"]
+    return table([*head, "tokens, sluice", f"tokens, {peer}"], rows)
 
 
-def first_entropies(runs: Runs) -> str:
+def first_entropies(runs: Runs, peer: str) -> str:
     """Entropy of the first step, at the initial weights: a check that they are the same."""
-    first = compared(runs, slice(0, 1), "entropy")
+    first = compared(runs, peer, slice(0, 1), "entropy")
     ours, theirs = statistics.fmean(first.ours), statistics.fmean(first.theirs)
-    return f"{ours:.4f} in sluice, {theirs:.4f} in TRL"
+    return f"{ours:.4f} in sluice, {theirs:.4f} in {peer}"
 
 
-def seconds(runs: Runs) -> str:
+def seconds(runs: Runs, peer: str) -> str:
     """Medians of the seconds from one step's end to the next one's."""
     rows = []
-    for seed in seeds_of(runs):
-        ours, theirs = (median_seconds(runs[name, seed]) for name in SYSTEMS)
+    for seed in seeds_of(runs, peer):
+        ours, theirs = (median_seconds(runs[name, seed]) for name in (SLUICE, peer))
         rows.append([str(seed), f"{ours:.2f}", f"{theirs:.2f}", f"{ours / theirs:.2f}"])
-    return table(["seed", "s a step, sluice", "s a step, TRL", "sluice / TRL"], rows)
+    return table(["seed", "s a step, sluice", f"s a step, {peer}", f"sluice / {peer}"], rows)
 
 
 def median_seconds(steps: Sequence[Step]) -> float:

@@ -147,9 +147,9 @@ def test_a_seed_that_only_one_has_run_does_not_count() -> None:
         return [Step(system, seed, n, 2.0 * n, reward, 1.0, 3.0) for n in (2, 1)]
 
     runs = by_run([*steps("sluice", 0, 0.1), *steps("TRL", 0, 0.2), *steps("sluice", 1, 0.3)])
-    assert seeds_of(runs) == [0]
+    assert seeds_of(runs, "TRL") == [0]
     assert [step.step for step in runs["TRL", 0]] == [1, 2]
-    comparison = compared(runs, slice(0, 2))
+    comparison = compared(runs, "TRL", slice(0, 2))
     assert (list(comparison.ours), list(comparison.theirs)) == ([0.1], [0.2])
 
 
