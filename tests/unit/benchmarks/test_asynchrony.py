@@ -1,4 +1,4 @@
-"""What a run of the comparison of synchronous and asynchronous training comes to."""
+"""Figures of a run in the comparison of synchronous and asynchronous training."""
 
 from __future__ import annotations
 
