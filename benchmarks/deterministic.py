@@ -235,13 +235,13 @@ def _run_row(name: str, records: Sequence[Mapping[str, Any]]) -> str:
     mean = middle("train/train_rollout_logprob_abs_diff")
     return (
         f"| {name} | {len(records)} | {most:.6g} | {mean:.3g} | "
-        f"{middle('perf/tokens_per_sec'):,.0f} | {middle('perf/step_time'):.2f} | "
+        f"{middle('perf/tokens_per_second'):,.0f} | {middle('perf/step_time'):.2f} | "
         f"{middle('perf/actor_train_time'):.2f} |"
     )
 
 
 def resumed(parent: Path, options: argparse.Namespace) -> list[str]:
-    """Given answers, which need no engine, trained on twice: once with the trainer killed."""
+    """Given answers, which need no engine, trained on thrice, at last with a killed trainer."""
     example = parent / "sft"
     shutil.copytree(ROOT / "examples/sft", example, ignore=shutil.ignore_patterns("model"))
     subprocess.run([sys.executable, "make_data.py", "."], cwd=example, check=True, timeout=120)

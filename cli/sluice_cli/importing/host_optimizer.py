@@ -47,7 +47,7 @@ OTHERS: dict[str, Translation] = {
     "exp_avg_dtype": To("trainer.optimizer.expAvgDtype", stored),
     "exp_avg_sq_dtype": To("trainer.optimizer.expAvgSqDtype", stored),
 }
-"""What belongs to it, by Megatron's names."""
+"""Further settings of the optimizer, by Megatron's names."""
 
 
 def host_optimizer(

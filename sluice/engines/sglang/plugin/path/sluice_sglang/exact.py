@@ -175,7 +175,7 @@ def _attend(
     pool = backend.token_to_kv_pool
     if new is not None:
         k, v = (x.view(-1, layer.tp_k_head_num, layer.qk_head_dim) for x in new)
-        pool.set_kv_buffer(layer, _write(backend, batch), k, v)
+        pool.set_kv_buffer(layer, _write(batch), k, v)
     keys, values = pool.get_kv_buffer(layer.layer_id)
     queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     out = invariant.attend(
@@ -193,7 +193,7 @@ def _attend(
     return out.view(len(queries), -1)
 
 
-def _write(backend: Any, batch: Any) -> Any:
+def _write(batch: Any) -> Any:
     """Where new tokens go, in this release's words."""
     try:
         from sglang.srt.layers.attention.triton_backend import KVWriteLoc
