@@ -93,7 +93,8 @@ def attend(
     q, k, v = (x if x.stride()[1:] == (width, 1) else x.contiguous() for x in (q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = heads // shared
-    grid = (len(starts), shared, triton.cdiv(longest * group, _QUERIES))
+    # CUDA's other two dimensions end at 65,535, which a sequence of 1M tokens exceeds.
+    grid = (triton.cdiv(longest * group, _QUERIES), shared, len(starts))
     kernels.attention[grid](
         q,
         k,

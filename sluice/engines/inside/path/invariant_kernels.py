@@ -82,7 +82,7 @@ def attention(
     """Keys are looked at in blocks from the sequence's first on, whoever asks: a block that a query
     does not see changes none of its sums.
     """
-    sequence, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    part, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
     keys = tl.load(key_lengths + sequence)
     if part * QUERIES >= length * GROUP:
