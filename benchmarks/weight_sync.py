@@ -2,13 +2,14 @@
 broadcast of the same bytes.
 
     python benchmarks/weight_sync.py --shape qwen3-4b [--sources 1] [--engines 1]
-        [--buckets 1024,4096] [--out DIR]
+        [--fan-out direct,chain] [--buckets 1024,4096] [--out DIR]
 
 Everything but the workers and the optimizer is what a job runs: Megatron's model, gather and
 conversion, the rendezvous process, the update protocol, SGLang servers with our plugin and random
 weights. The first update, which also makes the communicators, is printed apart. `bare` is one
 broadcast of as many bytes between the same two GPUs, with nothing else. GPUs are taken in order:
-first the sources', then the engines'. Without a GPU a tiny model goes over gloo: a rehearsal.
+first the sources', then the engines'. With several ways to fan out, each is measured by sources of
+its own, at the same engines. Without a GPU a tiny model goes over gloo: a rehearsal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.fan_out import ENGINES, chain, direct
 from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice.engines.sglang.generate import Client
@@ -70,6 +72,12 @@ def main() -> None:
     parser.add_argument(
         "--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each"
     )
+    parser.add_argument(
+        "--fan-out",
+        default="direct",
+        help="direct, chain, or both divided by a comma: how a source's engines get the weights",
+    )
+    parser.add_argument("--attempt", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--pause-mode", default="retract")
     parser.add_argument(
         "--load", type=int, default=0, help="requests that each engine is working on all the while"
@@ -93,7 +101,7 @@ def main() -> None:
     if options.role == "source":
         source(options)
     elif options.role == "bare":
-        bare(options.directory)
+        bare(options.directory, options.fan_out)
     else:
         with tempfile.TemporaryDirectory() as directory:
             options.directory = Path(directory)
@@ -113,7 +121,12 @@ def measure(options: argparse.Namespace) -> None:
             stack.enter_context(engine(options, number)) for number in range(options.engines)
         ]
         asyncio.run(with_members(address, servers, options))
-    result = json.loads((directory / "updates.json").read_text())
+    ways = options.fan_out.split(",")
+    results = [json.loads(updates(directory, way).read_text()) for way in ways]
+    result = results[0] | {
+        "rows": [row for one in results for row in one["rows"]],
+        "first": {way: one["first"] for way, one in zip(ways, results, strict=True)},
+    }
     run(options, "bare", 2, [0, options.sources] if GPUS else [])
     result |= json.loads((directory / "bare.json").read_text())
     result |= {
@@ -151,22 +164,31 @@ def table(result: dict[str, Any]) -> None:
     )
     print(f"pause mode {result['pause_mode']}, {result['load']} requests running at each engine")
     print(f"bare broadcast of the same bytes: {result['bare'] * 1e3:.1f} ms")
+    first = ", ".join(f"{way} {seconds * 1e3:.0f} ms" for way, seconds in result["first"].items())
+    print(f"first update: {first}; gather and conversion alone: {result['convert'] * 1e3:.1f} ms")
     print(
-        f"first update: {result['first'] * 1e3:.0f} ms; gather and conversion alone: "
-        f"{result['convert'] * 1e3:.1f} ms"
-    )
-    print(
-        f"{'bucket MiB':>10} {'update':>8} "
+        f"{'fan-out':>8} {'bucket MiB':>10} {'update':>8} "
         + " ".join(f"{phase:>8}" for phase in PHASES)
         + "   update/bare"
     )
     for row in result["rows"]:
         phases = " ".join(f"{row[phase] * 1e3:8.1f}" for phase in PHASES)
         print(
-            f"{row['bucket']:>10} {row['update'] * 1e3:8.1f} {phases}   "
+            f"{row['fan_out']:>8} {row['bucket']:>10} {row['update'] * 1e3:8.1f} {phases}   "
             f"{row['update'] / result['bare']:.2f}"
         )
     print("medians in ms; paused: from the first pause to the last resume")
+    print(f"\n{result['shape']} from one trainer rank over this link, computed, not measured (ms)")
+    print(f"{'engines':>8} {'direct':>9} {'chain':>9}")
+    bandwidth = result["bytes"] / result["bare"]
+    for count in ENGINES:
+        times = (way(count, result["bytes"], bandwidth) for way in (direct, chain))
+        print(f"{count:>8} " + " ".join(f"{seconds * 1e3:9.0f}" for seconds in times))
+
+
+def updates(directory: Path, way: str) -> Path:
+    """The file in which the sources of one way to fan out leave their timings."""
+    return directory / f"updates-{way}.json"
 
 
 def machine() -> str:
@@ -242,9 +264,10 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
             for request in range(options.load):
                 busy.append(asyncio.create_task(keep_busy(one, request)))
         env = {"SLUICE_RENDEZVOUS": address}
-        await asyncio.to_thread(
-            run, options, "source", options.sources, list(range(options.sources)), env
-        )
+        gpus = list(range(options.sources))
+        for attempt, way in enumerate(options.fan_out.split(","), 1):
+            more = ["--fan-out", way, "--attempt", str(attempt)]
+            await asyncio.to_thread(run, options, "source", options.sources, gpus, env, more)
         for task in busy:
             task.cancel()
 
@@ -264,6 +287,7 @@ def run(
     processes: int,
     gpus: list[int],
     extra: dict[str, str] | None = None,
+    more: Sequence[str] = (),
 ) -> None:
     arguments = [
         "-m",
@@ -274,7 +298,7 @@ def run(
         str(free_port()),
     ]
     command = [sys.executable, *arguments, __file__, *sys.argv[1:], "--role", role]
-    command += ["--directory", str(options.directory), "--shape", options.shape]
+    command += ["--directory", str(options.directory), "--shape", options.shape, *more]
     env = os.environ | NVLINK | (extra or {}) | (visible(gpus) if GPUS else {})
     subprocess.run(command, env=env, check=True, timeout=900)
 
@@ -350,13 +374,13 @@ def source(options: argparse.Namespace) -> None:
             seconds, phases = update(version, size)
             timings.append(phases | {"update": seconds})
         rows.append(
-            {"bucket": size}
+            {"bucket": size, "fan_out": options.fan_out}
             | {key: statistics.median(timing[key] for timing in timings) for key in timings[0]}
         )
     if ranks.rank == 0:
         convert, total = conversion(weights, sizes[-1])
         report = {"first": first, "rows": rows, "convert": convert, "bytes": total}
-        (options.directory / "updates.json").write_text(json.dumps(report))
+        updates(options.directory, options.fan_out).write_text(json.dumps(report))
     else:
         conversion(weights, sizes[-1])
     stack.close()
@@ -395,7 +419,9 @@ def job(options: argparse.Namespace) -> RLJobSpec:
             "steps": 1, "gpusPerNode": gpus, "processesPerNode": options.sources,
             "parallelism": {"tensor": options.tensor, "expert": options.expert},
         },
-        "weightSync": {"pauseMode": options.pause_mode, "timeoutSeconds": 120},
+        "weightSync": {
+            "pauseMode": options.pause_mode, "timeoutSeconds": 120, "fanOut": options.fan_out,
+        },
     })  # fmt: skip
 
 
@@ -403,6 +429,7 @@ def environment(options: argparse.Namespace) -> Environment:
     variables = {
         "SLUICE_RENDEZVOUS": os.environ["SLUICE_RENDEZVOUS"],
         "SLUICE_CHECKPOINT_DIR": str(options.directory),
+        "SLUICE_ATTEMPT": str(options.attempt),
     }
     return read("trainer", variables)
 
@@ -410,11 +437,11 @@ def environment(options: argparse.Namespace) -> Environment:
 # --- the bare broadcast
 
 
-def bare(directory: Path) -> None:
+def bare(directory: Path, ways: str) -> None:
     if GPUS:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if GPUS else "gloo")
-    size = json.loads((directory / "updates.json").read_text())["bytes"]
+    size = json.loads(updates(directory, ways.split(",")[0]).read_text())["bytes"]
     data = torch.zeros(size, dtype=torch.uint8, device="cuda" if GPUS else "cpu")
     seconds = []
     for _ in range(10):

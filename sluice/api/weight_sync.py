@@ -28,6 +28,15 @@ class WeightSync(Model):
         description="Weights are sent in flat buckets of this size. While it sends, the trainer "
         "needs three of them.",
     )
+    fan_out: Literal["direct", "chain"] = Field(
+        "direct",
+        description="Over nccl and gloo. direct: a trainer rank sends the weights to each of its "
+        "engines, one after another over its one link. chain: to the first of them, and each "
+        "passes them on to the next one while it loads them, so that many engines pause hardly "
+        "longer than one. SGLang with enginePlugin can; others in a chain are served directly. "
+        "Try chain with three engines of a rank or more: it is tested over gloo, and was not yet "
+        "run over nccl.",
+    )
     pause_mode: Literal["in_place", "retract", "abort"] = Field(
         "retract",
         description="What happens to running responses: go on with old cache, recompute the cache, "

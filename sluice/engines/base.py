@@ -193,15 +193,26 @@ class Control(Protocol):
 
     address: str
     """host:port"""
+    passes_on: bool
+    """True where the engine can pass a bucket on to another one, once `learn` has returned."""
 
     async def learn(self) -> None:
         """Learn which interface the server has, where releases differ."""
 
     async def init_group(
-        self, group: str, host: str, port: int, world_size: int, backend: str
+        self,
+        group: str,
+        host: str,
+        port: int,
+        world_size: int,
+        backend: str,
+        *,
+        first_rank: int = 1,
     ) -> None:
-        """Join a communicator of `world_size` ranks, the trainer's first; returns once all have
-        joined.
+        """Join a communicator of `world_size` ranks; returns once all have joined.
+
+        first_rank: 1: the ranks of the engine follow a sender. 0: the engine is the sender, of a
+        link, over which it passes weights on. A link is made after the answer.
         """
 
     async def pause(self, mode: str) -> None: ...
@@ -237,7 +248,10 @@ class Control(Protocol):
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
     ) -> None:
-        """Take part in one broadcast of a bucket. The version goes with the last bucket only."""
+        """Take part in one broadcast of a bucket. The version goes with the last bucket only.
+
+        group: of a communicator; or, where the engine passes weights on, the bucket's route.
+        """
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a Hugging Face checkpoint."""

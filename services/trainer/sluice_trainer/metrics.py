@@ -48,6 +48,14 @@ UPDATE_BYTES = Counter(
 UPDATE_FAILURES = Counter(
     "sluice_trainer_weight_update_failures", "Engines that an update had to leave behind."
 )
+UPDATE_RELAYED = Counter(
+    "sluice_trainer_weight_update_relayed", "Engines that got the weights from another engine."
+)
+UPDATE_REROUTED = Counter(
+    "sluice_trainer_weight_update_rerouted",
+    "Engines that should have got the weights from another engine, and got them from the trainer "
+    "or not at all.",
+)
 TOKENS = Counter("sluice_trainer_tokens", "Tokens trained on, those of prompts included.")
 SAMPLES = Counter(
     "sluice_trainer_samples",
@@ -144,6 +152,8 @@ def observe_update(outcomes: Sequence[Outcome], seconds: float, version: int) ->
     UPDATE_SECONDS.labels("whole").observe(seconds, exemplar)
     UPDATE_BYTES.inc(sum(outcome.bytes for outcome in outcomes))
     UPDATE_FAILURES.inc(sum(len(outcome.failed) for outcome in outcomes))
+    UPDATE_RELAYED.inc(sum(len(outcome.relayed) for outcome in outcomes))
+    UPDATE_REROUTED.inc(sum(len(outcome.rerouted) for outcome in outcomes))
 
 
 def count_samples(sequences: Sequence[pb.Sequence]) -> None:

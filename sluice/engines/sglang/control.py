@@ -20,6 +20,8 @@ from sluice.engines.base import RESTING, WAKING, EngineRefusedError
 from sluice.engines.http_control import HttpControl
 
 _FLUSH_POLL_SECONDS = 0.02
+_PASSES_ON = "/sluice_passes_on"
+"""Path that the plugin adds to a server whose engine can pass weights on."""
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """Error of SGLang's loader of single experts that gets a tensor of all of them."""
 
@@ -31,23 +33,33 @@ class Control(HttpControl):
     """
 
     has_session: bool | None = field(default=None)
+    passes_on: bool = field(default=False)
     _cacheless: bool = field(default=False)
 
     async def learn(self) -> None:
-        """Find out which of the two interfaces the server has."""
+        """Find out which of the two interfaces the server has, and that our plugin passes on."""
         if self.has_session is None:
-            self.has_session = "/begin_weight_update" in await self.ask(
-                "/openapi.json", "paths", dict
-            )
+            paths = await self.ask("/openapi.json", "paths", dict)
+            self.passes_on = _PASSES_ON in paths
+            self.has_session = "/begin_weight_update" in paths
 
     async def init_group(
-        self, group: str, host: str, port: int, world_size: int, backend: str
+        self,
+        group: str,
+        host: str,
+        port: int,
+        world_size: int,
+        backend: str,
+        *,
+        first_rank: int = 1,
     ) -> None:
-        """Join the communicator; the answer comes once every rank of it has joined."""
+        """Join the communicator; the answer comes once every rank of it has joined, but for a
+        link, which the plugin makes afterwards.
+        """
         body = {
             "master_address": host,
             "master_port": port,
-            "rank_offset": 1,
+            "rank_offset": first_rank,
             "world_size": world_size,
             "group_name": group,
             "backend": backend,

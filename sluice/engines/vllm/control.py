@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.engines.base import RESTING, WAKING
+from sluice.engines.base import RESTING, WAKING, EngineRefusedError
 from sluice.engines.http_control import HttpControl
 
 _PAUSES = {
@@ -27,6 +27,7 @@ _WITHOUT_DEVELOPMENT = "/collective_rpc answered 404"
 class Control(HttpControl):
     """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`."""
 
+    passes_on: bool = field(default=False, init=False)
     _sleeps: bool | None = field(default=None)
     _cacheless: bool = field(default=False)
     _coming: str | None = field(default=None)
@@ -39,9 +40,18 @@ class Control(HttpControl):
             self._sleeps = bool(state["sleeps"])
 
     async def init_group(
-        self, group: str, host: str, port: int, world_size: int, backend: str
+        self,
+        group: str,
+        host: str,
+        port: int,
+        world_size: int,
+        backend: str,
+        *,
+        first_rank: int = 1,
     ) -> None:
         """Join the communicator; the answer comes once every rank of the engine has joined."""
+        if first_rank != 1:
+            raise EngineRefusedError("vLLM passes no weights on to other engines")
         await self._rpc(
             "sluice_join",
             group=group,

@@ -214,14 +214,62 @@ def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: Modul
     groups: dict[str, Any] = {}
     updater = SimpleNamespace(_model_update_group=groups)
 
-    def join(updater: Any, name: str) -> str:
-        groups[name] = alone(name)
-        return name
+    def join(
+        updater: Any, master_address: str, master_port: int, rank_offset: int, group_name: str
+    ) -> str:
+        groups[group_name] = alone(group_name)
+        return group_name
 
     for name in ("somebody-else", "sluice-first", "sluice-second"):
-        assert receive.join_group(join, updater, name) == name
+        assert receive.join_group(join, updater, "127.0.0.1", 0, 1, group_name=name) == name
     assert sorted(groups) == ["sluice-second", "somebody-else"]
     assert set(_world.pg_names) - before == set(groups.values())
     assert set(_world.pg_group_ranks) >= set(groups.values())
     for group in groups.values():
         receive.release(group)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        pytest.param("sluice-a", ("sluice-a", "", 0), id="a communicator alone"),
+        pytest.param(
+            "sluice-a|sluice-link-b|64", ("sluice-a", "sluice-link-b", 64), id="passed on"
+        ),
+        pytest.param("sluice-link-a||64", ("sluice-link-a", "", 64), id="the last of a chain"),
+    ],
+)
+def test_a_request_says_the_way_of_a_bucket(
+    receive: ModuleType, name: str, expected: tuple[str, str, int]
+) -> None:
+    assert receive.route(name) == expected
+
+
+def test_sglang_looks_up_the_communicator_of_a_route(receive: ModuleType) -> None:
+    def original(updater: Any, *, names: Any, group_name: str) -> str:
+        return group_name
+
+    call = {"names": [], "group_name": "sluice-a|sluice-link-b|64"}
+    assert receive.along_route(original, None, **call) == "sluice-a"
+    assert receive._ways == {"sluice-a": ("sluice-a", "sluice-link-b", 64)}
+
+
+def test_a_late_bucket_over_a_link_that_was_replaced_does_not_end_an_engine_of_0_5_17(
+    receive: ModuleType,
+) -> None:
+    def original(updater: Any, names: Any, dtypes: Any, shapes: Any, group_name: str) -> Any:
+        raise AssertionError(f"Group {group_name} not in []")
+
+    answer = receive.update_along_route(original, None, [], [], [], "sluice-link-a||64")
+    assert answer == (False, "Group sluice-link-a not in []")
+
+
+def test_a_bucket_that_has_not_come_over_its_link_is_told(
+    receive: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = SimpleNamespace(name="sluice-link-a", failure="it is gone", arrived=lambda: False)
+    monkeypatch.setattr(receive.links, "_coming", broken)
+    monkeypatch.setattr(receive, "engine_ranks", lambda: None)
+    loaded = receive.load_whole(lambda updater, tensors: (True, "loaded"), None, [])
+    assert loaded == (False, "sluice-link-a: it is gone")
+    assert receive.load_whole(lambda updater, tensors: (True, "loaded"), None, [])[0]

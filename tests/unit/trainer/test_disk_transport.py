@@ -8,7 +8,7 @@ import torch
 
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.transport import Disk
+from sluice_trainer.weights.disk import Disk
 
 
 async def write(disk: Disk, version: int) -> None:

@@ -23,14 +23,14 @@ from torch.multiprocessing import reductions, set_sharing_strategy
 
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.transport import Peer
+from sluice_trainer.weights.transport import Peer, Transport
 
 _DEVICE = 6
 """Index of the device's number in the arguments of torch's `rebuild_cuda_tensor`; SGLang takes a
 uuid in its place."""
 
 
-class Ipc:
+class Ipc(Transport):
     """A bucket stays as it is until the engine has answered, and by then the engine
     has copied it.
     """

@@ -21,9 +21,11 @@ from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.background import Background
 from sluice_trainer.member import Member
 from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.chain import Chain
+from sluice_trainer.weights.disk import Disk, Nothing
 from sluice_trainer.weights.ipc import Ipc, beside
 from sluice_trainer.weights.source import Outcome, Source, share
-from sluice_trainer.weights.transport import Collective, Disk, Nothing, Transport
+from sluice_trainer.weights.transport import Collective, Transport
 
 CALL_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
@@ -94,12 +96,15 @@ class Session:
             return Disk(directory, Path(self._spec.model.path), self._env.attempt)
         if kind == "ipc":
             return Ipc()
-        return Collective(
+        direct = Collective(
             kind,
             self._env.advertise,
             sync.timeout_seconds,
             f"{self._env.name}-{self._env.attempt}-{self._rank}",
         )
+        if sync.fan_out == "direct":
+            return direct
+        return Chain(direct)
 
     # --- before and between updates
 

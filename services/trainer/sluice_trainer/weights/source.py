@@ -25,11 +25,9 @@ from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.transport import Peer, TransferError, Transport
+from sluice_trainer.weights.transport import FAILURES, Peer, Transport
 
 CALL_SECONDS = 30.0
-_FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
-"""Errors by one engine. torch.distributed raises RuntimeError for a broken connection."""
 
 
 @dataclass(slots=True)
@@ -51,13 +49,17 @@ class Outcome:
     """The outcome of an update: engines that serve it, why others do not, the seconds of each
     phase, and the bytes sent to all of them.
 
-    `paused` spans the phases from the first engine's pause to the last one's resume.
+    relayed: those of them that got the weights from another engine. rerouted: those that should
+    have, and why they did not. `paused` spans the phases from the first engine's pause to the last
+    one's resume.
     """
 
     engines: tuple[str, ...]
     failed: dict[str, str]
     seconds: dict[str, float]
     bytes: int
+    relayed: tuple[str, ...] = ()
+    rerouted: Mapping[str, str] = field(default_factory=dict)
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
@@ -141,7 +143,9 @@ class Source:
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
-        await self._phase(pb.UPDATE_PHASE_PREPARE, self._prepare)
+        await self._phase(pb.UPDATE_PHASE_PREPARE, lambda peer: peer.control.learn())
+        self._transport.arrange(list(self.current.peers.values()))
+        await self._phase(pb.UPDATE_PHASE_PREPARE, self._transport.prepare)
         await self._report_all(pb.UPDATE_PHASE_PREPARE)
 
     async def pause(self) -> None:
@@ -173,11 +177,14 @@ class Source:
         update.seconds["paused"] = time.monotonic() - update.paused_since
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
-        return Outcome(tuple(update.peers), update.failed, update.seconds, update.bytes)
-
-    async def _prepare(self, peer: Peer) -> None:
-        await peer.control.learn()
-        await self._transport.prepare(peer)
+        return Outcome(
+            tuple(update.peers),
+            update.failed,
+            update.seconds,
+            update.bytes,
+            tuple(sorted(self._transport.relayed)),
+            dict(self._transport.rerouted),
+        )
 
     async def _pause(self, peer: Peer) -> None:
         await peer.control.pause(self._sync.pause_mode)
@@ -231,7 +238,7 @@ class Source:
             with tracing.span(_name(phase), engine=peer.name):
                 async with asyncio.timeout(self._sync.timeout_seconds):
                     await action(peer)
-        except* _FAILURES as failures:
+        except* FAILURES as failures:
             reason = str(_first(failures)) or f"not done after {self._sync.timeout_seconds:g} s"
             failure = f"{_name(phase)}: {reason}"
             self._transport.abandon(peer.name)  # now: others may take until the deadline

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
-import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch._C._distributed_c10d import _unregister_process_group
 from torch.distributed.distributed_c10d import (
     Backend,
@@ -33,7 +31,7 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from sluice.engines.base import Control
+from sluice.engines.base import Control, EngineRefusedError
 from sluice_trainer import store
 from sluice_trainer.weights.buckets import Bucket
 
@@ -42,6 +40,10 @@ _POLL_SECONDS = 0.0001
 
 class TransferError(Exception):
     """A transfer to one engine failed. The message says how."""
+
+
+FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
+"""Errors by one engine. torch.distributed raises RuntimeError for a broken connection."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,14 @@ class Peer:
 class Transport(Protocol):
     in_session: bool
     """True where an engine loads bucket after bucket, between `begin` and `end`."""
+    relayed: Collection[str] = ()
+    """Engines that got the weights of this update from another engine."""
+    rerouted: Mapping[str, str] = {}
+    """Engines that another one was to pass them on to, and why that came to nothing."""
+
+    def arrange(self, peers: Sequence[Peer]) -> None:
+        """Choose the ways to the engines of an update, all of which have said what they can."""
+        return
 
     async def prepare(self, peer: Peer) -> None:
         """Make ready to send to this engine."""
@@ -74,7 +84,7 @@ class Transport(Protocol):
         """Give up whatever is open towards this engine. Never blocks for long, never raises."""
 
 
-class Collective:
+class Collective(Transport):
     """Broadcasts over one process group per engine.
 
     While an engine loads a bucket the request for the next one is already with it: engines take
@@ -87,10 +97,11 @@ class Collective:
         """source: name and attempt of the sender. An engine remembers the names of groups whose
         sender has died.
         """
-        self._source = source
-        self._backend = backend
-        self._host = host
-        self._timeout = timeout
+        self.source = source
+        self.backend = backend
+        self.host = host
+        self.timeout = timeout
+        self._numbers = itertools.count()
         self._groups: dict[str, tuple[int, str, Any]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
 
@@ -99,12 +110,13 @@ class Collective:
         if generation == peer.generation:
             return
         self.abandon(peer.name)
-        group = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}-{self._source}"
+        group = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}-{self.source}"
+        group += f"-{next(self._numbers)}"
         size = 1 + peer.world_size
-        listening = store.listener(self._host)
+        listening = store.listener(self.host)
         port = listening.getsockname()[1]
         engine = asyncio.create_task(
-            peer.control.init_group(group, self._host, port, size, self._backend)
+            peer.control.init_group(group, self.host, port, size, self.backend)
         )
         ours = asyncio.create_task(
             _in_daemon(lambda: self._join(group, listening, size), self._bury)
@@ -114,15 +126,15 @@ class Collective:
 
     def _join(self, group: str, listening: socket.socket, size: int) -> Any:
         """Our side of a process group outside of torch's default one, as SGLang makes its own."""
-        timeout = timedelta(seconds=self._timeout)
-        served = store.serve(self._host, listening, size, timeout, wait_for_workers=False)
+        timeout = timedelta(seconds=self.timeout)
+        served = store.serve(self.host, listening, size, timeout, wait_for_workers=False)
         name: Any = group  # a type of its own in newer torch, a string for all that it does
-        with _without_watchdog() if self._backend == "nccl" else contextlib.nullcontext():
+        with _without_watchdog() if self.backend == "nccl" else contextlib.nullcontext():
             process_group, _ = _new_process_group_helper(
                 size,
                 0,
                 [],
-                Backend(self._backend),
+                Backend(self.backend),
                 PrefixStore(group, served),
                 group_name=name,
                 timeout=timeout,
@@ -134,10 +146,25 @@ class Collective:
         return
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        await self.bring(peer, bucket, version, flush=flush)
+
+    async def bring(
+        self,
+        peer: Peer,
+        bucket: Bucket,
+        version: int,
+        *,
+        flush: bool,
+        onward: str = "",
+        piece: int = 0,
+    ) -> None:
+        """Broadcast a bucket to an engine, in pieces of so many bytes (0: in one), which it passes
+        on over its link `onward`.
+        """
         _, group, process_group = self._groups[peer.name]
         loading = asyncio.create_task(
             peer.control.receive(
-                group,
+                f"{group}|{onward}|{piece}" if onward else group,
                 bucket.names,
                 bucket.dtypes,
                 bucket.shapes,
@@ -148,7 +175,7 @@ class Collective:
         earlier = self._loading.pop(peer.name, None)
         answers = [loading] if earlier is None else [earlier, loading]
         try:
-            await self._broadcast(bucket.data, process_group, answers)
+            await self._broadcast(bucket.data, process_group, answers, piece)
             for answer in answers if bucket.last else answers[:-1]:
                 await answer
         except BaseException:
@@ -159,7 +186,7 @@ class Collective:
             self._loading[peer.name] = loading
 
     async def _broadcast(
-        self, data: torch.Tensor, process_group: Any, answers: list[asyncio.Task[None]]
+        self, data: torch.Tensor, process_group: Any, answers: list[asyncio.Task[None]], piece: int
     ) -> None:
         """Broadcast in a thread of its own: NCCL makes its communicator in the first one, and waits
         for the peer there.
@@ -170,13 +197,17 @@ class Collective:
         give_up = threading.Event()
 
         def broadcast() -> None:
-            work = dist.broadcast(data, src=0, group=process_group, async_op=True)
-            while work is not None and not work.is_completed() and not give_up.is_set():
-                time.sleep(_POLL_SECONDS)
+            works = [
+                dist.broadcast(part, src=0, group=process_group, async_op=True)
+                for part in pieces(data, piece)
+            ]
+            for work in works:
+                while work is not None and not work.is_completed() and not give_up.is_set():
+                    time.sleep(_POLL_SECONDS)
 
         begun = asyncio.ensure_future(_in_daemon(broadcast, dispose=lambda _: None))
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 waiting = {begun, *answers}
                 while not begun.done():
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +215,7 @@ class Collective:
                         future.result()  # an engine that refused will never join this collective
         except TimeoutError:
             raise TransferError(
-                f"the broadcast of {data.nbytes >> 20} MiB took over {self._timeout:g} s"
+                f"the broadcast of {data.nbytes >> 20} MiB took over {self.timeout:g} s"
             ) from None
         finally:
             give_up.set()
@@ -220,91 +251,16 @@ class Collective:
         """NCCL aborts (0.5 s). gloo cannot: the group's end waits for stuck work until that times
         out. Not here.
         """
-        if self._backend == "nccl":
+        if self.backend == "nccl":
             process_group._get_backend(torch.device("cuda")).abort()
         else:
-            time.sleep(self._timeout)
+            time.sleep(self.timeout)
 
 
-class Disk:
-    """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it
-    by itself.
-    """
-
-    in_session = False
-
-    def __init__(self, directory: Path, model_dir: Path, attempt: int) -> None:
-        """attempt: of the trainer. An older one that still runs writes into directories of its
-        own.
-        """
-        self._directory = directory
-        self._model_dir = model_dir
-        self._attempt = attempt
-        self._count = 0
-
-    def _path(self, version: int) -> Path:
-        return self._directory / f"version_{version:07d}.attempt{self._attempt}"
-
-    async def prepare(self, peer: Peer) -> None:
-        return
-
-    async def stage(self, bucket: Bucket, version: int) -> None:
-        await asyncio.to_thread(self._write, bucket, self._path(version))
-
-    def _write(self, bucket: Bucket, path: Path) -> None:
-        if self._count == 0:
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
-            for source in self._model_dir.iterdir():
-                if (
-                    source.suffix in (".json", ".txt", ".model", ".jinja")
-                    and "index" not in source.name
-                ):
-                    shutil.copy(source, path)
-        self._count += 1
-        save_file(
-            {name: tensor.contiguous() for name, tensor in bucket.tensors()},
-            path / f"model-{self._count:05d}.safetensors",
-            metadata={"format": "pt"},
-        )
-        if bucket.last:
-            self._count = 0
-            self._remove_older(path)
-
-    def _remove_older(self, path: Path) -> None:
-        """Remove other versions, but none that a newer attempt has written."""
-        for older in self._directory.glob("version_*"):
-            attempt = older.suffix.removeprefix(".attempt")
-            if older != path and (not attempt.isdigit() or int(attempt) <= self._attempt):
-                shutil.rmtree(older, ignore_errors=True)
-
-    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        if bucket.last:
-            await peer.control.load_from_disk(str(self._path(version)), version, flush=flush)
-
-    def abandon(self, name: str) -> None:
-        return
-
-
-class Nothing:
-    """No weights at all: the engine keeps its own, under the number of the version
-    (`debug.rolloutOnly`).
-    """
-
-    in_session = False
-
-    async def prepare(self, peer: Peer) -> None:
-        return
-
-    async def stage(self, bucket: Bucket, version: int) -> None:
-        return
-
-    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        if bucket.last:
-            await peer.control.name_version(version)
-
-    def abandon(self, name: str) -> None:
-        return
+def pieces(data: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Views of a bucket's bytes, each of `size` but the last; 0: one of all."""
+    step = size or max(len(data), 1)
+    return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
 
 
 async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:

@@ -1,8 +1,9 @@
-"""SGLang's HTTP application stands behind the fence of `attempts`."""
+"""SGLang's HTTP application stands behind the fence of `attempts`, and says what the plugin can."""
 
 import logging
 import multiprocessing
 
+from . import receive
 from .attempts import Fence
 
 log = logging.getLogger(__name__)
@@ -21,3 +22,5 @@ def register() -> None:
         )
         return
     app.add_middleware(Fence)
+    if receive.updater_hooks():
+        app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})

@@ -1,45 +1,134 @@
-"""Weights of a bucket are received into one buffer, from a trainer that may die meanwhile.
+"""Weights of a bucket are received into one buffer, from a trainer or an engine that may die
+meanwhile, and passed on to the next engine.
 
 SGLang allocates each tensor of a bucket, copies them all into a second buffer only to know its
 size, and receives there: twice the memory, and a copy of all weights while nobody generates.
 """
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
-from .transfer import GROUP_PREFIX, Named, receive, release, without_watchdog
+import torch
+
+from .relay import LINK_PREFIX, Link, Links, Route, route
+from .transfer import (
+    GROUP_PREFIX,
+    Named,
+    look_after,
+    memory,
+    release,
+    unpack,
+    without_watchdog,
+)
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+PASSES_ON = "/sluice_passes_on"
+"""Path of the HTTP server that says that this engine passes weights on."""
 log = logging.getLogger(__name__)
+links = Links()
+_ways: dict[str, Route] = {}
+"""The way of the bucket that is being received, by the name of what it comes over."""
 
 
 def register() -> None:
-    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    receivers: dict[str, Callable[..., Any]] = {
-        "_receive_bucketed_weights_from_distributed": receive_bucket,
-        "_update_bucketed_weights_from_distributed": update_bucket,
-    }
-    known = [name for name in receivers if hasattr(WeightUpdater, name)]
-    if not known:
+    hooks = updater_hooks()
+    if not hooks:
         log.warning(
             "this SGLang receives weights in a way of its own, and the plugin leaves it at that"
         )
         return
-    HookRegistry.register(f"{UPDATER}.{known[0]}", receivers[known[0]], HookType.AROUND)
-    HookRegistry.register(f"{UPDATER}.init_weights_update_group", join_group, HookType.AROUND)
+    for name, hook in hooks.items():
+        HookRegistry.register(f"{UPDATER}.{name}", hook, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}.flush_cache", flush_cache, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}.handle_generate_request", in_new_cache, HookType.BEFORE)
+
+
+def updater_hooks() -> dict[str, Callable[..., Any]]:
+    """Hooks around the methods of SGLang's WeightUpdater; none: it is not one that we know."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    join = {"init_weights_update_group": join_group}
+    if hasattr(WeightUpdater, "_receive_bucketed_weights_from_distributed"):  # 0.5.21
+        return join | {
+            "receive_weights_from_distributed": along_route,
+            "_receive_bucketed_weights_from_distributed": receive_bucket,
+            "load_weights_from_distributed": load_whole,
+        }
+    if hasattr(WeightUpdater, "_update_bucketed_weights_from_distributed"):  # 0.5.17
+        return join | {
+            "update_weights_from_distributed": update_along_route,
+            "_update_bucketed_weights_from_distributed": update_bucket,
+        }
+    return {}
+
+
+def along_route(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around what SGLang 0.5.21 does with a request for a bucket, before it looks its communicator
+    up: a request of ours may have a route in the name's place.
+    """
+    call = inspect.signature(original).bind(updater, *args, **kwargs)
+    way = route(call.arguments["group_name"])
+    call.arguments["group_name"] = way.source
+    _ways.clear()
+    _ways[way.source] = way
+    return original(*call.args, **call.kwargs)
+
+
+def update_along_route(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same around SGLang 0.5.17's method. It must not raise: the engine would end."""
+    try:
+        return along_route(original, updater, *args, **kwargs)
+    except AssertionError as error:  # a communicator that another one has replaced
+        return False, str(error)
 
 
 def receive_bucket(
     original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str
 ) -> Named:
     """In place of SGLang 0.5.21's method."""
-    return receive(names, dtypes, shapes, updater._model_update_group[group_name], updater.device)
+    links.make_room()
+    data = memory(dtypes, shapes, updater.device)
+    source = updater._model_update_group[group_name]
+    links.begin(source, data, _ways.pop(group_name, Route(group_name)))
+    if not isinstance(source, Link):
+        look_after(source, data)
+    return unpack(data, names, dtypes, shapes)
+
+
+def load_whole(original: Any, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+    """Load a bucket as SGLang 0.5.21 does, while it may still be coming.
+
+    Where it has not come the engine is told so, and will get it again: it has loaded what was in
+    the memory.
+    """
+    success, message = original(updater, *args, **kwargs)
+    failure = failed_link()
+    return (False, failure) if failure else (success, message)
+
+
+def failed_link() -> str:
+    """Why the bucket that is being loaded has not come to every rank; empty: it has."""
+    came_over_link = links.comes_over_link
+    failure = links.failure()
+    if came_over_link and (ranks := engine_ranks()) is not None:
+        whole = torch.tensor([0 if failure else 1])
+        torch.distributed.all_reduce(whole, torch.distributed.ReduceOp.MIN, group=ranks)
+        if not whole.item():
+            return failure or "a bucket has not come to another rank of this engine"
+    return failure
+
+
+def engine_ranks() -> Any:
+    """The group of this engine's ranks, for what is on the CPU. None: there is one."""
+    from sglang.srt.distributed import get_tp_group
+
+    ranks = get_tp_group()
+    return ranks.cpu_group if ranks.world_size > 1 else None
 
 
 def update_bucket(
@@ -47,26 +136,71 @@ def update_bucket(
 ) -> tuple[bool, str]:
     """In place of SGLang 0.5.17's method, which loads the weights, too."""
     try:
-        group = updater._model_update_group[group_name]
-        updater.get_model().load_weights(receive(names, dtypes, shapes, group, updater.device))
+        bucket = receive_bucket(
+            None, updater, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name
+        )
+        updater.get_model().load_weights(bucket)
     except Exception as error:
         message = f"Failed to update parameter online: {error}. The weights are partially updated."
         log.exception(message)
         return False, message
-    return True, "Succeeded to update parameter online."
+    failure = failed_link()
+    return (False, failure) if failure else (True, "Succeeded to update parameter online.")
 
 
 def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Join a communicator with a trainer, in place of any older one: an engine has one sender at a
-    time.
+    """Join a communicator with a trainer or with another engine, in place of any older one: an
+    engine has one sender at a time, and one engine to which it sends.
+
+    A link is made beside what the engine does, as an engine that generates must not wait for
+    another one; the trainer waits until it is.
     """
-    groups = updater._model_update_group
-    older = [name for name in groups if name.startswith(GROUP_PREFIX)]
-    with without_watchdog():
-        answer = original(updater, *args, **kwargs)
-    for name in older:
-        release(groups.pop(name))
-    return answer
+    bound = inspect.signature(original).bind(updater, *args, **kwargs)
+    bound.apply_defaults()
+    call = bound.arguments
+    groups, name = updater._model_update_group, call["group_name"]
+    older = [each for each in groups if each.startswith(GROUP_PREFIX)]
+    if not name.startswith(LINK_PREFIX):
+        with without_watchdog():
+            answer = original(updater, *args, **kwargs)
+        give_up(groups, older)
+        return answer
+    if call["rank_offset"] == 0:
+        pass_on_over(call, updater.tp_rank)
+    else:
+        give_up(groups, older)
+        groups[name] = link(call, call["rank_offset"] + updater.tp_rank)
+    return True, "The link is being made."
+
+
+def give_up(groups: dict[str, Any], names: list[str]) -> None:
+    """Give up communicators and links over which weights came."""
+    for name in names:
+        sender = groups.pop(name)
+        if isinstance(sender, Link):
+            sender.give_up("another one takes its place")
+        else:
+            release(sender)
+
+
+def link(call: dict[str, Any], rank: int) -> Link:
+    return Link(
+        call["group_name"],
+        call["master_address"],
+        call["master_port"],
+        rank,
+        call["world_size"],
+        call["backend"],
+    )
+
+
+def pass_on_over(call: dict[str, Any], rank: int) -> None:
+    """Have a new link to the next engine. Every rank has all of a bucket: the first passes it
+    on.
+    """
+    if links.onward:
+        links.onward.give_up("another one takes its place")
+    links.onward = link(call, 0) if rank == 0 else None
 
 
 def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) -> Any:

@@ -1,0 +1,259 @@
+"""Weights go to the first engine of a chain, and from each engine to the next one.
+
+Engines report a bucket as loaded once it has come. The trainer keeps a bucket until all engines
+have, and begins the next but one only then. So where an engine of the chain dies or hangs, those
+behind it miss two buckets at most, which the trainer still has: it gives up their links, sends
+them what they miss, and the rest of this update, itself. Their chain is closed again in the next
+update.
+
+An engine takes nothing any more over a link that has been given up, nor over one that a
+communicator with the trainer has replaced: a late bucket of the old way changes no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from torch._C._distributed_c10d import TCPStore
+
+from sluice.telemetry import logs
+from sluice_trainer import store
+from sluice_trainer.weights import routes
+from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.transport import (
+    FAILURES,
+    Collective,
+    Peer,
+    TransferError,
+    Transport,
+)
+
+PIECE_BYTES = 64 << 20
+_POLL_SECONDS = 0.01
+_JOINED = "joined"
+"""Word of an engine's rank that is in a link. Another one says why it is not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """A communicator between two engines. Both see within a second that `store` has gone, and give
+    it up.
+
+    ends: names and generations of both.
+    """
+
+    name: str
+    ends: tuple[str, int, str, int]
+    store: TCPStore
+
+
+class Way(NamedTuple):
+    """The way of a bucket to an engine. link: that it comes over; empty: from the trainer itself.
+    onward: link over which the engine passes it on; empty: it does not.
+    """
+
+    link: str
+    onward: str
+
+
+Pending = list[tuple[Bucket, asyncio.Task[None]]]
+
+
+class Chain(Transport):
+    """Engines that can pass weights on do; all others get them from the trainer."""
+
+    in_session = True
+
+    def __init__(self, direct: Collective, piece_bytes: int = PIECE_BYTES) -> None:
+        """direct: the trainer's own communicators."""
+        self._direct = direct
+        self._piece = piece_bytes
+        self._patience = direct.timeout / 2
+        """Seconds for a way over other engines, which leaves as much for the direct one."""
+        self._order: list[str] = []
+        self._peers: dict[str, Peer] = {}
+        self._upstream: dict[str, str] = {}
+        self._links: dict[str, Link] = {}
+        self._ways: dict[str, Way] = {}
+        self._pending: dict[str, Pending] = {}
+        """Buckets that have been announced to an engine over its link, and that it has not
+        reported."""
+        self._complete: set[str] = set()
+        self._numbers = itertools.count()
+        self._told = False
+        self.relayed: list[str] = []
+        self.rerouted: dict[str, str] = {}
+
+    def arrange(self, peers: Sequence[Peer]) -> None:
+        self._peers = {peer.name: peer for peer in peers}
+        self._order = routes.in_order(self._order, self._peers)
+        able = [name for name, peer in self._peers.items() if peer.control.passes_on]
+        self._upstream = routes.upstream(self._order, able)
+        self.relayed, self.rerouted = [], {}
+        self._complete, self._ways = set(), {}
+        for name in [*self._pending]:
+            self._missed(name)
+        if len(able) < len(peers) and not self._told:
+            self._told = True
+            logs.get().info(
+                "engines without sluice's SGLang plugin pass no weights on: the trainer sends to "
+                "each by itself",
+                engines=sorted(self._peers.keys() - set(able)),
+            )
+
+    async def prepare(self, peer: Peer) -> None:
+        before = self._upstream.get(peer.name)
+        if before is None:
+            self._give_up(peer.name)
+            await self._direct.prepare(peer)
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._connect(self._peers[before], peer)
+        except FAILURES as error:
+            self._reroute([peer.name], str(error) or f"no link after {self._patience:g} s")
+            await self._direct.prepare(peer)
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        """Fix the ways to all engines at once: both ends of a link must agree on a bucket."""
+        links = {name: self._links[name].name for name in self._upstream}
+        onward = {before: links[name] for name, before in self._upstream.items()}
+        self._ways = {name: Way(links.get(name, ""), onward.get(name, "")) for name in self._peers}
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        way = self._ways[peer.name]
+        if not way.link:
+            buckets = [*self._missed(peer.name), bucket]
+            await self._directly(peer, buckets, way.onward, version, flush=flush)
+        else:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._over_link(peer, bucket, way, version, flush=flush)
+            except FAILURES as error:
+                self._cut(peer.name, str(error) or f"nothing came for {self._patience:g} s")
+                buckets = self._missed(peer.name)
+                await self._directly(peer, buckets, "", version, flush=flush)
+        if bucket.last:
+            self._complete.add(peer.name)
+            self.relayed += [peer.name] if peer.name in self._upstream else []
+
+    def abandon(self, name: str) -> None:
+        self._direct.abandon(name)
+        self._missed(name)
+        self._give_up(name)
+        behind = routes.behind(name, self._upstream)
+        self._upstream.pop(name, None)
+        if name in self._order:
+            self._order.remove(name)
+        if behind and self._ways:
+            self._cut(behind[0], f"{name} has left the update")
+        elif behind:  # nothing is on its way yet: it passes on what it gets from the trainer
+            self._reroute(behind[:1], f"{name} has left the update")
+
+    # --- one engine
+
+    async def _over_link(
+        self, peer: Peer, bucket: Bucket, way: Way, version: int, *, flush: bool
+    ) -> None:
+        """Announce a bucket that comes over a link, and wait for the engine's word on the one
+        before it; on the last one, too.
+        """
+        announced = peer.control.receive(
+            f"{way.link}|{way.onward}|{self._piece}",
+            bucket.names,
+            bucket.dtypes,
+            bucket.shapes,
+            version=version if bucket.last else None,
+            flush=flush and bucket.last,
+        )
+        announcing = asyncio.create_task(announced)
+        announcing.add_done_callback(_succeeded)  # nobody may ask for its failure
+        pending = self._pending.setdefault(peer.name, [])
+        pending.append((bucket, announcing))
+        while len(pending) > (0 if bucket.last else 1):
+            await pending[0][1]
+            del pending[0]
+
+    def _missed(self, name: str) -> list[Bucket]:
+        """Buckets that an engine may not have from its link, which is waited for no more."""
+        pending = self._pending.pop(name, [])
+        while pending and _succeeded(pending[0][1]):
+            del pending[0]
+        for _, announced in pending:
+            announced.cancel()
+        return [bucket for bucket, _ in pending]
+
+    async def _directly(
+        self, peer: Peer, buckets: Sequence[Bucket], onward: str, version: int, *, flush: bool
+    ) -> None:
+        await self._direct.prepare(peer)
+        piece = self._piece if onward else 0
+        for bucket in buckets:
+            await self._direct.bring(peer, bucket, version, flush=flush, onward=onward, piece=piece)
+
+    # --- links
+
+    async def _connect(self, before: Peer, peer: Peer) -> None:
+        """Have two engines make their link, unless they have it. Neither waits for the other."""
+        ends = (before.name, before.generation, peer.name, peer.generation)
+        if (known := self._links.get(peer.name)) and known.ends == ends:
+            return
+        self._give_up(peer.name)
+        self._direct.abandon(peer.name)  # an engine has one sender, and gives up any other
+        host, size = self._direct.host, 1 + peer.world_size
+        number = next(self._numbers)
+        name = f"sluice-link-{'-'.join(map(str, ends))}-{self._direct.source}-{number}"
+        listening = store.listener(host)
+        port = listening.getsockname()[1]
+        timeout = timedelta(seconds=self._direct.timeout)
+        served = store.serve(host, listening, size, timeout, wait_for_workers=False)
+        served.set("seconds", str(self._direct.timeout))
+        link = self._links[peer.name] = Link(name, ends, served)
+        backend = self._direct.backend
+        await asyncio.gather(
+            before.control.init_group(name, host, port, size, backend, first_rank=0),
+            peer.control.init_group(name, host, port, size, backend, first_rank=1),
+        )
+        waited = {f"joined/{rank}" for rank in range(size)}
+        while waited:
+            if self._links.get(peer.name) is not link:
+                raise TransferError("its link was given up")
+            for key in [key for key in waited if served.check([key])]:
+                if failure := served.get(key).decode().removeprefix(_JOINED):
+                    raise TransferError(f"no link from {before.name}: {failure}")
+                waited.remove(key)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _give_up(self, name: str) -> None:
+        """Give up the link to an engine, which ends with its store."""
+        self._links.pop(name, None)
+
+    def _reroute(self, names: Sequence[str], reason: str) -> None:
+        """These engines get the weights from the trainer, until the next update."""
+        for name in names:
+            self._upstream.pop(name, None)
+            self._give_up(name)
+            self.rerouted.setdefault(name, reason)
+        logs.get().warning(
+            "engines get the weights from the trainer, not from another engine",
+            engines=list(names),
+            reason=reason,
+        )
+
+    def _cut(self, name: str, reason: str) -> None:
+        """Reroute an engine in the middle of an update, and all behind it: a bucket stops
+        half-way through their links.
+        """
+        engines = [name, *routes.behind(name, self._upstream)]
+        cut = [e for e in engines if e in self._upstream and e not in self._complete]
+        if cut:
+            self._reroute(cut, reason)
+
+
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

@@ -1,0 +1,93 @@
+"""Weights over a directory; and none at all."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.transport import Peer, Transport
+
+
+class Disk(Transport):
+    """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it
+    by itself.
+    """
+
+    in_session = False
+
+    def __init__(self, directory: Path, model_dir: Path, attempt: int) -> None:
+        """attempt: of the trainer. An older one that still runs writes into directories of its
+        own.
+        """
+        self._directory = directory
+        self._model_dir = model_dir
+        self._attempt = attempt
+        self._count = 0
+
+    def _path(self, version: int) -> Path:
+        return self._directory / f"version_{version:07d}.attempt{self._attempt}"
+
+    async def prepare(self, peer: Peer) -> None:
+        return
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        await asyncio.to_thread(self._write, bucket, self._path(version))
+
+    def _write(self, bucket: Bucket, path: Path) -> None:
+        if self._count == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+            for source in self._model_dir.iterdir():
+                if (
+                    source.suffix in (".json", ".txt", ".model", ".jinja")
+                    and "index" not in source.name
+                ):
+                    shutil.copy(source, path)
+        self._count += 1
+        save_file(
+            {name: tensor.contiguous() for name, tensor in bucket.tensors()},
+            path / f"model-{self._count:05d}.safetensors",
+            metadata={"format": "pt"},
+        )
+        if bucket.last:
+            self._count = 0
+            self._remove_older(path)
+
+    def _remove_older(self, path: Path) -> None:
+        """Remove other versions, but none that a newer attempt has written."""
+        for older in self._directory.glob("version_*"):
+            attempt = older.suffix.removeprefix(".attempt")
+            if older != path and (not attempt.isdigit() or int(attempt) <= self._attempt):
+                shutil.rmtree(older, ignore_errors=True)
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        if bucket.last:
+            await peer.control.load_from_disk(str(self._path(version)), version, flush=flush)
+
+    def abandon(self, name: str) -> None:
+        return
+
+
+class Nothing(Transport):
+    """No weights at all: the engine keeps its own, under the number of the version
+    (`debug.rolloutOnly`).
+    """
+
+    in_session = False
+
+    async def prepare(self, peer: Peer) -> None:
+        return
+
+    async def stage(self, bucket: Bucket, version: int) -> None:
+        return
+
+    async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        if bucket.last:
+            await peer.control.name_version(version)
+
+    def abandon(self, name: str) -> None:
+        return

@@ -1,0 +1,220 @@
+"""Engines that pass weights on: three real ones, over gloo (NCCL on GPUs)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.engines.sglang.layout import Layout
+from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.chain import Chain
+from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.transport import Collective
+from tests.integration.engines import Sglang, backend, gpus
+from tests.integration.house import Rendezvous
+from tests.integration.weights.conftest import PATIENCE, TIMEOUT
+from tests.integration.weights.test_stacked_experts import cores, serving
+from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
+
+Make = Callable[..., Source]
+Join = Callable[..., Any]
+pytestmark = pytest.mark.skipif(
+    0 < gpus() < 4, reason="NCCL makes no link between engines that share a GPU"
+)
+PIECE = 30_000
+"""Bytes: a bucket has several."""
+LONG = 300.0
+"""Seconds that our half of a communicator waits for an engine that is gone: beyond the end of these
+tests, as a process that ends in the moment in which torch gives up aborts."""
+NAMES = ["rollout-0", "rollout-1", "rollout-2"]
+
+
+@pytest.fixture(scope="module")
+def others(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Sglang]]:
+    directory = tmp_path_factory.mktemp("others")
+    own_gpu = [{"CUDA_VISIBLE_DEVICES": str(n)} if gpus() else {} for n in (1, 2)]
+    servers = [Sglang(model, directory / f"log-{n}", **own_gpu[n - 1]) for n in (1, 2)]
+    try:
+        for server in servers:
+            server.wait_ready()
+        yield servers
+    finally:
+        for server in servers:
+            if server.process.poll() is None:  # a test has killed one
+                server.kill()
+
+
+@pytest.fixture
+async def engines(sglang: Sglang, others: list[Sglang], join: Join) -> list[Sglang]:
+    """Three engines that are there, with the weights of `model`, in the order of their chain."""
+    for other in others:
+        other.reset()
+    servers = [sglang, *others]
+    for name, server in zip(NAMES, servers, strict=True):
+        await join(name, server.address)
+    return servers
+
+
+def chain(timeout: float = PATIENCE, attempt: int = 1) -> Chain:
+    direct = Collective(backend(), "127.0.0.1", timeout, f"trainer-0-{attempt}")
+    return Chain(direct, PIECE)
+
+
+def hurry(source: Source, transport: Chain, seconds: float = 2 * TIMEOUT) -> None:
+    """Have another deadline for what comes next."""
+    transport._patience = seconds / 2
+    source._sync = source._sync.model_copy(update={"timeout_seconds": seconds})
+
+
+async def all_serve(engines: list[Sglang], weights: Path, version: int) -> bool:
+    return all([await serves(engine.url, weights, version) for engine in engines])
+
+
+async def test_each_engine_passes_the_weights_on_to_the_next(
+    engines: list[Sglang], source: Make, rendezvous: Rendezvous, model: Path, other_model: Path
+) -> None:
+    transport = chain()
+    one = source(transport)
+    update = await publish(one, 1, other_model)
+    assert (list(update.engines), update.failed) == (NAMES, {})
+    assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
+    assert await all_serve(engines, other_model, 1)
+    links = dict(transport._links)
+    assert [*transport._direct._groups] == NAMES[:1]
+    update = await publish(one, 2, model)
+    assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
+    assert transport._links == links
+    assert await all_serve(engines, model, 2)
+    assert {e.member.version for e in (await rendezvous.ledger()).values()} == {2}
+
+
+async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_same_update(
+    engines: list[Sglang], source: Make, rendezvous: Rendezvous, model: Path, other_model: Path
+) -> None:
+    transport = chain(LONG)
+    one = source(transport, timeoutSeconds=LONG)
+    assert await begin(one, 1, joiners_only=False) == 3
+    hurry(one, transport)
+    first, *rest = buckets(on_device(other_model), BUCKET, Layout())
+    await one.send(first)
+    engines[1].signal(signal.SIGSTOP)
+    try:
+        for bucket in rest:
+            await one.send(bucket)
+        update = await one.finish()
+    finally:
+        engines[1].signal(signal.SIGCONT)
+    assert (list(update.engines), list(update.failed)) == ([NAMES[0], NAMES[2]], [NAMES[1]])
+    assert sorted(update.rerouted) == NAMES[1:]
+    assert await all_serve([engines[0], engines[2]], other_model, 1)
+    ledger = await rendezvous.ledger()
+    assert [ledger[name].admitted for name in NAMES] == [True, False, True]
+    hurry(one, transport, PATIENCE)
+    update = await publish(one, 2, model)  # and it lives: the next update closes the chain again
+    assert (len(update.relayed), update.failed, update.rerouted) == (2, {}, {})
+    assert await all_serve(engines, model, 2)
+
+
+async def test_an_engine_that_joins_gets_the_weights_and_then_closes_the_chain(
+    engines: list[Sglang], join: Join, source: Make, model: Path, other_model: Path
+) -> None:
+    transport = chain()
+    one = source(transport)
+    plan = await one.plan(1, joiners_only=False)
+    early = [engine for engine in plan.engines if engine.member.name != NAMES[1]]
+    await one.prepare(1, early)
+    await one.pause()
+    update = await send(one, other_model)
+    assert (list(update.engines), list(update.relayed)) == ([NAMES[0], NAMES[2]], [NAMES[2]])
+    update = await publish(one, 1, other_model, joiners_only=True)
+    assert (list(update.engines), list(update.relayed)) == ([NAMES[1]], [])
+    assert await all_serve(engines, other_model, 1)
+    update = await publish(one, 2, model)
+    assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
+    assert list(transport._upstream.items()) == [(NAMES[2], NAMES[0]), (NAMES[1], NAMES[2])]
+    assert await all_serve(engines, model, 2)
+
+
+async def test_engines_of_a_trainer_that_is_gone_in_the_transfer_are_its_successors(
+    engines: list[Sglang], source: Make, model: Path, other_model: Path
+) -> None:
+    transport = chain()
+    dead = source(transport, attempt=1)
+    assert await begin(dead, 1, joiners_only=False) == 3
+    stale = buckets(on_device(model), BUCKET, Layout())
+    await dead.send(next(stale))
+    way = transport._ways[NAMES[2]]
+    waiting = asyncio.create_task(
+        transport._over_link(transport._peers[NAMES[2]], next(stale), way, 1, flush=False)
+    )  # it waits for what the one before it will never pass on
+    await asyncio.sleep(0.5)
+    transport._links.clear()
+    update = await publish(source(chain(attempt=2), attempt=2), 2, other_model)
+    assert (list(update.engines), len(update.relayed), update.failed) == (NAMES, 2, {})
+    assert await all_serve(engines, other_model, 2)
+    waiting.cancel()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_engines_of_one_and_of_two_ranks_pass_weights_on_and_survive_the_first(
+    sglang: Sglang,
+    others: list[Sglang],
+    source: Make,
+    join: Join,
+    model: Path,
+    other_model: Path,
+    tmp_path: Path,
+) -> None:
+    """The first one hangs: both ranks of the second agree that a bucket has not come."""
+    others[1].reset()
+    with serving(model, tmp_path / "log", "--tp-size", "2", **cores(2)) as two_ranks:
+        engines = [sglang, two_ranks, others[1]]
+        for name, server, ranks in zip(NAMES, engines, (1, 2, 1), strict=True):
+            await join(name, server.address, ranks)
+        transport = chain(LONG)
+        one = source(transport, timeoutSeconds=LONG)
+        update = await publish(one, 1, other_model)
+        assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
+        assert await all_serve(engines, other_model, 1)
+        assert await begin(one, 2, joiners_only=False) == 3
+        hurry(one, transport)
+        first, *rest = buckets(on_device(model), BUCKET, Layout())
+        await one.send(first)
+        sglang.signal(signal.SIGSTOP)
+        try:
+            for bucket in rest:
+                await one.send(bucket)
+            update = await one.finish()
+        finally:
+            sglang.signal(signal.SIGCONT)
+        assert (list(update.engines), sorted(update.rerouted)) == (NAMES[1:], NAMES[1:])
+        assert await all_serve(engines[1:], model, 2)
+
+
+async def test_an_engine_behind_one_that_is_killed_in_the_transfer_is_served_in_the_same_update(
+    engines: list[Sglang], source: Make, rendezvous: Rendezvous, model: Path, other_model: Path
+) -> None:
+    """The last test: the engine does not come back."""
+    one = source(chain(LONG), timeoutSeconds=LONG)
+    await publish(one, 1, model)
+    assert await begin(one, 2, joiners_only=False) == 3
+    first, second, *rest = buckets(on_device(other_model), BUCKET, Layout())
+    await one.send(first)
+    await one.send(second)
+    engines[1].kill()
+    for bucket in rest:
+        await one.send(bucket)
+    update = await one.finish()
+    assert (list(update.engines), list(update.failed)) == ([NAMES[0], NAMES[2]], [NAMES[1]])
+    assert sorted(update.rerouted) == NAMES[1:]
+    assert await all_serve([engines[0], engines[2]], other_model, 2)
+    assert (await rendezvous.ledger())[NAMES[2]].member.version == 2
+    update = await publish(one, 3, model)
+    assert (list(update.relayed), list(update.failed)) == ([NAMES[2]], [NAMES[1]])
+    assert await all_serve([engines[0], engines[2]], model, 3)

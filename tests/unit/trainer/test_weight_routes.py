@@ -1,0 +1,43 @@
+"""The chain that engines form for a weight update."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice_trainer.weights.routes import behind, in_order, upstream
+
+
+@pytest.mark.parametrize(
+    ("order", "passes_on", "expected"),
+    [
+        pytest.param("abcd", "abcd", {"b": "a", "c": "b", "d": "c"}, id="one chain"),
+        pytest.param("a", "a", {}, id="one engine"),
+        pytest.param("abcd", "abd", {"b": "a", "d": "b"}, id="one cannot pass on"),
+        pytest.param("abcd", "b", {}, id="one alone can pass on"),
+        pytest.param("cabd", "abcd", {"a": "c", "b": "a", "d": "b"}, id="an order of old"),
+        pytest.param("", "", {}, id="no engine"),
+    ],
+)
+def test_each_engine_that_can_gets_the_weights_from_the_one_before_it(
+    order: str, passes_on: str, expected: dict[str, str]
+) -> None:
+    assert upstream(list(order), set(passes_on)) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "engines", "expected"),
+    [
+        pytest.param("", "ba", "ab", id="the first update"),
+        pytest.param("ca", "abc", "cab", id="one that joins comes last"),
+        pytest.param("cab", "b", "cab", id="an update of joiners alone forgets nobody"),
+    ],
+)
+def test_engines_keep_their_places(known: str, engines: str, expected: str) -> None:
+    assert in_order(list(known), set(engines)) == list(expected)
+
+
+def test_all_engines_behind_one_depend_on_it() -> None:
+    chain = upstream(list("abcd"), set("abcd"))
+    assert behind("b", chain) == ["c", "d"]
+    assert behind("d", chain) == []
+    assert behind("somebody else", chain) == []
