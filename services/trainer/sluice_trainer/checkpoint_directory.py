@@ -15,6 +15,7 @@ rename, or has published a complete checkpoint in time for its successor to see.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import secrets
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,14 +195,28 @@ def files(final: Path) -> list[str]:
     return sorted(_manifest(final))
 
 
-def prune(directory: Path, keep: int, author: Author) -> list[int]:
+def delete_whole(directory: Path) -> None:
+    """Delete a directory that another process may be deleting, too: an attempt that was replaced
+    and has not ended.
+    """
+    while directory.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+
+
+def prune(
+    directory: Path, keep: int, author: Author, delete: Callable[[Path], object] = delete_whole
+) -> list[int]:
     """Delete all but the newest `keep` checkpoints; returns the deleted steps. Call it on one
     rank.
+
+    delete: called with each one's directory once that has lost its name. It may take its time: who
+    claims the checkpoints next deletes what is left of it.
     """
     check(directory, author)
     doomed = steps(directory)[:-keep] if keep > 0 else []
     for step in doomed:
-        _remove(path_of(directory, step))
+        _remove(path_of(directory, step), delete)
     return doomed
 
 
@@ -238,7 +253,7 @@ def _replace(file: Path, text: str, author: Author) -> None:
     _sync(file.parent)
 
 
-def _remove(directory: Path) -> None:
+def _remove(directory: Path, delete: Callable[[Path], object] = delete_whole) -> None:
     """Delete a directory that first loses its name.
 
     So nobody finds it half deleted, and nobody who still has its old name can publish it. The name
@@ -250,7 +265,7 @@ def _remove(directory: Path) -> None:
     except FileNotFoundError:  # its writer was quicker
         return
     _sync(leaving.parent)
-    shutil.rmtree(leaving)
+    delete(leaving)
 
 
 def _sync(path: Path) -> None:

@@ -32,20 +32,20 @@ import torch
 
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
-from sluice.sample import SampleError, SampleGroup
+from sluice.sample import SampleGroup
 from sluice.telemetry import logs, tracing
 from sluice.telemetry.phases import Laps
-from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer import metrics
 from sluice_trainer.backend import Weights
 from sluice_trainer.background import Stopped
-from sluice_trainer.checkpoint_directory import path_of
+from sluice_trainer.evaluations import Evaluations
 from sluice_trainer.flops import ModelFlops, utilisation
 from sluice_trainer.peers import Peers
 from sluice_trainer.profiling import Profiles, region
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, time_metrics, turn_metrics
+from sluice_trainer.saving import Saving
 from sluice_trainer.stall import Stall
 from sluice_trainer.turns import Turns
 from sluice_trainer.weights.update import update_engines
@@ -83,26 +83,29 @@ class Loop:
     stop: threading.Event
     flops: ModelFlops | None = None
     profiles: Profiles = field(default_factory=Profiles)
-    saved_step: int = -1
-    save_began: float = 0.0
-    evaluated_version: int = -1
-    short_of_room: bool = False
-    """The buffer has no room for another batch until a checkpoint covers the last step."""
     joiners_after: float = 0.0
     failed_joins: int = 0
     times: dict[str, float] = field(default_factory=dict)
     laps: Laps = field(default_factory=lambda: Laps(metrics.PHASES))
     started: bool = False
     turns: Turns = field(init=False)
+    saving: Saving = field(init=False)
+    evaluations: Evaluations = field(init=False)
 
     def __post_init__(self) -> None:
         self.turns = Turns(
             self.policy, self.peers, self.ranks, self.times, self.spec.trainer.colocate
         )
+        self.saving = Saving(
+            self.spec, self.policy, self.peers.buffer, self.ranks.rank, self.checkpoints
+        )
+        self.evaluations = Evaluations(
+            self.peers.buffer, self.recorder, self.spec.evaluation is not None
+        )
 
     def run(self) -> None:
         """Train until the last step, the end of the prompts, or `stop` (raises Stopped)."""
-        step = self.saved_step = self.policy.step
+        step = self.saving.step = self.policy.step
         if self.ranks.rank == 0:
             replay = self.peers.buffer.rewind(step)
             # Whoever wrote the checkpoint may have died before the buffer was told, or while it had
@@ -119,7 +122,7 @@ class Loop:
                 more = self._step(step + 1)
             step += more
         self._checkpoint(step)
-        self._finish_checkpoint(wait=True)
+        self.saving.finish(wait=True)
         self._finish(step)
         self._beside("end", step)
 
@@ -146,7 +149,7 @@ class Loop:
             return False
         self.turns.take()
         record = self._train(step, batch)
-        due = self._checkpoint_due(step)
+        due = self.saving.due(step, self.total_steps)
         if due and self.turns.colocated:
             self._begin_checkpoint(step)
         self._publish(step)
@@ -154,25 +157,6 @@ class Loop:
         if due:
             self._checkpoint(step)
         return True
-
-    def _checkpoint_due(self, step: int) -> bool:
-        """True after every so many steps, after the last one, and early where the buffer has no
-        room for another batch.
-
-        What the buffer stores is forgotten only once a checkpoint covers it: without an early one
-        it would wait for room, and the trainer for a batch, for ever.
-        """
-        regular = step % self.spec.checkpoint.every_steps == 0 or step == self.total_steps
-        if self.short_of_room and not regular:
-            self._tell_early(step)
-        return regular or self.short_of_room
-
-    def _tell_early(self, step: int) -> None:
-        if self.ranks.rank == 0:
-            logs.get().warning(
-                f"checkpoint {step} is taken early: buffer.storage.size has no room for the "
-                f"samples of {self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
-            )
 
     @tracing.traced("wait for samples")
     @region("wait for samples")
@@ -184,20 +168,20 @@ class Loop:
         """
         self._state("waiting")
         while True:
-            self._finish_checkpoint(wait=False)
+            self.saving.finish(wait=False)
             action, batch = self._decide(step)
             if action is Action.SYNC:
                 self._publish(step, joiners_only=True)
                 self._state("waiting")
             elif action is Action.SAVE:
-                self._tell_early(step)
+                self.saving.tell_early(step)
                 self._checkpoint(step)
                 if self.turns.colocated and self.turns.ours:
                     self._publish(step)
                 self._state("waiting")
             elif action is Action.STOP:
                 self._checkpoint(step)
-                self._finish_checkpoint(wait=True)
+                self.saving.finish(wait=True)
                 self._beside("end", step)
                 raise Stopped
             elif action is not Action.WAIT:
@@ -213,30 +197,24 @@ class Loop:
                 action = Action.SYNC
             else:
                 taken = self.peers.buffer.try_take(step + 1, self.ranks.data_parallel_size)
-                if taken.state == pb.TakeBatchResponse.STATE_FAILED:
-                    self._record_failures()
-                    raise ConfigurationError(taken.waiting_for)
-                action = _ACTIONS[taken.state]
-                if action is Action.WAIT and taken.checkpoint_wanted and step != self.saved_step:
-                    action = Action.SAVE
-                if action is Action.TRAIN and self.turns.colocated and self._evaluating(step):
-                    action = Action.WAIT  # on engines that have memory to do it
+                action = self._answered(taken, step)
                 batch = taken.SerializeToString() if action is Action.TRAIN else b""
         action, batch = self.ranks.broadcast((action, batch))
         taken = pb.TakeBatchResponse.FromString(batch)
-        self.short_of_room = taken.checkpoint_wanted
+        self.saving.short_of_room = taken.checkpoint_wanted
         return Action(action), list(taken.sequences)
 
-    def _evaluating(self, version: int) -> bool:
-        """True while engines still evaluate this version. Waits a moment for the end of it."""
-        if self.spec.evaluation is None:
-            return False
-        return (
-            version
-            in self.peers.buffer.evaluations(
-                self.evaluated_version, wait_for=version
-            ).pending_versions
-        )
+    def _answered(self, taken: pb.TakeBatchResponse, step: int) -> Action:
+        """The next thing to do after the buffer's answer about the batch that follows `step`."""
+        if taken.state == pb.TakeBatchResponse.STATE_FAILED:
+            self._record_failures()
+            raise ConfigurationError(taken.waiting_for)
+        action = _ACTIONS[taken.state]
+        if action is Action.WAIT and taken.checkpoint_wanted and step != self.saving.step:
+            return Action.SAVE
+        if action is Action.TRAIN and self.turns.colocated and self.evaluations.pending(step):
+            return Action.WAIT  # on engines that have memory to do it
+        return action
 
     @tracing.traced("train")
     @region("train")
@@ -330,32 +308,16 @@ class Loop:
 
     def _checkpoint(self, step: int) -> None:
         """Save; with `checkpoint.async` only begin to, and go on while it is written."""
-        if step != self.saved_step:
+        if step != self.saving.step:
             self.turns.take()
             self._begin_checkpoint(step)
-        self._finish_checkpoint(wait=not self.spec.checkpoint.async_)
+        self.saving.finish(wait=not self.spec.checkpoint.async_)
 
     @tracing.traced("begin checkpoint")
     @region("begin checkpoint")
     def _begin_checkpoint(self, step: int) -> None:
-        """Write what a checkpoint holds, or copy it to be written beside. It counts once it is
-        finished.
-        """
         self._state("saving")
-        started = time.perf_counter()
-        self._finish_checkpoint(wait=True)
-        self.policy.begin_save(self.checkpoints, step, beside=self.spec.checkpoint.async_)
-        self.saved_step, self.save_began = step, started
-
-    def _finish_checkpoint(self, *, wait: bool) -> None:
-        """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint
-        covers.
-        """
-        durable = self.policy.finish_save(self.checkpoints, wait=wait)
-        if durable is not None and self.ranks.rank == 0:
-            self.peers.buffer.commit_checkpoint(durable)
-            seconds = time.perf_counter() - self.save_began
-            metrics.checkpoint(durable, seconds, path_of(self.checkpoints, durable))
+        self.saving.begin(step)
 
     @tracing.traced("commit")
     def _commit(self, step: int, record: dict[str, float]) -> None:
@@ -368,7 +330,7 @@ class Loop:
         self.recorder.step(step, record)
         metrics.observe(step, record)
         self._record_failures()
-        self._record_evaluations()
+        self.evaluations.record()
         shown = {
             name.rpartition("/")[2]: f"{record[name]:.4g}" for name in _LOGGED if name in record
         }
@@ -414,10 +376,10 @@ class Loop:
                 self._publish(step, joiners_only=True)
             elif action is Action.STOP:
                 raise Stopped
-        self._record_evaluations()
+        self.evaluations.record()
 
     def _until_evaluated(self, step: int, stall: Stall) -> Action:
-        if self.ranks.rank != 0 or not self._evaluating(step):
+        if self.ranks.rank != 0 or not self.evaluations.pending(step):
             return Action.END
         if self.stop.is_set():
             return Action.STOP
@@ -439,29 +401,6 @@ class Loop:
             failures := self.peers.buffer.failures(self.recorder.last_failure)
         ):
             self.recorder.failures(failures)
-
-    def _record_evaluations(self) -> None:
-        """Write down what evaluations came to. An evaluation that cannot be read never ends the
-        training.
-        """
-        if self.recorder is None or self.spec.evaluation is None:
-            return
-        while evaluations := self.peers.buffer.evaluations(self.evaluated_version).evaluations:
-            for evaluation in evaluations:
-                self.recorder.evaluation(evaluation, self._examples(evaluation))
-                self.evaluated_version = max(self.evaluated_version, evaluation.version)
-
-    def _examples(self, evaluation: pb.Evaluation) -> list[SampleGroup]:
-        try:
-            return self.peers.buffer.examples(evaluation.version, evaluation.dataset)
-        except (rpc.RefusedError, rpc.DeadlineError, SampleError) as error:
-            logs.get().warning(
-                "an evaluation is recorded without examples",
-                version=evaluation.version,
-                dataset=evaluation.dataset,
-                error=str(error),
-            )
-            return []
 
     def _state(self, word: str) -> None:
         if self.ranks.rank == 0:

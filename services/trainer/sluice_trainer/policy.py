@@ -36,6 +36,7 @@ from sluice_trainer.checkpoints import Writing
 from sluice_trainer.critic import Critic
 from sluice_trainer.huggingface_files import save_hf
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.removals import Removals
 from sluice_trainer.sequences import Sequence, TrainSequence
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.learner import Learner
@@ -68,6 +69,7 @@ class LearningPolicy(ABC):
         self._author = author or Author()
         self._claimed: set[Path] = set()
         self._writing: Writing | None = None
+        self._removals = Removals()
         self._custom_loss = custom.loss(spec.algorithm)
 
     @property
@@ -239,14 +241,14 @@ class LearningPolicy(ABC):
         self._writing = self._write(directory, step, state, beside=beside)
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
-        """All but the newest `checkpoint.keep` then go."""
+        """All but the newest `checkpoint.keep` then go, in a thread."""
         writing = self._writing
         if writing is None or not (wait or writing.ready()):
             return None
         self._writing = None
         writing.complete()
         if self.ranks.rank == 0:
-            prune(directory, self.spec.checkpoint.keep, self._author)
+            prune(directory, self.spec.checkpoint.keep, self._author, self._removals.add)
         return writing.step
 
     def load_latest(self, directory: Path) -> int | None:

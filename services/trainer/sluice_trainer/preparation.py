@@ -15,32 +15,30 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
 
 from sluice.api import Algorithm, RLJobSpec
-from sluice.sample import BASELINE_REWARD, Sample, SampleGroup
+from sluice.sample import Sample, SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer import credit
-from sluice_trainer.algorithms.advantages import Moments, moments, whiten
+from sluice_trainer.algorithms.advantages import whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.estimators import (
     Custom,
     Estimate,
-    EstimatorError,
     Responses,
     estimate,
 )
 from sluice_trainer.algorithms.kl import adapted_coef
 from sluice_trainer.algorithms.shaping import overlong_reward
-from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
+from sluice_trainer.batch_sums import metrics, over_data_parallel, token_sums
 from sluice_trainer.credit import SampleKey, Unit, UnitKey
 from sluice_trainer.ranks import Ranks
+from sluice_trainer.sample_facts import baselines, key_of, reward_parts, taught, trained_energies
 from sluice_trainer.sequences import TrainSequence
 
 
@@ -160,11 +158,6 @@ def with_kl_coef(algorithm: Algorithm, coef: float) -> Algorithm:
     return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coef": coef})})
 
 
-def key_of(sequence: TrainSequence) -> UnitKey:
-    """The unit that a sequence is of."""
-    return sequence.group_id, sequence.index, sequence.seat
-
-
 def rewards(units: Sequence[Unit], penalties: dict[UnitKey, float]) -> Tensor:
     """Rewards of the batch, [units] float32, less the KL penalties of whole responses."""
     return torch.tensor(
@@ -231,119 +224,6 @@ def _penalties(
         total = float((values * torch.tensor(s.loss_mask)).sum())
         penalties[key_of(s)] += algorithm.kl.coef * total
     return {key: value for part in ranks.gather(penalties) for key, value in part.items()}
-
-
-def baselines(sequences: Sequence[TrainSequence], samples: dict[SampleKey, Sample]) -> Tensor:
-    """Reward of the greedy response to each sequence's prompt, [sequences] float32."""
-    for (group, index), sample in samples.items():
-        if not isinstance(sample.metadata.get(BASELINE_REWARD), int | float):
-            raise EstimatorError(
-                f"group {group} sample {index} has no {BASELINE_REWARD}, which remax needs"
-            )
-    rewards = [samples[s.group_id, s.index].metadata[BASELINE_REWARD] for s in sequences]
-    return torch.tensor(rewards, dtype=torch.float32)
-
-
-def reward_parts(
-    sound: Sequence[pb.Sequence],
-    samples: dict[SampleKey, Sample],
-    algorithm: Algorithm,
-    ranks: Ranks,
-) -> Tensor:
-    """`algorithm.rewardParts` of the whole batch, [samples, parts] float32. Collective."""
-    names = [part.name for part in algorithm.reward_parts]
-    of_rank = {key: parts_of(key, sample, names) for key, sample in samples.items()}
-    known = {key: values for part in ranks.gather(of_rank) for key, values in part.items()}
-    rows = [known[s.group_id, s.index] for s in sound]
-    return torch.tensor(rows, dtype=torch.float32).reshape(len(sound), len(names))
-
-
-def trained_energies(
-    units: Sequence[Unit], sequences: Sequence[TrainSequence], policy: Backend
-) -> list[Tensor]:
-    """The energies of each unit's trained tokens, branch after branch: of the whole batch, each
-    [trained tokens] float32.
-    sequences: of this rank. Collective.
-    """
-    of_rank: dict[UnitKey, list[Tensor]] = {}
-    for sequence, row in zip(sequences, policy.energies(sequences), strict=True):
-        trained = row[torch.tensor(sequence.loss_mask) > 0]
-        of_rank.setdefault(key_of(sequence), []).append(trained)
-    known = {key: rows for part in policy.ranks.gather(of_rank) for key, rows in part.items()}
-    return [torch.cat(known[unit.key]) for unit in units]
-
-
-def parts_of(key: SampleKey, sample: Sample, names: Sequence[str]) -> list[float]:
-    """These parts of a sample's reward. Raises EstimatorError where it lacks one."""
-    missing = [name for name in names if name not in sample.reward_parts]
-    if missing:
-        group, index = key
-        there = ", ".join(sorted(sample.reward_parts)) or "none: its reward is one number"
-        raise EstimatorError(
-            f"group {group} sample {index} has no reward part {missing[0]!r} "
-            f"(algorithm.rewardParts); it has {there}"
-        )
-    return [sample.reward_parts[name] for name in names]
-
-
-def taught(
-    sequences: Sequence[TrainSequence], samples: dict[SampleKey, Sample], algorithm: Algorithm
-) -> list[TrainSequence]:
-    """With the log-probs that the rollout had from a teacher behind a URL. One in the trainer
-    scores in the step.
-    """
-    if algorithm.distillation is None or algorithm.distillation.teacher.url is None:
-        return list(sequences)
-    scored = []
-    for sequence in sequences:
-        sample = samples[sequence.group_id, sequence.index]
-        values = sample.sequences[sequence.branch].teacher_log_probs
-        if values is None and sequence.response_length:
-            where = f"group {sequence.group_id} sample {sequence.index}"
-            raise EstimatorError(
-                f"{where} has no log-probs of the teacher: no rollout worker has asked it"
-            )
-        scores = torch.empty(0) if values is None else torch.tensor(values, dtype=torch.float32)
-        scored.append(replace(sequence, teacher_log_probs=scores))
-    return scored
-
-
-def token_sums(responses: Responses, estimates: Estimate) -> dict[str, Moments]:
-    """Sums over this rank's unmasked tokens. Equal names on all ranks, also on one that has no
-    response.
-    """
-    mask = _joined(responses.masks)
-    tokens = {"advantages": _joined(estimates.advantages), "kl": _joined(responses.kl)}
-    if estimates.returns is not None and responses.values is not None:
-        tokens |= {"returns": _joined(estimates.returns), "values": _joined(responses.values)}
-        tokens["errors"] = tokens["returns"] - tokens["values"]
-    return {name: moments(values, mask) for name, values in tokens.items()}
-
-
-def _joined(rows: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(rows)) if rows else torch.empty(0)
-
-
-def over_data_parallel(ranks: Ranks, moments: dict[str, Moments]) -> dict[str, Moments]:
-    """Sums of all data-parallel ranks, added up in the same order on every rank. Collective."""
-    of_rank = dict(ranks.gather((ranks.data_parallel_rank, moments)))
-    return {
-        name: reduce(add, (of_rank[rank][name] for rank in sorted(of_rank))) for name in moments
-    }
-
-
-def metrics(sums: dict[str, Moments], algorithm: Algorithm) -> dict[str, float]:
-    """Means over the batch's trained tokens, under slime's names; and how good the critic's values
-    were (verl's).
-    """
-    shown = [name for name in ("returns", "values") if name in sums] + (
-        ["kl"] if algorithm.kl.coef > 0 or algorithm.kl.adaptive else []
-    )
-    result = {f"rollout/{name}": float(sums[name].mean) for name in shown}
-    result["rollout/advantages"] = 0.0 if algorithm.whitens else float(sums["advantages"].mean)
-    if "errors" in sums:
-        result["critic/vf_explained_var"] = explained_variance(sums["returns"], sums["errors"])
-    return result
 
 
 def _with_estimates(

@@ -15,7 +15,7 @@ from sluice.turns import turn_rewards
 from sluice.wire import codec
 from sluice_trainer import credit
 from sluice_trainer.algorithms.estimators import Responses, estimate
-from sluice_trainer.preparation import key_of
+from sluice_trainer.sample_facts import key_of
 from sluice_trainer.sequences import TrainSequence
 from tests.integration.engines import distance, log_probs, tolerance
 from tests.integration.rollout.pods import House

@@ -198,6 +198,7 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
     assert step >= int(said[-1].removeprefix("saved "))
     train(resumed)
     tiny.save(resumed, tmp_path, step + 1)
+    resumed._removals._thread.shutdown(wait=True)
     assert not list(tmp_path.glob(".*.tmp"))
     assert checkpoint_directory.steps(tmp_path) == [step, step + 1]
 

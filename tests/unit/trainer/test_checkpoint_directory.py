@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from sluice_trainer.checkpoint_directory import (
     SupersededError,
     claim,
     commit,
+    delete_whole,
     files,
     latest,
     path_of,
@@ -72,6 +75,33 @@ def test_prune_with_fewer_than_it_keeps(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000001")
     claim(tmp_path, FIRST)
     assert prune(tmp_path, 3, FIRST) == []
+
+
+def test_a_pruned_checkpoint_has_lost_its_name_before_its_files_go(tmp_path: Path) -> None:
+    make(tmp_path, "iter_0000001", "iter_0000002")
+    claim(tmp_path, FIRST)
+    nameless: list[Path] = []
+    prune(tmp_path, 1, FIRST, nameless.append)
+    assert steps(tmp_path) == [2]
+    assert [directory.is_dir() for directory in nameless] == [True]
+    claim(tmp_path, FIRST)  # the next one takes what was never deleted
+    assert not nameless[0].exists()
+
+
+def test_two_attempts_may_delete_the_same_checkpoint(tmp_path: Path) -> None:
+    """The one that was replaced may still be at it when the new one claims the directory."""
+    for number in range(500):
+        (tmp_path / f"old/{number}").mkdir(parents=True)
+    barrier = threading.Barrier(2)
+
+    def delete() -> None:
+        barrier.wait(60)
+        delete_whole(tmp_path / "old")
+
+    with ThreadPoolExecutor(2) as pool:
+        for deletion in [pool.submit(delete), pool.submit(delete)]:
+            deletion.result(60)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_committed_checkpoint_is_as_its_manifest_says(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from sluice.turns import BRANCH_TURNS, TURNS, turn_rewards
 from sluice_trainer import credit
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.credit import Unit
-from sluice_trainer.preparation import by_turn, key_of
+from sluice_trainer.preparation import by_turn
+from sluice_trainer.sample_facts import key_of
 from sluice_trainer.sequences import TrainSequence
 
 

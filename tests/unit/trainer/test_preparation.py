@@ -15,20 +15,17 @@ from sluice.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSequence
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
+from sluice_trainer.batch_sums import metrics, token_sums
 from sluice_trainer.credit import of_batch
 from sluice_trainer.preparation import (
-    baselines,
     batch_totals,
     by_optimizer_step,
-    metrics,
     overlong_metrics,
-    parts_of,
     rewards,
     shaping,
-    taught,
-    token_sums,
     within,
 )
+from sluice_trainer.sample_facts import baselines, parts_of, taught
 from sluice_trainer.sequences import TrainSequence
 
 
