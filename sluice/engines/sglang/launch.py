@@ -116,10 +116,9 @@ class Launch:
     def args(self, spec: RLJobSpec, place: Place) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.
 
-        Random weights are not loaded from disk: the trainer sends its own before the first request,
-        as it does for a pretrained model whose files are only a faster start.
+        Weights are not read from disk where the trainer brings them.
         """
-        rollout = spec.rollout
+        rollout, chosen = spec.rollout, normalized(spec.rollout.engine_args)
         args: dict[str, Any] = {
             "model-path": place.model,
             "host": place.bind,
@@ -127,7 +126,7 @@ class Launch:
             "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
             "enable-metrics": True,
         }
-        if spec.model.init == "random":
+        if arguments.brought_by_trainer(spec, chosen):
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True
@@ -149,7 +148,7 @@ class Launch:
                 "node-rank": place.index,
                 "dist-init-addr": place.head,
             }
-        return render_args(args | normalized(rollout.engine_args))
+        return render_args(args | chosen)
 
 
 def _graphs(spec: RLJobSpec) -> dict[str, str]:

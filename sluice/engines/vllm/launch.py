@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.api import RLJobSpec, Sampling
 from sluice.engines import kernels
-from sluice.engines.arguments import normalized
+from sluice.engines.arguments import brought_by_trainer, normalized
 from sluice.engines.base import Place, Plugin
 
 PLUGIN_DIR = "/sluice/vllm"
@@ -84,9 +84,9 @@ class Launch:
     def args(self, spec: RLJobSpec, place: Place) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.
 
-        Random weights are not loaded from disk: the trainer sends its own before the first request.
+        Weights are not read from disk where the trainer brings them.
         """
-        rollout = spec.rollout
+        rollout, chosen = spec.rollout, normalized(spec.rollout.engine_args, _ALIASES)
         args: dict[str, Any] = {
             "model": place.model,
             "host": place.bind,
@@ -95,7 +95,7 @@ class Launch:
             "logprobs-mode": logprobs_mode(rollout.sampling),
             **_ARGS,
         }
-        if spec.model.init == "random":
+        if brought_by_trainer(spec, chosen):
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True
@@ -106,7 +106,7 @@ class Launch:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
             args["enable-sleep-mode"] = True  # so that it can give its memory to the trainer
-        return render_args(args | normalized(rollout.engine_args, _ALIASES))
+        return render_args(args | chosen)
 
 
 def logprobs_mode(sampling: Sampling) -> str:

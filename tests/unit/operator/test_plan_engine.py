@@ -56,11 +56,36 @@ def test_cpu_engine() -> None:
     assert value(args, "--device") == "cpu"
     assert value(args, "--host") == "$(SLUICE_BIND)"
     assert "--sleep-on-idle" in args
-    assert "--load-format" not in args
 
 
-def test_random_weights_are_not_loaded() -> None:
-    assert value(engine_args(make_job(model={"init": "random"})), "--load-format") == "dummy"
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({}, id="pretrained"),
+        pytest.param({"model": {"init": "random"}}, id="random"),
+    ],
+)
+def test_weights_that_the_trainer_brings_are_not_read(spec: dict[str, Any]) -> None:
+    assert value(engine_args(make_job(**spec)), "--load-format") == "dummy"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"debug": {"rolloutOnly": True}}, id="no trainer"),
+        pytest.param({"rollout": {"engineArgs": {"quantization": "fp8"}}}, id="quantized"),
+        pytest.param(
+            {"rollout": {"engineArgs": {"speculativeAlgorithm": "EAGLE"}}}, id="a draft model"
+        ),
+    ],
+)
+def test_weights_that_nobody_brings_are_read(spec: dict[str, Any]) -> None:
+    assert "--load-format" not in engine_args(make_job(**spec))
+
+
+def test_a_user_may_have_weights_read() -> None:
+    args = engine_args(make_job(rollout={"engineArgs": {"loadFormat": "auto"}}))
+    assert value(args, "--load-format") == "auto"
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -100,8 +100,9 @@ def test_log_probs_are_those_that_the_trainer_computes(sampling: dict[str, Any],
     assert value(engine(rollout={"sampling": sampling})["args"], "--logprobs-mode") == mode
 
 
-def test_random_weights_are_not_loaded() -> None:
-    assert value(engine(model={"init": "random"})["args"], "--load-format") == "dummy"
+def test_weights_that_the_trainer_brings_are_not_read() -> None:
+    assert value(engine()["args"], "--load-format") == "dummy"
+    assert "--load-format" not in engine(debug={"rolloutOnly": True})["args"]
 
 
 def test_a_float32_head_is_the_engines_too() -> None:
