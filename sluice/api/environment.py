@@ -193,6 +193,10 @@ class Verifier(Model):
     )
 
 
+class EpisodeSandbox(Model):
+    """Sandboxes of kubernetes-sigs' agent-sandbox make the pods of episodes and of the verifier."""
+
+
 class RolloutEnvironment(Model):
     """A program that is started for each episode, and asks the gateway for the model."""
 
@@ -232,6 +236,12 @@ class RolloutEnvironment(Model):
         description="With an image: pod template, merged over ours (strategic merge). The "
         "program's container is `episode`.",
     )
+    sandbox: EpisodeSandbox | None = Field(
+        None,
+        description="With an image: `{}` has each pod, the verifier's too, made by a Sandbox "
+        "(agents.x-k8s.io) of its own. The cluster needs kubernetes-sigs' agent-sandbox; on a "
+        "laptop the field changes nothing.",
+    )
     verifier: Verifier | None = Field(
         None,
         description="Judges what `command` has left in its directory `artifacts`. The program then "
@@ -266,9 +276,12 @@ class RolloutEnvironment(Model):
             "env",
         ),
         Rule(
-            "has(self.image) || !has(self.template) && !has(self.egressTo)",
-            lambda e: e.image is not None or not (e.template or e.egress_to),
-            "template and egressTo are of pods, which need an image: set it, or leave them out",
+            "has(self.image) || !has(self.template) && !has(self.egressTo) && !has(self.sandbox)",
+            lambda e: (
+                e.image is not None or not (e.template or e.egress_to or e.sandbox is not None)
+            ),
+            "template, egressTo and sandbox are of pods, which need an image: set it, or leave "
+            "them out",
             "image",
         ),
         Rule(

@@ -20,14 +20,22 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.territory import ALWAYS, NAME
-from tests.cluster.control_plane import ROOT, ControlPlane, control_plane, rules_server
+from tests.cluster.control_plane import (
+    ROOT,
+    ControlPlane,
+    control_plane,
+    rules_server,
+    write_kubeconfig,
+)
 from tests.cluster.operators import Operator
+from tests.cluster.releases import Object, Release, new_release
 from tests.cluster.world import SPEC, World, new_world
 from tests.tools import missing
 
 RULES = "x-kubernetes-validations"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 StartOperator = Callable[..., Awaitable[Operator]]
+StartUnder = Callable[[Release], Awaitable[Operator]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -186,3 +194,44 @@ async def start(plane: ControlPlane, world: World, tmp_path: Path) -> AsyncItera
 @pytest.fixture
 async def operator(start: StartOperator) -> Operator:
     return await start()
+
+
+@pytest.fixture
+async def release(api: Api) -> AsyncIterator[Release]:
+    async with new_release(api) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+async def start_under(plane: ControlPlane, api: Api, tmp_path: Path) -> AsyncIterator[StartUnder]:
+    """Starts an operator with the service account, and the environment, of an installed release."""
+    started: list[Operator] = []
+
+    async def start(release: Release) -> Operator:
+        pod = (await release.deployment())["spec"]["template"]["spec"]
+        accounts = f"/api/v1/namespaces/{release.namespace}/serviceaccounts"
+        account = f"{accounts}/{pod['serviceAccountName']}/token"
+        request: Object = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {},
+        }
+        token = (await api.create(account, request))["status"]["token"]
+        kubeconfig = tmp_path / "kubeconfig"
+        write_kubeconfig(Path(plane.kubeconfig), kubeconfig, token)
+        env = {
+            each["name"]: each.get("value", "")
+            for each in pod["containers"][0]["env"]
+            if "valueFrom" not in each
+        }
+        ours = ("SLUICE_HTTP_PORT", "SLUICE_LEASE_SECONDS", "SLUICE_PROBE_SECONDS")
+        variables = {name: value for name, value in env.items() if name not in ours}
+        started.append(
+            Operator(str(kubeconfig), release.namespace, tmp_path / "operator.log", **variables)
+        )
+        return await started[-1].ready()
+
+    yield start
+    for operator in started:
+        operator.kill()
+        print(operator.log.read_text())

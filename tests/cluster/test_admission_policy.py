@@ -22,15 +22,17 @@ from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.plan import render_all
+from sluice_operator.plan.manifests.sandbox import sandbox
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.releases import make_namespace
+from tests.cluster.sandboxes import agent_sandbox
 from tests.helm import Object, objects, one
 from tests.tools import tool
 
 POLICY = "ValidatingAdmissionPolicy"
 API = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
 MADE = ("validatingadmissionpolicy", "validatingadmissionpolicybinding", "clusterrolebinding")
-PLURALS = {"NetworkPolicy": "networkpolicies"}
+PLURALS = {"NetworkPolicy": "networkpolicies", "Sandbox": "sandboxes"}
 OWNER = {
     "apiVersion": "sluice.dev/v1alpha1",
     "kind": "RLJob",
@@ -47,7 +49,7 @@ def policy(*settings: str) -> Object:
     return one(objects("defaults", *API, *settings), POLICY)
 
 
-def job_objects(**spec: Any) -> list[Object]:
+def job(**spec: Any) -> RLJob:
     groups: dict[str, Any] = {
         "model": {"path": "/m"},
         "data": {"prompts": [{"path": "/d"}]},
@@ -56,7 +58,11 @@ def job_objects(**spec: Any) -> list[Object]:
         "trainer": {"steps": 1},
     }
     metadata = {"name": "demo", "namespace": NAMESPACE, "uid": "1234"}
-    return render_all(RLJob.model_validate({"metadata": metadata, "spec": {**groups, **spec}}))
+    return RLJob.model_validate({"metadata": metadata, "spec": {**groups, **spec}})
+
+
+def job_objects(**spec: Any) -> list[Object]:
+    return render_all(job(**spec))
 
 
 def pod(**spec: Any) -> Object:
@@ -113,7 +119,8 @@ async def ask(
             pass
         else:
             names: list[str] = []
-            yield lambda *settings: _real(api, names, *settings)
+            async with agent_sandbox(api, "v1beta1"):
+                yield lambda *settings: _real(api, names, *settings)
             for name in names:
                 _kubectl("delete", "--ignore-not-found", *(f"{kind}/{name}" for kind in MADE))
             return
@@ -209,7 +216,11 @@ LABELS = {"type": "object", "additionalProperties": TEXT, "maxProperties": 16}
 METADATA = fields(
     name=TEXT, labels=LABELS, ownerReferences=many(fields(apiVersion=TEXT, kind=TEXT))
 )
-OBJECT = fields(metadata=METADATA, type=TEXT, spec=SPEC)
+OBJECT = fields(
+    metadata=METADATA,
+    type=TEXT,
+    spec=fields(**SPEC["properties"], podTemplate=fields(spec=SPEC)),
+)
 REQUEST = fields(
     operation=TEXT,
     namespace=TEXT,
@@ -343,10 +354,12 @@ REACHING = {
 async def test_a_pod_that_reaches_for_its_node_needs_a_value(
     name: str, ask: Callable[..., Awaitable[Ask]]
 ) -> None:
+    """Or a Sandbox that would make it."""
     manifest, setting = REACHING[name]
-    answer = await (await ask())("CREATE", manifest, None)
-    assert setting.partition("=")[0] in answer
-    assert await (await ask("--set", setting))("CREATE", manifest, None) == ""
+    refuses, admits = await ask(), await ask("--set", setting)
+    for each in (manifest, sandbox(job(), manifest, "v1beta1")):
+        assert setting.partition("=")[0] in await refuses("CREATE", each, None)
+        assert await admits("CREATE", each, None) == ""
 
 
 async def test_a_path_beside_an_allowed_one_is_another(ask: Callable[..., Awaitable[Ask]]) -> None:

@@ -4,16 +4,13 @@ people do."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from tests.cluster.control_plane import ControlPlane, write_kubeconfig
-from tests.cluster.operators import Operator
-from tests.cluster.releases import Object, Release, new_release
+from tests.cluster.conftest import StartUnder
+from tests.cluster.releases import Release
 from tests.cluster.world import World
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -21,50 +18,6 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ENDING = "because it is being terminated"
 """Nobody may create anything in a namespace that is being deleted, as those of earlier tests are.
 """
-
-
-@pytest.fixture
-async def release(api: Api) -> AsyncIterator[Release]:
-    async with new_release(api) as fresh:
-        yield fresh
-
-
-StartUnder = Callable[[Release], Awaitable[Operator]]
-
-
-@pytest.fixture
-async def start_under(plane: ControlPlane, api: Api, tmp_path: Path) -> AsyncIterator[StartUnder]:
-    """Starts an operator with the service account, and the environment, of an installed release."""
-    started: list[Operator] = []
-
-    async def start(release: Release) -> Operator:
-        pod = (await release.deployment())["spec"]["template"]["spec"]
-        accounts = f"/api/v1/namespaces/{release.namespace}/serviceaccounts"
-        account = f"{accounts}/{pod['serviceAccountName']}/token"
-        request: Object = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {},
-        }
-        token = (await api.create(account, request))["status"]["token"]
-        kubeconfig = tmp_path / "kubeconfig"
-        write_kubeconfig(Path(plane.kubeconfig), kubeconfig, token)
-        env = {
-            each["name"]: each.get("value", "")
-            for each in pod["containers"][0]["env"]
-            if "valueFrom" not in each
-        }
-        ours = ("SLUICE_HTTP_PORT", "SLUICE_LEASE_SECONDS", "SLUICE_PROBE_SECONDS")
-        variables = {name: value for name, value in env.items() if name not in ours}
-        started.append(
-            Operator(str(kubeconfig), release.namespace, tmp_path / "operator.log", **variables)
-        )
-        return await started[-1].ready()
-
-    yield start
-    for operator in started:
-        operator.kill()
-        print(operator.log.read_text())
 
 
 @pytest.mark.usefixtures("garbage_collector")

@@ -92,7 +92,11 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout": {"environment": {"command": ["agent"], "template": {"metadata": {}}}}},
-        "template and egressTo are of pods",
+        "template, egressTo and sandbox are of pods",
+    ),
+    (
+        {"rollout": {"environment": {"command": ["agent"], "sandbox": {}}}},
+        "template, egressTo and sandbox are of pods",
     ),
     (
         {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},

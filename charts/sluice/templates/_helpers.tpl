@@ -102,6 +102,11 @@ annotations:
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [get, delete]
+# Pods of episodes, for jobs that have Sandboxes make them; of no effect where agent-sandbox is not installed. No more
+# than a pod may do: the policy of admission bounds their templates too.
+- apiGroups: [agents.x-k8s.io]
+  resources: [sandboxes]
+  verbs: [get, list, create, delete]
 # Server-side apply asks for both create and patch.
 - apiGroups: [""]
   resources: [configmaps, services, persistentvolumeclaims]

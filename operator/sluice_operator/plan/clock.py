@@ -4,6 +4,7 @@ those of leases and events have microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 
@@ -30,3 +31,11 @@ def later(now: datetime, delay: float) -> str:
     if delay and moment.microsecond:
         moment += timedelta(seconds=1)
     return text(moment)
+
+
+def until_next(moments: Sequence[datetime], now: datetime) -> float | None:
+    """Seconds to the next moment that may change the plan.
+
+    What is past has been acted on in this pass.
+    """
+    return min(((moment - now).total_seconds() for moment in moments if moment > now), default=None)

@@ -62,6 +62,13 @@ GIVE_BACK_SECONDS = 60
 """Time that a queue may hold a job until the engines that it does not need give their places back.
 """
 
+SANDBOX_LOOK_SECONDS = 10
+"""Pause between two looks at Sandboxes without a pod, and for their API where the cluster lacks it:
+neither is watched."""
+
+SANDBOX_PATIENCE = 30
+"""Seconds that a Sandbox may be without a pod before the job tells of it."""
+
 BROKEN_GRACE = 30
 """The same for what is left of a trainer gang that failed: its collectives hang,
 so it cannot save anything."""
@@ -91,6 +98,12 @@ HOPELESS = (
 )
 """Of a start-up that fails of one cause alone. It is tried again all the same: the cause may lie
 outside of the job."""
+NO_SANDBOXES = Reason(
+    "ApiMissing",
+    "rollout.environment.sandbox: this cluster serves no Sandbox of agents.x-k8s.io/v1beta1 or "
+    "v1alpha1, and nothing is started; install kubernetes-sigs' agent-sandbox, or leave the field "
+    "out",
+)
 RECONCILE_FAILED = Reason(
     "ReconcileFailed",
     "the operator cannot go on with this job, of an error of its own: {cause}; its log has the "

@@ -55,8 +55,10 @@ class Observed:
     objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot
     be asked. absent_kinds: kinds that this cluster does not know. operator_namespace: where the
     operator runs; None: in no cluster. warned: pod -> what its kubelet warns of while it does not
-    start. defaults: those of the whole cluster. note: what stands in the job's way besides, such as
-    a change that is refused; events of it are gone after an hour.
+    start. sandboxes: the job's Sandboxes, where it asks for those; sandbox_version: the version of
+    their API to speak, empty: the cluster has none. defaults: those of the whole cluster. note:
+    what stands in the job's way besides, such as a change that is refused; events of it are gone
+    after an hour.
     """
 
     pods: tuple[KubeObject, ...] = ()
@@ -66,6 +68,8 @@ class Observed:
     absent_kinds: frozenset[str] = frozenset()
     operator_namespace: str | None = None
     warned: Mapping[str, Warned] = field(default_factory=dict)
+    sandboxes: tuple[KubeObject, ...] = ()
+    sandbox_version: str = ""
     defaults: JobDefaults = NO_DEFAULTS
     note: str = ""
 

@@ -20,7 +20,10 @@ and gives its quota back."""
 KEPT_BY_KUEUE = "kueue.x-k8s.io/managed"
 """Finalizer of the pods that Kueue queues."""
 LABEL_UID = f"{GROUP}/job-uid"
-"""On an object that outlives its job, and so cannot be owned by it: whose it is."""
+"""On an object that its job does not own, since it outlives the job or a Sandbox owns it: whose it
+is."""
+SANDBOX, SANDBOX_GROUP = "Sandbox", "agents.x-k8s.io"
+"""Kind and API group of kubernetes-sigs' agent-sandbox."""
 GENERATE = f"{GROUP}/generate"
 """Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the
 cluster does."""

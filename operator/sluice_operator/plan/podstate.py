@@ -28,6 +28,8 @@ from sluice_operator.plan.names import (
     LABEL_NUMBER,
     LABEL_REPLICA,
     LABEL_ROLE,
+    SANDBOX,
+    SANDBOX_GROUP,
 )
 
 _DISRUPTIONS = {
@@ -97,6 +99,21 @@ def group(pod: KubeObject) -> str:
     return labels(pod).get(LABEL_GROUP, "")
 
 
+def sandbox(pod: KubeObject) -> str:
+    """Name of the Sandbox that makes it, and would make it anew; empty: none does. A Sandbox that
+    has no pod stands for it.
+    """
+    if pod.get("kind") == SANDBOX:
+        return name(pod)
+    owners = pod["metadata"].get("ownerReferences") or []
+    return next((str(each["name"]) for each in owners if _is_sandbox(each)), "")
+
+
+def _is_sandbox(owner: dict[str, Any]) -> bool:
+    group = str(owner["apiVersion"]).partition("/")[0]
+    return bool(owner.get("controller")) and (owner["kind"], group) == (SANDBOX, SANDBOX_GROUP)
+
+
 def is_terminating(pod: KubeObject) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
@@ -164,6 +181,12 @@ def is_starting(pod: KubeObject) -> bool:
 
 def is_running(pod: KubeObject) -> bool:
     return _status(pod).get("phase") == "Running"
+
+
+def age(stored: KubeObject, now: datetime) -> float:
+    """Seconds since it was created."""
+    created = clock.parse_optional(stored["metadata"].get("creationTimestamp"))
+    return (now - created).total_seconds() if created else 0.0
 
 
 def started(pod: KubeObject) -> datetime | None:
@@ -310,6 +333,11 @@ def _terminated(pod: KubeObject) -> Iterator[tuple[str, dict[str, Any]]]:
         end = status.get("state", {}).get("terminated")
         if end:
             yield status["name"], end
+
+
+def readiness(stored: KubeObject) -> tuple[str, str]:
+    """(reason, message) of its condition Ready; empty where it has none yet."""
+    return _condition(stored, "Ready", "reason"), _condition(stored, "Ready", "message")
 
 
 def _condition(pod: KubeObject, kind: str, field: str = "status") -> str:

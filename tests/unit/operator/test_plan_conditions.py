@@ -22,6 +22,19 @@ UP, DOWN = GangFacts(ready=1), GangFacts()
 FRESH = GangStatus(replica=0, attempt=1)
 RESTARTED = GangStatus(replica=0, attempt=2, last_restart_time=clock.text(START))
 STARTED = RLJobStatus(start_time=clock.text(START))
+RUNNING = STARTED.model_copy(
+    update={
+        "conditions": [
+            Condition(
+                type="Running",
+                status="True",
+                reason="Running",
+                message="",
+                last_transition_time=clock.text(START),
+            )
+        ]
+    }
+)
 TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=clock.text(START))
 
 
@@ -39,6 +52,7 @@ def steps(**facts: GangFacts) -> list[Step]:
         (STARTED, steps(), None, ("False", "BufferUnreachable")),
         (STARTED, steps(), Progress(0), ("False", "Starting")),
         (STARTED, steps(), Progress(0, engines=1, engines_in_sync=1), ("True", "Running")),
+        (RUNNING, steps(), Progress(0, engines=1), ("True", "Running")),
         (TRAINED, steps(), None, ("True", "Running")),
         (TRAINED, steps(trainer=DOWN), Progress(1), ("False", "Restarting")),
         (STARTED, [Step(Gang("trainer", 0, 1), FRESH)], Progress(1), ("False", "PodsPending")),
@@ -49,6 +63,7 @@ def steps(**facts: GangFacts) -> list[Step]:
         "buffer does not answer",
         "starts",
         "first engine in sync",
+        "engines take the weights of the first step",
         "trained before",
         "trainer down",
         "gangs missing",

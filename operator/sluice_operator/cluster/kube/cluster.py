@@ -30,11 +30,12 @@ from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.kube.sandboxes import Sandboxes
 from sluice_operator.cluster.kube.store import (
     Store,
+    job_uid,
     lean_job,
     lean_pod,
-    owner_uid,
     version,
 )
 from sluice_operator.cluster.kube.warnings import PodWarnings
@@ -73,6 +74,7 @@ class KubeCluster:
         self._warnings = PodWarnings(api)
         self._advice = Advice()
         self._workloads = Workloads(api)
+        self._sandboxes = Sandboxes(api)
 
     # -- Cluster
     # ----------------------------------------------------------------------------------------------
@@ -86,6 +88,7 @@ class KubeCluster:
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
         workloads = await self._workloads.waited_for(job, self._pods(job))
+        sandbox_version, sandboxes = await self._sandboxes.of(job, self._pods(job))
         self._check_fresh(job)
         pods, objects = tuple(self._pods(job)), dict(owned.objects) | dict(workloads)
         return Observed(
@@ -95,6 +98,8 @@ class KubeCluster:
             absent_kinds=owned.absent,
             operator_namespace=self.namespace,
             warned=warned,
+            sandboxes=sandboxes,
+            sandbox_version=sandbox_version,
             defaults=self._defaults,
         )
 
@@ -107,15 +112,14 @@ class KubeCluster:
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
         """Create objects that pods need before the pods. A gang's pods are created side by side."""
         said: list[Said] = []
+        makers = {"Pod": self._create_pod, names.SANDBOX: self._sandboxes.create}
         try:
-            others = [manifest for manifest in objects if manifest["kind"] != "Pod"]
+            others = [manifest for manifest in objects if manifest["kind"] not in makers]
             await _all(
                 [self._owned.apply(job, manifest, listener(said, manifest)) for manifest in others]
             )
-            pods = [manifest for manifest in objects if manifest["kind"] == "Pod"]
-            await _all(
-                [self._create_pod(job, manifest, listener(said, manifest)) for manifest in pods]
-            )
+            pods = [manifest for manifest in objects if manifest["kind"] in makers]
+            await _all([makers[each["kind"]](job, each, listener(said, each)) for each in pods])
         finally:
             await self.emit(job, self._advice.news(job.metadata.uid, said))
 
@@ -144,7 +148,7 @@ class KubeCluster:
         return await self._owned.config(stored)
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]:
-        return [pod for pod in self.pods.of(_place(stored)) if owner_uid(pod) == uid(stored)]
+        return [pod for pod in self.pods.of(_place(stored)) if job_uid(pod) == uid(stored)]
 
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
         """The job's objects besides pods, as they were last read."""
@@ -190,6 +194,7 @@ class KubeCluster:
         self._warnings.forget(_place(stored))
         self._advice.forget(uid(stored))
         self._owned.forget(uid(stored))
+        self._sandboxes.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:
         """Read all that there is, before the first pass: a job that is planned before its pods are
@@ -219,7 +224,7 @@ class KubeCluster:
     # ----------------------------------------------------------------------------------------------
 
     def _pods(self, job: RLJob) -> list[KubeObject]:
-        return [pod for pod in self.pods.of(_key(job)) if owner_uid(pod) == job.metadata.uid]
+        return [pod for pod in self.pods.of(_key(job)) if job_uid(pod) == job.metadata.uid]
 
     async def _reread_pods(self, job: RLJob) -> None:
         """A pod that is missed may only be late: the watch of pods may lag behind that of jobs.
@@ -257,6 +262,9 @@ class KubeCluster:
         if deletion.kind == podgroup.WORKLOAD:
             await self._end_group(deletion.name, self._pods(job))
             return
+        if deletion.kind == names.SANDBOX:
+            await self._sandboxes.delete(job, deletion.name, self._pods(job))
+            return
         if deletion.kind in extras.KINDS:
             await self._owned.delete(job, deletion)
             return
@@ -291,7 +299,7 @@ class KubeCluster:
         left = [
             pod
             for pod in self.pods.of(key)
-            if not (lives and stored and owner_uid(pod) == uid(stored))
+            if not (lives and stored and job_uid(pod) == uid(stored))
         ]
         for deletion in podgroup.ends(left):
             await self._end_group(deletion.name, left)

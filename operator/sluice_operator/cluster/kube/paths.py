@@ -15,6 +15,7 @@ _PLACES = {
     "PodGroup": ("", "podgroups"),
     "RLJob": (f"/apis/{GROUP}/{VERSION}", PLURAL),
     "ResourceClaim": ("/apis/resource.k8s.io/v1", "resourceclaims"),
+    "Sandbox": ("", "sandboxes"),
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
     "Workload": ("", "workloads"),

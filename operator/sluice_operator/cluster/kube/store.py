@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from sluice_operator.plan import names
+from sluice_operator.plan import names, podstate
 from sluice_operator.plan.model import JobKey, KubeObject, uid
 
 _POD_METADATA = (
@@ -120,6 +120,14 @@ def lean_pod(pod: KubeObject) -> KubeObject:
     return compact(lean)
 
 
+def lean_sandbox(sandbox: KubeObject) -> KubeObject:
+    """The parts of a Sandbox that the planner reads: not the pod template."""
+    conditions = (sandbox.get("status") or {}).get("conditions") or []
+    kept = [_only(each, _POD_LISTS["conditions"]) for each in conditions]
+    metadata = _only(sandbox["metadata"], _POD_METADATA)
+    return compact({"kind": names.SANDBOX, "metadata": metadata, "status": {"conditions": kept}})
+
+
 def _annotations(pod: KubeObject) -> KubeObject:
     """The one that the planner reads; others may be large."""
     kept = _only(pod["metadata"].get("annotations") or {}, (names.ENDS_GROUP,))
@@ -166,3 +174,10 @@ def owner_uid(stored: KubeObject) -> str:
     """Uid of the object's controller; empty: it has none."""
     owners = stored["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def job_uid(pod: KubeObject) -> str:
+    """Uid of the job that a pod belongs to; empty: to none. Of a Sandbox's pod a label says it."""
+    if podstate.sandbox(pod):
+        return podstate.labels(pod).get(names.LABEL_UID, "")
+    return owner_uid(pod)

@@ -3,7 +3,8 @@
 Each engine has so many places for episodes, and for verifiers so many where the job has one; a
 place has one pod after another, each of which plays, or judges, one episode.
 Pods that wait for an episode are the warm pool, so a place is filled again as soon as its pod has
-ended, and none is filled before the worker that they join has its address.
+ended, and none is filled before the worker that they join has its address. A Sandbox that has no
+pod yet counts as the pod that it makes.
 """
 
 from __future__ import annotations
@@ -91,12 +92,21 @@ def turns(wanted: Sequence[Place], episodes: Sequence[KubeObject]) -> list[Turn]
 
 
 def over(
-    wanted: Sequence[Place], episodes: Sequence[KubeObject], now: datetime
+    wanted: Sequence[Place],
+    episodes: Sequence[KubeObject],
+    now: datetime,
+    sandboxes: Sequence[KubeObject] = (),
 ) -> tuple[Deletion, ...]:
-    """The deletions of pods that have ended, and of those whose worker is gone."""
+    """The deletions of pods that have ended, and of those whose worker is gone.
+
+    sandboxes: the job's; one of them would make its pod anew, whoever has deleted that.
+    """
     kept = {place.key for place in wanted}
     gone = [pod for pod in episodes if _key(pod) not in kept or not _goes_on(pod)]
-    return deletions(gone, now)
+    makers = {podstate.name(each) for each in sandboxes if not podstate.is_terminating(each)}
+    ending = sorted(makers & {podstate.sandbox(pod) for pod in gone})
+    others = [pod for pod in gone if podstate.sandbox(pod) not in ending]
+    return tuple(Deletion(names.SANDBOX, name) for name in ending) + deletions(others, now)
 
 
 def _by_place(episodes: Sequence[KubeObject]) -> defaultdict[Key, list[KubeObject]]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
-from sluice_operator.plan import clock, podstate
+from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE, PEER_GRACE
 from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
-from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject
+from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject, Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +191,16 @@ def deletions(
     pods: Sequence[KubeObject], now: datetime, at_most: int | None = None
 ) -> tuple[Deletion, ...]:
     """Delete these pods: with their grace, `at_most` seconds, and by force where a dead node keeps
-    one for ever.
+    one for ever. One that a Sandbox makes goes with that, which would make it anew.
     """
     planned = []
     for pod in pods:
-        if not podstate.is_terminating(pod):
+        if podstate.sandbox(pod) and not podstate.is_terminating(pod):
+            planned.append(Deletion(names.SANDBOX, podstate.sandbox(pod)))
+        elif not podstate.is_terminating(pod):
             grace = _grace(pod) if at_most is None else min(_grace(pod), at_most)
             planned.append(Deletion("Pod", podstate.name(pod), grace))
-        elif is_stuck(pod, now):
+        elif is_stuck(pod, now) and pod.get("kind") != names.SANDBOX:
             planned.append(Deletion("Pod", podstate.name(pod), 0))
     return tuple(planned)
 
@@ -223,3 +225,17 @@ def force_times(pods: Sequence[KubeObject]) -> list[datetime]:
 def _force_time(pod: KubeObject) -> datetime:
     """DeletionTimestamp already contains the grace."""
     return clock.parse(pod["metadata"]["deletionTimestamp"]) + timedelta(seconds=FORCE_DELETE_AFTER)
+
+
+def living(observed: Observed) -> Observed:
+    """Without pods that only a finalizer keeps: for all but Kueue they are gone."""
+    return replace(observed, pods=tuple(pod for pod in observed.pods if not podstate.has_left(pod)))
+
+
+def present_facts(
+    gang: Gang, known: GangStatus | None, pods: Sequence[KubeObject], now: datetime
+) -> GangFacts:
+    attempt = known.attempt if known else 1
+    return gang_facts(
+        gang, [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == attempt], now
+    )

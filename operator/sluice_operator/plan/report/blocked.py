@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sluice.api import LastFailure, RoleName
 from sluice_operator.plan import clock, names, podstate
+from sluice_operator.plan.constants import SANDBOX_PATIENCE
 from sluice_operator.plan.model import KubeObject, Warned
 from sluice_operator.plan.report import cures
 
@@ -29,6 +30,10 @@ _CURES = {
     "RunContainerError": "the node's container runtime refused it; check command and mounts in the "
     "role's template",
 }
+_REFUSED_SANDBOX = "ReconcilerError"
+_IDLE_SANDBOX = (
+    "nobody has made the pod of this Sandbox; check that agent-sandbox's controller runs"
+)
 TIMES = 3
 """Warnings of a kubelet that make a failure: one of a pod's start is often over a second later."""
 
@@ -86,18 +91,38 @@ def failed_to_start(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) ->
     return refused or next((obstacle for pod in pods if (obstacle := _warned(pod, lasting))), None)
 
 
-def blocked_episodes(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
-    """The first pod of an episode, or of a verifier, that cannot start. One without a place is told
-    where none of its role runs: else the pool is smaller than was asked for, and the job goes on.
+def blocked_episodes(
+    pods: Sequence[KubeObject], warned: Mapping[str, Warned], now: datetime
+) -> Blocked | None:
+    """The first pod of an episode, or of a verifier, that cannot start. One without a place, or a
+    Sandbox without a pod, is told where none of its role runs: else the pool is smaller than was
+    asked for, and the job goes on.
     """
     pools = [[pod for pod in pods if podstate.role(pod) == role] for role in names.EPISODES]
-    return next((stuck for pool in pools if (stuck := _blocked_pool(pool, warned))), None)
+    return next((stuck for pool in pools if (stuck := _blocked_pool(pool, warned, now))), None)
 
 
-def _blocked_pool(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
+def _blocked_pool(
+    pods: Sequence[KubeObject], warned: Mapping[str, Warned], now: datetime
+) -> Blocked | None:
     if any(map(podstate.is_running, pods)):
         return failed_to_start(pods, warned)
-    return blocked(pods, warned)
+    unmade = (obstacle for pod in pods if (obstacle := _unmade(pod, now)))
+    return blocked(pods, warned) or next(unmade, None)
+
+
+def _unmade(stored: KubeObject, now: datetime) -> Blocked | None:
+    """A Sandbox whose pod is refused, in the words of its controller; or that has had none for
+    long.
+    """
+    if stored["kind"] != names.SANDBOX or podstate.is_terminating(stored):
+        return None
+    reason, message = podstate.readiness(stored)
+    if reason != _REFUSED_SANDBOX and podstate.age(stored, now) < SANDBOX_PATIENCE:
+        return None
+    text = cures.with_cure(message, cures.OF_REFUSALS) if message else _IDLE_SANDBOX
+    name = podstate.name(stored)
+    return Blocked(podstate.role(stored), name, "", reason or "NoPod", text)  # type: ignore[arg-type]
 
 
 def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:

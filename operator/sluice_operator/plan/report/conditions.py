@@ -152,7 +152,9 @@ def running(
         )
     if fresh and not missing and progress is None:
         return Finding("Running", "False", UNREACHABLE.name, UNREACHABLE.message)
-    if missing or (fresh and progress is not None and progress.engines_in_sync == 0):
+    # A job that runs goes on running while its engines take their next weights.
+    first = fresh and not status.is_true("Running")
+    if missing or (first and progress is not None and progress.engines_in_sync == 0):
         return Finding(
             "Running",
             "False",
