@@ -17,6 +17,7 @@ from sluice_cli.entry import nothing_begun
 from sluice_cli.exits import Exit
 from sluice_cli.lazy import group
 from sluice_cli.options import (
+    ContainerEngine,
     Manifest,
     Manifests,
     Output,
@@ -134,6 +135,13 @@ def run(
             "runs/.",
         ),
     ] = None,
+    containers: Annotated[
+        ContainerEngine | None,
+        typer.Option(
+            help="Run programs that have an image (rollout.environment.image) in containers of "
+            "it, not as processes."
+        ),
+    ] = None,
 ) -> None:
     """Run an RLJob on this machine. The same command again continues it; with --set it goes on
     changed, where that is safe.
@@ -150,7 +158,7 @@ def run(
             changes.append("debug.rolloutOnly=true")
         if begin_with is not None:
             changes += model_of(begin_with)
-        code = run_here(manifest, changes, run_dir, fresh=fresh, plain=plain)
+        code = run_here(manifest, changes, run_dir, fresh=fresh, plain=plain, containers=containers)
     raise typer.Exit(code)
 
 

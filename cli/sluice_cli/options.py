@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,13 @@ def runs_here(incomplete: str) -> list[str]:
         for path in RUNS.glob("*/job.json")
         if path.parent.name.startswith(incomplete)
     )
+
+
+class ContainerEngine(StrEnum):
+    """A container engine whose command line sluice speaks."""
+
+    PODMAN = "podman"
+    DOCKER = "docker"
 
 
 Manifest = Annotated[Path, typer.Argument(help="RLJob manifest (YAML).", show_default=False)]

@@ -22,6 +22,7 @@ from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
+from sluice_cli import containers as images
 from sluice_cli import contents
 from sluice_cli.continued import LENGTH, words
 from sluice_cli.monitor import Monitor, Snapshot
@@ -46,9 +47,15 @@ ENDS: tuple[ConditionType, ConditionType] = ("Failed", "Succeeded")
 
 
 def run_here(
-    path: Path, overrides: list[str], run_dir: Path | None, *, fresh: bool, plain: bool
+    path: Path,
+    overrides: list[str],
+    run_dir: Path | None,
+    *,
+    fresh: bool,
+    plain: bool,
+    containers: str | None = None,
 ) -> int:
-    """Run or continue a job.
+    """Run or continue a job. containers: podman or docker, for programs that have an image.
 
     Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be continued.
     """
@@ -57,6 +64,7 @@ def run_here(
     contents.look(job, rows=CHECKED_ROWS).raise_problems()
     check_gpus(job)
     check_engine(job)
+    images.check(job, containers)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
     try:
         changed = prepare(directory, job, fresh=fresh)
@@ -65,12 +73,12 @@ def run_here(
     except OSError as error:
         raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
     console = Console()
-    for text in words(changed, job):
+    for text in [*words(changed, job), *images.words(job, containers)]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     reopen = ENDS if any(change.path in LENGTH for change in changed) else ENDS[:1]
     view = view_of(console, job, directory, plain=plain)
     try:
-        status = asyncio.run(_run(job, directory, view, reopen))
+        status = asyncio.run(_run(job, directory, view, reopen, containers))
     except run_state.RunDirectoryError as error:
         raise ManifestError(str(error)) from error
     except OSError as error:
@@ -119,7 +127,11 @@ def check_engine(job: RLJob) -> None:
 
 
 async def _run(
-    job: RLJob, directory: Path, view: View, reopen: Sequence[ConditionType]
+    job: RLJob,
+    directory: Path,
+    view: View,
+    reopen: Sequence[ConditionType],
+    containers: str | None,
 ) -> RLJobStatus | None:
     """Reconcile until the end; None where the user stopped it."""
     started = time.monotonic()
@@ -129,7 +141,8 @@ async def _run(
     )  # earlier is not news
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
-    async with LocalCluster(directory, volumes=volumes) as cluster:
+    variables = images.variables(containers)
+    async with LocalCluster(directory, volumes=volumes, env=variables) as cluster:
 
         async def probe() -> Progress | None:
             observed = await cluster.observe(job)

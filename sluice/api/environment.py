@@ -219,7 +219,8 @@ class RolloutEnvironment(Model):
     image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None,
         description="On a cluster each episode is a pod of this image, which has the program and "
-        "`/bin/sh`. On a laptop the program runs as without it.",
+        "`/bin/sh`. On a laptop the program runs as without it, or in a container of it where "
+        "`sluice run` has `--containers`.",
     )
     pods: PositiveInt = Field(
         8,

@@ -79,7 +79,6 @@ async def episode(directory: Path, engine: Script, limits: dict[str, Any]) -> tu
 
     async with desk(directory, rollout__limits=limits) as one:
         guest = seated(one, play, engine)
-        guest.seconds = 60.0
         params = PARAMS | {"max_new_tokens": 1000}
         return await guest(Prompt(3, "?"), [1], Sample(0), params), answers
 

@@ -103,7 +103,6 @@ async def episode(
 
     async with desk(directory, rollout__limits=limits) as one:
         guest = seated(one, play, engine)
-        guest.seconds = 60.0
         params = PARAMS | {"max_new_tokens": tokens}
         return await guest(Prompt(3, "?"), [1], Sample(0), params), answers
 
@@ -185,13 +184,11 @@ async def test_a_summary_is_found_again_by_the_pod_that_goes_on(tmp_path: Path) 
     params = PARAMS | {"max_new_tokens": 1000}
     async with desk(tmp_path, rollout__limits=LIMITS) as one:
         first = seated(one, play, Leaving())
-        first.seconds = 60.0
         left = await first(Prompt(3, "?"), [1], Sample(0), params)
         assert left.status is SampleStatus.ABORTED
         left = codec.sample_from_message(codec.sample_to_message(left))
         engine = Scribe()
         second = seated(one, play, engine)
-        second.seconds = 60.0
         sample = await second(Prompt(3, "?"), [1], left, params)
         whole = await seated(one, play, Scribe())(Prompt(3, "?"), [1], Sample(0), params)
     assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
@@ -214,7 +211,6 @@ async def test_rewards_of_turns_pass_over_summaries(tmp_path: Path) -> None:
     engine = Scribe()
     async with desk(tmp_path, rollout__limits=LIMITS) as one:
         guest = seated(one, play, engine)
-        guest.seconds = 60.0
         params = PARAMS | {"max_new_tokens": 1000}
         sample = await guest(Prompt(3, "?"), [1], Sample(0), params)
     rewards = turn_rewards(sample)[""]

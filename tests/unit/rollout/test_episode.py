@@ -61,7 +61,7 @@ class Script:
         return Generation(answer, [-0.5] * len(answer), spans, finish, None)
 
 
-def player(play: Play, engine: Script, seconds: float = 5.0) -> Player:
+def player(play: Play, engine: Script, seconds: float = 60.0) -> Player:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 

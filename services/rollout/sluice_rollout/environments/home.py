@@ -24,32 +24,37 @@ _END_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def opened(programs: int) -> Iterator[str]:
+def opened(programs: int, engine: str | None = None) -> Iterator[str]:
     """A directory of this worker's own. Directories of workers that were killed are removed first,
-    programs end with this one's end. programs: that run side by side.
+    programs end with this one's end. programs: that run side by side. engine: of their containers.
     """
     if inputs.POD not in os.environ:  # `sluice run` has to find its processes by their variables
         hide()  # the job's token is in this process's environment
     _raise_file_limit(_FILES_OF_AN_EPISODE * programs + _OTHER_FILES)
     with home.new(PREFIX) as directory:
         guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), directory],
+            [
+                *(sys.executable, "-I", "-S", keeper.__file__),
+                *(str(os.getpid()), directory, *([engine] if engine else [])),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={},
+            env=inputs.outside() if engine else {},
             start_new_session=True,
         )
         try:
             yield directory
         finally:
-            _end(directory)
+            _end(directory, engine)
             guard.kill()
             guard.wait(_END_SECONDS)
 
 
-def _end(directory: str) -> None:
+def _end(directory: str, engine: str | None) -> None:
     try:
         keeper.end(directory)
+        if engine:
+            keeper.end_containers(engine, directory)
     except keeper.SurvivorError as error:
         logs.get().error("programs outlive their worker", error=str(error))
 

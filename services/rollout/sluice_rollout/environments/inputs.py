@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,18 @@ _LONGEST = 100_000
 def inherited(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
     """Variables of every program of a job. further: rollout.environment.env."""
     return {name: worker[name] for name in INHERITED if name in worker} | dict(further)
+
+
+def own(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+    """Variables of every program of a job that runs in an image. further: as above."""
+    return {name: worker[name] for name in (POD,) if name in worker} | dict(further)
+
+
+def outside() -> dict[str, str]:
+    """Variables of this process that are not a job's, for what runs programs: where a container
+    engine has its socket and its settings.
+    """
+    return {k: v for k, v in os.environ.items() if k == POD or not k.startswith("SLUICE_")}
 
 
 def of_episode(prompt: Prompt, gateway: Gateway, directory: str, model: str) -> dict[str, str]:

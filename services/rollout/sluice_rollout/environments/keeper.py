@@ -1,7 +1,9 @@
 """Ends what programs of episodes have started, by the variable that all of it carries.
 
-As a program (`python keeper.py PID DIRECTORY`) it waits for the end of its worker, which may have
-been killed, and then ends the programs of all its episodes. Standard library only, to be small.
+As a program (`python keeper.py PID DIRECTORY [ENGINE]`) it waits for the end of its worker, which
+may have been killed, and then ends the programs of all its episodes; with podman or docker for an
+engine their containers too, whose processes may be another user's. Standard library only, to be
+small.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from pathlib import Path
 
 MARK = "SLUICE_EPISODE"
 """The variable that names an episode's directory."""
+LABEL = "sluice.dev/episodes"
+"""Label of a container: the directory in which those of all episodes of its worker are."""
+END_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
-_END_SECONDS = 10.0
 
 
 class SurvivorError(Exception):
@@ -39,7 +43,7 @@ def _carries(pid: str, mark: bytes) -> bool:
 
 def end(directory: str) -> None:
     """Kill all of them, until none is left. Raises SurvivorError where that takes long."""
-    deadline = time.monotonic() + _END_SECONDS
+    deadline = time.monotonic() + END_SECONDS
     while pids := marked(directory):
         if time.monotonic() > deadline:
             raise SurvivorError(f"processes {pids} of {directory} do not end")
@@ -49,12 +53,35 @@ def end(directory: str) -> None:
         time.sleep(0.01)
 
 
-def main(worker: int, directory: str) -> None:
+def end_containers(engine: str, directory: str) -> None:
+    """Remove all containers of a worker, whatever they do. Raises SurvivorError as `end` does."""
+    label = f"label={LABEL}={directory}"
+    if ids := ask(engine, "ps", "--all", "--quiet", "--filter", label).split():
+        ask(engine, "rm", "--force", *ids)
+
+
+def ask(engine: str, *words: str) -> str:
+    """The output of podman or docker. Raises SurvivorError where it does not answer."""
+    import subprocess  # seldom needed, and as much to load as all the rest
+
+    try:
+        done = subprocess.run(
+            [engine, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=END_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SurvivorError(f"`{engine} {words[0]}` does not answer") from error
+    return done.stdout
+
+
+def main(worker: int, directory: str, engine: str = "") -> None:
     """Wait until this process's parent is no longer the worker; then end its programs."""
     while os.getppid() == worker:
         time.sleep(_LOOK_SECONDS)
     end(directory)
+    if engine:
+        end_containers(engine, directory)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

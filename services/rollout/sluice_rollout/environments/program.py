@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.api import RLJobSpec
@@ -32,6 +32,7 @@ from sluice_rollout.environments import (
     result,
     verifying,
 )
+from sluice_rollout.environments.containers import Containers, of_machine
 from sluice_rollout.environments.ending import conclude, take, words_of
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.verifying import Terms, VerifierProcess
@@ -48,7 +49,8 @@ class Program:
 
     name: for messages. command: its words. variables: those of every episode. model: its name.
     side_by_side: episodes that a worker has in work. trial: words that find out whether it can run.
-    verifier: judges what it has left; None: its own result does.
+    verifier: judges what it has left; None: its own result does. containers: it runs in those;
+    None: as a process.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Program:
     side_by_side: int
     trial: Sequence[str] = ()
     verifier: VerifierProcess | None = None
+    containers: Containers | None = None
     _directory: str = ""
     _held: ExitStack = field(default_factory=ExitStack)
 
@@ -66,6 +69,9 @@ class Program:
         self.open()
         if self.trial:
             await self._try()
+        for containers in (self.containers, self.verifier and self.verifier.containers):
+            if containers:
+                await containers.check(self._directory)
 
     async def _try(self) -> None:
         with tempfile.TemporaryDirectory(dir=self._directory) as directory:
@@ -83,7 +89,8 @@ class Program:
     def open(self) -> None:
         """Take a directory for the episodes, and remove those of workers that were killed."""
         if not self._directory:
-            self._directory = self._held.enter_context(home.opened(self.side_by_side))
+            engine = self.containers.engine if self.containers else None
+            self._directory = self._held.enter_context(home.opened(self.side_by_side, engine))
 
     def close(self) -> None:
         """End all programs, and remove what they have left."""
@@ -125,8 +132,9 @@ class Program:
             json.dumps(inputs.row(prompt, episode.sample.index, episode.seats))
         )
         ours = inputs.of_episode(prompt, episode.gateway, directory, self.model)
+        run = self.containers.run if self.containers else process.run
         try:
-            ended = await process.run(self.command, directory, {**self.variables, **ours})
+            ended = await run(self.command, directory, {**self.variables, **ours})
         except (OSError, keeper.SurvivorError) as error:
             raise PlayFailedError("start", f"cannot be run here: {error}") from error
         logs.get().debug(
@@ -139,6 +147,8 @@ class Program:
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     """The program of a job. Raises ConfigurationError where there is none of its name here."""
     verifiers, model = environment.verifiers, Path(spec.model.path).name
+    if containers := of_machine(environment.image):
+        return _in_containers(containers, environment, spec)
     variables = inputs.inherited(os.environ, environment.env)
     if verifiers:
         field, name = "verifiers.python", f"verifiers {verifiers.name}"
@@ -151,6 +161,26 @@ def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     verifier = _verifier(environment, spec)
     return Program(
         name, command, variables, model, spec.rollout.concurrency, _here(trial), verifier
+    )
+
+
+def _in_containers(
+    containers: Containers, environment: RolloutEnvironment, spec: RLJobSpec
+) -> Program:
+    """The program of a job in its image, and so its verifier. The images have what they need."""
+    command, judge, verifier = environment.command or [], environment.verifier, None
+    if judge:
+        judges = replace(containers, image=judge.image or containers.image)
+        variables = inputs.own(os.environ, {})
+        verifier = VerifierProcess(judge.command, variables, Terms.of(judge, spec), judges)
+    return Program(
+        shlex.join(command)[:_LONGEST_NAME],
+        command,
+        inputs.own(os.environ, environment.env),
+        Path(spec.model.path).name,
+        spec.rollout.concurrency,
+        verifier=verifier,
+        containers=containers,
     )
 
 

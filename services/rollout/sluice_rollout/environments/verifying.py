@@ -22,6 +22,7 @@ from sluice.sample import Prompt
 from sluice_rollout import metrics
 from sluice_rollout.environments import artifacts, home, inputs, process, result
 from sluice_rollout.environments.artifacts import Artifact, ArtifactsError
+from sluice_rollout.environments.containers import Containers
 from sluice_rollout.environments.ending import take, words_of
 from sluice_rollout.environments.keeper import SurvivorError
 from sluice_rollout.environments.process import Ended
@@ -83,11 +84,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class VerifierProcess:
-    """A verifier that runs beside the worker. variables: those of every episode."""
+    """A verifier that runs beside the worker. variables: those of every episode. containers: it
+    runs in those; None: as a process.
+    """
 
     command: Sequence[str]
     variables: Mapping[str, str]
     terms: Terms
+    containers: Containers | None = None
 
     async def __call__(self, episode: Episode, files: Sequence[Artifact], directory: str) -> None:
         """Judge an episode, in a directory of its own in this one. Raises PlayFailedError."""
@@ -95,8 +99,9 @@ class VerifierProcess:
         own = tempfile.mkdtemp(prefix=name, dir=directory)
         try:
             variables = await asyncio.to_thread(self._prepare, own, episode, files)
+            run = self.containers.run if self.containers else process.run
             async with self.terms.limited(episode):
-                ended = await process.run(self.command, own, variables)
+                ended = await run(self.command, own, variables)
             self.terms.take(episode, ended, lambda: result.read(own))
         except (OSError, ArtifactsError, SurvivorError) as error:
             raise PlayFailedError(REASON, f"{_WHO} cannot be run here: {error}") from error

@@ -1,0 +1,98 @@
+"""Programs of episodes in containers of podman or docker, on a machine without a cluster
+(`sluice run --containers`). On a cluster their image is a pod's.
+
+A container sees its episode's directory at the directory's own path, and this machine's network,
+on whose loopback the gateway is. It has none of the machine's files besides, no variables of the
+worker, and no capabilities; it runs as the worker's user, who can remove what it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.environment import ConfigurationError
+from sluice_rollout.environments import inputs, keeper, process
+from sluice_rollout.environments.ending import words_of
+from sluice_rollout.environments.process import Ended
+
+ENGINE = "SLUICE_CONTAINERS"
+"""The worker's variable that names podman or docker."""
+_PULL_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """Runs programs of an image. engine: `podman` or `docker`."""
+
+    engine: str
+    image: str
+
+    async def check(self, directory: str) -> None:
+        """Pull the image, if it is not there. Raises ConfigurationError."""
+        if not (await self._call(directory, "image", "inspect", self.image)).status:
+            return
+        try:
+            async with asyncio.timeout(_PULL_SECONDS):
+                pulled = await self._call(directory, "pull", self.image)
+        except TimeoutError:
+            raise ConfigurationError(
+                f"{self._failed} within {_PULL_SECONDS:g} s: pull it, then run the job again"
+            ) from None
+        if pulled.status:
+            raise ConfigurationError(f"{self._failed}: `{self.engine} pull` {words_of(pulled)}")
+
+    async def run(
+        self, command: Sequence[str], directory: str, variables: Mapping[str, str]
+    ) -> Ended:
+        """Run a program for the episode of a directory until it ends, or this is cancelled.
+
+        Raises OSError where it cannot be started, SurvivorError where something does not end.
+        """
+        # What carries the mark is killed: the container's processes, not the engine's own, which
+        # clear away behind them.
+        others = {name: value for name, value in variables.items() if name != keeper.MARK}
+        try:
+            words = self.words(command, directory, list(others))
+            return await process.run(words, directory, inputs.outside() | others)
+        finally:
+            # Mostly it has gone with its program.
+            remove = asyncio.to_thread(keeper.ask, self.engine, "rm", "--force", name_of(directory))
+            await asyncio.shield(remove)
+
+    def words(self, command: Sequence[str], directory: str, variables: Sequence[str]) -> list[str]:
+        """The engine's words. Variables are only named there, and have their values from its own:
+        words can be read by every user of this machine.
+        """
+        named = [word for name in sorted(variables) for word in ("--env", name)]
+        keep = ["--userns=keep-id"] if self.engine == "podman" and os.geteuid() else []
+        return [
+            *(self.engine, "run", "--rm", "--name", name_of(directory)),
+            *("--label", f"{keeper.LABEL}={Path(directory).parent}"),
+            *("--network=host", "--user", f"{os.geteuid()}:{os.getegid()}", *keep),
+            *("--cap-drop=all", "--security-opt=no-new-privileges"),
+            *("--volume", f"{directory}:{directory}"),
+            *("--env", f"{keeper.MARK}={directory}", *named, self.image, *command),
+        ]
+
+    async def _call(self, directory: str, *words: str) -> Ended:
+        return await process.run([self.engine, *words], directory, inputs.outside())
+
+    @property
+    def _failed(self) -> str:
+        return f"spec.rollout.environment: {self.engine} has not got the image {self.image}"
+
+
+def of_machine(image: str | None) -> Containers | None:
+    """Containers for the programs of an image, where this machine is to run them so; else None."""
+    engine = os.environ.get(ENGINE)
+    return Containers(engine, image) if engine and image else None
+
+
+def name_of(directory: str) -> str:
+    """The name of the container of an episode's directory."""
+    at = Path(directory)
+    return f"{at.parent.name}.{at.name}"

@@ -1,0 +1,209 @@
+"""Programs of episodes in containers of podman, at a real engine (`sluice run --containers`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.engines.sglang.generate import Client
+from sluice.environment import ConfigurationError
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice_rollout.environments import containers, home, keeper
+from sluice_rollout.environments.program import Program, program_of
+from tests.integration.rollout.pods import job
+from tests.integration.rollout.test_gateway import AGENT, PARAMS, check
+from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import talkative as talkative
+from tests.tools import missing, tool
+
+pytestmark = pytest.mark.long
+IMAGE, OTHER = "localhost/sluice-test-agent:1", "localhost/sluice-test-verifier:1"
+ASK = """
+body='{"model": "any", "max_tokens": 12, "messages": [{"role": "user", "content": "w0002"}]}'
+wget -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --post-data "$body" \
+  "$OPENAI_BASE_URL/chat/completions" > /dev/null
+"""
+CONF = """
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
+"""
+"""For machines that may not raise their limits."""
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A podman that has two images of one shell, each with a file of its own."""
+    program, busybox = str(tool("podman")), shutil.which("busybox") or missing("needs busybox")
+    root = tmp_path_factory.mktemp("image")
+    (root / "conf").write_text(CONF)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(root / "conf"))
+        patch.setenv(containers.ENGINE, "podman")
+        for image in (IMAGE, OTHER):
+            (root / "root/bin").mkdir(parents=True, exist_ok=True)
+            shutil.copy(busybox, root / "root/bin/busybox")
+            for name in ("sh", "wget", "cat", "sleep", "id"):
+                (root / "root/bin" / name).unlink(missing_ok=True)
+                (root / "root/bin" / name).symlink_to("busybox")
+            (root / "root/image").write_text(image)
+            packed = subprocess.run(
+                ["tar", "-C", root / "root", "-c", "."], check=True, capture_output=True
+            ).stdout
+            subprocess.run([program, "import", "-", image], input=packed, check=True)
+        yield program
+        subprocess.run([program, "rmi", "--force", IMAGE, OTHER], check=True)
+
+
+def program(directory: Path, model: Path, script: str, **environment: Any) -> Program:
+    settings = {name: value for name, value in AGENT.items() if name != "rollout__function"}
+    ours = {"command": ["sh", "-euc", script], "image": IMAGE} | environment
+    spec = job(directory, model, **settings, rollout__environment=ours).spec
+    assert spec.rollout.environment
+    return program_of(spec.rollout.environment, spec)
+
+
+def running(podman: str) -> list[str]:
+    listed = subprocess.run(
+        [podman, "ps", "--all", "--quiet", "--filter", f"label={keeper.LABEL}"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return listed.stdout.split()
+
+
+async def test_a_program_plays_in_its_image(
+    podman: str, engine: Client, model: Path, talkative: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It has the gateway, its row, what `env` says, and nothing else of the worker's."""
+    script = """
+metadata="\\"image\\": \\"$(cat /image)\\", \\"mode\\": \\"$MODE\\", \\"user\\": \\"$(id -u)\\""
+secret="\\"secret\\": \\"${SECRET_OF_THE_WORKER:-}\\""
+test -f "$SLUICE_EPISODE/row.json"; echo x > "$TMPDIR/file"
+echo "{\\"reward\\": 0.75, \\"metadata\\": {$metadata, $secret}}" > "$SLUICE_EPISODE/result.json"
+"""
+    one = program(tmp_path, talkative, ASK + script, env={"MODE": "training"})
+    monkeypatch.setenv("SECRET_OF_THE_WORKER", "x")
+    try:
+        await one.check()
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
+        assert os.listdir(one._directory) == []
+    finally:
+        one.close()
+    assert (sample.error, sample.reward) == ("", 0.75)
+    told = {name: sample.metadata[name] for name in ("image", "mode", "user", "secret")}
+    assert told == {"image": IMAGE, "mode": "training", "user": str(os.geteuid()), "secret": ""}
+    assert sample.trainable_tokens == 12
+    check(sample, {0: model})
+    assert running(podman) == []
+
+
+async def test_a_verifier_judges_in_its_own_image(
+    podman: str, engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    judge = """
+test "$(cat "$SLUICE_ARTIFACTS/answer")" = "$SLUICE_LABEL"
+echo "{\\"reward\\": 1, \\"metadata\\": {\\"judge\\": \\"$(cat /image)\\"}}" \
+  > "$SLUICE_EPISODE/result.json"
+"""
+    one = program(
+        tmp_path,
+        talkative,
+        ASK + 'echo -n "seven$SLUICE_LABEL" > "$SLUICE_ARTIFACTS/answer"',
+        verifier={"command": ["sh", "-euc", judge], "image": OTHER},
+    )
+    try:
+        await one.check()
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            sample = await playing(Prompt(0, "?", "seven"), [5], Sample(0), PARAMS)
+    finally:
+        one.close()
+    assert (sample.error, sample.reward, sample.metadata["judge"]) == ("", 1.0, OTHER)
+    assert running(podman) == []
+
+
+async def test_one_that_hangs_costs_its_sample_and_leaves_no_container(
+    podman: str, engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    one = program(tmp_path, talkative, ASK + "sleep 600 & sleep 600")
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            playing.seconds = 10.0
+            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
+        assert os.listdir(one._directory) == []
+    finally:
+        one.close()
+    assert sample.status is SampleStatus.FAILED
+    assert "functionSeconds" in sample.error
+    assert running(podman) == []
+
+
+async def test_a_program_that_the_image_lacks_is_named(
+    podman: str, engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    one = program(tmp_path, talkative, "", command=["/app/agent"])
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
+    finally:
+        one.close()
+    assert "/app/agent" in sample.error
+    assert "no such file" in sample.error.lower()
+
+
+async def test_an_image_that_is_not_to_be_had_ends_the_worker_before_any_episode(
+    podman: str, talkative: Path, tmp_path: Path
+) -> None:
+    one = program(tmp_path, talkative, ASK, image="localhost/there-is-none:7")
+    try:
+        with pytest.raises(ConfigurationError, match="podman has not got the image"):
+            await one.check()
+    finally:
+        one.close()
+
+
+WORKER = """
+import asyncio, sys, tempfile
+from sluice_rollout.environments import home
+from sluice_rollout.environments.containers import Containers
+
+async def main():
+    with home.opened(1, "podman") as directory:
+        episode = tempfile.mkdtemp(dir=directory)
+        print(directory, flush=True)
+        await Containers("podman", sys.argv[1]).run(
+            ["sh", "-c", "sleep 600"], episode, {"SLUICE_EPISODE": episode, "TMPDIR": episode}
+        )
+
+asyncio.run(main())
+"""
+
+
+async def test_a_worker_that_is_killed_leaves_no_container(podman: str, tmp_path: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, IMAGE], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert worker.stdout
+        directory = worker.stdout.readline().strip()
+        async with asyncio.timeout(60):
+            while not running(podman):
+                await asyncio.sleep(0.2)
+        worker.send_signal(signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while running(podman) or keeper.marked(directory):
+                await asyncio.sleep(0.2)
+    finally:
+        worker.kill()
+        worker.wait()
+    with home.opened(1):
+        assert not Path(directory).exists(), "the next worker has removed it"

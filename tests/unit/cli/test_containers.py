@@ -1,0 +1,42 @@
+"""`sluice run --containers`, as far as it gets without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api import ManifestError
+from sluice_cli import containers
+from tests.unit.buffer.buffer_tools import make_job
+
+
+def job(directory: Path, **environment: Any) -> Any:
+    return make_job(directory, rollout__environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "engine", "words"),
+    [
+        pytest.param({}, "podman", r"environment\.image is not set", id="no image"),
+        pytest.param({"image": "b"}, "none-such", "no program 'none-such'", id="no engine"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(
+    environment: dict[str, Any], engine: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ManifestError, match=words):
+        containers.check(job(tmp_path, command=["a"], **environment), engine)
+
+
+def test_an_image_that_a_run_does_without_is_told(tmp_path: Path) -> None:
+    (words,) = containers.words(job(tmp_path, command=["a"], image="b"), None)
+    assert "--containers podman" in words
+    assert containers.words(job(tmp_path, command=["a"], image="b"), "podman") == []
+    assert containers.words(make_job(tmp_path), None) == []
+
+
+def test_workers_are_told_of_the_engine() -> None:
+    assert containers.variables("docker") == {"SLUICE_CONTAINERS": "docker"}
+    assert containers.variables(None) == {}
