@@ -14,9 +14,15 @@ def variables(engine: str | None) -> dict[str, str]:
 
 def check(job: RLJob, engine: str | None) -> None:
     """Raise ManifestError where this machine has not the container engine that is asked for, or the
-    job nothing to run in it.
+    job nothing to run in it; or has an image that only a cluster runs.
     """
     environment = job.spec.rollout.environment
+    if environment and environment.openenv and environment.openenv.image:
+        raise ManifestError(
+            "spec.rollout.environment.openenv.image: an image of OpenEnv is for a cluster; here "
+            "start its server, and name that: --set rollout.environment.openenv.image=null "
+            f"--set rollout.environment.openenv.url=http://127.0.0.1:{environment.openenv.port}"
+        )
     if engine is None:
         return
     if environment is None or environment.image is None:

@@ -49,8 +49,16 @@ class Verifiers(Model):
 class OpenEnvironment(Model):
     """A server of OpenEnv (openenv-core 0.3). Each episode has a session of its own there."""
 
-    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
-        description="Its address, as `http://wordle:8000`."
+    url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
+        None, description="Its address, as `http://wordle:8000`."
+    )
+    image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="In place of `url`: the server's image. On a cluster it runs in each engine's "
+        "pod, as the container `openenv`.",
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
+        8000, description="With an image: the port that its server listens on."
     )
     action: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         None,
@@ -75,12 +83,22 @@ class OpenEnvironment(Model):
 
     rules = (
         Rule(
+            "has(self.url) != has(self.image)",
+            lambda o: (o.url is None) != (o.image is None),
+            "expected either url or image",
+        ),
+        Rule(
             "!has(self.action) || !has(self.__function__)",
             lambda o: o.action is None or o.function is None,
             "action and function both say what an answer does: set one of them",
             "action",
         ),
     )
+
+    @property
+    def address(self) -> str:
+        """The server's address, as workers see it."""
+        return self.url or f"http://127.0.0.1:{self.port}"
 
 
 class OtherModel(Model):

@@ -107,6 +107,11 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"environment": {"openenv": {"url": "http://w:1"}, "image": "me/agent:1"}}},
         "openenv starts no program",
     ),
+    ({"rollout": {"environment": {"openenv": {}}}}, "expected either url or image"),
+    (
+        {"rollout": {"environment": {"openenv": {"url": "http://w:1", "image": "me/wordle:1"}}}},
+        "expected either url or image",
+    ),
     (
         {
             "rollout": {

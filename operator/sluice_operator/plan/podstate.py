@@ -48,7 +48,7 @@ evicted group."""
 _OUT_OF = "OutOf"
 """A kubelet that finds, when the pod arrives,
 that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
-_MUST_RUN = {"rendezvous", "buffer", "engine", "worker"}
+_MUST_RUN = {"rendezvous", "buffer", "engine", "worker", "openenv"}
 """Containers that end only when the job does; of all others exit code 0 is a good end."""
 _OUT_OF_MEMORY = "OOMKilled"
 OUT_OF_MACHINE = "SystemOOM"

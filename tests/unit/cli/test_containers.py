@@ -30,6 +30,11 @@ def test_what_cannot_be_is_said_before_anything_starts(
         containers.check(job(tmp_path, command=["a"], **environment), engine)
 
 
+def test_a_server_of_a_cluster_has_to_be_named_here(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"openenv\.url=http://127\.0\.0\.1:8000"):
+        containers.check(job(tmp_path, openenv={"image": "me/wordle:1"}), None)
+
+
 def test_an_image_that_a_run_does_without_is_told(tmp_path: Path) -> None:
     (words,) = containers.words(job(tmp_path, command=["a"], image="b"), None)
     assert "--containers podman" in words

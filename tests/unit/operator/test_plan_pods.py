@@ -20,6 +20,12 @@ from tests.unit.operator.world import make_job
 GOLDEN = Path(__file__).with_name("golden")
 CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}
 JOBS = {
+    "openenv": make_job(
+        rollout={
+            "gpusPerReplica": 1,
+            "environment": {"openenv": {"image": "ghcr.io/me/wordle:1", "port": 8080}},
+        },
+    ),
     "laptop": make_job(model={"path": "/home/me/tiny", "init": "random"}),
     "cluster": make_job(
         model={"path": "qwen3-4b", "volume": CLAIM, "trustRemoteCode": True},

@@ -78,6 +78,7 @@ def pod(
     }
     if gang.role == "buffer" and job.spec.row_sources:
         ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
+    ours["spec"]["containers"] += _openenv(job, gang, index)
     if gang.role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
         ours["spec"]["initContainers"] = [_plugin(job, plugin, images)]
     if gang.role == "rollout" and gang.size > 1:
@@ -248,6 +249,26 @@ def _rollout(
         job, "worker", images.rollout, command, env, own, mounts + volumes.tls_mount(job)
     )
     return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
+
+
+def _openenv(job: RLJob, gang: Gang, index: int) -> list[Container]:
+    """The user's server of OpenEnv, beside the worker. It has nothing of the job's, and its image's
+    own command.
+    """
+    environment = job.spec.rollout.environment
+    openenv = environment.openenv if environment else None
+    if openenv is None or openenv.image is None or (gang.role, index) != ("rollout", 0):
+        return []
+    security = {**RESTRICTED, **(NOT_ROOT if _has_root(job, "rollout") else {})}
+    return [
+        {
+            "name": "openenv",
+            "image": openenv.image,
+            "ports": [{"name": "openenv", "containerPort": openenv.port}],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "securityContext": security,
+        }
+    ]
 
 
 def _place(job: RLJob, gang: Gang, attempt: int) -> Place:

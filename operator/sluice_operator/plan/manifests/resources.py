@@ -55,6 +55,7 @@ def _defaults(job: RLJob, name: str) -> Mapping[str, str]:
         "rows": {"cpu": "100m", "memory": str(job.spec.buffer.memory)},
         "plugin": {"cpu": "50m", "memory": "64Mi"},
         "rendezvous": {"cpu": "50m", "memory": "128Mi"},
+        "openenv": {"cpu": "100m", "memory": "256Mi"},
     }.get(name, {})
 
 

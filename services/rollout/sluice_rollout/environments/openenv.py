@@ -43,13 +43,13 @@ class OpenEnv:
 
     @property
     def name(self) -> str:
-        return f"openenv {self.settings.url}"
+        return f"openenv {self.settings.image or self.settings.url}"
 
     async def __call__(self, episode: Episode) -> None:
         """Play. Raises PlayFailedError where the server is to blame, GatewayError where the history
         is too long.
         """
-        url, seconds = self.settings.url.rstrip("/"), self.settings.timeout_seconds
+        url, seconds = self.settings.address.rstrip("/"), self.settings.timeout_seconds
         try:
             async with opened(url, seconds) as (session, schema), aiohttp.ClientSession() as http:
                 step = await session.reset(options_of(episode.prompt))
