@@ -95,7 +95,7 @@ def alive(run_dir: Path) -> list[int]:
     return processes.marked(processes.marker(run_dir.resolve()))
 
 
-async def until(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

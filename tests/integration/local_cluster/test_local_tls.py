@@ -28,7 +28,7 @@ TRAINER = """
         async with rpc.channel(address, secured) as channel:
             stub = buffer_pb2_grpc.BufferStub(channel)
             metadata = rpc.metadata(token)
-            call = lambda: stub.Stats(buffer_pb2.StatsRequest(), metadata=metadata, timeout=5)
+            call = lambda: stub.Stats(buffer_pb2.StatsRequest(), metadata=metadata, timeout=60)
             try:
                 return (await rpc.retrying(call, what="Stats", seconds=seconds)).total_steps
             except (rpc.RefusedError, rpc.DeadlineError) as error:

@@ -42,10 +42,16 @@ def beats(member: Membership, seconds: float) -> bool:
     return member.latest is not None and member.latest.heartbeat_seconds == seconds
 
 
+@pytest.fixture
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats come so seldom that no answer to one brings news in time."""
+    monkeypatch.setattr("sluice_rendezvous.registry.HEARTBEATS_PER_SECOND", 0.1 / DEADLINE)
+
+
 async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        [peer] = await membership.find(rendezvous.address, "rollout", seconds=5)
+        [peer] = await membership.find(rendezvous.address, "rollout", seconds=DEADLINE)
         assert (peer.name, peer.address) == ("rollout-0", "127.0.0.1:1")
         async with asyncio.timeout(DEADLINE):
             while (entry := (await rendezvous.ledger())["rollout-0"]).state != "idle":
@@ -56,19 +62,21 @@ async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous)
             await asyncio.sleep(0.02)
 
 
-async def test_a_member_that_is_told_at_once_what_changes(rendezvous: Rendezvous) -> None:
+async def test_a_member_that_is_told_at_once_what_changes(
+    seldom: None, rendezvous: Rendezvous
+) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
         assert not latest(member).admitted
         await rendezvous.serve(0)
-        await eventually(member, lambda: latest(member).admitted, seconds=1)
+        await eventually(member, lambda: latest(member).admitted)
         for version in range(1, 201):
             await rendezvous.serve(version)
-        await eventually(member, lambda: latest(member).version == 200, seconds=1)
+        await eventually(member, lambda: latest(member).version == 200)
 
 
 async def test_two_tasks_that_wait_for_news_take_none_from_each_other(
-    rendezvous: Rendezvous,
+    seldom: None, rendezvous: Rendezvous
 ) -> None:
     heard: dict[str, int] = {}
 
@@ -87,28 +95,28 @@ async def test_two_tasks_that_wait_for_news_take_none_from_each_other(
         ]
         for version in range(50):
             await rendezvous.serve(version)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(DEADLINE):
             while heard != {"fast": 49, "slow": 49}:
                 await asyncio.sleep(0.01)
         for listener in listeners:
             listener.cancel()
 
 
-async def test_a_dropped_engine_is_told_why_and_comes_back(rendezvous: Rendezvous) -> None:
+async def test_a_dropped_engine_is_told_why_and_comes_back(
+    seldom: None, rendezvous: Rendezvous
+) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
         request = pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=1)
         plan = await rendezvous.stub.BeginUpdate(request, metadata=rpc.metadata())
         assert not await rendezvous.report(plan.engines[0], 1, error="transfer: it hangs")
-        await eventually(member, lambda: latest(member).dropped == "transfer: it hangs", seconds=1)
+        await eventually(member, lambda: latest(member).dropped == "transfer: it hangs")
         assert not await rendezvous.report(
             plan.engines[0], 1
         )  # an answer of the old communicator comes too late
         assert not latest(member).admitted
         await rendezvous.serve(1)
-        await eventually(
-            member, lambda: latest(member).admitted and not latest(member).dropped, seconds=1
-        )
+        await eventually(member, lambda: latest(member).admitted and not latest(member).dropped)
 
 
 async def test_after_a_restart_members_come_back_by_themselves_with_what_they_hold(
@@ -121,7 +129,7 @@ async def test_after_a_restart_members_come_back_by_themselves_with_what_they_ho
         generation = (await rendezvous.ledger())["rollout-0"].generation
         await restart(rendezvous, member)
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        [peer] = await membership.find(rendezvous.address, "rollout", seconds=5)
+        [peer] = await membership.find(rendezvous.address, "rollout", seconds=DEADLINE)
         assert (peer.name, peer.version) == ("rollout-0", 7)
         assert latest(member).admitted
         assert (await rendezvous.ledger())["rollout-0"].generation != generation

@@ -182,7 +182,7 @@ async def test_what_a_function_started_dies_with_it(user: Path, tmp_path: Path) 
         (outcome,) = await judge([sample("children", str(tmp_path / "pid"))])
     assert "no reward after 2 s" in str(outcome)
     pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "it lives on"
         await asyncio.sleep(0.05)
@@ -214,7 +214,7 @@ async def test_processes_die_with_a_worker_that_is_killed(user: Path, tmp_path: 
     await asyncio.sleep(1.0)  # it hangs in the function by now
     os.kill(worker.pid, signal.SIGKILL)
     await worker.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=60)
     assert processes
     assert not alive
 

@@ -24,7 +24,7 @@ from tests.unit.rollout.test_episode import PARAMS, Script, player
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[Python]:
-    tool = Python(seconds=3.0, sandboxes=1)
+    tool = Python(seconds=8.0, sandboxes=1)
     yield tool
     tool.close()
 
@@ -64,7 +64,7 @@ def test_an_error_is_what_the_model_reads_and_the_session_goes_on(python: Python
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("y = 1\nwhile True: pass", "no end after 3 s"),
+        ("y = 1\nwhile True: pass", "no end after 8 s"),
         ("print('x' * 10_000_000)", "it printed too much"),
         ("import os; os._exit(9)", "it was ended"),
         ("y = bytearray(1 << 31)", "MemoryError"),

@@ -20,7 +20,7 @@ from tests.unit.rollout.test_episode import PARAMS, Script, player
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
-    tool = Shell(seconds=3.0, sandboxes=1)
+    tool = Shell(seconds=8.0, sandboxes=1)
     yield tool
     tool.close()
 
@@ -53,7 +53,7 @@ def test_a_command_that_fails_says_how_and_what_it_did_is_kept(shell: Shell) -> 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("echo half; echo no > f; sleep 60", "no end after 3 s"),
+        ("echo half; echo no > f; sleep 60", "no end after 8 s"),
         ("yes", "it wrote too much"),
         ("echo > /dev/tcp/127.0.0.1/80", "Operation not permitted"),
         ("kill -9 1", "Operation not permitted"),

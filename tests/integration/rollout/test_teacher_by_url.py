@@ -61,7 +61,7 @@ async def ask(url: str, tokenizer: Any, asked: Sample, seconds: float = 60.0) ->
     return asked
 
 
-async def wait(url: str, tokenizer: Any, seconds: float = 10.0) -> None:
+async def wait(url: str, tokenizer: Any, seconds: float = 60.0) -> None:
     teacher = Teacher(url, Scorer(url, 60.0), tokenizer)
     try:
         await teacher.wait_ready(seconds)

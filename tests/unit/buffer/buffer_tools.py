@@ -289,7 +289,7 @@ class Server:
                 ready.set()
         ready.set()
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 15.0) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:
         """Signal the process and wait for its end; its exit code."""
         assert self.process
         if self.process.poll() is None:

@@ -58,7 +58,7 @@ async def address() -> AsyncIterator[str]:
     await server.stop(None)
 
 
-async def ask(address: str, secured: Tls, token: str = TOKEN, seconds: float = 5) -> int:
+async def ask(address: str, secured: Tls, token: str = TOKEN, seconds: float = 30.0) -> int:
     async with rpc.channel(address, secured) as channel:
         stub = rendezvous_pb2_grpc.RendezvousStub(channel)
 
@@ -160,7 +160,7 @@ async def test_servers_and_clients_follow_the_environment(
     async with rpc.channel(address) as channel:
         stub = rendezvous_pb2_grpc.RendezvousStub(channel)
         assert (
-            await stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(), timeout=5)
+            await stub.GetLedger(pb.GetLedgerRequest(), metadata=rpc.metadata(), timeout=60)
         ).version == 7
     with pytest.raises(rpc.DeadlineError):
         await ask(address, PLAIN, seconds=0.5)
