@@ -18,15 +18,15 @@ from sluice.episodes import ARTIFACTS, SHELL
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE
 from sluice_operator.plan.decide.episodes import Turn
-from sluice_operator.plan.manifests.network import KIND as POLICY
-from sluice_operator.plan.manifests.pods import (
+from sluice_operator.plan.manifests.containers import (
     ACCOUNT,
     NOT_ROOT,
     RESTRICTED,
-    identified,
     secret_variable,
     variables,
 )
+from sluice_operator.plan.manifests.network import KIND as POLICY
+from sluice_operator.plan.manifests.pods import identified
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Images, KubeObject
 

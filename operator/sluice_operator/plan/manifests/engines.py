@@ -1,0 +1,104 @@
+"""Containers of a rollout pod: the engine, our worker, and the user's server of OpenEnv."""
+
+from __future__ import annotations
+
+from sluice.api import RLJob
+from sluice.engines import engine_of
+from sluice.engines.base import Place, Plugin
+from sluice_operator.plan import names
+from sluice_operator.plan.manifests import resource_claims, volumes
+from sluice_operator.plan.manifests.containers import (
+    NOT_ROOT,
+    RESTRICTED,
+    Env,
+    container,
+    has_root,
+    port_env,
+    secret_variable,
+    variables,
+)
+from sluice_operator.plan.manifests.mounted import model_path
+from sluice_operator.plan.manifests.resources import Container, of_spec
+from sluice_operator.plan.merge import merge
+from sluice_operator.plan.model import Gang, Images
+
+
+def rollout_containers(
+    job: RLJob, gang: Gang, attempt: int, index: int, common: Env, token: Env, images: Images
+) -> list[Container]:
+    """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not
+    get the token.
+    """
+    launch = engine_of(job.spec).launch
+    ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
+    settings = launch.env(job.spec)
+    if job.spec.kernel_cache is not None:
+        settings = settings | launch.caches(names.CACHE_DIR)
+    env = common + port_env({"metrics": names.PORTS["metrics"]}) + variables(settings)
+    mounts = volumes.mounts(job, "rollout")
+    plugin = launch.plugin(job.spec)
+    theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
+    image = images.of_engine(job.spec.rollout.engine)
+    engine = container(job, "engine", image, launch.command(job.spec), env, ports, theirs)
+    engine["args"] = launch.args(job.spec, _place(job, gang, attempt))
+    engine["resources"] = merge(
+        resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources)
+    )
+    if index > 0:
+        return [engine]
+    env = (
+        common
+        + token
+        + port_env(ports)
+        + variables({"SLUICE_ENGINE_URL": "http://127.0.0.1:$(SLUICE_PORT_HTTP)"})
+    )
+    own = {"metrics": names.PORTS["metrics"]}
+    if job.spec.rollout.has_episode_pods:
+        own |= {"gateway": names.PORTS["gateway"]}
+        env += variables({"SLUICE_EPISODES": "pods"})
+        env += secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN")
+    command = ["python", "-m", "sluice_rollout"]
+    # The worker runs the user's code, which has no business with what the engine executes.
+    mounts = [each for each in mounts if each["mountPath"] != names.CACHE_DIR]
+    worker = container(
+        job, "worker", images.rollout, command, env, own, mounts + volumes.tls_mount(job)
+    )
+    return [engine, worker | {"resources": of_spec(job.spec.rollout.worker_resources)}]
+
+
+def openenv(job: RLJob, gang: Gang, index: int) -> list[Container]:
+    """The user's server of OpenEnv, beside the worker. It has nothing of the job's, and its image's
+    own command.
+    """
+    environment = job.spec.rollout.environment
+    openenv = environment.openenv if environment else None
+    if openenv is None or openenv.image is None or (gang.role, index) != ("rollout", 0):
+        return []
+    security = {**RESTRICTED, **(NOT_ROOT if has_root(job, "rollout") else {})}
+    return [
+        {
+            "name": "openenv",
+            "image": openenv.image,
+            "ports": [{"name": "openenv", "containerPort": openenv.port}],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "securityContext": security,
+        }
+    ]
+
+
+def _place(job: RLJob, gang: Gang, attempt: int) -> Place:
+    head = f"{names.pod_name(job, 'rollout', gang.replica, attempt, 0)}.{names.engines_name(job)}"
+    return Place(
+        model=model_path(job),
+        bind="$(SLUICE_BIND)",
+        port="$(SLUICE_PORT_HTTP)",
+        index="$(SLUICE_INDEX)",
+        head=f"{head}:{names.PORTS['master']}" if gang.size > 1 else None,
+    )
+
+
+def plugin_container(job: RLJob, plugin: Plugin, images: Images) -> Container:
+    """Brings what the engine's image does not have: our plugin, out of the worker's image."""
+    return container(
+        job, "plugin", images.rollout, list(plugin.command), [], {}, [volumes.plugin_mount(plugin)]
+    )
