@@ -21,6 +21,7 @@ OURS = (
     "ANTHROPIC_API_KEY",
 )
 """Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
+_Name = Annotated[str, Field(min_length=1, max_length=253)]
 _Value = Annotated[str, Field(max_length=65536)]
 _PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED = rf"^(SLUICE_.*|{'|'.join(OURS)})$"
@@ -79,6 +80,55 @@ class OpenEnvironment(Model):
             lambda o: o.action is None or o.function is None,
             "action and function both say what an answer does: set one of them",
             "action",
+        ),
+    )
+
+
+class Gym(Model):
+    """An environment of Gymnasium's interface: `reset` with a seed, `step` with an action."""
+
+    id: _Name | None = Field(
+        None,
+        description="Its id, as `module.make` takes it: `FrozenLake-v1`, or `package:Name-v0` of a "
+        "package that registers its own.",
+    )
+    module: _Name = Field(
+        "gymnasium", description="The package that has `make(id, **args)`: `gem`, for GEM's."
+    )
+    make: UserFunction | None = Field(
+        None,
+        description="In place of `id`: own class or function that is called with `args`, and gives "
+        "an environment.",
+    )
+    args: FreeForm = Field(
+        default_factory=dict,
+        description="Arguments with which it is made. One that can draw itself as text is made "
+        "with `render_mode: ansi`, unless they say otherwise.",
+    )
+    actions: Annotated[list[_Name], Field(min_length=1, max_length=1024)] | None = Field(
+        None,
+        description="Names of a discrete space's actions, in their order: the model answers with "
+        "them. Default: their numbers.",
+    )
+    function: UserFunction | None = Field(
+        None,
+        description="Own class or function between environment and text. It is called with the "
+        "environment, for each episode, and gives an object with `observation(observation, info)`, "
+        "a text, or `action(answer)`, an action, or both.",
+    )
+    max_turns: PositiveInt | None = Field(
+        None, description="Turns of the model. Default: until the environment ends the episode."
+    )
+    python: CommandWord | None = Field(
+        None, description="Interpreter that has the environment. Default: the worker's own."
+    )
+
+    rules = (
+        Rule(
+            "has(self.id) != has(self.make)",
+            lambda g: (g.id is None) != (g.make is None),
+            "expected exactly one of id and make",
+            "id",
         ),
     )
 
@@ -212,6 +262,9 @@ class RolloutEnvironment(Model):
     openenv: OpenEnvironment | None = Field(
         None, description="In place of `command`: an environment of OpenEnv, behind a URL."
     )
+    gym: Gym | None = Field(
+        None, description="In place of `command`: an environment of Gymnasium's interface."
+    )
     env: Annotated[dict[str, _Value], Field(max_length=64)] = Field(
         default_factory=dict,
         description="Further variables of the program, which inherits few of the worker's.",
@@ -250,9 +303,10 @@ class RolloutEnvironment(Model):
 
     rules = (
         Rule(
-            "[has(self.command), has(self.verifiers), has(self.openenv)].filter(x, x).size() == 1",
-            lambda e: [e.command, e.verifiers, e.openenv].count(None) == 2,
-            "expected exactly one of command, verifiers and openenv",
+            "[has(self.command), has(self.verifiers), has(self.openenv), has(self.gym)]"
+            ".filter(x, x).size() == 1",
+            lambda e: [e.command, e.verifiers, e.openenv, e.gym].count(None) == 3,
+            "expected exactly one of command, verifiers, openenv and gym",
         ),
         Rule(
             "!has(self.openenv) || !has(self.image) && !has(self.env)",
@@ -261,10 +315,10 @@ class RolloutEnvironment(Model):
             "openenv",
         ),
         Rule(
-            "!has(self.verifiers) || !has(self.image)",
-            lambda e: e.verifiers is None or e.image is None,
-            "verifiers plays beside the worker: leave image out; or give the image a command that "
-            "plays it",
+            "!has(self.verifiers) && !has(self.gym) || !has(self.image)",
+            lambda e: (e.verifiers is None and e.gym is None) or e.image is None,
+            "verifiers and gym play beside the worker: leave image out; or give the image a "
+            "command that plays the environment",
             "image",
         ),
         Rule(
@@ -287,7 +341,7 @@ class RolloutEnvironment(Model):
         Rule(
             "!has(self.verifier) || has(self.command)",
             lambda e: e.verifier is None or e.command is not None,
-            "verifier judges what command has left: verifiers has rewards of its own",
+            "verifier judges what command has left: environments have rewards of their own",
             "verifier",
         ),
         Rule(

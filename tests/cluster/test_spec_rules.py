@@ -100,9 +100,34 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},
-        "verifiers plays beside the worker",
+        "verifiers and gym play beside the worker",
     ),
-    ({"rollout": {"environment": {}}}, "exactly one of command, verifiers and openenv"),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}, "image": "me/agent:1"}}},
+        "verifiers and gym play beside the worker",
+    ),
+    ({"rollout": {"environment": {"gym": {}}}}, "exactly one of id and make"),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4", "make": "taxi.py:Taxi"}}}},
+        "exactly one of id and make",
+    ),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}, "openenv": {"url": "http://w:1"}}}},
+        "exactly one of command, verifiers, openenv and gym",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {"gym": {"id": "Taxi-v4"}, "verifier": {"command": ["judge"]}}
+            }
+        },
+        "verifier judges what command has left",
+    ),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "seats": [{"name": "white"}]}},
+        "ask for one model and no seats",
+    ),
+    ({"rollout": {"environment": {}}}, "exactly one of command, verifiers, openenv and gym"),
     (
         {"rollout": {"environment": {"openenv": {"url": "http://w:1"}, "image": "me/agent:1"}}},
         "openenv starts no program",
@@ -138,7 +163,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
-        "exactly one of command, verifiers and openenv",
+        "exactly one of command, verifiers, openenv and gym",
     ),
     *(
         (
