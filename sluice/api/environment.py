@@ -21,6 +21,11 @@ OURS = (
     "ANTHROPIC_API_KEY",
 )
 """Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
+REWARDED = (
+    "(has(self.reward) || has(self.rollout.environment) && "
+    "(has(self.rollout.environment.gym) || has(self.rollout.environment.openenv)))"
+)
+"""CEL of a job's spec: its samples have a reward, of `reward` or of their environment."""
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
 _Value = Annotated[str, Field(max_length=65536)]
 _PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -300,6 +305,11 @@ class RolloutEnvironment(Model):
         description="Judges what `command` has left in its directory `artifacts`. The program then "
         "sees no label, and its own `result.json` is not read.",
     )
+
+    @property
+    def gives_rewards(self) -> bool:
+        """Each step has its reward: the job needs none of its own."""
+        return self.gym is not None or self.openenv is not None
 
     rules = (
         Rule(

@@ -291,6 +291,17 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"reward": None}, "there is nothing to learn from"),
     (
+        {"reward": None, "rollout": {"environment": {"command": ["agent"]}}},
+        "there is nothing to learn from",
+    ),
+    (
+        {
+            "reward": None,
+            "rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "samplesPerPrompt": 1},
+        },
+        "this estimator compares the responses to a prompt",
+    ),
+    (
         {
             "reward": None,
             "algorithm": {"distillation": {"teacher": {"path": "t"}}},
@@ -330,6 +341,12 @@ SENSIBLE: list[dict[str, Any]] = [
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
     {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
     {"reward": {"function": "a.b", "group": True}},
+    {
+        "reward": None,
+        "rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "dynamicFilter": "nonzero_std"},
+        "evaluation": {"datasets": [{"path": "e"}]},
+    },
+    {"reward": None, "rollout": {"environment": {"openenv": {"url": "http://w:1"}}}},
     {
         "podGroupPolicy": {"kueue": {"queueName": "q"}},
         "failurePolicy": {"rolloutBackoff": {"baseSeconds": 300}},
