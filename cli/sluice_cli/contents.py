@@ -58,8 +58,15 @@ def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Find
     if spec.model.volume is None and _generates(spec) and not findings.problems:
         _check_lengths(findings, spec)
     if run_code:
-        _check_functions(findings, [path for path in here if path.kind == "function"])
+        functions = [path for path in here if path.kind == "function"]
+        _check_functions(findings, [path for path in functions if not _elsewhere(path, spec)])
     return findings
+
+
+def _elsewhere(path: MarkedPath, spec: RLJobSpec) -> bool:
+    """The function is of another interpreter, with packages of its own: the worker tries it."""
+    gym = spec.rollout.environment.gym if spec.rollout.environment else None
+    return bool(gym and gym.python) and path.field.startswith("spec.rollout.environment.gym.")
 
 
 def _on_this_machine(path: MarkedPath, job: RLJob) -> bool:

@@ -318,6 +318,28 @@ def from_verifiers(
         _write(target, produced, force=force, as_json=as_json)
 
 
+@app.command()
+def seeds(
+    target: OutputFile,
+    rows: Annotated[int, typer.Option(min=1, help="How many: one for each seed.")],
+    prompt: Annotated[
+        str, typer.Option(help="The task, in words: the environment's first observation follows.")
+    ],
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first row.")] = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write rows for an environment that draws its tasks from a seed.
+
+    `rollout.environment.gym` and `openenv` reset it with `metadata.reset` of the row. Rows of other
+    seeds are held out.
+    """
+    with _refusing():
+        numbers = range(first, first + rows)
+        produced = ({"prompt": prompt, "metadata": {"reset": {"seed": n}}} for n in numbers)
+        _write(target, produced, force=force, as_json=as_json)
+
+
 def _own_rows(function: str, arguments: dict[str, Any], rows: int | None) -> Iterator[Row]:
     """The rows of a user's function. What it raises is told in a line, with the place
     in its code.

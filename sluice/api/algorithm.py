@@ -19,6 +19,7 @@ from sluice.api.base import (
 from sluice.api.cel import differs, listed
 from sluice.api.credit import OF_TURNS, WITH_SEATS, TurnAdvantage
 from sluice.api.distillation import Distillation
+from sluice.api.environment import REWARDED
 from sluice.api.estimators import ESTIMATORS, Aggregation, EstimatorKind, EstimatorName, estimators
 from sluice.api.losses import (
     BY_COVARIANCE,
@@ -285,11 +286,11 @@ _HAS_OLD_POLICY = (
 
 ACROSS_GROUPS = (
     Rule(
-        f"self.rollout.samplesPerPrompt > 1 || !has(self.reward) || {IS_SFT} || "
+        f"self.rollout.samplesPerPrompt > 1 || !{REWARDED} || {IS_SFT} || "
         f"self.algorithm.estimator in {listed(estimators(lambda kind: not kind.grouped))}",
         lambda s: (
             s.rollout.samples_per_prompt > 1
-            or s.reward is None
+            or not s.rewarded
             or s.algorithm.sft
             or not s.algorithm.kind.grouped
         ),

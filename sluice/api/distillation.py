@@ -10,6 +10,7 @@ from pydantic import Field
 
 from sluice.api.base import Model, Once, PositiveFloat, Rule
 from sluice.api.cel import listed
+from sluice.api.environment import REWARDED
 from sluice.api.estimators import estimators
 from sluice.api.paths import ModelPath
 
@@ -135,16 +136,16 @@ DISTILLATION_ACROSS_GROUPS = (
         "algorithm.distillation.teacher.url",
     ),
     Rule(
-        "has(self.reward) || !(self.algorithm.estimator in "
+        f"{REWARDED} || !(self.algorithm.estimator in "
         f"{listed(estimators(lambda kind: kind.greedy or kind.critic))})",
-        lambda s: s.reward is not None or not (s.algorithm.kind.greedy or s.algorithm.kind.critic),
+        lambda s: s.rewarded or not (s.algorithm.kind.greedy or s.algorithm.kind.critic),
         "without spec.reward there is nothing that this estimator's baseline or critic could "
         "predict; leave it out: the teacher alone gives the advantage",
         "algorithm.estimator",
     ),
     Rule(
-        "has(self.reward) || self.rollout.?dynamicFilter.orValue('') != 'nonzero_std'",
-        lambda s: s.reward is not None or s.rollout.dynamic_filter != "nonzero_std",
+        f"{REWARDED} || self.rollout.?dynamicFilter.orValue('') != 'nonzero_std'",
+        lambda s: s.rewarded or s.rollout.dynamic_filter != "nonzero_std",
         "without spec.reward all rewards of a prompt are equal, and nonzero_std would drop every "
         "group",
         "rollout.dynamicFilter",

@@ -21,6 +21,12 @@ OURS = (
     "ANTHROPIC_API_KEY",
 )
 """Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
+REWARDED = (
+    "(has(self.reward) || has(self.rollout.environment) && "
+    "(has(self.rollout.environment.gym) || has(self.rollout.environment.openenv)))"
+)
+"""CEL of a job's spec: its samples have a reward, of `reward` or of their environment."""
+_Name = Annotated[str, Field(min_length=1, max_length=253)]
 _Value = Annotated[str, Field(max_length=65536)]
 _PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _RESERVED = rf"^(SLUICE_.*|{'|'.join(OURS)})$"
@@ -99,6 +105,55 @@ class OpenEnvironment(Model):
     def address(self) -> str:
         """The server's address, as workers see it."""
         return self.url or f"http://127.0.0.1:{self.port}"
+
+
+class Gym(Model):
+    """An environment of Gymnasium's interface: `reset` with a seed, `step` with an action."""
+
+    id: _Name | None = Field(
+        None,
+        description="Its id, as `module.make` takes it: `FrozenLake-v1`, or `package:Name-v0` of a "
+        "package that registers its own.",
+    )
+    module: _Name = Field(
+        "gymnasium", description="The package that has `make(id, **args)`: `gem`, for GEM's."
+    )
+    make: UserFunction | None = Field(
+        None,
+        description="In place of `id`: own class or function that is called with `args`, and gives "
+        "an environment.",
+    )
+    args: FreeForm = Field(
+        default_factory=dict,
+        description="Arguments with which it is made. One that can draw itself as text is made "
+        "with `render_mode: ansi`, unless they say otherwise.",
+    )
+    actions: Annotated[list[_Name], Field(min_length=1, max_length=1024)] | None = Field(
+        None,
+        description="Names of a discrete space's actions, in their order: the model answers with "
+        "them. Default: their numbers.",
+    )
+    function: UserFunction | None = Field(
+        None,
+        description="Own class or function between environment and text. It is called with the "
+        "environment, for each episode, and gives an object with `observation(observation, info)`, "
+        "a text, or `action(answer)`, an action, or both.",
+    )
+    max_turns: PositiveInt | None = Field(
+        None, description="Turns of the model. Default: until the environment ends the episode."
+    )
+    python: CommandWord | None = Field(
+        None, description="Interpreter that has the environment. Default: the worker's own."
+    )
+
+    rules = (
+        Rule(
+            "has(self.id) != has(self.make)",
+            lambda g: (g.id is None) != (g.make is None),
+            "expected exactly one of id and make",
+            "id",
+        ),
+    )
 
 
 class OtherModel(Model):
@@ -230,6 +285,9 @@ class RolloutEnvironment(Model):
     openenv: OpenEnvironment | None = Field(
         None, description="In place of `command`: an environment of OpenEnv, behind a URL."
     )
+    gym: Gym | None = Field(
+        None, description="In place of `command`: an environment of Gymnasium's interface."
+    )
     env: Annotated[dict[str, _Value], Field(max_length=64)] = Field(
         default_factory=dict,
         description="Further variables of the program, which inherits few of the worker's.",
@@ -267,11 +325,17 @@ class RolloutEnvironment(Model):
         "sees no label, and its own `result.json` is not read.",
     )
 
+    @property
+    def gives_rewards(self) -> bool:
+        """Each step has its reward: the job needs none of its own."""
+        return self.gym is not None or self.openenv is not None
+
     rules = (
         Rule(
-            "[has(self.command), has(self.verifiers), has(self.openenv)].filter(x, x).size() == 1",
-            lambda e: [e.command, e.verifiers, e.openenv].count(None) == 2,
-            "expected exactly one of command, verifiers and openenv",
+            "[has(self.command), has(self.verifiers), has(self.openenv), has(self.gym)]"
+            ".filter(x, x).size() == 1",
+            lambda e: [e.command, e.verifiers, e.openenv, e.gym].count(None) == 3,
+            "expected exactly one of command, verifiers, openenv and gym",
         ),
         Rule(
             "!has(self.openenv) || !has(self.image) && !has(self.env)",
@@ -280,10 +344,10 @@ class RolloutEnvironment(Model):
             "openenv",
         ),
         Rule(
-            "!has(self.verifiers) || !has(self.image)",
-            lambda e: e.verifiers is None or e.image is None,
-            "verifiers plays beside the worker: leave image out; or give the image a command that "
-            "plays it",
+            "!has(self.verifiers) && !has(self.gym) || !has(self.image)",
+            lambda e: (e.verifiers is None and e.gym is None) or e.image is None,
+            "verifiers and gym play beside the worker: leave image out; or give the image a "
+            "command that plays the environment",
             "image",
         ),
         Rule(
@@ -306,7 +370,7 @@ class RolloutEnvironment(Model):
         Rule(
             "!has(self.verifier) || has(self.command)",
             lambda e: e.verifier is None or e.command is not None,
-            "verifier judges what command has left: verifiers has rewards of its own",
+            "verifier judges what command has left: environments have rewards of their own",
             "verifier",
         ),
         Rule(

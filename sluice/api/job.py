@@ -12,6 +12,7 @@ from sluice.api.colocation import COLOCATION
 from sluice.api.data import Data, Evaluation, ModelSource, Reward, RowSource
 from sluice.api.debug import Debug
 from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS
+from sluice.api.environment import REWARDED
 from sluice.api.lifecycle import (
     FailurePolicy,
     NetworkPolicy,
@@ -193,22 +194,18 @@ class RLJobSpec(Model):
             "debug.rolloutOnly",
         ),
         Rule(
-            f"has(self.reward) || has(self.algorithm.distillation) || {IS_SFT}",
-            lambda s: (
-                s.reward is not None or s.algorithm.distillation is not None or s.algorithm.sft
-            ),
+            f"{REWARDED} || has(self.algorithm.distillation) || {IS_SFT}",
+            lambda s: s.rewarded or s.algorithm.distillation is not None or s.algorithm.sft,
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
             "or algorithm.lossFunction: sft with given answers",
             "reward",
             reason="FieldValueRequired",
         ),
         Rule(
-            "has(self.reward) || !has(self.evaluation) || self.evaluation.datasets.all(d, "
+            f"{REWARDED} || !has(self.evaluation) || self.evaluation.datasets.all(d, "
             "has(d.reward))",
             lambda s: (
-                s.reward is not None
-                or not s.evaluation
-                or all(d.reward for d in s.evaluation.datasets)
+                s.rewarded or not s.evaluation or all(d.reward for d in s.evaluation.datasets)
             ),
             "without spec.reward each data set of the evaluation needs a reward of its own",
             "evaluation.datasets",
@@ -241,9 +238,15 @@ class RLJobSpec(Model):
         return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
 
     @property
+    def rewarded(self) -> bool:
+        """True where samples have a reward, of `reward` or of their environment."""
+        environment = self.rollout.environment
+        return self.reward is not None or (environment is not None and environment.gives_rewards)
+
+    @property
     def judged(self) -> bool:
         """True where the samples that are trained on have rewards."""
-        return self.reward is not None and not self.algorithm.sft
+        return self.rewarded and not self.algorithm.sft
 
     @property
     def row_sources(self) -> list[tuple[str, RowSource]]:

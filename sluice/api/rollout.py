@@ -229,7 +229,8 @@ class Rollout(Model):
             "!has(self.seats) || size(self.seats) == 0 || !has(self.environment) || "
             "has(self.environment.command)",
             lambda r: not r.seats or r.environment is None or r.environment.command is not None,
-            "environments of verifiers and OpenEnv ask for one model and no seats: leave them out",
+            "environments of verifiers, OpenEnv and gym ask for one model and no seats: leave them "
+            "out",
             "seats",
         ),
         Rule(

@@ -100,9 +100,34 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},
-        "verifiers plays beside the worker",
+        "verifiers and gym play beside the worker",
     ),
-    ({"rollout": {"environment": {}}}, "exactly one of command, verifiers and openenv"),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}, "image": "me/agent:1"}}},
+        "verifiers and gym play beside the worker",
+    ),
+    ({"rollout": {"environment": {"gym": {}}}}, "exactly one of id and make"),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4", "make": "taxi.py:Taxi"}}}},
+        "exactly one of id and make",
+    ),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}, "openenv": {"url": "http://w:1"}}}},
+        "exactly one of command, verifiers, openenv and gym",
+    ),
+    (
+        {
+            "rollout": {
+                "environment": {"gym": {"id": "Taxi-v4"}, "verifier": {"command": ["judge"]}}
+            }
+        },
+        "verifier judges what command has left",
+    ),
+    (
+        {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "seats": [{"name": "white"}]}},
+        "ask for one model and no seats",
+    ),
+    ({"rollout": {"environment": {}}}, "exactly one of command, verifiers, openenv and gym"),
     (
         {"rollout": {"environment": {"openenv": {"url": "http://w:1"}, "image": "me/agent:1"}}},
         "openenv starts no program",
@@ -143,7 +168,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout": {"environment": {"command": ["agent"], "verifiers": {"name": "sums"}}}},
-        "exactly one of command, verifiers and openenv",
+        "exactly one of command, verifiers, openenv and gym",
     ),
     *(
         (
@@ -271,6 +296,17 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     ({"reward": None}, "there is nothing to learn from"),
     (
+        {"reward": None, "rollout": {"environment": {"command": ["agent"]}}},
+        "there is nothing to learn from",
+    ),
+    (
+        {
+            "reward": None,
+            "rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "samplesPerPrompt": 1},
+        },
+        "this estimator compares the responses to a prompt",
+    ),
+    (
         {
             "reward": None,
             "algorithm": {"distillation": {"teacher": {"path": "t"}}},
@@ -310,6 +346,12 @@ SENSIBLE: list[dict[str, Any]] = [
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
     {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
     {"reward": {"function": "a.b", "group": True}},
+    {
+        "reward": None,
+        "rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "dynamicFilter": "nonzero_std"},
+        "evaluation": {"datasets": [{"path": "e"}]},
+    },
+    {"reward": None, "rollout": {"environment": {"openenv": {"url": "http://w:1"}}}},
     {
         "podGroupPolicy": {"kueue": {"queueName": "q"}},
         "failurePolicy": {"rolloutBackoff": {"baseSeconds": 300}},

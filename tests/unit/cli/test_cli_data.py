@@ -277,6 +277,16 @@ def test_own_code_becomes_a_file(tmp_path: Path) -> None:
     assert [row["prompt"] for row in rows_of(tmp_path / "out.jsonl")] == ["max 5", "max 6", "max 7"]
 
 
+def test_seeds_are_rows(tmp_path: Path) -> None:
+    words = ["--rows", 3, "--first", 40, "--prompt", "Cross the lake."]
+    result = run("seeds", tmp_path / "rows.jsonl", *words)
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "rows.jsonl")
+    assert {row["prompt"] for row in rows} == {"Cross the lake."}
+    assert [row["metadata"]["reset"]["seed"] for row in rows] == [40, 41, 42]
+    assert run("seeds", tmp_path / "none.jsonl", *words, "--rows", 0).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [

@@ -27,6 +27,7 @@ from sluice_rollout.environments import (
     home,
     inputs,
     keeper,
+    of_gym,
     of_verifiers,
     process,
     result,
@@ -146,17 +147,11 @@ class Program:
 
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     """The program of a job. Raises ConfigurationError where there is none of its name here."""
-    verifiers, model = environment.verifiers, Path(spec.model.path).name
+    model = Path(spec.model.path).name
     if containers := of_machine(environment.image):
         return _in_containers(containers, environment, spec)
     variables = inputs.inherited(os.environ, environment.env)
-    if verifiers:
-        field, name = "verifiers.python", f"verifiers {verifiers.name}"
-        words = of_verifiers.command(verifiers, "play")
-        trial = of_verifiers.command(verifiers, "check")
-    else:
-        words, trial = environment.command or [], []
-        field, name = "command", shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME]
+    field, name, words, trial = _words(environment)
     command = _checked(words, variables, field)
     verifier = _verifier(environment, spec)
     return Program(
@@ -182,6 +177,18 @@ def _in_containers(
         verifier=verifier,
         containers=containers,
     )
+
+
+def _words(environment: RolloutEnvironment) -> tuple[str, str, list[str], list[str]]:
+    """(field, name for messages, words of the command, words that try it) of an environment."""
+    if verifiers := environment.verifiers:
+        play, trial = (of_verifiers.command(verifiers, what) for what in ("play", "check"))
+        return "verifiers.python", f"verifiers {verifiers.name}", play, trial
+    if gym := environment.gym:
+        play, trial = (of_gym.command(gym, what) for what in ("play", "check"))
+        return "gym.python", f"gym {gym.id or gym.make}", play, trial
+    words = environment.command or []
+    return "command", shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME], words, []
 
 
 def _verifier(environment: RolloutEnvironment, spec: RLJobSpec) -> VerifierProcess | None:

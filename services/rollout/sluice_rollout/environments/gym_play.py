@@ -1,0 +1,297 @@
+"""Plays environments of Gymnasium's interface (github.com/Farama-Foundation/Gymnasium): `reset`
+with a seed, `step` with an action.
+
+    python gym_play.py check CONFIG    makes the environment, and resets it
+    python gym_play.py play CONFIG     plays an episode for row.json; leaves result.json
+
+CONFIG is `rollout.environment.gym`, as JSON. This runs in an interpreter that has the environment,
+and need not have sluice: beside its neighbours it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+
+def _of_file(file: Path, name: str) -> ModuleType:
+    """The module of a file, whatever else is called so."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from sluice_rollout.environments import gym_actions, gym_text
+else:
+    gym_actions, gym_text = (
+        _of_file(Path(__file__).with_name(f"{name}.py"), name)
+        for name in ("gym_actions", "gym_text")
+    )
+
+RESET = "reset"
+"""Key of a row's metadata: what the environment is reset with, a seed, say."""
+_TOO_LONG = "context_length_exceeded"
+_MOST_SEEDS = 2**32
+"""numpy takes no larger one."""
+
+
+class HistoryFullError(Exception):
+    """A request that does not fit any more."""
+
+
+class Loaded(NamedTuple):
+    """An environment that plays one episode.
+
+    show: (observation, info) -> text. act: answer -> action; raises ValueError, whose words are for
+    the model. words: what it is told of actions. most_turns: None: until the environment ends.
+    """
+
+    env: Any
+    show: Callable[[Any, dict[str, Any]], str]
+    act: Callable[[str], Any]
+    words: str
+    most_turns: int | None
+
+
+# --- loading
+
+
+def load(config: dict[str, Any]) -> Loaded:
+    """The environment of a configuration, not yet reset. Ends the program where there is none, or
+    none that a model can play.
+    """
+    env = _environment(config)
+    own = _own(config, env)
+    show = getattr(own, "observation", None) or partial(_shown, env)
+    act, words = getattr(own, "action", None), ""
+    names = config.get("actions")
+    if act is None:
+        actions = _actions(env, names)
+        act, words = actions.of, actions.words
+    elif names is not None:
+        raise SystemExit("gym.actions: function has an action() of its own: leave actions out")
+    return Loaded(env, show, act, words, config.get("maxTurns"))
+
+
+def _environment(config: dict[str, Any]) -> Any:
+    """The environment. One that can draw itself as text does: its observation is a number then."""
+    args = config.get("args") or {}
+    if config.get("make"):
+        name, make = config["make"], _named("make", config["make"])
+    else:
+        name, module = config["id"], config.get("module") or "gymnasium"
+        make = partial(_attribute("module", _imported("module", module), "make"), name)
+    try:
+        env = make(**args)
+        modes = (getattr(env, "metadata", None) or {}).get("render_modes") or ()
+        if "ansi" in modes and "render_mode" not in args:
+            env = make(**args, render_mode="ansi")
+    except Exception as error:  # an environment may raise anything
+        field = "make" if config.get("make") else "id"
+        raise SystemExit(f"gym.{field}: {name} cannot be made: {_cause(error)}") from error
+    return env
+
+
+def _own(config: dict[str, Any], env: Any) -> Any:
+    """The object of the user's function, for this environment; None without one."""
+    if not config.get("function"):
+        return None
+    own = _named("function", config["function"])(env)
+    if not (hasattr(own, "observation") or hasattr(own, "action")):
+        raise SystemExit(
+            f"gym.function: {config['function']} gave {type(own).__name__}: expected an object "
+            "with observation(observation, info), action(answer), or both"
+        )
+    return own
+
+
+def _actions(env: Any, names: list[str] | None) -> gym_actions.Actions:
+    try:
+        return gym_actions.actions_of(getattr(env, "action_space", None), names)
+    except gym_actions.SpaceError as error:
+        if names is not None:
+            raise SystemExit(f"gym.actions: {error}") from error
+        raise SystemExit(f"gym.function: {error}: set one that has action(answer)") from error
+
+
+def _named(field: str, dotted: str) -> Any:
+    """The user's class or function: package.module.name, package.module:name, file.py:name."""
+    module, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
+    return _attribute(field, _imported(field, module), name)
+
+
+def _imported(field: str, name: str) -> Any:
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        sys.path.append(str(Path(name).resolve().parent))  # its neighbours
+        return _of_file(Path(name), f"sluice_custom_{Path(name).stem}")
+    except Exception as error:  # a module may raise anything
+        raise SystemExit(
+            f"gym.{field}: cannot import {name} in {sys.executable}: {_cause(error)}"
+        ) from error
+
+
+def _attribute(field: str, module: Any, name: str) -> Any:
+    if not callable(value := getattr(module, name, None)):
+        raise SystemExit(f"gym.{field}: {module.__name__} has no function {name}")
+    return value
+
+
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# --- observations
+
+
+def _shown(env: Any, observation: Any, info: dict[str, Any]) -> str:
+    """The environment's drawing where it makes one, else its observation; in what it says around
+    that (GEM's `prefix` and `suffix`).
+    """
+    picture = env.render() if getattr(env, "render_mode", None) == "ansi" else None
+    text = gym_text.drawn(picture) if isinstance(picture, str) else gym_text.shown(observation)
+    around = [info.get(name) for name in ("prefix", "suffix")]
+    before, after = (one if isinstance(one, str) else "" for one in around)
+    return "\n".join(part.strip("\n") for part in (before, text, after) if part)
+
+
+def told(loaded: Loaded, observation: Any, info: dict[str, Any]) -> str:
+    """An observation as text. Ends the program where it has none."""
+    try:
+        text = loaded.show(observation, info)
+    except gym_text.NoTextError as error:
+        raise SystemExit(f"gym.function: {error}: set one that has observation()") from error
+    if not isinstance(text, str):
+        raise SystemExit(f"gym.function: expected a text of observation(), found {text!r}")
+    return text
+
+
+def check(loaded: Loaded) -> None:
+    """End the program where the environment cannot be reset, or shows what no text stands for."""
+    try:
+        observation, info = loaded.env.reset(seed=0)
+    except Exception as error:  # an environment may raise anything
+        raise SystemExit(f"gym: reset(seed=0) raised {_cause(error)}") from error
+    told(loaded, observation, info)
+
+
+# --- an episode
+
+
+def play_episode(loaded: Loaded) -> None:
+    """Play for row.json, and leave result.json. A history that does not fit ends the program,
+    behind the rewards that there were until then.
+    """
+    row = json.loads(Path("row.json").read_text())
+    rewards: list[float] = []
+    metadata: dict[str, Any] = {"steps": 0, "refused": 0, "terminated": False, "truncated": False}
+    full: HistoryFullError | None = None
+    try:
+        _play(loaded, row, rewards, metadata)
+    except HistoryFullError as error:
+        full = error
+    result = {"reward": 0.0, "turn_rewards": rewards, "metadata": {"gym": metadata}}
+    Path("result.json").write_text(json.dumps(result))
+    if full:
+        raise SystemExit(f"the history does not fit: {full}")
+
+
+def _play(
+    loaded: Loaded, row: dict[str, Any], rewards: list[float], metadata: dict[str, Any]
+) -> None:
+    """Play until the environment ends, or maxTurns. rewards: one is added for each turn."""
+    env = loaded.env
+    observation, info = env.reset(**reset_options(row))
+    messages = opening(row, told(loaded, observation, info), loaded.words)
+    while not (metadata["terminated"] or metadata["truncated"]):
+        answer = ask(messages)
+        messages.append(answer)
+        reward = 0.0
+        try:
+            action = loaded.act(answer.get("content") or "")
+        except ValueError as error:
+            metadata["refused"] += 1
+            words = f"error: {error}"
+        else:
+            metadata["steps"] += 1
+            observation, reward, terminated, truncated, info = env.step(action)
+            metadata |= {"terminated": bool(terminated), "truncated": bool(truncated)}
+            words = "" if terminated or truncated else told(loaded, observation, info)
+        rewards.append(float(reward))
+        messages.append({"role": "user", "content": words})
+        if len(rewards) == loaded.most_turns and not metadata["terminated"]:
+            metadata["truncated"] = True
+
+
+def reset_options(row: dict[str, Any]) -> dict[str, Any]:
+    """The options of reset. All samples of a prompt have the same seed, so that they play the same
+    and can be compared.
+    """
+    return {"seed": row["group"] % _MOST_SEEDS, **(row["metadata"].get(RESET) or {})}
+
+
+def opening(row: dict[str, Any], observation: str, words: str) -> list[dict[str, Any]]:
+    """The first messages: the row's; the observation and the actions behind the user's words."""
+    messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+    *before, last = messages
+    asked = last["content"] if last.get("role") == "user" else None
+    if not isinstance(asked, str):
+        asked, before, last = "", messages, {"role": "user"}
+    parts = [asked, observation, words and f"Answer with {words}."]
+    return [*before, last | {"content": "\n\n".join(part for part in parts if part)}]
+
+
+def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The model's message. Raises HistoryFullError.
+
+    It has no limit of its own: the worker ends an episode that takes too long.
+    """
+    body = {"model": os.environ["SLUICE_MODEL"], "messages": messages}
+    request = urllib.request.Request(  # noqa: S310 - the gateway's address
+        f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
+        json.dumps(body).encode(),
+        {
+            "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
+            "Content-Type": "application/json",
+        },
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    try:
+        with direct.open(request) as response:
+            message = json.load(response)["choices"][0]["message"]
+    except urllib.error.HTTPError as error:
+        refusal = json.load(error)["error"]
+        if refusal.get("code") == _TOO_LONG:
+            raise HistoryFullError(refusal["message"]) from error
+        raise SystemExit(f"the gateway refuses: {refusal['message']}") from error
+    return {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
+
+
+def main(what: str, config: str) -> None:
+    """Do it. What environments print as they load goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        loaded = load(json.loads(config))
+    if what == "check":
+        check(loaded)
+    elif what == "play":
+        play_episode(loaded)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+"""Environments of Gymnasium and GEM at a real engine, in an interpreter of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.engines.sglang.generate import Client
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.turns import turn_rewards
+from sluice_rollout import seat_rewards
+from sluice_rollout.environments.program import Program, program_of
+from tests.integration.rollout.pods import job
+from tests.integration.rollout.test_gateway import AGENT, CALLING, Seen, check_tokens
+from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import talkative as talkative
+from tests.tools import missing
+
+GYM_PYTHON = Path(
+    os.environ.get("SLUICE_GYM_PYTHON") or Path(sys.prefix).parent / ".venv-gym/bin/python"
+)
+ANYTHING = "tests/unit/environments/gym_lakes.py:Anything"
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> None:
+    if not GYM_PYTHON.exists():
+        missing("needs gymnasium and GEM: make agents")
+
+
+def program(directory: Path, model: Path, **gym: Any) -> Program:
+    settings = {key: value for key, value in AGENT.items() if key != "rollout__function"}
+    environment = {"gym": {**gym, "python": str(GYM_PYTHON)}}
+    spec = job(directory, model, **settings, rollout__environment=environment).spec
+    assert spec.rollout.environment
+    return program_of(spec.rollout.environment, spec)
+
+
+async def test_samples_of_a_prompt_begin_alike(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    """Taxi draws its beginning from the seed."""
+    one = program(tmp_path, talkative, id="Taxi-v4", function=ANYTHING, maxTurns=3)
+    seen = Seen(engine)
+    samples, beginnings = [], []
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            for group in (7, 7, 8):
+                seen.answers.clear()
+                sample = await playing(Prompt(group, "w0008"), [5], Sample(0), CALLING)
+                assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
+                check_tokens(sample, seen)
+                beginnings.append(sample.tokens[: sample.prompt_length].tolist())
+                samples.append(sample)
+    finally:
+        one.close()
+    assert beginnings[0] == beginnings[1] != beginnings[2]
+    assert samples[0].metadata["gym"]["steps"] == 3
+    assert set(turn_rewards(samples[0])[""]) <= {-1.0, -10.0}
+
+
+async def test_an_environment_of_gem(engine: Client, talkative: Path, tmp_path: Path) -> None:
+    """A guess that is none ends the game."""
+    settings = {"id": "game:GuessTheNumber-v0-easy", "module": "gem"}
+    one = program(tmp_path, talkative, **settings)
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            sample = await playing(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    finally:
+        one.close()
+    assert (sample.error, sample.metadata["gym"]["terminated"]) == ("", True)
+    seat_rewards.settle(sample)
+    assert sample.reward == pytest.approx(-0.1)

@@ -1,0 +1,200 @@
+"""Real environments of Gymnasium's interface at a real gateway, before an engine that answers what
+a test says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api.environment import Gym
+from sluice.environment import ConfigurationError
+from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.turns import turn_rewards
+from sluice_rollout import seat_rewards
+from sluice_rollout.environments import gym_play, of_gym
+from sluice_rollout.environments.program import Program
+from tests.unit.environments.test_program import at_gateway
+from tests.unit.gateway.test_server import ids
+from tests.unit.rollout.test_episode import PARAMS, Script
+
+MOVES = ["left", "down", "right", "up"]
+LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "args": {"is_slippery": False}}
+ECHO: dict[str, Any] = {"make": "tests/unit/environments/gym_lakes.py:Echo"}
+COMPASS = "tests/unit/environments/gym_lakes.py:Compass"
+
+
+@contextlib.asynccontextmanager
+async def opened(**settings: Any) -> AsyncIterator[Program]:
+    gym = Gym(**settings)
+    play, trial = of_gym.command(gym, "play"), of_gym.command(gym, "check")
+    one = Program("gym", play, {"PATH": os.environ["PATH"]}, "tiny", 8, trial)
+    one.open()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+async def played(
+    directory: Path, *answers: str, tokens: int = 2000, reset: Any = None, **settings: Any
+) -> tuple[Sample, list[str]]:
+    """An episode in which the model says this; and what it was asked with, as texts."""
+    engine = Script(*map(ids, answers))
+    prompt = Prompt(3, "Cross.", None, {"reset": reset} if reset else {})
+    async with opened(**settings) as one, at_gateway(one, engine, directory) as playing:
+        sample = await playing(prompt, [1], Sample(0), PARAMS | {"max_new_tokens": tokens})
+        decode = playing.generator.decode
+    return sample, [decode(asked) for asked in engine.asked]
+
+
+async def test_a_walk_over_the_ice(tmp_path: Path) -> None:
+    way = ["down", "I go Down", "right", "right", "down", "left or right? right"]
+    sample, asked = await played(tmp_path, *way, **LAKE, actions=MOVES)
+    assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
+    assert turn_rewards(sample) == {"": [0, 0, 0, 0, 0, 1]}
+    seat_rewards.settle(sample)
+    assert sample.reward == 1.0
+    assert sample.metadata["gym"] == {
+        "steps": 6, "refused": 0, "terminated": True, "truncated": False,
+    }  # fmt: skip
+    first = "Cross.\n\n[S]FFF\nFHFH\nFFFH\nHFFG\n\nAnswer with one of left, down, right, up."
+    assert first in asked[0]
+    assert "SFFF\n[F]HFH" in asked[1]
+    assert asked[1].count("Answer with") == 1
+
+
+async def test_an_answer_that_is_no_action_is_a_turn_that_is_told_so(tmp_path: Path) -> None:
+    answers = ["north", "right", "down"]  # and into a hole
+    sample, asked = await played(tmp_path, *answers, **LAKE, actions=MOVES)
+    assert (sample.error, turn_rewards(sample)) == ("", {"": [0, 0, 0]})
+    assert "error: expected one of left, down, right, up" in asked[1]
+    assert (sample.metadata["gym"]["steps"], sample.metadata["gym"]["refused"]) == (2, 1)
+
+
+async def test_an_episode_ends_after_its_turns(tmp_path: Path) -> None:
+    sample, _ = await played(tmp_path, "0", "0", **LAKE, max_turns=2)
+    assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
+    assert sample.metadata["gym"]["truncated"]
+
+
+async def test_own_words_between_the_environment_and_the_model(tmp_path: Path) -> None:
+    answers = ["S", "down", "E"]
+    sample, asked = await played(tmp_path, *answers, **LAKE, function=COMPASS)
+    assert (sample.error, sample.metadata["gym"]["steps"]) == ("", 2)
+    assert "Cross.\n\nrow 0 column 0" in asked[0]
+    assert "Answer with" not in asked[0]
+    assert "row 1 column 0" in asked[1]
+    assert "error: down is no point of the compass" in asked[2]
+
+
+@pytest.mark.parametrize(
+    ("reset", "words"),
+    [
+        pytest.param(None, "hello, seed 3, options None", id="the group's"),
+        pytest.param({"seed": 8, "options": {"a": 1}}, "seed 8, options {'a': 1}", id="the row's"),
+    ],
+)
+async def test_an_environment_of_texts_without_spaces(
+    reset: Any, words: str, tmp_path: Path
+) -> None:
+    answers = ["go on", "stop"]
+    sample, asked = await played(tmp_path, *answers, **ECHO, reset=reset)
+    assert (sample.error, turn_rewards(sample)) == ("", {"": [0.5, 0.5]})
+    assert words in asked[0]
+    assert "\nSpeak." in asked[0]
+    assert "heard go on" in asked[1]
+
+
+async def test_a_truncated_episode_of_the_environments_is_complete(tmp_path: Path) -> None:
+    sample, _ = await played(tmp_path, "enough", **ECHO)
+    assert (sample.status, sample.metadata["gym"]["truncated"]) == (SampleStatus.COMPLETED, True)
+
+
+async def test_a_history_that_does_not_fit_keeps_the_rewards_until_then(tmp_path: Path) -> None:
+    sample, _ = await played(tmp_path, *["a" * 30] * 9, tokens=80, **ECHO)
+    assert (sample.error, sample.status) == ("", SampleStatus.TRUNCATED)
+    (rewards,) = turn_rewards(sample).values()
+    assert 0 < len(rewards) < 9
+    assert set(rewards) == {0.5}
+    assert sample.metadata["gym"]["steps"] == len(rewards)
+
+
+async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path) -> None:
+    sample, _ = await played(tmp_path, "fail", **ECHO)
+    assert sample.status is SampleStatus.FAILED
+    assert "ended with status 1: RuntimeError: the lake is on fire" in sample.error
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        pytest.param({"id": "Nope-v1"}, "gym.id: Nope-v1 cannot be made: NameNotFound", id="id"),
+        pytest.param(
+            {"id": "a", "module": "nope"}, "gym.module: cannot import nope in .*No module", id="pip"
+        ),
+        pytest.param(LAKE | {"args": {"warm": True}}, "gym.id: .*TypeError: .*'warm'", id="args"),
+        pytest.param(LAKE | {"actions": MOVES[:3]}, "gym.actions: expected 4 diff", id="actions"),
+        pytest.param(
+            LAKE | {"actions": MOVES, "function": COMPASS}, "leave actions out", id="both"
+        ),
+        pytest.param(
+            {"make": ECHO["make"].replace("Echo", "Camera")},
+            "gym.function: an observation of 3072 numbers, as a picture has them: set one",
+            id="a picture",
+        ),
+        pytest.param(
+            {"make": "gymnasium.spaces.Nothing"}, "gym.make: .* has no function Nothing", id="make"
+        ),
+        pytest.param(
+            LAKE | {"function": COMPASS.replace("Compass", "Silent")},
+            "gym.function: .* gave Silent: expected an object with observation",
+            id="function",
+        ),
+        pytest.param(
+            LAKE | {"function": "no/such.py:f"}, "gym.function: cannot import .*such.py", id="file"
+        ),
+    ],
+)
+def test_one_that_cannot_be_played_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gym_play.check(gym_play.load(json.loads(of_gym.command(Gym(**settings), "check")[-1])))
+    assert re.search(words, str(ended.value))
+
+
+async def test_that_ends_the_worker_before_any_episode() -> None:
+    async with opened(**LAKE, actions=MOVES) as one:
+        await one.check()
+    async with opened(id="Nope-v1") as one:
+        with pytest.raises(ConfigurationError, match=r"gym cannot be loaded: .* gym\.id: Nope-v1"):
+            await one.check()
+
+
+@pytest.mark.parametrize(
+    ("row", "contents"),
+    [
+        pytest.param({"prompt": "Cross."}, ["Cross.\n\nice\n\nAnswer with it."], id="a text"),
+        pytest.param(
+            {"prompt": "b", "messages": [{"role": "system", "content": "a"},
+                                         {"role": "user", "content": "b"}]},
+            ["a", "b\n\nice\n\nAnswer with it."],
+            id="messages",
+        ),
+        pytest.param(
+            {"prompt": "", "messages": [{"role": "system", "content": "a"}]},
+            ["a", "ice\n\nAnswer with it."],
+            id="nothing of a user",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_messages(row: dict[str, Any], contents: list[str]) -> None:
+    messages = gym_play.opening(row, "ice", "it")
+    assert [message["content"] for message in messages] == contents
+    assert messages[-1]["role"] == "user"
