@@ -71,7 +71,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
         async with at_gateway(one, engine, talkative, tmp_path) as playing:
             await one.check()
             sample = await playing(prompt(**taskset), [5], Sample(0), PARAMS)
-        assert os.listdir(one._directory) == []
+        assert [n.partition("-")[0] for n in os.listdir(one._directory)] == ["nursery"]
     finally:
         one.close()
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from sluice.api import RLJobSpec
@@ -32,13 +33,14 @@ from sluice_rollout.environments import (
     result,
     verifying,
 )
-from sluice_rollout.environments.ending import conclude, take, words_of
+from sluice_rollout.environments.ending import conclude, take
+from sluice_rollout.environments.forking import Forking, Run
+from sluice_rollout.environments.nursery_process import NurseryLostError
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.verifying import Terms, VerifierProcess
 from sluice_rollout.episode import Episode, PlayFailedError
 
 _FIELD = "spec.rollout.environment"
-_TRIAL_SECONDS = 300.0
 _LONGEST_NAME = 200
 
 
@@ -47,7 +49,7 @@ class Program:
     """Plays each episode with a program.
 
     name: for messages. command: its words. variables: those of every episode. model: its name.
-    side_by_side: episodes that a worker has in work. trial: words that find out whether it can run.
+    side_by_side: episodes that a worker has in work. forking: plays them in the command's place.
     verifier: judges what it has left; None: its own result does.
     """
 
@@ -56,7 +58,7 @@ class Program:
     variables: Mapping[str, str]
     model: str
     side_by_side: int
-    trial: Sequence[str] = ()
+    forking: Forking | None = None
     verifier: VerifierProcess | None = None
     _directory: str = ""
     _held: ExitStack = field(default_factory=ExitStack)
@@ -64,21 +66,11 @@ class Program:
     async def check(self) -> None:
         """Make room for the episodes, and try the program. Raises ConfigurationError."""
         self.open()
-        if self.trial:
-            await self._try()
-
-    async def _try(self) -> None:
-        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
-            variables = {**self.variables, keeper.MARK: directory}
+        if self.forking:
             try:
-                async with asyncio.timeout(_TRIAL_SECONDS):
-                    ended = await process.run(self.trial, directory, variables)
-            except TimeoutError:
-                raise ConfigurationError(
-                    f"{_FIELD}: {self.name} did not load in {_TRIAL_SECONDS:g} s"
-                ) from None
-        if ended.status:
-            raise ConfigurationError(f"{_FIELD}: {self.name} cannot be loaded: {words_of(ended)}")
+                await self.forking.ready(self._directory)
+            except NurseryLostError as error:
+                raise ConfigurationError(f"{_FIELD}: {error}") from error
 
     def open(self) -> None:
         """Take a directory for the episodes, and remove those of workers that were killed."""
@@ -87,6 +79,8 @@ class Program:
 
     def close(self) -> None:
         """End all programs, and remove what they have left."""
+        if self.forking:
+            self.forking.close()
         self._held.close()
         self._directory = ""
 
@@ -126,7 +120,8 @@ class Program:
         )
         ours = inputs.of_episode(prompt, episode.gateway, directory, self.model)
         try:
-            ended = await process.run(self.command, directory, {**self.variables, **ours})
+            run = await self._way(episode)
+            ended = await run(directory, {**self.variables, **ours})
         except (OSError, keeper.SurvivorError) as error:
             raise PlayFailedError("start", f"cannot be run here: {error}") from error
         logs.get().debug(
@@ -135,23 +130,35 @@ class Program:
         )  # fmt: skip
         return ended
 
+    async def _way(self, episode: Episode) -> Run:
+        """What runs the program. Its time starts behind this."""
+        if self.forking is None:
+            return partial(process.run, self.command)
+        with episode.clock.stopped():
+            return await self.forking.ready(self._directory)
+
 
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     """The program of a job. Raises ConfigurationError where there is none of its name here."""
     verifiers, model = environment.verifiers, Path(spec.model.path).name
     variables = inputs.inherited(os.environ, environment.env)
     if verifiers:
-        field, name = "verifiers.python", f"verifiers {verifiers.name}"
-        words = of_verifiers.command(verifiers, "play")
-        trial = of_verifiers.command(verifiers, "check")
+        words, field = [of_verifiers.python(verifiers)], "verifiers.python"
     else:
-        words, trial = environment.command or [], []
-        field, name = "command", shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME]
+        words, field = environment.command or [], "command"
     command = _checked(words, variables, field)
-    verifier = _verifier(environment, spec)
-    return Program(
-        name, command, variables, model, spec.rollout.concurrency, _here(trial), verifier
+    program = Program(
+        shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME],
+        command,
+        variables,
+        model,
+        spec.rollout.concurrency,
+        verifier=_verifier(environment, spec),
     )
+    if verifiers:
+        program.forking = of_verifiers.forking(verifiers, command[0], variables)
+        program.name = program.forking.name
+    return program
 
 
 def _verifier(environment: RolloutEnvironment, spec: RLJobSpec) -> VerifierProcess | None:
