@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluice_rollout.environments import forking, home, inputs, keeper
+from sluice_rollout.environments import home, inputs, keeper
 from sluice_rollout.environments.forking import Forking, pause
 from sluice_rollout.environments.nursery_process import NurseryLostError
 from sluice_rollout.environments.process import KEPT_BYTES, Ended
@@ -255,7 +255,7 @@ async def test_one_that_cannot_be_forked_has_an_interpreter_for_each_episode(
 ) -> None:
     said: list[dict[str, Any]] = []
     log = type("Log", (), {"warning": staticmethod(lambda _, **fields: said.append(fields))})
-    monkeypatch.setattr(forking.logs, "get", lambda: log)
+    monkeypatch.setattr("sluice_rollout.environments.forking.logs.get", lambda: log)
     async with opened(load) as (one, root):
         played = [await play(one, root, number) for number in range(2)]
         assert os.listdir(root) == []

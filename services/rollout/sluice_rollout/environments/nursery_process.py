@@ -114,13 +114,14 @@ class Nursery(Process):
         Raises OSError where it cannot be forked, NurseryLostError, and SurvivorError where
         something does not end.
         """
-        number = next(self._numbers)
-        ended = self._children[number] = asyncio.get_running_loop().create_future()
         async with Output.opened() as out, Output.opened() as err:
+            number = next(self._numbers)
+            ended = self._children[number] = asyncio.get_running_loop().create_future()
             try:
                 with _request(directory, variables) as request:
                     await self._send({"play": number}, [request, out.end, err.end])
-                out.hand_over(), err.hand_over()
+                for output in (out, err):
+                    output.hand_over()
                 status = await asyncio.shield(ended)  # `_end` waits for it, too
             finally:
                 await asyncio.shield(self._end(number, directory))
