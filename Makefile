@@ -27,7 +27,7 @@ help:
 	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
-	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, two agents, sft, distillation; and a figure (about 30 minutes)"
+	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, agents, sft, distillation; and a figure (about 45 minutes)"
 	@echo "make kind-up      a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
 	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
@@ -113,7 +113,7 @@ test: $(VENV)/.dev agents
 
 # Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
 # tests show part by part.
-test-long: $(VENV)/.dev
+test-long: $(VENV)/.dev agents
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/integration $(ARGS)
 
 # The claims that every engine has to keep, with the real server.
@@ -145,7 +145,7 @@ test-kind: $(VENV)/.dev
 	IMAGES=$(IMAGES) REGISTRY=$(REGISTRY) TAG=$(TAG) tests/kind/kind.sh test
 
 # Each run keeps its directory, for the figure and for `sluice report`.
-test-learning: $(VENV)/.dev
+test-learning: $(VENV)/.dev agents
 	SLUICE_LEARNING_DIR=runs/learning OMP_NUM_THREADS=1 $(PY) -m pytest tests/learning $(ARGS)
 	$(PY) -m tests.learning.figure runs/learning docs/results/learning.png
 

@@ -2,6 +2,7 @@
 
     python benchmarks/episodes.py worker [--episodes 10000]
     python benchmarks/episodes.py cluster [--episodes 10000]
+    python benchmarks/episodes.py verifiers [--episodes 200]
 
 worker: the gateway of a worker with an engine that answers at once. First so many functions that
 play at it, then so many pods that join, are given an episode, ask and tell their end; all in this
@@ -9,6 +10,10 @@ process, whose memory is shown after the first tenth and at the end.
 
 cluster: the operator, a process of its own, at a real API server (as tests/cluster has it). A
 kubelet is played here, which says that each pod has ended as soon as it sees it.
+
+verifiers: episodes of one turn, of the taskset in examples/agents/verifiers, in the interpreter
+that has verifiers (make agents): first as children of one interpreter, then, a tenth of them, with
+an interpreter for each.
 """
 
 from __future__ import annotations
@@ -35,9 +40,12 @@ from sluice import episodes as wire
 from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.telemetry import logs
+from sluice_cli.verifiers_rows import rows_of
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.plan import names
 from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import Play
 from sluice_rollout.function import Player
 from sluice_rollout.gateway import desk
@@ -50,8 +58,11 @@ from tests.cluster.operators import Operator
 from tests.cluster.test_episode_pods import PODS, VERIFIERS, at_work, end_all, there
 from tests.cluster.world import World, new_world
 from tests.integration.engines import save_model
+from tests.integration.rollout.talkative import save_talkative
+from tests.tools import ROOT
 from tests.unit.buffer.buffer_tools import make_job
 
+AGENTS = ROOT / "examples/agents"
 TOKEN = "token"
 SIDE_BY_SIDE, POD_SECONDS = 64, 300.0
 STARTED: contextvars.ContextVar[float] = contextvars.ContextVar("STARTED", default=0.0)
@@ -199,17 +210,75 @@ async def come_and_go(world: World, operator: Operator, count: int) -> None:
     print(f"  objects before and behind: {before}, {await there(world)}")
 
 
+# -- verifiers
+
+
+async def at_verifiers(count: int, directory: Path) -> None:
+    """The same episodes twice: forked, and with an interpreter for each."""
+    logs.configure("rollout", name="episodes", attempt=1)
+    model = save_talkative(save_model(directory / "bare", 0), directory / "model")
+    os.environ["PYTHONPATH"] = str(AGENTS / "verifiers")
+    python = str(ROOT / ".venv-verifiers/bin/python")
+    verifiers = {"name": "two_tools", "python": python}
+    (row,) = rows_of("two_tools", {}, python, 1)
+    environment = {"verifiers": verifiers, "env": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
+    spec = make_job(directory, model__path=str(model), rollout__environment=environment).spec
+    assert spec.rollout.environment
+    for kind, episodes in (("forked", count), ("an interpreter for each", max(count // 10, 8))):
+        program = program_of(spec.rollout.environment, spec)
+        assert program.forking
+        if kind != "forked":
+            program.command, program.forking = program.forking.alone, None
+        before, begun = cpu_seconds(), time.perf_counter()
+        await program.check()
+        seconds = time.perf_counter() - begun
+        print(f"{kind}: ready after {seconds:.1f} s, {cpu_seconds() - before:.1f} s of a core")
+        try:
+            await of_program(program, model, row, episodes)
+        finally:
+            program.close()
+
+
+async def of_program(program: Program, model: Path, row: dict[str, Any], count: int) -> None:
+    """Play so many episodes of a row, as many side by side as there are cores."""
+    async with worker(model, program, "127.0.0.1", 0) as one:
+        turns, before, begun = iter(range(count)), cpu_seconds(), time.perf_counter()
+
+        async def one_after_another() -> None:
+            for number in turns:
+                prompt = Prompt(number, row["prompt"], None, row["metadata"])
+                sample = await one.player(prompt, [5], Sample(0), PARAMS)
+                assert not sample.error, sample.error
+
+        await asyncio.gather(*(one_after_another() for _ in range(os.cpu_count() or 1)))
+        seconds, cpu = time.perf_counter() - begun, cpu_seconds() - before
+    print(
+        f"  {count} episodes: {count / seconds:.2f} a second, {cpu / count:.2f} s of a core each, "
+        f"load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
+def cpu_seconds() -> float:
+    """Of this process and of all that it has started, at work or ended."""
+    process = psutil.Process()
+    times = [each.cpu_times() for each in (process, *process.children())]
+    return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("where", choices=["worker", "cluster"])
+    parser.add_argument("where", choices=["worker", "cluster", "verifiers"])
     parser.add_argument("--episodes", type=int, default=10_000)
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as directory:
         if options.where == "cluster":
             asyncio.run(at_cluster(options.episodes, Path(directory)))
+        elif options.where == "verifiers":
+            asyncio.run(at_verifiers(options.episodes, Path(directory)))
         else:
             model = save_model(Path(directory) / "model", 0)
             asyncio.run(at_worker(options.episodes, model))

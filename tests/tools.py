@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -12,6 +13,11 @@ from typing import NoReturn
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+VERIFIERS_PYTHON = Path(
+    os.environ.get("SLUICE_VERIFIERS_PYTHON")
+    or Path(sys.prefix).parent / ".venv-verifiers/bin/python"
+)
+"""An interpreter that has verifiers: `make agents`."""
 
 
 def missing(what: str) -> NoReturn:

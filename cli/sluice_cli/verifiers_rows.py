@@ -21,7 +21,7 @@ def rows_of(
     name: str, arguments: dict[str, Any], python: str | None, most: int | None
 ) -> Iterator[Row]:
     """The rows, as an interpreter that has verifiers writes them. Raises ConfigurationError."""
-    words = of_verifiers.command(Verifiers(name=name, args=arguments, python=python), "rows")
+    words = of_verifiers.rows(Verifiers(name=name, args=arguments, python=python))
     words += [str(most)] if most else []
     with tempfile.TemporaryFile("w+") as errors:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tests.tools import ROOT, VERIFIERS_PYTHON
+
 
 class Run(NamedTuple):
     """example: a directory of examples/, whose make_data.py makes what the run needs. overrides:
@@ -54,7 +56,15 @@ RUNS: dict[str, Run] = {
     "agent": Run("agents/openai"),
     "code": Run("agents/code"),
     "search": Run("agents/search"),
+    "verifiers": Run(
+        "agents/verifiers",
+        (
+            f"rollout.environment.verifiers.python={VERIFIERS_PYTHON}",
+            f"rollout.environment.env={{PYTHONPATH: {ROOT}/examples/agents/verifiers}}",
+        ),
+    ),
     "sft": Run("sft"),
     "distillation": Run("distillation"),
 }
-"""Name -> run. gspo and cispo take two optimizer steps a batch: with one, every ratio is 1."""
+"""Name -> run. gspo and cispo take two optimizer steps a batch: with one, every ratio is 1.
+The taskset of verifiers need not be installed here."""

@@ -21,9 +21,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         directory = root / name
         if not directory.exists():
             ignored = shutil.ignore_patterns("*.jsonl", "model", "teacher", "__pycache__")
-            shutil.copytree(ROOT / "examples" / name, directory, ignore=ignored)
+            source = ROOT / "examples" / name
+            shutil.copytree(source, directory, ignore=ignored)
             subprocess.run(
-                [sys.executable, str(directory / "make_data.py"), str(directory)],
+                [sys.executable, str(source / "make_data.py"), str(directory)],
                 check=True,
                 timeout=300,
             )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,15 @@ from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleStatus
 from sluice_cli.main import app
 from sluice_cli.verifiers_rows import rows_of
+from sluice_rollout.environments import keeper
+from sluice_rollout.environments.nursery_process import NurseryLostError
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import AGENT, PARAMS, Seen, check, check_tokens
 from tests.integration.rollout.test_gateway import player as at_gateway
 from tests.integration.rollout.test_gateway import talkative as talkative
-from tests.tools import missing
+from tests.tools import VERIFIERS_PYTHON, missing
 
-VERIFIERS_PYTHON = Path(
-    os.environ.get("SLUICE_VERIFIERS_PYTHON")
-    or Path(sys.prefix).parent / ".venv-verifiers/bin/python"
-)
 NAME, HERE = "verifiers_words", str(Path(__file__).parent)
 
 
@@ -71,7 +70,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
         async with at_gateway(one, engine, talkative, tmp_path) as playing:
             await one.check()
             sample = await playing(prompt(**taskset), [5], Sample(0), PARAMS)
-        assert os.listdir(one._directory) == []
+        assert [n.partition("-")[0] for n in os.listdir(one._directory)] == ["nursery"]
     finally:
         one.close()
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
@@ -91,6 +90,31 @@ async def test_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) ->
         one.close()
     assert (sample.error, sample.reward, sample.trainable_tokens) == ("", 0.5, 12)
     assert "the row has no metadata.task: expected rows of `sluice data" in bare.error
+
+
+async def test_an_episode_whose_interpreter_dies_is_played_again(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    """Its group goes back to the buffer, as one does whose engine has died."""
+    one = program(tmp_path, talkative)
+    try:
+        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+            await one.check()
+            nursery = one.forking and one.forking._nursery
+            assert nursery
+            assert nursery._transport
+            running = asyncio.create_task(playing(prompt(), [5], Sample(0), PARAMS))
+            async with asyncio.timeout(60):
+                while len(keeper.marked(one._directory)) < 3:  # its child, and the agent's program
+                    await asyncio.sleep(0.05)
+            os.kill(nursery._transport.get_pid(), signal.SIGKILL)
+            with pytest.raises(NurseryLostError):
+                await running
+            assert len(os.listdir(one._directory)) == 1, "the nursery's own"
+            again = await playing(prompt(), [5], Sample(0), PARAMS)
+    finally:
+        one.close()
+    assert (again.error, again.reward) == ("", 0.5)
 
 
 async def test_one_that_is_not_there_ends_the_worker_before_any_episode(

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluice.sample import Sample
 from sluice.telemetry import rollouts
 from tests.integration.run.laptop import ROOT, Laptop
+from tests.tools import VERIFIERS_PYTHON, missing
 
 TWICE = """
 import asyncio
@@ -38,13 +39,21 @@ IN_IMAGE = ROOT / "examples/agents/image/run.py"
 
 
 @pytest.fixture
+def interpreter() -> Path:
+    """The one that has verifiers."""
+    if not VERIFIERS_PYTHON.exists():
+        missing("needs verifiers: make agents")
+    return VERIFIERS_PYTHON
+
+
+@pytest.fixture
 def example(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of the example (default: openai), with its data made."""
     directory = tmp_path / "agent"
     ignored = shutil.ignore_patterns("*.jsonl", "model", "__pycache__")
     name = getattr(request, "param", "openai")
     shutil.copytree(ROOT / "examples/agents" / name, directory, ignore=ignored)
-    program = directory / "make_data.py"
+    program = ROOT / "examples/agents" / name / "make_data.py"
     subprocess.run([sys.executable, str(program), str(directory)], check=True, timeout=300)
     return directory
 
@@ -144,6 +153,31 @@ def test_an_agent_searches_and_reads_what_comes_back(example: Path, tmp_path: Pa
     passages = {json.loads(row)["text"] for row in rows}
     assert all(s.metadata["passage"].partition(") ")[2] in passages for s in searched)
     assert all(sample.reward == 0 for sample in samples if not sample.metadata.get("passage"))
+
+
+@pytest.mark.parametrize("example", ["verifiers"], indirect=True)
+@pytest.mark.long
+def test_an_environment_of_verifiers_is_trained_by_its_name(
+    interpreter: Path, example: Path, tmp_path: Path
+) -> None:
+    run = Laptop(
+        example,
+        tmp_path / "run",
+        f"rollout.environment.verifiers.python={interpreter}",
+        f"rollout.environment.env={{PYTHONPATH: {example}}}",
+        "trainer.steps=2",
+        "rollout.batchSize=4",
+        "rollout.samplesPerPrompt=8",
+        "evaluation=null",
+        "debug.dumpRollouts=true",
+    )
+    assert run.run() == 0, run.text()[-3000:]
+    samples = [sample for of_step in trained(run).values() for sample in of_step]
+    assert {sample.error for sample in samples} == {""}
+    assert all(sample.reward == sample.reward_parts["right"] for sample in samples)
+    called = [sample for sample in samples if sample.reward_parts["calls"]]
+    assert called, "two words in thirty are calls"
+    assert all(sample.reward == 0 for sample in samples if sample not in called)
 
 
 @pytest.mark.timeout(900)

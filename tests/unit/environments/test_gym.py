@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ COMPASS = "tests/unit/environments/gym_lakes.py:Compass"
 
 @contextlib.asynccontextmanager
 async def opened(**settings: Any) -> AsyncIterator[Program]:
-    gym = Gym(**settings)
-    play, trial = of_gym.command(gym, "play"), of_gym.command(gym, "check")
-    one = Program("gym", play, {"PATH": os.environ["PATH"]}, "tiny", 8, trial)
+    variables = {"PATH": os.environ["PATH"]}
+    forking = of_gym.forking(Gym(**settings), sys.executable, variables)
+    one = Program(forking.name, forking.alone, variables, "tiny", 8, forking)
     one.open()
     try:
         yield one
@@ -165,7 +166,7 @@ async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path
 )
 def test_one_that_cannot_be_played_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        gym_play.check(gym_play.load(json.loads(of_gym.command(Gym(**settings), "check")[-1])))
+        gym_play.load(json.loads(of_gym.forking(Gym(**settings), "python", {}).config))
     assert re.search(words, str(ended.value))
 
 
@@ -173,7 +174,9 @@ async def test_that_ends_the_worker_before_any_episode() -> None:
     async with opened(**LAKE, actions=MOVES) as one:
         await one.check()
     async with opened(id="Nope-v1") as one:
-        with pytest.raises(ConfigurationError, match=r"gym cannot be loaded: .* gym\.id: Nope-v1"):
+        with pytest.raises(
+            ConfigurationError, match=r"gym Nope-v1 cannot be loaded: .* gym\.id: Nope"
+        ):
             await one.check()
 
 

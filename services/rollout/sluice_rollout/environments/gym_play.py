@@ -1,11 +1,12 @@
 """Plays environments of Gymnasium's interface (github.com/Farama-Foundation/Gymnasium): `reset`
 with a seed, `step` with an action.
 
-    python gym_play.py check CONFIG    makes the environment, and resets it
     python gym_play.py play CONFIG     plays an episode for row.json; leaves result.json
 
-CONFIG is `rollout.environment.gym`, as JSON. This runs in an interpreter that has the environment,
-and need not have sluice: beside its neighbours it imports the standard library alone.
+CONFIG is `rollout.environment.gym`, as JSON. `load` and `play` are what a nursery (nursery.py)
+calls to do that without a start of Python for each episode. This runs in an interpreter that has
+the environment, and need not have sluice: beside its neighbours it imports the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class HistoryFullError(Exception):
 
 
 class Loaded(NamedTuple):
-    """An environment that plays one episode.
+    """An environment, before its episode.
 
     show: (observation, info) -> text. act: answer -> action; raises ValueError, whose words are for
     the model. words: what it is told of actions. most_turns: None: until the environment ends.
@@ -72,8 +73,8 @@ class Loaded(NamedTuple):
 
 
 def load(config: dict[str, Any]) -> Loaded:
-    """The environment of a configuration, not yet reset. Ends the program where there is none, or
-    none that a model can play.
+    """The environment of a configuration. Ends the program where there is none, or none that a
+    model can play.
     """
     env = _environment(config)
     own = _own(config, env)
@@ -85,7 +86,9 @@ def load(config: dict[str, Any]) -> Loaded:
         act, words = actions.of, actions.words
     elif names is not None:
         raise SystemExit("gym.actions: function has an action() of its own: leave actions out")
-    return Loaded(env, show, act, words, config.get("maxTurns"))
+    loaded = Loaded(env, show, act, words, config.get("maxTurns"))
+    _check(loaded)
+    return loaded
 
 
 def _environment(config: dict[str, Any]) -> Any:
@@ -182,7 +185,7 @@ def told(loaded: Loaded, observation: Any, info: dict[str, Any]) -> str:
     return text
 
 
-def check(loaded: Loaded) -> None:
+def _check(loaded: Loaded) -> None:
     """End the program where the environment cannot be reset, or shows what no text stands for."""
     try:
         observation, info = loaded.env.reset(seed=0)
@@ -194,7 +197,7 @@ def check(loaded: Loaded) -> None:
 # --- an episode
 
 
-def play_episode(loaded: Loaded) -> None:
+def play(loaded: Loaded) -> None:
     """Play for row.json, and leave result.json. A history that does not fit ends the program,
     behind the rewards that there were until then.
     """
@@ -284,13 +287,11 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(what: str, config: str) -> None:
-    """Do it. What environments print as they load goes to standard error."""
+    """Play. What environments print as they load goes to standard error."""
+    assert what == "play"
     with contextlib.redirect_stdout(sys.stderr):
         loaded = load(json.loads(config))
-    if what == "check":
-        check(loaded)
-    elif what == "play":
-        play_episode(loaded)
+    play(loaded)
 
 
 if __name__ == "__main__":

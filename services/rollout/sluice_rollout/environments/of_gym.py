@@ -1,22 +1,22 @@
-"""Commands that play environments of Gymnasium's interface: in an interpreter that has them."""
+"""Environments of Gymnasium's interface, as an interpreter that has them plays them."""
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sluice.api.environment import Gym
+from sluice_rollout.environments.forking import Forking
 
-_PROGRAM = Path(__file__).with_name("gym_play.py")
+_MODULE = Path(__file__).with_name("gym_play.py")
 
 
-def command(gym: Gym, what: Literal["check", "play"]) -> list[str]:
-    """The words that do this with the environment."""
-    python = gym.python or sys.executable
-    # -P: what lies beside the program has the names of other modules.
-    return [python, "-P", str(_PROGRAM), what, json.dumps(_config(gym))]
+def forking(gym: Gym, python: str, variables: Mapping[str, str]) -> Forking:
+    """What plays its episodes. python: as it is found here."""
+    config = json.dumps(_config(gym))
+    return Forking(f"gym {gym.id or gym.make}", python, _MODULE, config, variables)
 
 
 def _config(gym: Gym) -> dict[str, Any]:

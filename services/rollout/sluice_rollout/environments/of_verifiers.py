@@ -1,22 +1,30 @@
-"""Commands that play environments of verifiers: in an interpreter that has them."""
+"""Environments of verifiers, as an interpreter that has them plays them."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sluice.api.environment import Verifiers
+from sluice_rollout.environments.forking import Forking
 
-_PROGRAM = Path(__file__).with_name("verifiers_play.py")
+_MODULE = Path(__file__).with_name("verifiers_play.py")
 
 
-def command(verifiers: Verifiers, what: Literal["rows", "check", "play"]) -> list[str]:
-    """The words that do this with the environment."""
+def forking(verifiers: Verifiers, python: str, variables: Mapping[str, str]) -> Forking:
+    """What plays its episodes. python: as it is found here."""
+    config = json.dumps(_config(verifiers))
+    return Forking(f"verifiers {verifiers.name}", python, _MODULE, config, variables)
+
+
+def rows(verifiers: Verifiers) -> list[str]:
+    """The words that write the environment's tasks."""
     python = verifiers.python or sys.executable
-    # -P: what lies beside the program has the names of other modules.
-    return [python, "-P", str(_PROGRAM), what, json.dumps(_config(verifiers))]
+    # -P: what lies beside the module has the names of other modules.
+    return [python, "-P", str(_MODULE), "rows", json.dumps(_config(verifiers))]
 
 
 def _config(verifiers: Verifiers) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sluice_rollout.environments import keeper
@@ -39,6 +40,21 @@ class Ended:
 
 
 @dataclass
+class Tail:
+    """The last of what is written to an output."""
+
+    _kept: bytearray = field(default_factory=bytearray)
+
+    def add(self, data: bytes) -> None:
+        self._kept += data
+        del self._kept[:-KEPT_BYTES]
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace").strip()
+
+
+@dataclass
 class Process(asyncio.SubprocessProtocol):
     """A program in a session of its own. (asyncio's Process waits for the end of all that holds
     its outputs open, its children among them.)
@@ -46,13 +62,10 @@ class Process(asyncio.SubprocessProtocol):
 
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
-    written: dict[int, bytearray] = field(
-        default_factory=lambda: {_OUT: bytearray(), _ERR: bytearray()}
-    )
+    written: dict[int, Tail] = field(default_factory=lambda: {_OUT: Tail(), _ERR: Tail()})
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self.written[fd] += data
-        del self.written[fd][:-KEPT_BYTES]
+        self.written[fd].add(data)
 
     def process_exited(self) -> None:
         self.exited.set()
@@ -60,8 +73,58 @@ class Process(asyncio.SubprocessProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
 
-    def text(self, fd: int) -> str:
-        return self.written[fd].decode(errors="replace").strip()
+    async def ended(self, transport: asyncio.SubprocessTransport) -> Ended:
+        """The end of a program that has exited, with what it wrote last."""
+        if not await closed(self.closed):
+            transport.close()
+        out, err = self.written[_OUT].text, self.written[_ERR].text
+        return Ended(transport.get_returncode() or 0, out, err)
+
+
+@dataclass
+class Output(asyncio.Protocol):
+    """An output of a process that is started elsewhere. end: the descriptor to write to it."""
+
+    end: int
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    tail: Tail = field(default_factory=Tail)
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls) -> AsyncIterator[Output]:
+        ours, its = os.pipe()
+        output = cls(its)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: output, os.fdopen(ours, "rb", 0)
+        )
+        try:
+            yield output
+        finally:
+            output.hand_over()
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self.tail.add(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+    def hand_over(self) -> None:
+        """Leave the end to the process that has it by now."""
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+
+
+async def closed(*outputs: asyncio.Event) -> bool:
+    """Wait until they are. False: a process without our mark holds one."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            for output in outputs:
+                await output.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def run(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> Ended:
@@ -81,16 +144,12 @@ async def run(command: Sequence[str], directory: str, variables: Mapping[str, st
     try:
         await process.exited.wait()
     finally:
-        _kill_group(transport.get_pid())
+        kill_group(transport.get_pid())
         await asyncio.shield(asyncio.to_thread(keeper.end, directory))
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await process.closed.wait()  # what it wrote last
-    except TimeoutError:
-        transport.close()  # a process without our mark holds its outputs
-    return Ended(transport.get_returncode() or 0, process.text(_OUT), process.text(_ERR))
+    return await process.ended(transport)
 
 
-def _kill_group(group: int) -> None:
+def kill_group(group: int) -> None:
+    """Kill what is left of a group of processes."""
     with contextlib.suppress(ProcessLookupError):  # nobody of it is left
         os.killpg(group, signal.SIGKILL)

@@ -9,10 +9,12 @@ import json
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from sluice.api import RLJobSpec
@@ -34,13 +36,14 @@ from sluice_rollout.environments import (
     verifying,
 )
 from sluice_rollout.environments.containers import Containers, of_machine
-from sluice_rollout.environments.ending import conclude, take, words_of
+from sluice_rollout.environments.ending import conclude, take
+from sluice_rollout.environments.forking import Forking, Run
+from sluice_rollout.environments.nursery_process import NurseryLostError
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.verifying import Terms, VerifierProcess
 from sluice_rollout.episode import Episode, PlayFailedError
 
 _FIELD = "spec.rollout.environment"
-_TRIAL_SECONDS = 300.0
 _LONGEST_NAME = 200
 
 
@@ -49,7 +52,7 @@ class Program:
     """Plays each episode with a program.
 
     name: for messages. command: its words. variables: those of every episode. model: its name.
-    side_by_side: episodes that a worker has in work. trial: words that find out whether it can run.
+    side_by_side: episodes that a worker has in work. forking: plays them in the command's place.
     verifier: judges what it has left; None: its own result does. containers: it runs in those;
     None: as a process.
     """
@@ -59,7 +62,7 @@ class Program:
     variables: Mapping[str, str]
     model: str
     side_by_side: int
-    trial: Sequence[str] = ()
+    forking: Forking | None = None
     verifier: VerifierProcess | None = None
     containers: Containers | None = None
     _directory: str = ""
@@ -68,24 +71,14 @@ class Program:
     async def check(self) -> None:
         """Make room for the episodes, and try the program. Raises ConfigurationError."""
         self.open()
-        if self.trial:
-            await self._try()
         for containers in (self.containers, self.verifier and self.verifier.containers):
             if containers:
                 await containers.check(self._directory)
-
-    async def _try(self) -> None:
-        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
-            variables = {**self.variables, keeper.MARK: directory}
+        if self.forking:
             try:
-                async with asyncio.timeout(_TRIAL_SECONDS):
-                    ended = await process.run(self.trial, directory, variables)
-            except TimeoutError:
-                raise ConfigurationError(
-                    f"{_FIELD}: {self.name} did not load in {_TRIAL_SECONDS:g} s"
-                ) from None
-        if ended.status:
-            raise ConfigurationError(f"{_FIELD}: {self.name} cannot be loaded: {words_of(ended)}")
+                await self.forking.ready(self._directory)
+            except NurseryLostError as error:
+                raise ConfigurationError(f"{_FIELD}: {error}") from error
 
     def open(self) -> None:
         """Take a directory for the episodes, and remove those of workers that were killed."""
@@ -95,6 +88,8 @@ class Program:
 
     def close(self) -> None:
         """End all programs, and remove what they have left."""
+        if self.forking:
+            self.forking.close()
         self._held.close()
         self._directory = ""
 
@@ -133,9 +128,9 @@ class Program:
             json.dumps(inputs.row(prompt, episode.sample.index, episode.seats))
         )
         ours = inputs.of_episode(prompt, episode.gateway, directory, self.model)
-        run = self.containers.run if self.containers else process.run
         try:
-            ended = await run(self.command, directory, {**self.variables, **ours})
+            run = await self._way(episode)
+            ended = await run(directory, {**self.variables, **ours})
         except (OSError, keeper.SurvivorError) as error:
             raise PlayFailedError("start", f"cannot be run here: {error}") from error
         logs.get().debug(
@@ -144,18 +139,30 @@ class Program:
         )  # fmt: skip
         return ended
 
+    async def _way(self, episode: Episode) -> Run:
+        """What runs the program. Its time starts behind this."""
+        if self.forking is None:
+            run = self.containers.run if self.containers else process.run
+            return partial(run, self.command)
+        with episode.clock.stopped():
+            return await self.forking.ready(self._directory)
+
 
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     """The program of a job. Raises ConfigurationError where there is none of its name here."""
-    model = Path(spec.model.path).name
     if containers := of_machine(environment.image):
         return _in_containers(containers, environment, spec)
     variables = inputs.inherited(os.environ, environment.env)
-    field, name, words, trial = _words(environment)
-    command = _checked(words, variables, field)
-    verifier = _verifier(environment, spec)
+    forking = _forking(environment, variables)
+    words = environment.command or []
     return Program(
-        name, command, variables, model, spec.rollout.concurrency, _here(trial), verifier
+        forking.name if forking else shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME],
+        forking.alone if forking else _checked(words, variables, "command"),
+        variables,
+        Path(spec.model.path).name,
+        spec.rollout.concurrency,
+        forking,
+        _verifier(environment, spec),
     )
 
 
@@ -179,16 +186,19 @@ def _in_containers(
     )
 
 
-def _words(environment: RolloutEnvironment) -> tuple[str, str, list[str], list[str]]:
-    """(field, name for messages, words of the command, words that try it) of an environment."""
+def _forking(environment: RolloutEnvironment, variables: Mapping[str, str]) -> Forking | None:
+    """The interpreter of an environment that is a package; None for a command."""
     if verifiers := environment.verifiers:
-        play, trial = (of_verifiers.command(verifiers, what) for what in ("play", "check"))
-        return "verifiers.python", f"verifiers {verifiers.name}", play, trial
+        python = _python(verifiers.python, variables, "verifiers.python")
+        return of_verifiers.forking(verifiers, python, variables)
     if gym := environment.gym:
-        play, trial = (of_gym.command(gym, what) for what in ("play", "check"))
-        return "gym.python", f"gym {gym.id or gym.make}", play, trial
-    words = environment.command or []
-    return "command", shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME], words, []
+        return of_gym.forking(gym, _python(gym.python, variables, "gym.python"), variables)
+    return None
+
+
+def _python(named: str | None, variables: Mapping[str, str], field: str) -> str:
+    (python,) = _checked([named or sys.executable], variables, field)
+    return python
 
 
 def _verifier(environment: RolloutEnvironment, spec: RLJobSpec) -> VerifierProcess | None:

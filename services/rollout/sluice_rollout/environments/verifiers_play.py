@@ -1,18 +1,20 @@
 """Plays environments of verifiers (github.com/PrimeIntellect-ai/verifiers, 0.4.0).
 
     python verifiers_play.py rows CONFIG [N]   the (first N) tasks as rows: JSON lines
-    python verifiers_play.py check CONFIG      loads the environment
     python verifiers_play.py play CONFIG       plays the task of row.json; leaves result.json
 
-CONFIG is verifiers' configuration of an environment, as JSON. This runs in an interpreter that has
-verifiers, and need not have sluice: beside them it imports the standard library alone. A task is
-made anew from its row, as verifiers' own servers do it, so that no episode loads the data set.
+CONFIG is verifiers' configuration of an environment, as JSON. `load` and `play` are what a nursery
+(nursery.py) calls to do the second without a start of Python for each episode. This runs in an
+interpreter that has verifiers, and need not have sluice: beside them it imports the standard
+library alone. A task is made anew from its row, as verifiers' own servers do it, so that no episode
+loads the data set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -29,12 +31,17 @@ TASK = "task"
 SCORE = "score"
 """The reward, beside its parts."""
 _HERE = {"type": "subprocess"}
+_LATE = ("anyio._backends._asyncio", "openai.resources", "verifiers.v1.utils.version")
+"""Modules that an episode would import first: three quarters of its time, in each child anew."""
 
 
-def environment_of(config: dict[str, Any]) -> Any:
+def load(config: dict[str, Any]) -> Any:
     """The environment. Its agents' programs run here, where their configuration says nothing else:
     verifiers' own default is a service.
     """
+    for module in _LATE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     taskset, name = config["taskset"]["id"], config.get("id", "")
     roles = agent_config_fields(env_config_type(taskset, name)())
     here = {role: {"runtime": _HERE, **config.get(role, {})} for role in roles}
@@ -58,7 +65,14 @@ def task_of(env: Any, row: dict[str, Any]) -> Any:
     return kind(data, env.config.taskset.task)
 
 
-async def play(env: Any, task: Any) -> Any:
+def play(env: Any) -> None:
+    """Play the task of row.json, and leave result.json."""
+    task = task_of(env, json.loads(Path("row.json").read_text()))
+    episode = asyncio.run(episode_of(env, task))
+    Path("result.json").write_text(json.dumps(result_of(episode)))
+
+
+async def episode_of(env: Any, task: Any) -> Any:
     """One episode of the task at the gateway. Ends the program where it fails."""
     client = vf.EvalClientConfig(
         base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY"
@@ -96,14 +110,12 @@ def main(what: str, config: str, rows: str = "") -> None:
     """Do it. What packages print as they load goes to standard error."""
     output = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        env = environment_of(json.loads(config))
+        env = load(json.loads(config))
     if what == "rows":
         for task in islice(env.taskset, int(rows) if rows else None):
             print(json.dumps(row_of(task.data)), file=output)
-    elif what == "play":
-        task = task_of(env, json.loads(Path("row.json").read_text()))
-        episode = asyncio.run(play(env, task))
-        Path("result.json").write_text(json.dumps(result_of(episode)))
+    else:
+        play(env)
 
 
 if __name__ == "__main__":

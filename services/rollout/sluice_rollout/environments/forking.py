@@ -1,0 +1,124 @@
+"""Plays episodes in children of one interpreter, which has loaded what they share.
+
+It knows nothing of what is loaded: that is a play module's, which another interpreter imports
+(nursery.py says what it has).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sluice.telemetry import logs
+from sluice_rollout.environments import inputs, keeper, process
+from sluice_rollout.environments.ending import words_of
+from sluice_rollout.environments.nursery_process import Nursery, NurseryLostError
+from sluice_rollout.environments.process import Ended
+
+Run = Callable[[str, Mapping[str, str]], Awaitable[Ended]]
+"""Runs a program in an episode's directory, with these variables, as process.run does."""
+LOAD_SECONDS = 300.0
+_PROGRAM = Path(__file__).with_name("nursery.py")
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""So that what is loaded starts no threads: an interpreter that has some cannot be forked."""
+_ROOM = "/" * 128
+"""Behind the nursery's directory in its own mark: a child's directory is written in its place."""
+_LONGEST_PAUSE = 60.0
+
+
+def pause(deaths: int) -> float:
+    """Seconds to wait before an interpreter is started that died so often in a row."""
+    return min(2.0 ** (deaths - 2), _LONGEST_PAUSE) if deaths > 1 else 0.0
+
+
+@dataclass(slots=True)
+class Forking:
+    """The interpreter of a job's episodes, which is started anew where it has died.
+
+    name: for messages. python: the interpreter. module: the play module. config: for it, as JSON.
+    variables: of every episode, and of the interpreter.
+    """
+
+    name: str
+    python: str
+    module: Path
+    config: str
+    variables: Mapping[str, str]
+    _nursery: Nursery | None = None
+    _starting: asyncio.Task[Run] | None = None
+    _deaths: int = 0
+
+    @property
+    def alone(self) -> list[str]:
+        """The words that play one episode in an interpreter of its own."""
+        # -P: what lies beside the module has the names of other modules.
+        return [self.python, "-P", str(self.module), "play", self.config]
+
+    async def ready(self, root: str) -> Run:
+        """What plays an episode: a child of the interpreter; or, where that cannot be forked, an
+        interpreter for each. root: the directory of the worker's episodes.
+
+        Raises NurseryLostError where it cannot be loaded.
+        """
+        task = self._starting
+        if task is None or (task.done() and (task.cancelled() or task.exception() or self._lost)):
+            task = self._starting = asyncio.create_task(self._start(root))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    @property
+    def _lost(self) -> bool:
+        return self._nursery is not None and self._nursery.lost
+
+    def close(self) -> None:
+        """End it."""
+        if self._starting:
+            self._starting.cancel()
+        if self._nursery:
+            self._nursery.kill()
+
+    async def _start(self, root: str) -> Run:
+        if before := self._nursery:
+            self._deaths = 1 + self._deaths * (time.monotonic() - before.started < _LONGEST_PAUSE)
+            seconds = pause(self._deaths)
+            logs.get().warning(
+                "the interpreter that episodes are forked from has died; it is started anew",
+                environment=self.name, how=(await before.end()).how, after_seconds=seconds,
+            )  # fmt: skip
+            await asyncio.sleep(seconds)
+        nursery = self._nursery = await self._begin(root)
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                await asyncio.wait([nursery.ready])
+        except TimeoutError:
+            nursery.kill()
+            raise NurseryLostError(f"{self.name} did not load in {LOAD_SECONDS:g} s") from None
+        if nursery.ready.cancelled():
+            words = words_of(await nursery.end())
+            raise NurseryLostError(f"{self.name} cannot be loaded: {words}")
+        if not (reason := nursery.ready.result()):
+            return nursery.run
+        logs.get().warning(
+            "each episode starts an interpreter: what it loads cannot be shared",
+            environment=self.name, reason=reason,
+        )  # fmt: skip
+        nursery.kill()
+        await nursery.end()
+        self._nursery = None
+        return partial(process.run, self.alone)
+
+    async def _begin(self, root: str) -> Nursery:
+        directory = tempfile.mkdtemp(prefix="nursery-", dir=root)
+        os.mkdir(f"{directory}/{inputs.TEMPORARY}")
+        place = inputs.of_place(directory) | {keeper.MARK: directory + _ROOM}
+        words = [self.python, "-P", str(_PROGRAM), str(self.module), self.config]
+        try:
+            return await Nursery.start(words, directory, _ONE_THREAD | {**self.variables} | place)
+        except OSError as error:
+            raise NurseryLostError(f"{self.name} cannot be run here: {error}") from error

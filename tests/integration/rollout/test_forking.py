@@ -1,0 +1,278 @@
+"""Episodes that are forked from one interpreter: what they see, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice_rollout.environments import home, inputs, keeper
+from sluice_rollout.environments.forking import Forking, pause
+from sluice_rollout.environments.nursery_process import NurseryLostError
+from sluice_rollout.environments.process import KEPT_BYTES, Ended
+
+MODULE = Path(__file__).with_name("forked_play.py")
+SECONDS = 60.0
+"""For what takes a moment on an idle machine."""
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from tests.integration.rollout.test_forking import opened, play
+
+async def main():
+    async with opened() as (one, root):
+        await play(one, root, 0, DO="hang", TELL=sys.argv[1])
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def opened(load: str = "") -> AsyncIterator[tuple[Forking, str]]:
+    """The interpreter of a play module, and the directory of its worker's episodes."""
+    variables = inputs.inherited(os.environ, {"PYTHONDONTWRITEBYTECODE": "1"})
+    one = Forking("words", sys.executable, MODULE, json.dumps({"load": load}), variables)
+    with home.opened(64) as root:
+        try:
+            yield one, root
+        finally:
+            one.close()
+
+
+async def play(one: Forking, root: str, number: int, **variables: str) -> tuple[Ended, Any]:
+    """One episode: its end, and what it has seen (None: nothing)."""
+    directory = Path(root, f"{number}.0-episode")
+    (directory / inputs.TEMPORARY).mkdir(parents=True)
+    try:
+        run = await one.ready(root)
+        told = {"PATH": os.environ["PATH"], **variables, **inputs.of_place(str(directory))}
+        ended = await run(str(directory), told)
+        result = directory / "result.json"
+        return ended, json.loads(result.read_text()) if result.exists() else None
+    finally:
+        home.remove(str(directory))
+
+
+async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    async with asyncio.timeout(seconds):
+        while not (value := condition()):
+            await asyncio.sleep(0.05)
+    return value
+
+
+def lives(pid: int) -> bool:
+    """A process that is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def told(path: Path) -> list[int]:
+    """The processes of an episode that hangs."""
+
+    def read() -> Any:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return json.loads(path.read_text())
+
+    return list(await until(read))
+
+
+def nursery_of(one: Forking) -> int:
+    assert one._nursery
+    assert one._nursery._transport
+    return one._nursery._transport.get_pid()
+
+
+def children(pid: int) -> list[str]:
+    """Also those that are zombies."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+async def test_an_episode_is_a_child_that_has_what_a_program_has() -> None:
+    async with opened() as (one, root):
+        ended, seen = await play(one, root, 0, SAY="hello")
+        assert seen["loader"] == nursery_of(one) != seen["pid"]
+    assert (ended.status, ended.out, ended.err) == (0, "out hello", "err hello")
+    directory = f"{root}/0.0-episode"
+    assert (seen["directory"], seen["temporary"]) == (directory, f"{directory}/tmp")
+    assert seen["ours"], "a session of its own"
+    assert seen["seen_with"] == 1, "others find it by its episode's directory"
+    assert seen["variables"].keys() - {"LC_CTYPE"} == {
+        "PATH", "SAY", "TMPDIR", "SLUICE_ARTIFACTS", "SLUICE_EPISODE",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("do", "status", "err"),
+    [
+        pytest.param("fail", 1, "the door is shut", id="text"),
+        pytest.param("number", 3, "err", id="number"),
+        pytest.param("nothing", 1, "KeyError: 'nothing'", id="exception"),
+        pytest.param("die", -signal.SIGSEGV, "err", id="signal"),
+        pytest.param("crash", -signal.SIGSEGV, "err", id="crash"),
+    ],
+)
+async def test_an_end_is_told_as_that_of_a_program(do: str, status: int, err: str) -> None:
+    async with opened() as (one, root):
+        ended, _ = await play(one, root, 0, DO=do)
+        again, _ = await play(one, root, 1)
+    assert (ended.status, (ended.err.splitlines() or ["err"])[-1].strip()) == (status, err)
+    assert again.status == 0
+
+
+async def test_the_last_of_its_outputs_is_kept() -> None:
+    async with opened() as (one, root):
+        ended, _ = await play(one, root, 0, DO="much")
+    assert ended.out.endswith("x\nthe last of it")
+    assert ended.err.endswith("y\nthe last error")
+    assert KEPT_BYTES - 10 < len(ended.out) <= KEPT_BYTES
+
+
+async def test_it_ends_as_a_python_does() -> None:
+    """Threads are waited for; what was registered while loading is not done by every child."""
+    async with opened() as (one, root):
+        ended, _ = await play(one, root, 0, DO="at_exit")
+    assert (ended.out, ended.err) == ("out \na thread\nthe child's", "err")
+
+
+async def test_what_it_has_left_is_killed() -> None:
+    async with opened() as (one, root):
+        tell = Path(root, "told")
+        ended, _ = await play(one, root, 0, DO="leave_behind", TELL=str(tell))
+        left = json.loads(tell.read_text())
+        assert (ended.status, len(left), [pid for pid in left if lives(pid)]) == (0, 2, [])
+
+
+async def test_one_that_is_cancelled_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    async with opened() as (one, root):
+        other = asyncio.create_task(play(one, root, 1, DO="hang", TELL=str(tmp_path / "other")))
+        playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
+        processes = await told(tmp_path / "told")
+        others = await told(tmp_path / "other")
+        assert all(map(lives, [*processes, *others]))
+        playing.cancel()
+        await asyncio.wait([playing])
+        await until(lambda: not any(map(lives, processes)))
+        assert all(map(lives, others))
+        assert len(children(nursery_of(one))) == 1
+        other.cancel()
+        await asyncio.wait([other])
+
+
+async def test_the_death_of_the_interpreter_sends_its_episodes_back_and_it_is_started_anew(
+    tmp_path: Path,
+) -> None:
+    async with opened() as (one, root):
+        files = [tmp_path / str(number) for number in range(3)]
+        playing = [
+            asyncio.create_task(play(one, root, number, DO="hang", TELL=str(file)))
+            for number, file in enumerate(files)
+        ]
+        processes = [pid for file in files for pid in await told(file)]
+        before = nursery_of(one)
+        os.kill(before, signal.SIGKILL)
+        lost = await asyncio.gather(*playing, return_exceptions=True)
+        assert [type(error) for error in lost] == [NurseryLostError] * 3
+        await until(lambda: not any(map(lives, processes)))
+        ended, seen = await play(one, root, 3)
+        assert (ended.status, seen["loader"]) == (0, nursery_of(one))
+        assert nursery_of(one) != before
+        assert len(os.listdir(root)) == 1, "the new one's directory"
+
+
+async def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped: nobody would kill the child."""
+    monkeypatch.setattr("sluice_rollout.environments.nursery_process._END_SECONDS", 1.0)
+    async with opened() as (one, root):
+        playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
+        processes = await told(tmp_path / "told")
+        os.kill(nursery_of(one), signal.SIGSTOP)
+        playing.cancel()
+        await asyncio.wait([playing])
+        await until(lambda: not any(map(lives, processes)))
+        assert (await play(one, root, 1))[0].status == 0
+
+
+async def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WORKER, str(tmp_path / "told")]
+    worker = subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        processes = await told(tmp_path / "told")
+        (root,) = tmp_path.glob(f"{home.PREFIX}*")
+        assert len(keeper.marked(str(root))) == 4, "the nursery, its child, and two of the child's"
+    finally:
+        worker.kill()
+        worker.wait(10)
+    await until(lambda: not keeper.marked(str(root)) and not lives(processes[0]))
+    os.kill(processes[2], signal.SIGKILL)  # as today: neither our mark, nor a session that ends
+
+
+async def test_two_hundred_in_a_row_leave_nothing() -> None:
+    async with opened() as (one, root):
+        draws = set()
+        for number in range(200):
+            ended, seen = await play(one, root, number)
+            assert ended.status == 0, ended
+            draws.add(seen["random"])
+            if number == 0:
+                files, mine = seen["files"], os.listdir("/proc/self/fd")
+        assert seen["files"] == files
+        assert len(os.listdir("/proc/self/fd")) == len(mine)
+        assert len(draws) == 200, "each draws its own random numbers"
+        assert children(nursery_of(one)) == []
+        assert len(os.listdir(f"/proc/{nursery_of(one)}/fd")) < 12
+        assert len(os.listdir(root)) == 1
+
+
+async def test_thirty_two_at_once() -> None:
+    async with opened() as (one, root):
+        say = [str(number) for number in range(32)]
+        ends = await asyncio.gather(*(play(one, root, int(n), SAY=n) for n in say))
+        assert [ended.out for ended, _ in ends] == [f"out {n}" for n in say]
+        assert len({seen["pid"] for _, seen in ends}) == 32
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        pytest.param("thread", "it has 2 threads", id="thread"),
+        pytest.param("file", f"it keeps open {MODULE}", id="file"),
+        pytest.param("process", "it has started processes", id="process"),
+    ],
+)
+async def test_one_that_cannot_be_forked_has_an_interpreter_for_each_episode(
+    load: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+    log = type("Log", (), {"warning": staticmethod(lambda _, **fields: said.append(fields))})
+    monkeypatch.setattr("sluice_rollout.environments.forking.logs.get", lambda: log)
+    async with opened(load) as (one, root):
+        played = [await play(one, root, number) for number in range(2)]
+        assert os.listdir(root) == []
+    assert [ended.status for ended, _ in played] == [0, 0]
+    assert all(seen["loader"] == seen["pid"] for _, seen in played)
+    assert said == [{"environment": "words", "reason": why}]
+
+
+async def test_one_that_cannot_be_loaded_is_tried_again_later() -> None:
+    async with opened("raise") as (one, root):
+        starting: list[Awaitable[Any]] = [one.ready(root) for _ in range(3)]
+        lost = await asyncio.gather(*starting, return_exceptions=True)
+        assert len(set(map(id, lost))) == 1, "all wait for the same start"
+        assert isinstance(lost[0], NurseryLostError)
+        assert "words cannot be loaded: ended with status 1: RuntimeError: no such" in str(lost[0])
+        assert os.listdir(root) == []
+
+
+def test_one_that_dies_again_and_again_is_waited_for() -> None:
+    assert [pause(deaths) for deaths in (0, 1, 2, 3, 4, 8, 30)] == [0, 0, 1, 2, 4, 60, 60]
