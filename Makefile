@@ -27,7 +27,7 @@ help:
 	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
 	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
-	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, two agents, sft, distillation; and a figure (about 30 minutes)"
+	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, agents, an environment of Gymnasium, sft, distillation; and a figure (about 30 minutes)"
 	@echo "make kind-up      a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
 	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"

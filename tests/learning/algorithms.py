@@ -54,6 +54,7 @@ RUNS: dict[str, Run] = {
     "agent": Run("agents/openai"),
     "code": Run("agents/code"),
     "search": Run("agents/search"),
+    "gym": Run("agents/gym"),
     "sft": Run("sft"),
     "distillation": Run("distillation"),
 }
