@@ -63,6 +63,7 @@ RUNS: dict[str, Run] = {
             f"rollout.environment.env={{PYTHONPATH: {ROOT}/examples/agents/verifiers}}",
         ),
     ),
+    "gym": Run("agents/gym"),
     "sft": Run("sft"),
     "distillation": Run("distillation"),
 }
