@@ -131,7 +131,7 @@ class Program:
         return ended
 
     async def _way(self, episode: Episode) -> Run:
-        """What runs the program. Its time starts behind this."""
+        """The way to run the program. Its time starts behind this."""
         if self.forking is None:
             return partial(process.run, self.command)
         with episode.clock.stopped():
