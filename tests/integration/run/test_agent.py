@@ -174,10 +174,12 @@ def test_an_environment_of_verifiers_is_trained_by_its_name(
     assert run.run() == 0, run.text()[-3000:]
     samples = [sample for of_step in trained(run).values() for sample in of_step]
     assert {sample.error for sample in samples} == {""}
-    assert all(sample.reward == sample.reward_parts["right"] for sample in samples)
-    called = [sample for sample in samples if sample.reward_parts["calls"]]
-    assert called, "two words in thirty are calls"
-    assert all(sample.reward == 0 for sample in samples if sample not in called)
+    judged = [sample for sample in samples if "right" in sample.reward_parts]
+    assert all(sample.reward == sample.reward_parts["right"] for sample in judged)
+    assert all(sample.reward == 0 for sample in judged if not sample.reward_parts["calls"])
+    assert any(sample.reward_parts["calls"] for sample in judged), "two words in thirty are calls"
+    full = [sample for sample in samples if "right" not in sample.reward_parts]
+    assert {(sample.status.value, sample.reward) for sample in full} <= {("truncated", 0.0)}
 
 
 @pytest.mark.timeout(900)

@@ -61,8 +61,8 @@ class Forking:
         return [self.python, "-P", str(self.module), "play", self.config]
 
     async def ready(self, root: str) -> Run:
-        """What plays an episode: a child of the interpreter; or, where that cannot be forked, an
-        interpreter for each. root: the directory of the worker's episodes.
+        """The way to play an episode: as a child of the interpreter; or, where that cannot be
+        forked, in an interpreter of its own. root: the directory of the worker's episodes.
 
         Raises NurseryLostError where it cannot be loaded.
         """

@@ -99,8 +99,14 @@ class Nursery(Process):
                 child.exception()  # one that nobody waits for any more may go without a word
 
     async def end(self) -> Ended:
-        """Its end, once it has come; and that of all that it has started."""
-        await self.exited.wait()
+        """Its end, once it has come; and that of all that it has started. Raises NurseryLostError
+        where it does not come.
+        """
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self.exited.wait()
+        except TimeoutError:
+            raise NurseryLostError("the interpreter of episodes does not end") from None
         await asyncio.to_thread(keeper.end, self.directory)
         assert self._transport
         ended = await self.ended(self._transport)

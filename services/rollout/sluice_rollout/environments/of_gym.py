@@ -14,7 +14,7 @@ _MODULE = Path(__file__).with_name("gym_play.py")
 
 
 def forking(gym: Gym, python: str, variables: Mapping[str, str]) -> Forking:
-    """What plays its episodes. python: as it is found here."""
+    """The interpreter of its episodes. python: as it is found here."""
     config = json.dumps(_config(gym))
     return Forking(f"gym {gym.id or gym.make}", python, _MODULE, config, variables)
 

@@ -15,7 +15,7 @@ _MODULE = Path(__file__).with_name("verifiers_play.py")
 
 
 def forking(verifiers: Verifiers, python: str, variables: Mapping[str, str]) -> Forking:
-    """What plays its episodes. python: as it is found here."""
+    """The interpreter of its episodes. python: as it is found here."""
     config = json.dumps(_config(verifiers))
     return Forking(f"verifiers {verifiers.name}", python, _MODULE, config, variables)
 

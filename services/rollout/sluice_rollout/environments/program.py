@@ -140,7 +140,7 @@ class Program:
         return ended
 
     async def _way(self, episode: Episode) -> Run:
-        """What runs the program. Its time starts behind this."""
+        """The way to run the program. Its time starts behind this."""
         if self.forking is None:
             run = self.containers.run if self.containers else process.run
             return partial(run, self.command)
