@@ -128,3 +128,19 @@ def test_no_training_row_has_the_numbers_of_a_held_out_one(
     assert held_out
     assert held_out.isdisjoint(numbers(seed=1) | numbers(seed=2))
     assert numbers(seed=1) != numbers(seed=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param('{"expression": "7 * 18"}', "126", id="a result"),
+        pytest.param('{"expression": "7 * 18 + 1"}', "error: expected one operation", id="two"),
+        pytest.param('{"text": "7 * 18"}', "error: ", id="another argument"),
+        pytest.param('{"expression": 7}', "error: ", id="a number"),
+        pytest.param("[]", "error: ", id="no arguments"),
+        pytest.param("{", "error: ", id="no JSON"),
+    ],
+)
+def test_the_agents_calculator_answers_every_call(arguments: str, said: str) -> None:
+    agent = runpy.run_path(str(EXAMPLE / "calculator_agent.py"))
+    assert agent["said"](arguments).startswith(said)
