@@ -22,8 +22,7 @@ OURS = (
 )
 """Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
 REWARDED = (
-    "(has(self.reward) || has(self.rollout.environment) && "
-    "(has(self.rollout.environment.gym) || has(self.rollout.environment.openenv)))"
+    "(has(self.reward) || has(self.rollout.environment) && !has(self.rollout.environment.command))"
 )
 """CEL of a job's spec: its samples have a reward, of `reward` or of their environment."""
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -327,8 +326,8 @@ class RolloutEnvironment(Model):
 
     @property
     def gives_rewards(self) -> bool:
-        """Each step has its reward: the job needs none of its own."""
-        return self.gym is not None or self.openenv is not None
+        """Its episodes have rewards of their own: the job needs no other."""
+        return self.command is None
 
     rules = (
         Rule(

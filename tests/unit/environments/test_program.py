@@ -102,6 +102,19 @@ async def test_without_a_result_the_jobs_reward_judges(program: Any, tmp_path: P
     assert (sample.error, sample.reward, sample.metadata["answer"]) == ("", None, "hello")
 
 
+async def test_one_that_nobody_else_rewards_has_to_give_a_reward(
+    program: Any, tmp_path: Path
+) -> None:
+    one = program('ask("2+2")')
+    one.must_reward = True
+    sample = await play(one, Script(ids("4")), tmp_path)
+    assert sample.error == "agent gave no reward, and the job has no spec.reward"
+    one = program('ask("2+2"); leave(reward=0.0)')
+    one.must_reward = True
+    sample = await play(one, Script(ids("4")), tmp_path)
+    assert (sample.error, sample.reward) == ("", 0.0)
+
+
 async def test_a_program_plays_two_seats_and_leaves_a_reward_for_each(
     program: Any, tmp_path: Path
 ) -> None:

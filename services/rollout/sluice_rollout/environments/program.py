@@ -54,7 +54,7 @@ class Program:
     name: for messages. command: its words. variables: those of every episode. model: its name.
     side_by_side: episodes that a worker has in work. forking: plays them in the command's place.
     verifier: judges what it has left; None: its own result does. containers: it runs in those;
-    None: as a process.
+    None: as a process. must_reward: nobody else gives its samples a reward.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Program:
     forking: Forking | None = None
     verifier: VerifierProcess | None = None
     containers: Containers | None = None
+    must_reward: bool = False
     _directory: str = ""
     _held: ExitStack = field(default_factory=ExitStack)
 
@@ -104,6 +105,8 @@ class Program:
             with metrics.EPISODE_PROGRAMS.track_inprogress():
                 ended = await self._run(episode, directory)
             await conclude(episode, ended, lambda: self._judge(episode, directory))
+            if self.must_reward and episode.sample.reward is None:
+                raise PlayFailedError("result", "gave no reward, and the job has no spec.reward")
         finally:
             with episode.clock.stopped():  # however much it has left
                 await asyncio.shield(asyncio.to_thread(home.remove, directory))
@@ -163,6 +166,7 @@ def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
         spec.rollout.concurrency,
         forking,
         _verifier(environment, spec),
+        must_reward=environment.gives_rewards and spec.reward is None,
     )
 
 
