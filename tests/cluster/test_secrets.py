@@ -199,7 +199,13 @@ async def test_running_pods_prove_that_the_secret_is_there_and_one_that_does_not
 def pod_of(job: Object, role: str, phase: str) -> Object:
     """A pod as a watch tells of it. One that is pending has its node."""
     metadata = job["metadata"]
-    owner = {"controller": True, "uid": metadata["uid"]}
+    owner = {
+        "apiVersion": "sluice.dev/v1alpha1",
+        "kind": "RLJob",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
     labels = {"sluice.dev/job-name": metadata["name"], "sluice.dev/role": role}
     place = {
         "name": f"demo-{role}-0-1-0",
