@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.api.environment import OURS
 from sluice.environment import ConfigurationError
 from sluice_rollout.environments import inputs, keeper, process
 from sluice_rollout.environments.ending import words_of
@@ -52,22 +53,29 @@ class Containers:
 
         Raises OSError where it cannot be started, SurvivorError where something does not end.
         """
-        # What carries the mark is killed: the container's processes, not the engine's own, which
-        # clear away behind them.
-        others = {name: value for name, value in variables.items() if name != keeper.MARK}
+        hidden = {name: value for name, value in variables.items() if _is_ours(name)}
         try:
-            words = self.words(command, directory, list(others))
-            return await process.run(words, directory, inputs.outside() | others)
+            words = self.words(command, directory, variables)
+            return await process.run(words, directory, inputs.outside() | hidden)
         finally:
             # Mostly it has gone with its program.
             remove = asyncio.to_thread(keeper.ask, self.engine, "rm", "--force", name_of(directory))
             await asyncio.shield(remove)
 
-    def words(self, command: Sequence[str], directory: str, variables: Sequence[str]) -> list[str]:
-        """The engine's words. Variables are only named there, and have their values from its own:
-        words can be read by every user of this machine.
+    def words(
+        self, command: Sequence[str], directory: str, variables: Mapping[str, str]
+    ) -> list[str]:
+        """The engine's words.
+
+        Every user of this machine can read them, so of ours (a key, a label) they have the names
+        alone, and the engine has the values among its own variables. The user's would be settings
+        of the engine itself there (PATH, HOME, DOCKER_HOST).
         """
-        named = [word for name in sorted(variables) for word in ("--env", name)]
+        named = [
+            word
+            for name, value in sorted(variables.items())
+            for word in ("--env", name if _is_ours(name) else f"{name}={value}")
+        ]
         keep = ["--userns=keep-id"] if self.engine == "podman" and os.geteuid() else []
         return [
             *(self.engine, "run", "--rm", "--name", name_of(directory)),
@@ -75,7 +83,9 @@ class Containers:
             *("--network=host", "--user", f"{os.geteuid()}:{os.getegid()}", *keep),
             *("--cap-drop=all", "--security-opt=no-new-privileges"),
             *("--volume", f"{directory}:{directory}"),
-            *("--env", f"{keeper.MARK}={directory}", *named, self.image, *command),
+            *named,
+            self.image,
+            *command,
         ]
 
     async def _call(self, directory: str, *words: str) -> Ended:
@@ -90,6 +100,13 @@ def of_machine(image: str | None) -> Containers | None:
     """Containers for the programs of an image, where this machine is to run them so; else None."""
     engine = os.environ.get(ENGINE)
     return Containers(engine, image) if engine and image else None
+
+
+def _is_ours(name: str) -> bool:
+    """A variable that no user sets. Not the mark: what carries it is killed, the container's
+    processes, and the engine's own shall clear away behind them.
+    """
+    return name in OURS or (name.startswith("SLUICE_") and name != keeper.MARK)
 
 
 def name_of(directory: str) -> str:
