@@ -29,7 +29,7 @@ MODES: dict[str, Object] = {
     "v1beta1": {"operatingMode": {**TEXT, "enum": ["Running", "Suspended"], "default": "Running"}},
     "v1alpha1": {"replicas": {"type": "integer", "minimum": 0, "maximum": 1, "default": 1}},
 }
-"""How the versions differ in what one may ask for."""
+"""Fields of a Sandbox's spec that one version alone has."""
 
 
 def _fields(*required: str, **properties: Any) -> Object:

@@ -85,7 +85,7 @@ def security(job: RLJob, name: str) -> dict[str, Any]:
     """
     if name == "engine" and has_root(job, "rollout"):
         return {"allowPrivilegeEscalation": False}
-    beside_root = name in ("worker", "plugin") and has_root(job, "rollout")
+    beside_root = name in ("worker", "plugin", "openenv") and has_root(job, "rollout")
     return {
         **RESTRICTED,
         **(NOT_ROOT if beside_root else {}),

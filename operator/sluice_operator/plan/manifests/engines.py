@@ -8,13 +8,11 @@ from sluice.engines.base import Place, Plugin
 from sluice_operator.plan import names
 from sluice_operator.plan.manifests import resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
-    NOT_ROOT,
-    RESTRICTED,
     Env,
     container,
-    has_root,
     port_env,
     secret_variable,
+    security,
     variables,
 )
 from sluice_operator.plan.manifests.mounted import model_path
@@ -74,14 +72,13 @@ def openenv(job: RLJob, gang: Gang, index: int) -> list[Container]:
     openenv = environment.openenv if environment else None
     if openenv is None or openenv.image is None or (gang.role, index) != ("rollout", 0):
         return []
-    security = {**RESTRICTED, **(NOT_ROOT if has_root(job, "rollout") else {})}
     return [
         {
             "name": "openenv",
             "image": openenv.image,
             "ports": [{"name": "openenv", "containerPort": openenv.port}],
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "securityContext": security,
+            "securityContext": security(job, "openenv"),
         }
     ]
 
