@@ -6,7 +6,8 @@
 One trainer process, on the GPU where there is one, with a random model. Steps are timed without any
 checkpoint, then checkpoints are written: the time that `save` holds training up, and how much
 longer the steps beside the writing take. The first of each kind gets its memory, and stands alone.
-The limit is a plain write of as many bytes, with fsync.
+Each is removed before the next: the disk needs room for one. The limit is a plain write of as many
+bytes, with fsync.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -71,7 +73,9 @@ def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> di
     """Medians: seconds that a save holds training up, the step beside it, and from its begin until
     it is durable; and what the first one held up."""
     held, steps, until = [], [], []
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
+        for earlier in directory.glob("iter_*"):
+            shutil.rmtree(earlier)
         began = time.perf_counter()
         policy.begin_save(directory, policy.step, beside=beside)
         durable = None if beside else policy.finish_save(directory, wait=True)
@@ -82,6 +86,10 @@ def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> di
             durable = policy.finish_save(directory, wait=False)
             held[-1] += time.perf_counter() - polled
         until.append(time.perf_counter() - began)
+        print(
+            f"checkpoint {number} of {rounds}: held {held[-1]:.2f} s, written {until[-1]:.1f} s",
+            file=sys.stderr,
+        )
         train(policy)
     later = {"held": held[1:] or held, "step": steps, "until": until}
     return {"first": held[0]} | {name: statistics.median(v) for name, v in later.items() if v}

@@ -5,9 +5,10 @@
         [--limit-s 1800] [--steps 100] [--sft-steps 300] [--out DIR] [--set FIELD=VALUE ...]
         [--report]
 
-A case that begins with given answers does so once; each seed goes on from that model. A seed gives
-the order of the prompts. Every run has GPUs of its own, or shares one with `--each` others (give
-them less memory: --set rollout.engineArgs.memFractionStatic=0.25); what finds none waits.
+A case that begins with given answers does so once, cases with the same ones together; each seed
+goes on from that model. A seed gives the order of the prompts. Every run has GPUs of its own, or
+shares one with `--each` others (give them less memory: --set
+rollout.engineArgs.memFractionStatic=0.25); what finds none waits.
 Prints a table of each case, means ± standard deviations over seeds, and keeps in --out, for each
 run, its metrics, evaluations and summary, for each case a picture, and the last lines of logs of
 what failed. A minute before --limit-s runs are stopped as by Ctrl-C; what they have done counts.
@@ -21,7 +22,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,10 +47,11 @@ GRACE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A manifest, and that of the given answers that its model reads before."""
+    """A manifest, that of the given answers that its model reads before, and what is set."""
 
     manifest: str
     first: str | None = None
+    overrides: tuple[str, ...] = ()
 
 
 CASES = {
@@ -59,6 +61,11 @@ CASES = {
     "four-gpus": Case("four-gpus.yaml"),
     "countdown": Case("countdown.yaml", "sft-countdown.yaml"),
     "calculator": Case("calculator.yaml", "sft-calculator.yaml"),
+    "agent": Case(
+        "calculator.yaml",
+        "sft-calculator.yaml",
+        ("rollout.function=calculator_agent.py:play",),
+    ),
 }
 
 
@@ -126,35 +133,52 @@ def run_all(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
             parser.error(f"{name} takes {wanted} GPU(s); this machine has {len(names)}")
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as parent, ThreadPoolExecutor() as pool:
-        places = Gpus(names, options.each)
-        run = partial(run_case, options=options, places=places, parent=Path(parent))
-        list(pool.map(lambda name: run(name, deadline=deadline), options.cases))
+        start = partial(
+            run_once, places=Gpus(names, options.each), out=options.out, deadline=deadline
+        )
+        steps = [f"trainer.steps={options.sft_steps}"] if options.sft_steps else []
+        firsts = {first: Path(parent) / Path(first).stem for first in _firsts(options.cases)}
+        read = {
+            first: pool.submit(start, EXAMPLE / first, directory, steps)
+            for first, directory in firsts.items()
+        }
+
+        def run(name: str) -> None:
+            case, overrides = CASES[name], [*CASES[name].overrides, *options.set]
+            if case.first:
+                if not read[case.first].result():
+                    return
+                overrides.append(f"model.path={firsts[case.first] / 'checkpoints/hf'}")
+            run_case(name, overrides, options=options, start=start, parent=Path(parent))
+
+        list(pool.map(run, options.cases))
 
 
 def _all_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
+def _firsts(cases: Iterable[str]) -> set[str]:
+    return {first for name in cases if (first := CASES[name].first)}
+
+
 def run_case(
-    name: str, *, options: argparse.Namespace, places: Gpus, parent: Path, deadline: float
+    name: str,
+    overrides: list[str],
+    *,
+    options: argparse.Namespace,
+    start: Callable[[Path, Path, list[str]], bool],
+    parent: Path,
 ) -> None:
-    """The given answers, where there are some, and then all seeds at once."""
-    case, model = CASES[name], list[str]()
-    start = partial(run_once, places=places, out=options.out, deadline=deadline)
-    if case.first:
-        steps = [f"trainer.steps={options.sft_steps}"] if options.sft_steps else []
-        directory = parent / f"{name}-sft"
-        if not start(EXAMPLE / case.first, directory, steps):
-            return
-        model = [f"model.path={directory / 'checkpoints/hf'}"]
-    overrides = [*model, *options.set]
+    """All seeds of a case at once."""
+    overrides = list(overrides)
     if options.steps:
         overrides += [f"trainer.steps={options.steps}", f"checkpoint.everySteps={options.steps}"]
     with ThreadPoolExecutor(options.seeds) as pool:
         list(
             pool.map(
                 lambda seed: start(
-                    EXAMPLE / case.manifest,
+                    EXAMPLE / CASES[name].manifest,
                     parent / f"{name}-{seed}",
                     [*overrides, f"data.seed={seed}"],
                 ),
