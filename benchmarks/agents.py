@@ -1,5 +1,6 @@
 """The gateway for agents: what a turn costs beside the engine's own time, how many episodes a
-worker has room for, and how much of a continued turn the engine still has in its prefix cache.
+worker has room for, how much of a continued turn the engine still has in its prefix cache, and what
+clients cost.
 
     python benchmarks/agents.py [--episodes 40] [--turns 4] [--concurrent 1000]
 
@@ -11,6 +12,9 @@ the client's own work, since it runs in this process.
 Concurrent episodes: no engine could serve so many here, so answers of random tokens come after some
 seconds of waiting; everything else is what a worker has. Memory and time are this process's, the
 programs' clients included.
+
+Clients: as many episodes as an engine plays at once (256), answers after a moment; CPU of a turn in
+all, for programs with OpenAI's client, made in several ways, and for one that posts JSON itself.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +36,7 @@ from typing import Any
 import aiohttp
 import psutil
 import torch
+from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
 from benchmarks.processes import small_engine
@@ -39,7 +44,7 @@ from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
-from sluice_rollout.episode import Episode
+from sluice_rollout.episode import Episode, Gateway
 from sluice_rollout.function import Player
 from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.generate import Generator
@@ -51,6 +56,7 @@ from tests.unit.buffer.buffer_tools import make_job
 FIRST, LATER, ANSWER = 600, 20, 24
 """Tokens of the first message, of a later one, of an answer."""
 SPECIAL, MOST = 8, 2000
+AT_ONCE = 256
 PARAMS = {"max_new_tokens": MOST, "temperature": 1.0, "ignore_eos": True}
 MIB = 2**20
 
@@ -84,10 +90,14 @@ class Watched(Client):
 
 
 class Waiting(Client):
-    """Random tokens, some seconds later."""
+    """Random tokens, some seconds later: so many at least, three times as many at most."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.seconds = seconds
 
     async def generate(self, rid: str, input_ids: list[int], *args: Any, **kw: Any) -> Generation:
-        await asyncio.sleep(random.uniform(5, 15))
+        await asyncio.sleep(random.uniform(self.seconds, 3 * self.seconds))
         tokens = random.choices(range(SPECIAL, SPECIAL + WORDS), k=ANSWER)
         return Generation(tokens, [-1.0] * ANSWER, [WeightSpan(0, 0, ANSWER)], "length", None)
 
@@ -135,6 +145,35 @@ class Bench:
             yield Player(self.play, "agent", generator, tokenizer, 600.0, None, desk.admit)
 
 
+SHARED = AsyncOpenAI(api_key="of an episode")
+CLIENTS: dict[str, Callable[[Gateway], AsyncOpenAI]] = {
+    "gateway.openai()": Gateway.openai,
+    "AsyncOpenAI() for each episode": lambda gateway: AsyncOpenAI(
+        base_url=gateway.base_url, api_key=gateway.api_key
+    ),
+    "one AsyncOpenAI() for all": lambda gateway: SHARED.with_options(
+        base_url=gateway.base_url, api_key=gateway.api_key
+    ),
+}
+"""How a program comes to OpenAI's client."""
+
+
+@dataclass
+class Program(Bench):
+    """A program with OpenAI's client. It leaves that to be collected, as many do."""
+
+    client: Callable[[Gateway], AsyncOpenAI] = Gateway.openai
+
+    async def play(self, episode: Episode) -> None:
+        client = self.client(episode.gateway)
+        messages: list[Any] = [{"role": "user", "content": words(FIRST // 10)}]
+        for _ in range(self.turns):
+            answer = await client.chat.completions.create(
+                model="m", messages=messages, max_tokens=ANSWER
+            )
+            messages += [answer.choices[0].message, {"role": "user", "content": words(LATER)}]
+
+
 def words(count: int) -> str:
     return " ".join(f"w{random.randrange(WORDS):04d}" for _ in range(count))
 
@@ -158,6 +197,7 @@ def main() -> None:
         model = save_model(Path(directory) / "model", 0)
         asyncio.run(beside_an_engine(model, options))
         asyncio.run(side_by_side(model, options))
+        asyncio.run(clients(model, options.turns))
 
 
 async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
@@ -194,7 +234,7 @@ async def side_by_side(model: Path, options: argparse.Namespace) -> None:
     bench, process = Bench(options.turns), psutil.Process()
     room = options.concurrent
     async with (
-        Waiting("http://127.0.0.1:9") as engine,
+        Waiting(5.0) as engine,
         bench.player(engine, model, room) as player,
     ):
         await episode(player, 0)
@@ -206,6 +246,22 @@ async def side_by_side(model: Path, options: argparse.Namespace) -> None:
     print(f"{options.concurrent} episodes of {options.turns} turns at once: {seconds:.0f} s")
     print(f"  {work / turns * 1e3:.1f} ms of a core a turn, {work / seconds:.0%} of a core")
     print(f"  {memory:.0f} MiB more than before, {memory / options.concurrent * 1024:.0f} KiB each")
+
+
+async def clients(model: Path, turns: int) -> None:
+    """What a turn costs with each."""
+    programs = {name: Program(turns, client=client) for name, client in CLIENTS.items()}
+    for name, bench in {"JSON, posted": Bench(turns), **programs}.items():
+        print(f"{name}: {await cost(bench, model) * 1e3:.1f} ms of a core a turn")
+
+
+async def cost(bench: Bench, model: Path) -> float:
+    """Seconds of a core for a turn, with as many episodes at once as an engine plays."""
+    async with Waiting(0.1) as engine, bench.player(engine, model, AT_ONCE) as player:
+        await asyncio.gather(*(episode(player, number) for number in range(AT_ONCE)))
+        before = time.process_time()
+        await asyncio.gather(*(episode(player, AT_ONCE + number) for number in range(AT_ONCE)))
+        return (time.process_time() - before) / (AT_ONCE * bench.turns)
 
 
 def told(seconds: Sequence[float]) -> str:

@@ -37,8 +37,6 @@ TOOL: Any = {
         },
     },
 }
-CLIENT = AsyncOpenAI(api_key="of an episode")
-"""Its connections serve all episodes: a client of one's own for each costs 50 ms."""
 
 
 async def solve(client: AsyncOpenAI, messages: list[Any]) -> str:
@@ -68,9 +66,8 @@ def said(arguments: str) -> str:
 
 async def play(episode: Episode) -> None:
     """Joins the agent to a job: its episode's address and key go in."""
-    gateway, messages = episode.gateway, episode.prompt.prompt
-    client = CLIENT.with_options(base_url=gateway.base_url, api_key=gateway.api_key)
-    episode.metadata["said"] = await solve(client, list(messages))
+    async with episode.gateway.openai() as client:
+        episode.metadata["said"] = await solve(client, list(episode.prompt.prompt))
 
 
 if __name__ == "__main__":

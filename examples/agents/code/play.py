@@ -11,24 +11,19 @@ import asyncio
 import sys
 from pathlib import Path
 
-from openai import AsyncOpenAI
-
 from sluice_rollout.episode import Episode
 from sluice_rollout.toolbox import Python
 
 sys.path.insert(0, str(Path(__file__).parent))
 import agent  # type: ignore[import-not-found]
 
-CLIENT = AsyncOpenAI(api_key="of an episode")
-"""Its connections serve all episodes: a client of one's own for each costs 50 ms."""
 PYTHON = Python(sandboxes=2)
 
 
 async def play(episode: Episode) -> None:
     """The agent, and a session that has the row's function."""
-    gateway = episode.gateway
-    client = CLIENT.with_options(base_url=gateway.base_url, api_key=gateway.api_key)
     run = PYTHON.session()
     await asyncio.to_thread(run, str(episode.prompt.metadata["code"]))
     question = str(episode.prompt.prompt)
-    episode.metadata["printed"] = await agent.solve(client, question, run)
+    async with episode.gateway.openai() as client:
+        episode.metadata["printed"] = await agent.solve(client, question, run)

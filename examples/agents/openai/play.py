@@ -10,19 +10,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from openai import AsyncOpenAI
-
 from sluice_rollout.episode import Episode
 
 sys.path.insert(0, str(Path(__file__).parent))
 import agent  # type: ignore[import-not-found]
 
-CLIENT = AsyncOpenAI(api_key="of an episode")
-"""Its connections serve all episodes: a client of one's own for each costs 50 ms."""
-
 
 async def play(episode: Episode) -> None:
     """The agent, as it is."""
-    gateway = episode.gateway
-    client = CLIENT.with_options(base_url=gateway.base_url, api_key=gateway.api_key)
-    episode.metadata["said"] = await agent.solve(client, str(episode.prompt.prompt))
+    async with episode.gateway.openai() as client:
+        episode.metadata["said"] = await agent.solve(client, str(episode.prompt.prompt))

@@ -9,24 +9,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from openai import AsyncOpenAI
-
 from sluice_rollout.episode import Episode
 from sluice_rollout.toolbox import Search
 
 sys.path.insert(0, str(Path(__file__).parent))
 import agent  # type: ignore[import-not-found]
 
-CLIENT = AsyncOpenAI(api_key="of an episode")
-"""Its connections serve all episodes: a client of one's own for each costs 50 ms."""
 SEARCH = Search(Path(__file__).parent / "corpus.jsonl", top_k=1)
 
 
 async def play(episode: Episode) -> None:
     """The agent, as it is."""
-    gateway = episode.gateway
-    client = CLIENT.with_options(base_url=gateway.base_url, api_key=gateway.api_key)
-    said, passage = await agent.solve(
-        client, str(episode.prompt.prompt), SEARCH.session(), SEARCH.definition
-    )
+    async with episode.gateway.openai() as client:
+        said, passage = await agent.solve(
+            client, str(episode.prompt.prompt), SEARCH.session(), SEARCH.definition
+        )
     episode.metadata.update(said=said, passage=passage)

@@ -23,14 +23,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from play import CLIENT, agent
+from play import agent
 
 async def play(episode):
-    gateway = episode.gateway
-    client = CLIENT.with_options(base_url=gateway.base_url, api_key=gateway.api_key)
     question = str(episode.prompt.prompt)
-    tries = [agent.solve(client, question) for _ in range(2)]
-    answers = await asyncio.gather(*tries, return_exceptions=True)
+    async with episode.gateway.openai() as client:
+        tries = [agent.solve(client, question) for _ in range(2)]
+        answers = await asyncio.gather(*tries, return_exceptions=True)
     episode.metadata["said"] = next((said for said in answers if isinstance(said, str)), "")
 """
 """Two agents side by side in one episode, so that its conversation is a tree."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import openai
@@ -19,7 +21,7 @@ from sluice.sample import Prompt, Sample, SampleStatus
 from sluice.turns import TURNS
 from sluice_rollout.episode import Episode, Gateway, Play
 from sluice_rollout.function import Player
-from sluice_rollout.gateway import server
+from sluice_rollout.gateway import clients, server
 from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.prompts import PromptEncoder
 from tests import chat
@@ -61,6 +63,22 @@ def client(gateway: Gateway, **options: Any) -> AsyncOpenAI:
 
 def counted(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(f"sluice_rollout_gateway_{name}_total", labels) or 0.0
+
+
+async def test_clients_of_episodes_read_the_certificates_once(tmp_path: Path) -> None:
+    texts: list[str | None] = []
+
+    async def play(episode: Episode) -> None:
+        async with episode.gateway.openai() as ai:
+            texts.append((await ai.chat.completions.create(**ASK)).choices[0].message.content)
+
+    clients.certificates.cache_clear()
+    with patch.object(ssl, "create_default_context", wraps=ssl.create_default_context) as read:
+        async with desk(tmp_path) as one:
+            for answer in ("one", "two"):
+                await run(one, play, Script(ids(answer)))
+    assert texts == ["one", "two"]
+    assert read.call_count == 1
 
 
 async def test_the_three_interfaces_give_the_same_answer(tmp_path: Path) -> None:
