@@ -249,7 +249,7 @@ async def side_by_side(model: Path, options: argparse.Namespace) -> None:
 
 
 async def clients(model: Path, turns: int) -> None:
-    """What a turn costs with each."""
+    """Print the cost of a turn with each."""
     programs = {name: Program(turns, client=client) for name, client in CLIENTS.items()}
     for name, bench in {"JSON, posted": Bench(turns), **programs}.items():
         print(f"{name}: {await cost(bench, model) * 1e3:.1f} ms of a core a turn")

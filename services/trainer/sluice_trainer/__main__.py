@@ -93,7 +93,7 @@ def main() -> int:
         if not (words := lost_peer.words(error)):
             raise
         logs.get().exception("another rank is gone", role="trainer")
-        logs.fail(words, lost_peer.EXIT_PEER_LOST)
+        lost_peer.end(words)
     return 0
 
 

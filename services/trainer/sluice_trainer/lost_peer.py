@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+from typing import NoReturn
+
 from sluice import causes
 
 EXIT_PEER_LOST = 3
@@ -16,3 +21,15 @@ def words(error: BaseException) -> str:
     """
     sign = causes.lost_peer(str(error)) if isinstance(error, RuntimeError) else ""
     return f"another rank of the trainer is gone ({sign}); its own pod says why" if sign else ""
+
+
+def end(reason: str) -> NoReturn:
+    """End this process with EXIT_PEER_LOST, and `reason` in its last line.
+
+    The process group is not taken down: with a connection that broke, its threads may abort the
+    process (`terminate called without an active exception`), and that would be told as the cause.
+    """
+    print(f"error: {reason}", file=sys.stderr, flush=True)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(EXIT_PEER_LOST)

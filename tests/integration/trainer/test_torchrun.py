@@ -62,7 +62,7 @@ WAITING = """
 import os, sys
 import torch, torch.distributed as dist
 
-from sluice_trainer.lost_peer import EXIT_PEER_LOST, words
+from sluice_trainer import lost_peer
 
 address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 rank = int(os.environ["RANK"])
@@ -73,7 +73,8 @@ if rank == 1:
 try:
     dist.all_reduce(torch.zeros(1))
 except RuntimeError as error:
-    sys.exit(EXIT_PEER_LOST if words(error) else 1)
+    words = lost_peer.words(error)
+    lost_peer.end(words) if words else sys.exit(1)
 """
 
 
