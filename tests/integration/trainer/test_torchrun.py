@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from sluice.environment import free_port
+from sluice_trainer.lost_peer import EXIT_PEER_LOST
 
 RANK = """
 import os
@@ -148,3 +149,14 @@ def test_the_last_words_of_a_rank_are_not_buried(tmp_path: Path) -> None:
     )
     assert code == 1
     assert [line for line in lines[-5:] if line.startswith("error: ")] == [words]
+
+
+def test_what_is_to_be_done_at_the_end_is_done_by_a_rank_that_lost_another_one() -> None:
+    code = (
+        "import atexit; from sluice_trainer import lost_peer; "
+        "atexit.register(print, 'traces are sent'); lost_peer.end('another rank is gone')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == EXIT_PEER_LOST
+    assert done.stdout == "traces are sent\n"
+    assert done.stderr.splitlines()[-1] == "error: another rank is gone"
