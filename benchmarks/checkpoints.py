@@ -28,6 +28,8 @@ import numpy as np
 from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.checkpoint_directory import path_of
+from sluice_trainer.checkpoint_directory import steps as steps_of
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
@@ -74,8 +76,8 @@ def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> di
     it is durable; and what the first one held up."""
     held, steps, until = [], [], []
     for number in range(1, rounds + 1):
-        for earlier in directory.glob("iter_*"):
-            shutil.rmtree(earlier)
+        for step in steps_of(directory):
+            shutil.rmtree(path_of(directory, step))
         began = time.perf_counter()
         policy.begin_save(directory, policy.step, beside=beside)
         durable = None if beside else policy.finish_save(directory, wait=True)

@@ -22,8 +22,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,20 +137,12 @@ def run_all(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
             run_once, places=Gpus(names, options.each), out=options.out, deadline=deadline
         )
         steps = [f"trainer.steps={options.sft_steps}"] if options.sft_steps else []
-        firsts = {first: Path(parent) / Path(first).stem for first in _firsts(options.cases)}
         read = {
-            first: pool.submit(start, EXAMPLE / first, directory, steps)
-            for first, directory in firsts.items()
+            first: pool.submit(start, EXAMPLE / first, _directory(Path(parent), first), steps)
+            for first in dict.fromkeys(CASES[name].first for name in options.cases)
+            if first
         }
-
-        def run(name: str) -> None:
-            case, overrides = CASES[name], [*CASES[name].overrides, *options.set]
-            if case.first:
-                if not read[case.first].result():
-                    return
-                overrides.append(f"model.path={firsts[case.first] / 'checkpoints/hf'}")
-            run_case(name, overrides, options=options, start=start, parent=Path(parent))
-
+        run = partial(run_case, options=options, start=start, read=read, parent=Path(parent))
         list(pool.map(run, options.cases))
 
 
@@ -158,27 +150,35 @@ def _all_gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _firsts(cases: Iterable[str]) -> set[str]:
-    return {first for name in cases if (first := CASES[name].first)}
+def _directory(parent: Path, first: str) -> Path:
+    """Of the run of given answers of this manifest."""
+    return parent / Path(first).stem
 
 
 def run_case(
     name: str,
-    overrides: list[str],
     *,
     options: argparse.Namespace,
     start: Callable[[Path, Path, list[str]], bool],
+    read: Mapping[str, Future[bool]],
     parent: Path,
 ) -> None:
-    """All seeds of a case at once."""
-    overrides = list(overrides)
+    """All seeds at once, after the given answers. read: True for those that have come to their end,
+    by their manifests.
+    """
+    case, model = CASES[name], list[str]()
+    if case.first:
+        if not read[case.first].result():
+            return
+        model = [f"model.path={_directory(parent, case.first) / 'checkpoints/hf'}"]
+    overrides = [*case.overrides, *model, *options.set]
     if options.steps:
         overrides += [f"trainer.steps={options.steps}", f"checkpoint.everySteps={options.steps}"]
     with ThreadPoolExecutor(options.seeds) as pool:
         list(
             pool.map(
                 lambda seed: start(
-                    EXAMPLE / CASES[name].manifest,
+                    EXAMPLE / case.manifest,
                     parent / f"{name}-{seed}",
                     [*overrides, f"data.seed={seed}"],
                 ),

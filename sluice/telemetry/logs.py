@@ -115,5 +115,10 @@ def run_blocking(role: str, main: Callable[[], int | None]) -> None:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    last_words(message)
     sys.exit(code)
+
+
+def last_words(message: str) -> None:
+    """The line that a pod's end is told with."""
+    print(f"error: {message}", file=sys.stderr, flush=True)

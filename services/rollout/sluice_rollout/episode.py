@@ -118,8 +118,8 @@ class Gateway:
     reward_turn: Callable[[float, str, int], None]
 
     def openai(self) -> AsyncOpenAI:
-        """OpenAI's client for this episode, as `AsyncOpenAI(base_url=..., api_key=...)` is, for a
-        tenth of its cost. Raises ImportError where the worker has no `openai`.
+        """OpenAI's client for this episode, as `AsyncOpenAI(base_url=..., api_key=...)` is, but
+        that certificates are read once. Raises ImportError where the worker has no `openai`.
         """
         from sluice_rollout.gateway.clients import openai_client
 

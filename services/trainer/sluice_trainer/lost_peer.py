@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from sluice import causes
+from sluice.telemetry import logs
 
 EXIT_PEER_LOST = 3
 """docs/contracts.md"""
@@ -29,7 +30,7 @@ def end(reason: str) -> NoReturn:
     The process group is not taken down: with a connection that broke, its threads may abort the
     process (`terminate called without an active exception`), and that would be told as the cause.
     """
-    print(f"error: {reason}", file=sys.stderr, flush=True)
+    logs.last_words(reason)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(EXIT_PEER_LOST)

@@ -1,8 +1,8 @@
 """Clients of other projects for an episode's endpoint, as cheap as they can be had.
 
-Made plainly, OpenAI's client reads the machine's certificates: 25 ms of a core, for an address
-without TLS. One client for all episodes costs more: httpx looks through all its connections at each
-request, 10 ms of a core with 256 of them (benchmarks/agents.py).
+Made plainly, OpenAI's client reads the machine's certificates: 20 ms of a core, for an address
+without TLS. One client for all episodes costs as much: httpx looks through all its connections at
+each request, 5 ms of a core and more with 256 of them (benchmarks/agents.py).
 """
 
 from __future__ import annotations
