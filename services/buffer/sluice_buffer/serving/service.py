@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -62,6 +63,15 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     StorageError: grpc.StatusCode.UNAVAILABLE,
 }
 ServicerContext: TypeAlias = grpc.aio.ServicerContext
+_WAITING = pb.TakeBatchResponse.STATE_WAITING
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What became of a batch that was asked for."""
+
+    waiting_for: str
+    state: pb.TakeBatchResponse.State = _WAITING
 
 
 class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
@@ -193,29 +203,39 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         if self._asked[0] != step:
             self._asked = (step, time.monotonic())
 
-        async def take() -> str | None:
+        async def take() -> _Taken:
             if not await self._done_ahead(step):
-                return "the rows of the batch are being encoded"
-            return await self._run(context, lambda: self.buffer.take(step, attempt))
+                return _Taken("the rows of the batch are being encoded")
+            return await self._run(context, lambda: self._take(step, attempt))
 
-        waiting = await self._until(
-            request.wait_seconds, take, lambda w: w is None or self._ended(step) is not None
-        )
+        taken = await self._until(request.wait_seconds, take, lambda t: t.state != _WAITING)
         answer = pb.TakeBatchResponse(
             step=step,
             wait_time_seconds=time.monotonic() - self._asked[1],
             checkpoint_wanted=self.buffer.checkpoint_wanted(),
         )
-        if waiting is None:
+        answer.state, answer.waiting_for = taken.state, taken.waiting_for
+        if taken.state == pb.TakeBatchResponse.STATE_READY:
             if self._timed != step:
                 self._timed = step
                 metrics.BATCH_WAIT_SECONDS.observe(answer.wait_time_seconds)
-            answer.state = pb.TakeBatchResponse.STATE_READY
             answer.sequences.extend(self.buffer.sequences(step, ranks, request.balance_tokens))
-            return answer
-        answer.state = self._ended(step) or pb.TakeBatchResponse.STATE_WAITING
-        answer.waiting_for = self.buffer.dead_end() or self.buffer.waiting_for() or waiting
         return answer
+
+    def _take(self, step: int, attempt: int) -> _Taken:
+        """A transition: the batch, or why it is not there.
+
+        Both are answered once they are durable: who hears that the job is given up reads the
+        failures that led to it from the disk.
+        """
+        waiting = self.buffer.take(step, attempt)
+        if waiting is None:
+            return _Taken("", pb.TakeBatchResponse.STATE_READY)
+        if failed := self.buffer.dead_end():
+            return _Taken(failed, pb.TakeBatchResponse.STATE_FAILED)
+        exhausted = self.buffer.batches.exhausted
+        state = pb.TakeBatchResponse.STATE_EXHAUSTED if exhausted else _WAITING
+        return _Taken(self.buffer.waiting_for() or waiting, state)
 
     async def _done_ahead(self, step: int) -> bool:
         """Wait a moment for what a batch needs beforehand, while others are answered. False: it
@@ -225,15 +245,6 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         if ahead is not None:
             await asyncio.wait([asyncio.wrap_future(ahead)], timeout=_AHEAD_SECONDS)
         return ahead is None or ahead.done()
-
-    def _ended(self, step: int) -> pb.TakeBatchResponse.State | None:
-        """Why batch `step` will never be there; None: it may come."""
-        batches = self.buffer.batches
-        if step in batches.memory.batches:
-            return None
-        if self.buffer.dead_end():
-            return pb.TakeBatchResponse.STATE_FAILED
-        return pb.TakeBatchResponse.STATE_EXHAUSTED if batches.exhausted else None
 
     async def GetShard(
         self, request: pb.GetShardRequest, context: ServicerContext
