@@ -19,8 +19,9 @@ from sluice.environment import ConfigurationError
 from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1.common_pb2 import Prompt
-from sluice_buffer.group import GroupKey, GroupState, LeaseName, unpack_facts
-from sluice_buffer.rules.admission import AdmissionPolicy, admitted, total_steps
+from sluice_buffer.group import GroupKey, LeaseName, unpack_facts
+from sluice_buffer.room import Room
+from sluice_buffer.rules.admission import AdmissionPolicy, total_steps
 from sluice_buffer.rules.balance import assign, costs
 from sluice_buffer.rules.filters import NONZERO_STD
 from sluice_buffer.sources.filling import filler_of
@@ -40,9 +41,6 @@ from sluice_buffer.transitions.failures import Failures
 from sluice_buffer.transitions.leases import LeaseCall, Leases, WorkerAttempt
 from sluice_buffer.transitions.rounds import NO_EVALUATION, Rounds
 from sluice_buffer.transitions.submits import SubmitAnswer, Submits
-
-_CAPACITY_AGE = 0.5
-_CHOKED_SECONDS = 5.0
 
 
 def policy_of(job: RLJob, epoch_size: int) -> AdmissionPolicy:
@@ -91,10 +89,7 @@ class Buffer:
             )
         self._clock, self._wall = clock, wall
         self._watcher: GroupWatcher | None = None
-        self._capacity, self._capacity_at = 0, float("-inf")
-        self._ceiling, self._ceiling_until = 0, float("-inf")
-        self._refused_at = -1
-        """The step during which a group last found no room."""
+        self.room = Room(storage, self.policy.batch_size, clock)
         self._identify()
         self.use(self.load())
         if not self.memory.progress.serial and self.memory.progress.step == 0:
@@ -129,7 +124,7 @@ class Buffer:
     def use(self, memory: Memory) -> None:
         """Go on with this memory."""
         memory.watcher = self._watcher
-        self.memory = memory
+        self.memory = self.room.memory = memory
         filter_name = None if self.filler else self.job.spec.rollout.dynamic_filter
         plan = self.prompts.plan if self.filler is None or self.filler.evaluates else NO_EVALUATION
         self.rounds = Rounds(self.memory, plan, self._wall)
@@ -170,7 +165,7 @@ class Buffer:
         return self.memory.flush()
 
     def lease(self, call: LeaseCall, limit: int, worker_version: int) -> list[GroupKey]:
-        room = 0 if self.memory.verdict else self.lease_room()
+        room = 0 if self.memory.verdict else self.room.leases()
         return self.leases.lease(call, min(limit, room), worker_version, self._clock())
 
     def available(self, worker_version: int) -> int:
@@ -178,7 +173,7 @@ class Buffer:
         return (
             0
             if self.memory.verdict
-            else min(self.lease_room(), self.leases.available(worker_version))
+            else min(self.room.leases(), self.leases.available(worker_version))
         )
 
     def heartbeat(
@@ -191,13 +186,13 @@ class Buffer:
 
     def submit(self, data: bytes | bytearray) -> SubmitAnswer:
         try:
-            return self.submits.submit(data, self.room())
+            return self.submits.submit(data, self.room.bytes())
         except StorageFullError:
-            self._refused_at = self.memory.progress.step
+            self.room.refused()
             raise
 
     def give_back(self, data: bytes | bytearray) -> tuple[bool, str]:
-        return self.submits.give_back(data, self.room())
+        return self.submits.give_back(data, self.room.bytes())
 
     def refuse(self, prompt: Prompt, why: str) -> None:
         self.submits.refuse(prompt, why)
@@ -205,14 +200,14 @@ class Buffer:
     def take(self, step: int, attempt: int) -> str | None:
         if self.filler and step == self.memory.progress.step + 1:
             self.batches.admit(attempt)
-            self.filler.fill(step, self.memory, self.leases, self.submits, self.room)
+            self.filler.fill(step, self.memory, self.leases, self.submits, self.room.bytes)
         return self.batches.take(step, attempt)
 
     def commit(self, step: int, version: int, attempt: int, metrics: dict[str, float]) -> None:
         self.batches.commit(step, version, attempt, metrics)
 
     def commit_checkpoint(self, step: int, attempt: int) -> int:
-        self._refused_at = -1
+        self.room.freed()
         return self.batches.commit_checkpoint(step, attempt)
 
     def rewind(self, step: int, attempt: int) -> int:
@@ -224,71 +219,6 @@ class Buffer:
         """
         wanted = self.filler is not None and step not in self.memory.batches
         return self.filler.ahead(self.memory, self.policy) if self.filler and wanted else None
-
-    # -- room
-
-    def room(self) -> int:
-        """Bytes that may still be stored."""
-        now = self._clock()
-        if now - self._capacity_at > _CAPACITY_AGE:
-            self._capacity, self._capacity_at = self.storage.capacity(), now
-        room = self._capacity - self.memory.stored
-        return min(room, self._ceiling - self.memory.stored) if now < self._ceiling_until else room
-
-    def choked(self, error: StorageFullError) -> None:
-        """A write met a full map or disk although there seemed to be room: believe it
-        for a while.
-        """
-        self._ceiling = self.memory.stored
-        self._ceiling_until = self._clock() + _CHOKED_SECONDS
-        self.memory.count("storage_full")
-
-    def lease_room(self) -> int:
-        """How many more groups may be handed out so that all that are in work can be stored."""
-        room = self.room()
-        if room <= 0:
-            return 0
-        largest = self.memory.largest
-        return max(0, room // largest - len(self.memory.deadlines)) if largest else 1 << 30
-
-    def checkpoint_wanted(self) -> bool:
-        """True where the next batch has no room, and a checkpoint of the last step would make some.
-
-        Not before: a checkpoint costs time. Not later: whoever waits for room waits for ever.
-        """
-        memory = self.memory
-        if memory.progress.step <= memory.progress.checkpoint_step:
-            return False
-        batch = max(
-            (sum(memory.groups[i].size for i in ids) for ids in memory.batches.values()), default=0
-        )
-        return self.room() < batch or self.lease_room() == 0
-
-    def dead_end(self) -> str:
-        """Why no batch can ever be put together again, in words; empty: one can."""
-        memory = self.memory
-        if memory.verdict:
-            return memory.verdict
-        nothing_to_forget = memory.progress.step == memory.progress.checkpoint_step
-        no_room = self._refused_at == memory.progress.step or self._nothing_can_be_leased()
-        if not (nothing_to_forget and no_room and self.storage.bounded_by_size()):
-            return ""
-        return (
-            f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of "
-            f"{self.policy.batch_size} groups take {memory.stored} of {self._capacity} bytes, and "
-            "no checkpoint can free any; make it larger (the records of the "
-            f"{memory.progress.next_group} groups so far take {self.storage.books()} bytes of it)"
-        )
-
-    def _nothing_can_be_leased(self) -> bool:
-        """True where a batch lacks groups, none is out, and there is no room to hand one out."""
-        memory = self.memory
-        complete = (
-            len(memory.finished) >= self.policy.batch_size
-            or memory.progress.step + 1 in memory.batches
-        )
-        choked = self._clock() < self._ceiling_until
-        return not (complete or choked or memory.deadlines) and self.lease_room() == 0
 
     # -- looking
 
@@ -330,6 +260,10 @@ class Buffer:
     def over(self) -> bool:
         return self.batches.over
 
+    def dead_end(self) -> str:
+        """Why no batch can ever be put together again, in words; empty: one can."""
+        return self.memory.verdict or self.room.dead_end()
+
     def waiting_for(self) -> str:
         """Words for what the trainer waits for; empty: for nothing."""
         memory, step = self.memory, self.memory.progress.step
@@ -337,75 +271,10 @@ class Buffer:
             return memory.verdict
         if step >= self.batches.last_step or step + 1 in memory.batches:
             return ""
-        if self.lease_room() == 0:
-            room = f"{memory.stored} of {self._capacity} bytes are used"
-            return (
-                f"room in the storage ({room}): it comes with the next checkpoint, or with a "
-                "larger buffer.storage.size"
-            )
+        if self.room.leases() == 0:
+            return self.room.waiting_for()
         waiting = self.rounds.waiting_for(step) if self.policy.sync else None
         return waiting or self.batches.missing(len(memory.finished), self.policy.batch_size)
-
-    def stats(self) -> pb.BufferStats:
-        memory, progress = self.memory, self.memory.progress
-        newest = max(memory.results, default=None)
-        results = memory.results[newest] if newest is not None else []
-        self.room()
-        return pb.BufferStats(
-            step=progress.step,
-            total_steps=self.batches.last_step,
-            version=progress.step,
-            checkpoint_step=progress.checkpoint_step,
-            trainer_attempt=progress.trainer_attempt,
-            depth=len(memory.finished),
-            leases=len(memory.deadlines),
-            returned=sum(1 for i in memory.in_work if memory.groups[i].state is GroupState.WAITING),
-            started=memory.kept,
-            admitted=admitted(self.policy, progress.step),
-            counters=self.counters(),
-            metrics=progress.metrics,
-            evaluation={f"eval/{result.dataset}": result.metrics["reward"] for result in results},
-            policy_lag=progress.lag,
-            stored_bytes=memory.stored,
-            capacity_bytes=self._capacity,
-            epoch=max(0, progress.next_group - 1) // self.prompts.order.epoch_size,
-            waiting_for=self.waiting_for(),
-            failed=progress.failed,
-        )
-
-    def counters(self) -> dict[str, int]:
-        memory = self.memory
-        return {
-            **dict.fromkeys(_ALWAYS, 0),
-            **memory.progress.counters,
-            "commits": self.storage.commits,
-            "groups_leased": memory.progress.next_group,
-            "groups_trained": memory.trained,
-            "samples_trained": memory.trained * self.policy.samples_per_prompt,
-            "groups_filtered": memory.counts[GroupState.FILTERED],
-            "groups_failed": memory.counts[GroupState.FAILED],
-            "groups_in_work": memory.counts[GroupState.LEASED] + memory.counts[GroupState.WAITING],
-            "groups_stored": memory.stored_groups,
-            "groups_lost": memory.lost,
-            "groups_trained_twice": memory.twice,
-        }
-
-
-_ALWAYS = (
-    "groups_submitted",
-    "groups_returned",
-    "groups_outdated",
-    "leases_granted",
-    "leases_expired",
-    "samples_failed",
-    "stale_groups",
-    "steps_redone",
-    "submits_duplicate",
-    "submits_stale",
-    "submits_refused",
-    "rewinds",
-    "storage_full",
-)
 
 
 def open_buffer(job: RLJob, directory: Path) -> Buffer:

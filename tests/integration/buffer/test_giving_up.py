@@ -1,4 +1,4 @@
-"""Who hears that a job is given up can read all the failures that led to it."""
+"""A job that is given up: all the failures that led to it can be read by then."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ import pytest
 from sluice.api import RLJob
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_buffer.core import Buffer, open_buffer
+from sluice_buffer.serving.stats import counters as counters_of
 from tests.integration.buffer.test_buffer_crash import ANSWERED, BATCH, KILLS, SAMPLES, Load, run
 from tests.integration.faults.disk import Disk, entries
 from tests.integration.faults.native import library, recorded
@@ -168,7 +169,7 @@ def check_opened(buffer: Buffer, load: Written, cut: int) -> None:
     """All that was acknowledged before the cut is in the buffer."""
     before = [note for note in load.acknowledged if note.end <= cut]
     begun = [note for note in load.begun if note.end <= cut]
-    memory, counters = buffer.memory, buffer.counters()
+    memory, counters = buffer.memory, counters_of(buffer)
     assert counters["groups_lost"] == counters["groups_trained_twice"] == memory.missing == 0
     assert memory.progress.step in {step_after(before), step_after(begun)}
     assert counters["groups_trained"] == memory.progress.step * BATCH

@@ -28,6 +28,7 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
 from sluice_buffer.group import GroupKey, unpack_facts
 from sluice_buffer.serving.sending import leased, leased_chunks, shard_chunks
+from sluice_buffer.serving.stats import counters, stats
 from sluice_buffer.sources.prompts import prompts_of
 from sluice_buffer.state.storage import Storage
 from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
@@ -214,8 +215,12 @@ class House:
         return ids
 
     @property
+    def stats(self) -> pb.BufferStats:
+        return stats(self.buffer)
+
+    @property
     def counters(self) -> dict[str, int]:
-        return self.buffer.counters()
+        return counters(self.buffer)
 
     def check(self) -> None:
         """The invariants that hold at any time."""

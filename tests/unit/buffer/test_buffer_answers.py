@@ -71,7 +71,7 @@ def test_a_batch_is_the_next_rows_as_samples(sft: Make) -> None:
     assert np.frombuffer(sample.rollout_log_probs, "<f4").tolist() == [0.0] * 3
     assert (sample.status, sample.reward, group.prompt.row) == (pb.SAMPLE_STATUS_COMPLETED, 0.0, 2)
     assert [s.trainable_tokens for s in one.buffer.sequences(1, 1)] == [3, 3, 3, 3]
-    assert one.buffer.stats().policy_lag == 0
+    assert one.stats.policy_lag == 0
     one.check()
 
 
@@ -229,11 +229,11 @@ def test_a_full_storage_waits_for_the_next_checkpoint(
 ) -> None:
     one = sft()
     one.step(1)
-    room = one.buffer.room
+    room = one.buffer.room.bytes
     left = iter([1 << 20, 10])
-    monkeypatch.setattr(one.buffer, "room", lambda: next(left, 0))
+    monkeypatch.setattr(one.buffer.room, "bytes", lambda: next(left, 0))
     assert "1 of 4 groups finished" in str(one.buffer.take(2, 1))
-    monkeypatch.setattr(one.buffer, "room", room)
+    monkeypatch.setattr(one.buffer.room, "bytes", room)
     assert one.step(2) == [4, 5, 6, 7]
     one.check()
 

@@ -46,7 +46,7 @@ def test_what_a_batch_waits_for_is_said(house: Make) -> None:
     one.submit(first[0])
     one.give_back(first[1])
     expected = "1 of 4 groups finished, 1 leased by rollout-1, 1 came back and wait for a worker"
-    assert one.buffer.take(1, 1) == one.buffer.stats().waiting_for == expected
+    assert one.buffer.take(1, 1) == one.stats.waiting_for == expected
 
 
 def test_only_the_next_step_can_be_taken(house: Make) -> None:
@@ -175,9 +175,7 @@ def test_partial_rollouts_do_not_wait_and_are_counted(house: Make) -> None:
     one.fill(4, version=2)
     assert 0 in one.step(3)
     assert one.counters["stale_groups"] == 1
-    assert one.buffer.stats().policy_lag == pytest.approx(
-        (2 + 2 + 1 + 1 + 1 + 1 + 1 + 1) / 8, abs=0.5
-    )
+    assert one.stats.policy_lag == pytest.approx((2 + 2 + 1 + 1 + 1 + 1 + 1 + 1) / 8, abs=0.5)
 
 
 def test_over_sampling_in_mode_sync_generates_the_surplus_again(house: Make) -> None:
@@ -199,13 +197,13 @@ def test_over_sampling_in_mode_async_keeps_the_surplus(house: Make) -> None:
     for group in one.lease(count=99)[:6]:
         one.submit(group)
     one.step(1)
-    assert one.buffer.stats().depth == 2
+    assert one.stats.depth == 2
     assert one.counters["groups_outdated"] == 0
 
 
 def test_epochs_end_in_exhaustion_and_leave_an_incomplete_batch_out(house: Make) -> None:
     one = house(rows=5, trainer={"epochs": 2})
-    assert one.buffer.stats().total_steps == 2
+    assert one.stats.total_steps == 2
     for step in (1, 2):
         one.fill(4, version=step - 1)
         one.step(step)
@@ -225,7 +223,7 @@ def test_a_filter_can_end_the_prompts_before_the_last_planned_step(house: Make) 
     assert one.lease(count=9, version=1) == []
     assert one.buffer.batches.exhausted
     assert one.buffer.take(2, 1) == "2 of 4 groups finished, no worker has asked for more"
-    assert one.buffer.stats().total_steps == 1
+    assert one.stats.total_steps == 1
     one.check()
 
 

@@ -39,7 +39,7 @@ def test_evaluation_comes_first_and_holds_a_sync_batch_back(house: Make) -> None
     for group in leased[:3]:
         one.submit(group)
     assert one.buffer.take(1, 1) is None
-    assert one.buffer.stats().started == 4
+    assert one.stats.started == 4
 
 
 def test_rounds_are_opened_every_n_steps_and_at_the_end(house: Make) -> None:
@@ -76,7 +76,7 @@ def test_results_have_metrics_and_examples_and_survive_a_restart(house: Make) ->
     assert [key.group_id for key, _ in sizes] == [0, 1, 2]
     stored = [one.buffer.storage.value("examples", value_key(key)) for key, _ in sizes]
     assert [len(value or b"") for value in stored] == [size for _, size in sizes]
-    assert one.buffer.stats().evaluation == {"eval/held-out": 0.5}
+    assert one.stats.evaluation == {"eval/held-out": 0.5}
     assert one.submit(leased[0]).outcome is SubmitOutcome.DUPLICATE
     assert evaluations(one.buffer, 0) == []
 

@@ -90,7 +90,7 @@ def test_a_job_of_which_every_sample_fails_is_given_up_with_the_reason(house: Ma
         "2 times: prompts row 8: timed out after 30 s"
     )
     assert one.lease(count=1) == [], "nothing more is burnt"
-    assert one.buffer.stats().waiting_for == one.buffer.dead_end()
+    assert one.stats.waiting_for == one.buffer.dead_end()
     assert one.counters["groups_failed"] == 0, "they wait for a start with a reward that works"
     one.restart()
     assert one.buffer.dead_end() == ""
@@ -118,7 +118,7 @@ def test_a_failure_is_not_blamed_on_the_filter(house: Make) -> None:
         "failed: reward raised ValueError",
     )
     assert one.counters["groups_failed"] == 1
-    text = generate_latest(registry(one.buffer.stats)).decode()
+    text = generate_latest(registry(lambda: one.stats)).decode()
     assert (
         'sluice_buffer_groups_failed_by_reason_total{reason="reward_raised_ValueError"} 1.0' in text
     )

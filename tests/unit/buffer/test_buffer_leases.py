@@ -143,7 +143,7 @@ def test_a_group_that_meets_an_error_each_time_is_failed_with_its_reason(house: 
         )
     assert one.lease()[0].prompt.group_id == 1
     assert one.counters["groups_failed"] == 1
-    assert one.buffer.stats().failed == {"EngineError_engine_answered_attempt": 1}
+    assert one.stats.failed == {"EngineError_engine_answered_attempt": 1}
     assert one.submit(leased).outcome is SubmitOutcome.FILTERED
     one.restart()
     (failure,) = failures(one.buffer.storage, one.buffer.prompts, 0)
@@ -257,11 +257,11 @@ def test_a_full_storage_stops_leases_and_submits_and_recovers(house: Make) -> No
         raise AssertionError("the storage was never full")
     assert step > 1
     assert one.lease(count=4, version=step - 1) == []
-    depth = one.buffer.stats().depth
+    depth = one.stats.depth
     one.check()
     one.restart()
-    assert one.buffer.stats().depth == depth
-    assert "room in the storage" in one.buffer.stats().waiting_for
+    assert one.stats.depth == depth
+    assert "room in the storage" in one.stats.waiting_for
     assert one.buffer.commit_checkpoint(step - 1, 1) == 4 * (step - 1)
     one.sync()
     for group in one.lease(count=4, version=step - 1) or leased:

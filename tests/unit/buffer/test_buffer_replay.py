@@ -51,13 +51,13 @@ def first_tokens(one: House, step: int) -> list[int]:
 
 def test_dumped_steps_become_the_batches_of_the_first_steps(house: Make, dump: Path) -> None:
     one = replayed(house, dump, rollout__dynamicFilter="nonzero_std", evaluation={})
-    assert one.buffer.stats().total_steps == 2
+    assert one.stats.total_steps == 2
     assert one.step(1) == [0, 1, 2, 3]
     assert {s.min_version for s in one.buffer.sequences(1, 1)} == {0}
     one.restart()
     assert one.step(2) == [4, 5, 6, 7]
     assert [s.reward for s in one.buffer.sequences(2, 1)] == [0, 1] * 4
-    assert one.buffer.stats().policy_lag == 1
+    assert one.stats.policy_lag == 1
     assert one.buffer.batches.exhausted
     one.check()
 

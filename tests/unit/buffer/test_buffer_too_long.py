@@ -36,6 +36,6 @@ def test_prompts_that_are_too_long_are_counted_by_source(house: Callable[..., Ho
 def test_the_counter_of_a_source_is_a_label(house: Callable[..., House]) -> None:
     one = house()
     one.submit_group(too_long(one.lease()[0].prompt))
-    text = generate_latest(registry(one.buffer.stats)).decode()
+    text = generate_latest(registry(lambda: one.stats)).decode()
     assert 'sluice_buffer_prompts_too_long_total{source="prompts"} 1.0' in text
     assert "sluice_buffer_filtered_prompt_too_long_total 1.0" in text

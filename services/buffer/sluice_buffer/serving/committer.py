@@ -172,7 +172,7 @@ class Committer:
         try:
             await self._reload()
             if isinstance(error, StorageFullError):
-                self.buffer.choked(error)
+                self.buffer.room.choked(error)
             while self._postponed:
                 transition, done = self._postponed[0]
                 await self._alone(transition, done)
@@ -195,7 +195,7 @@ class Committer:
             done(None, refused)
         except StorageFullError as full:
             await self._reload()
-            self.buffer.choked(full)
+            self.buffer.room.choked(full)
             done(None, full)
         else:
             done(result, None)

@@ -37,6 +37,7 @@ from sluice_buffer.serving.sending import (
     leased_chunks,
     shard_chunks,
 )
+from sluice_buffer.serving.stats import stats as stats_of
 from sluice_buffer.serving.traces import GroupTraces
 from sluice_buffer.serving.waiting import WaitingCalls
 from sluice_buffer.state.memory import value_key
@@ -68,7 +69,7 @@ _WAITING = pb.TakeBatchResponse.STATE_WAITING
 
 @dataclass(frozen=True)
 class _Taken:
-    """What became of a batch that was asked for."""
+    """The outcome of asking for a batch."""
 
     waiting_for: str
     state: pb.TakeBatchResponse.State = _WAITING
@@ -212,7 +213,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         answer = pb.TakeBatchResponse(
             step=step,
             wait_time_seconds=time.monotonic() - self._asked[1],
-            checkpoint_wanted=self.buffer.checkpoint_wanted(),
+            checkpoint_wanted=self.buffer.room.checkpoint_wanted(),
         )
         answer.state, answer.waiting_for = taken.state, taken.waiting_for
         if taken.state == pb.TakeBatchResponse.STATE_READY:
@@ -339,7 +340,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     # -- everybody
 
     def stats(self) -> pb.BufferStats:
-        stats, budget = self.buffer.stats(), self.budget
+        stats, budget = stats_of(self.buffer), self.budget
         stats.under_way_bytes, stats.under_way_peak_bytes = budget.used, budget.peak
         stats.under_way_limit_bytes = budget.limit
         return stats
