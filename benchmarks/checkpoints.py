@@ -5,7 +5,8 @@
 
 One trainer process, on the GPU where there is one, with a random model. Steps are timed without any
 checkpoint, then checkpoints are written: the time that `save` holds training up, and how much
-longer the steps beside the writing take. The first of each kind gets its memory, and stands alone.
+longer the steps beside the writing take. The memory of their copies is got before all that, as a
+run gets it while its engines start. The first of each kind stands alone.
 Each is removed before the next: the disk needs room for one. The limit is a plain write of as many
 bytes, with fsync.
 """
@@ -18,6 +19,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +29,7 @@ import numpy as np
 
 from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
+from sluice_trainer import staging
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.checkpoint_directory import path_of
 from sluice_trainer.checkpoint_directory import steps as steps_of
@@ -69,6 +72,17 @@ def train(policy: Policy) -> float:
     started = time.perf_counter()
     policy.train([shard], [BatchTotals(8, 8 * 64)])
     return time.perf_counter() - started
+
+
+def reserve(policy: Policy) -> tuple[float, float]:
+    """Seconds that the memory of the copies holds a start up, and until it is there."""
+    began = time.perf_counter()
+    policy.reserve_copies()
+    held = time.perf_counter() - began
+    for thread in threading.enumerate():
+        if thread.name == staging.THREAD:
+            thread.join()
+    return held, time.perf_counter() - began
 
 
 def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> dict[str, float]:
@@ -127,6 +141,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         policy = make_policy(directory, arguments.shape)
+        planned, reserved = reserve(policy)
         bare = statistics.median(
             [train(policy) for _ in range(WARM_UP + arguments.rounds)][WARM_UP:]
         )
@@ -148,6 +163,10 @@ def main() -> None:
                 [("`async: false`: a save holds training up", f"{now['held']:.2f} s")]
                 if now
                 else []
+            ),
+            (
+                "memory of the copies: holds the start up, is there",
+                f"{planned:.2f} s, {reserved:.1f} s",
             ),
             ("`async: true`: the first save holds training up", f"{beside['first']:.2f} s"),
             ("`async: true`: a later one (copying, completing)", f"{beside['held']:.2f} s"),

@@ -45,6 +45,12 @@ class Weights(Protocol):
         iterate to the end.
         """
 
+    def reserve_copies(self) -> None:
+        """Begin to get the host memory of the first checkpoint's copies, beside what goes on.
+
+        Call it while all that learns is on the device.
+        """
+
     def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
         """Begin to write checkpoint `step`; with `beside`, training may go on. It counts once
         `finish_save` says so.

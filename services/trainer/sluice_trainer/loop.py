@@ -114,6 +114,7 @@ class Loop:
                 self.peers.buffer.commit_checkpoint(step)
             logs.get().info("training starts", step=step, of=self.total_steps, replay_steps=replay)
             metrics.begin(step, self.total_steps)
+        self.saving.prepare()
         # To all: a trainer that died may have left engines in the middle of an update, or at rest.
         self._publish(step)
         more = True

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.engines.base import StackName
-from sluice_trainer import custom, exactness
+from sluice_trainer import checkpoints, custom, exactness
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.objective import (
@@ -32,7 +33,7 @@ from sluice_trainer.algorithms.objective import (
 )
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.checkpoint_directory import Author, claim, latest, prune
-from sluice_trainer.checkpoints import Writing
+from sluice_trainer.checkpoints import Collect, Writing
 from sluice_trainer.critic import Critic
 from sluice_trainer.huggingface_files import save_hf
 from sluice_trainer.ranks import Ranks
@@ -89,8 +90,14 @@ class LearningPolicy(ABC):
         return self._forward_of(log_probs_and_entropies)
 
     @abstractmethod
-    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
-        """Begin checkpoint `step` of all `_learners`, with a state that is equal on all ranks."""
+    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+        """How checkpoints of all `_learners` are collected, with a state that is equal on all
+        ranks.
+        """
+
+    def _writer_messages(self) -> AbstractContextManager[list[str]]:
+        """Errors of the backend's library that it tells nowhere else; see `Writing`."""
+        return nullcontext([])
 
     @abstractmethod
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
@@ -232,13 +239,28 @@ class LearningPolicy(ABC):
 
     # --- checkpoints
 
+    def reserve_copies(self) -> None:
+        with self._writer_messages():
+            checkpoints.reserve(self._collectors(self._state()))
+
     def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
         """One that is under way is completed first."""
         self.finish_save(directory, wait=True)
         self._claim(directory)
+        self._writing = Writing(
+            directory,
+            step,
+            self._collectors(self._state()),
+            ranks=self.ranks,
+            author=self._author,
+            beside=beside,
+            messages=self._writer_messages(),
+        )
+
+    def _state(self) -> dict[str, Any]:
+        """The content of a checkpoint beside its learners, equal on all ranks."""
         counts = {name: learner.optimizer_steps for name, learner in self._learners.items()}
-        state = {"step": self.step, "optimizer_steps": counts, "kl_coef": self.kl_coef}
-        self._writing = self._write(directory, step, state, beside=beside)
+        return {"step": self.step, "optimizer_steps": counts, "kl_coef": self.kl_coef}
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
         """All but the newest `checkpoint.keep` then go, in a thread."""

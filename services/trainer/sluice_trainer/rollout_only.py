@@ -41,6 +41,9 @@ class Unchanged:
         """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
         yield "unchanged", torch.zeros(1)
 
+    def reserve_copies(self) -> None:
+        return
+
     def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
         self._durable = step
 

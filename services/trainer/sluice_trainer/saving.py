@@ -48,6 +48,13 @@ class Saving:
                 f"samples of {self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
             )
 
+    def prepare(self) -> None:
+        """Begin to get the memory that the first checkpoint is copied to. Collective, while all
+        that learns is on the device.
+        """
+        if self.spec.checkpoint.async_:
+            self.policy.reserve_copies()
+
     def begin(self, step: int) -> None:
         """Write what a checkpoint holds, or copy it to be written beside. It counts once it is
         finished. Collective.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import torch
@@ -11,26 +12,54 @@ from torch import Tensor
 
 from sluice_trainer.device import DEVICE
 
+THREAD = "host-memory"
+"""Name of a thread that gets memory."""
+
 
 class Staging:
     """Copies of tensors in host memory, whose memory serves again for the next ones.
 
     New memory costs more than the copy: the kernel hands it out page by page, and locks it for the
-    GPU. So there is one copy for a key at a time.
+    GPU. So there is one copy for a key at a time, and `reserve` gets the memory beforehand.
     """
 
     def __init__(self) -> None:
         self._memory: dict[Hashable, Tensor] = {}
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, tensors: Mapping[Hashable, Tensor]) -> None:
+        """Begin to get the memory of copies, in a thread. Only sizes are taken of the tensors."""
+        sizes = {key: _size(tensor) for key, tensor in tensors.items()}
+        device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
+        self._reserving = threading.Thread(
+            target=self._reserve, args=(sizes, device), name=THREAD, daemon=True
+        )
+        self._reserving.start()
+
+    def _reserve(self, sizes: Mapping[Hashable, int], device: int | None) -> None:
+        if device is not None:
+            torch.cuda.set_device(device)  # a thread begins on the first GPU
+        for key, size in sizes.items():
+            try:
+                self._memory[key] = host_memory(size)
+            except MemoryError:  # the copy that needs it says so, where it is still so
+                return
 
     def copy(self, key: Hashable, tensor: Tensor) -> Tensor:
-        """A copy with memory of its own, whole after `finish_copies`."""
-        size = tensor.numel() * tensor.element_size()
+        """A copy with memory of its own, whole after `finish_copies`. Raises MemoryError."""
+        if self._reserving:
+            self._reserving.join()
+            self._reserving = None
         memory = self._memory.get(key)
-        if memory is None or memory.numel() != size:
-            memory = self._memory[key] = host_memory(size)
+        if memory is None or memory.numel() != _size(tensor):
+            memory = self._memory[key] = host_memory(_size(tensor))
         copy = memory.view(tensor.dtype).view(tensor.shape)
         copy.copy_(tensor.detach(), non_blocking=True)
         return copy
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def host_memory(size: int) -> Tensor:

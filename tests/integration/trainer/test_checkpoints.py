@@ -288,8 +288,19 @@ def test_the_next_checkpoint_waits_for_the_one_under_way(qwen3: Path, tmp_path: 
 def test_two_ranks_write_beside_training(qwen3: Path, tmp_path: Path) -> None:
     through = elsewhere(2, **job(qwen3, steps=5, save_at=3, beside=True, checkpoints=str(tmp_path)))
     assert through["saved"] == 3
+    assert through["new_memory"] == 0
     resumed = elsewhere(2, **job(qwen3, steps=5, checkpoints=str(tmp_path)))
     assert (resumed["resumed"], resumed["weights"]) == (3, through["weights"])
+
+
+def test_memory_that_is_reserved_is_all_that_a_copy_takes_and_changes_no_bit(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    options = job(qwen3, steps=3)
+    plain = train_steps.train(**options)
+    reserved = train_steps.train(**options, save_at=3, beside=True, checkpoints=str(tmp_path))
+    assert reserved["new_memory"] == 0
+    assert {**reserved, "saved": None, "new_memory": None} == plain
 
 
 def test_both_ranks_write_states_of_parameters(saved_by_two: Path) -> None:

@@ -84,6 +84,7 @@ def test_two_ranks_write_beside_training_and_any_number_goes_on(
     place = {"checkpoints": str(tmp_path)}
     both = on_two("train_steps.py", job(qwen3, steps=5, save_at=3, beside=True, **place))
     assert both["saved"] == 3
+    assert both["new_memory"] == 0
     close(both["history"], through["history"])
     again = on_two("train_steps.py", job(qwen3, steps=5, **place))
     assert (again["resumed"], again["weights"]) == (3, both["weights"])

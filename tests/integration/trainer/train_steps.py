@@ -6,13 +6,16 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 
+from sluice_trainer import staging
 from sluice_trainer.backend import backend_of
 from sluice_trainer.megatron import parallel
 from tests.integration.trainer import tiny
@@ -41,13 +44,16 @@ def train(
     """Train up to step `steps`, from the latest checkpoint if there is one.
 
     share: per cent of the sequences that data-parallel rank 0 trains; the others share the rest.
-    dump: a file for rank 0's weights. beside: go on with training while the checkpoint is written.
+    dump: a file for rank 0's weights. beside: go on with training while the checkpoint is written;
+    the memory of its copy is got before the first step, and `new_memory` counts what more it took.
     """
     spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
     timeout = timedelta(seconds=tiny.TIMEOUT)
     policy = backend_of(spec)(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
-    history = []
+    history, new_memory = [], None
+    if beside:
+        policy.reserve_copies()
     while policy.step < steps:
         batch = tiny.batch(16, seed=policy.step)
         if spec.trainer.routing_replay == "rollout":
@@ -61,7 +67,12 @@ def train(
         ]
         history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
         if checkpoints and policy.step == save_at:
-            policy.begin_save(Path(checkpoints), policy.step, beside=beside)
+            for thread in threading.enumerate():
+                if thread.name == staging.THREAD:
+                    thread.join()
+            with patch.object(staging, "host_memory", wraps=staging.host_memory) as got:
+                policy.begin_save(Path(checkpoints), policy.step, beside=beside)
+            new_memory = got.call_count
     saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
     tensors = dict(policy.hf_tensors())
     if dump and policy.ranks.rank == 0:
@@ -70,6 +81,7 @@ def train(
         "history": history,
         "resumed": resumed,
         "saved": saved,
+        "new_memory": new_memory,
         "weights": digest(tensors),
         "rng": torch.rand(1).item(),
     }

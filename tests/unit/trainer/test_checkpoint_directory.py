@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,6 +115,17 @@ def test_a_committed_checkpoint_is_as_its_manifest_says(tmp_path: Path) -> None:
     assert (tmp_path / checkpoint_directory.TRACKER).read_text() == "5"
 
 
+def test_a_checkpoint_with_checksums_of_before_is_still_verified(tmp_path: Path) -> None:
+    claim(tmp_path, FIRST)
+    final = path_of(tmp_path, 5)
+    commit(begun(tmp_path, 5, FIRST), final, FIRST)
+    old = {"weights": [7, zlib.crc32(b"weights")], "critic/weights": [13, 0x3F0C]}
+    (final / MANIFEST).write_text(json.dumps({"files": old}))
+    verify(final, ["weights"])
+    with pytest.raises(DamagedError, match="does not have the content that was written"):
+        verify(final, ["critic/weights"])
+
+
 def truncate(final: Path) -> None:
     (final / "weights").write_bytes(b"weigh")
 
@@ -162,7 +174,7 @@ def test_a_file_that_is_shorter_here_than_its_writer_says_is_no_checkpoint(
     monkeypatch.setattr(checkpoint_directory, "_VISIBLE_SECONDS", 0.0)
     claim(tmp_path, FIRST)
     with pytest.raises(DamagedError, match="weights has 7 bytes here, its writer says 8"):
-        commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST, {"weights": (8, 0)})
+        commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST, {"weights": (8, "0")})
     assert latest(tmp_path) is None
 
 

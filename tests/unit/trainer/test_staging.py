@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -52,3 +54,27 @@ def test_a_copy_of_another_size_lets_the_former_memory_go(monkeypatch: pytest.Mo
     memory.copy("weights", torch.ones(1024))
     memory.copy("weights", torch.ones(2048))
     assert [*runtime.locked.values()] == [8192]
+
+
+def test_a_copy_takes_the_memory_that_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(1024.0)
+    memory = staging.Staging()
+    memory.reserve({"weights": tensor})
+    for thread in threading.enumerate():
+        if thread.name == staging.THREAD:
+            thread.join(60)
+    monkeypatch.setattr(staging, "host_memory", None)
+    assert torch.equal(memory.copy("weights", tensor), tensor)
+
+
+def test_memory_that_cannot_be_reserved_is_told_by_the_copy_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(size: int) -> torch.Tensor:
+        raise MemoryError(f"{size} bytes of host memory cannot be locked")
+
+    monkeypatch.setattr(staging, "host_memory", none_left)
+    memory = staging.Staging()
+    memory.reserve({"weights": torch.ones(2)})
+    with pytest.raises(MemoryError, match="8 bytes of host memory cannot be locked"):
+        memory.copy("weights", torch.ones(2))

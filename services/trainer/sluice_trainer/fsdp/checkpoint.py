@@ -7,6 +7,7 @@ are transformers'.
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ class ShardedPart:
     """One part of a checkpoint, on this rank: what it writes, and how all complete it."""
 
     def __init__(
-        self, state: dict[str, Any], directory: Path, ranks: Ranks, staging: Staging | None
+        self, state: dict[str, Any], directory: Path, ranks: Ranks, staging: Staging
     ) -> None:
-        """staging: where the content is copied to now, so that training may change the original."""
-        self._ranks, self._directory = ranks, directory
+        """staging: where `copy` copies the content to."""
+        self._ranks, self._directory, self._staging = ranks, directory, staging
         first = ranks.rank == 0
         planner = _Planner()
         planner.set_up_planner(state, is_coordinator=first)
@@ -49,10 +50,14 @@ class ShardedPart:
         plans = self._writer.prepare_global_plan(plans)
         self._plan: SavePlan = planner.finish_plan(plans[ranks.rank])
         self._planner = planner
-        if staging is not None:
-            planner.copy(self._plan, staging)
         self._outcome: list[WriteResult] | str = "nothing was written"
         self._device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
+
+    def reserve(self) -> None:
+        self._staging.reserve(self._planner.tensors(self._plan))
+
+    def copy(self) -> None:
+        self._planner.copy(self._plan, self._staging)
 
     def write(self) -> None:
         if self._device is not None:
@@ -87,6 +92,11 @@ class _Planner(DefaultSavePlanner):
     def __init__(self) -> None:
         super().__init__()
         self._copies: dict[Any, Any] = {}
+
+    def tensors(self, plan: SavePlan) -> dict[Hashable, Tensor]:
+        """Those that this rank is to write, by their places in the plan."""
+        contents = ((item.index, self.resolve_data(item)) for item in plan.items)
+        return {index: data for index, data in contents if isinstance(data, Tensor)}
 
     def copy(self, plan: SavePlan, staging: Staging) -> None:
         for item in plan.items:

@@ -21,7 +21,7 @@ from sluice.engines import engine_of
 from sluice.engines.base import StackName
 from sluice_trainer import checkpoints, critic
 from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import Writing
+from sluice_trainer.checkpoints import Collect
 from sluice_trainer.fsdp import checkpoint, export, frozen
 from sluice_trainer.fsdp.check import check_log_probs
 from sluice_trainer.fsdp.learner import ShardedLearner
@@ -115,15 +115,12 @@ class ShardedPolicy(LearningPolicy):
             name: each for name, each in self._learners.items() if isinstance(each, ShardedLearner)
         }
 
-    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
-        def collect(name: str, directory: Path, copy: bool) -> checkpoint.ShardedPart:
+    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+        def collect(name: str, directory: Path) -> checkpoint.ShardedPart:
             content = checkpoint.state_of(self._parts[name], state)
-            staging = self._staging[name] if copy else None
-            return checkpoint.ShardedPart(content, directory, self.ranks, staging)
+            return checkpoint.ShardedPart(content, directory, self.ranks, self._staging[name])
 
-        parts = {name: partial(collect, name) for name in self._parts}
-        ranks, author = self.ranks, self._author
-        return Writing(directory, step, parts, ranks=ranks, author=author, beside=beside)
+        return {name: partial(collect, name) for name in self._parts}
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
         final = checkpoints.verified(directory, step, self._parts, self.ranks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -21,7 +22,7 @@ from sluice.engines import engine_of
 from sluice.engines.base import StackName
 from sluice_trainer import critic, exactness
 from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import Writing
+from sluice_trainer.checkpoints import Collect
 from sluice_trainer.megatron import frozen, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
@@ -131,16 +132,11 @@ class Policy(LearningPolicy):
         }
         return {name: (learner.chunks, learner.optimizer) for name, learner in learners.items()}
 
-    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
-        return Writing(
-            directory,
-            step,
-            checkpoint.collectors(self._parts, state, self._staging),
-            ranks=self.ranks,
-            author=self._author,
-            beside=beside,
-            messages=checkpoint_writer_in_process(),
-        )
+    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+        return checkpoint.collectors(self._parts, state, self._staging)
+
+    def _writer_messages(self) -> AbstractContextManager[list[str]]:
+        return checkpoint_writer_in_process()
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
         return checkpoint.load(directory, step, self._parts, self.ranks)

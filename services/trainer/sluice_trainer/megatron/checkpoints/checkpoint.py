@@ -5,7 +5,7 @@ It loads under any parallel layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,23 +46,50 @@ METADATA = {
 class MegatronPart:
     """One part of a checkpoint on this rank: a request of Megatron's to write."""
 
-    def __init__(self, request: Any, staging: Staging, *, copy: bool) -> None:
-        """copy: the content now, so that training may change the original."""
-        self._request = request
-        self._write = _write(request, staging, copy=copy)
+    def __init__(self, request: Any, staging: Staging) -> None:
+        self._request, self._staging = request, staging
+        self._copied: Callable[[], None] | None = None
+
+    def reserve(self) -> None:
+        self._staging.reserve(
+            {item.index: tensor for _, _, (_, items) in self._buckets for item, tensor in items}
+        )
+
+    def copy(self) -> None:
+        self._copied = self._staged(self._staging.copy)
 
     def write(self) -> None:
-        self._write()
+        (self._copied or self._staged(self._on_host))()
 
     def files(self) -> list[Path]:
-        if self._request.async_fn is None:
-            return []
-        return [Path(path) for path, _, _ in self._request.async_fn_args[1]]
+        return [Path(path) for path, _, _ in self._buckets]
 
     @megatron_device()
     def complete(self) -> None:
         for completion in self._request.finalize_fns:
             completion()
+
+    @property
+    def _buckets(self) -> Sequence[Any]:
+        """(path, key, (objects, tensors)) of each file; none where this rank has nothing to
+        write.
+        """
+        return self._request.async_fn_args[1] if self._request.async_fn else ()
+
+    def _staged(self, staged: Callable[[Hashable, Tensor], Tensor]) -> Callable[[], None]:
+        """A function that writes this rank's files, with what `staged` makes of their tensors."""
+        if self._request.async_fn is None:
+            return lambda: None
+        rank, buckets, results = self._request.async_fn_args
+        files = [
+            (path, key, (objects, [(item, staged(item.index, tensor)) for item, tensor in items]))
+            for path, key, (objects, items) in buckets
+        ]
+        finish_copies()
+        return partial(self._request.async_fn, rank, files, results)
+
+    def _on_host(self, key: Hashable, tensor: Tensor) -> Tensor:
+        return tensor.detach() if tensor.device.type == "cpu" else self._staging.copy(key, tensor)
 
 
 def collectors(
@@ -74,7 +101,7 @@ def collectors(
     """
 
     @megatron_device()
-    def collect(name: str, directory: Path, copy: bool) -> MegatronPart:
+    def collect(name: str, directory: Path) -> MegatronPart:
         request = dist_checkpointing.save(
             _state(*parts[name], user_state),
             directory,
@@ -82,28 +109,9 @@ def collectors(
             async_sharded_save=True,
             async_strategy="mcore",
         )
-        return MegatronPart(request, staging[name], copy=copy)
+        return MegatronPart(request, staging[name])
 
     return {name: partial(collect, name) for name in parts}
-
-
-def _write(request: Any, staging: Staging, *, copy: bool) -> Callable[[], None]:
-    """A function that writes this rank's files. copy: of their content, made now."""
-    if request.async_fn is None:  # this rank has nothing to write
-        return lambda: None
-    rank, buckets, results = request.async_fn_args
-
-    def staged(item: Any, tensor: Tensor) -> Tensor:
-        if not copy and tensor.device.type == "cpu":
-            return tensor.detach()
-        return staging.copy(item.index, tensor)
-
-    files = [
-        (path, key, (objects, [(item, staged(item, tensor)) for item, tensor in tensors]))
-        for path, key, (objects, tensors) in buckets
-    ]
-    finish_copies()
-    return partial(request.async_fn, rank, files, results)
 
 
 @megatron_device()
