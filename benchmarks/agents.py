@@ -44,9 +44,10 @@ from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
-from sluice_rollout.episode import Episode, Gateway
+from sluice_rollout.episode import Episode
 from sluice_rollout.function import Player
 from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder

@@ -23,19 +23,15 @@ import copy
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, NoReturn, TypeVar
 
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
 from sluice.turns import ENVIRONMENT, MODEL, TURNS
 from sluice_rollout.clock import Clock
-from sluice_rollout.gateway.claim import Claim
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 _KEPT = (
     "tokens",
@@ -95,43 +91,6 @@ class Turn:
     log_probs: list[float]
     finish: str
     stop: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """An OpenAI-compatible endpoint for one episode: a program that is given these two plays it.
-
-        async with gateway.openai() as client:
-            await client.chat.completions.create(...)
-
-    close: ends the key, and puts the program's turns into the sample; with True, all that another
-    play can go on from. keep: says which tokens are the sample, in place of the longest branch;
-    raises ClaimError. full: True where the last request was refused, because it did not fit.
-    reward_turn: adds a value to the reward of a seat's turn, by its place; raises IndexError.
-    """
-
-    base_url: str
-    api_key: str
-    close: Callable[[bool], None]
-    keep: Callable[[Claim], None]
-    full: Callable[[], bool]
-    reward_turn: Callable[[float, str, int], None]
-
-    def openai(self) -> AsyncOpenAI:
-        """OpenAI's client for this episode, as `AsyncOpenAI(base_url=..., api_key=...)` is, but
-        that certificates are read once. Raises ImportError where the worker has no `openai`.
-        """
-        from sluice_rollout.gateway.clients import openai_client
-
-        return openai_client(self.base_url, self.api_key)
-
-    @property
-    def router(self) -> tuple[str, int]:
-        """Host, with the key before it, and port of an address where `/generate` is asked as
-        SGLang's is.
-        """
-        address = urlsplit(self.base_url)
-        return f"{self.api_key}@{address.hostname}", address.port or 0
 
 
 @dataclass(slots=True)

@@ -26,13 +26,13 @@ from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import (
     Episode,
     EpisodeEndError,
-    Gateway,
     InterruptedEpisodeError,
     Play,
     PlayFailedError,
     TruncatedError,
 )
 from sluice_rollout.gateway import errors
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
 

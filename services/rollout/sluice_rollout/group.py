@@ -28,8 +28,9 @@ from sluice.telemetry import logs, tracing
 from sluice.wire.membership import Membership
 from sluice_rollout import failures, seat_rewards
 from sluice_rollout.code import Code
-from sluice_rollout.episode import Episode, Gateway, Play
+from sluice_rollout.episode import Episode, Play
 from sluice_rollout.function import Player
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError

@@ -21,7 +21,6 @@ same samples in the same order.
 
 from __future__ import annotations
 
-import enum
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,37 +36,23 @@ from sluice.telemetry import logs, tracing
 from sluice.telemetry.phases import Laps
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer import metrics
+from sluice_trainer.action import Action
 from sluice_trainer.backend import Weights
 from sluice_trainer.background import Stopped
 from sluice_trainer.evaluations import Evaluations
 from sluice_trainer.flops import ModelFlops, utilisation
+from sluice_trainer.last_evaluation import LastEvaluation
 from sluice_trainer.peers import Peers
 from sluice_trainer.profiling import Profiles, region
+from sluice_trainer.publishing import Publishing
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.recorder import Recorder, batch_metrics, merged, time_metrics, turn_metrics
 from sluice_trainer.saving import Saving
-from sluice_trainer.stall import Stall
 from sluice_trainer.turns import Turns
-from sluice_trainer.weights.update import update_engines
-
-EVALUATION_STALL_SECONDS = 1800.0
-"""The last evaluation is given up when for so long no group was finished and no token generated."""
-
 
 Learn = Callable[[Sequence[pb.Sequence], Sequence[SampleGroup]], dict[str, float]]
 """(all sequences of a batch, this rank's samples) -> metrics, once the policy has learned from
 them. Collective."""
-
-
-class Action(enum.IntEnum):
-    """The next thing to do, as rank 0 tells the other ranks."""
-
-    WAIT = 0
-    TRAIN = 1
-    SYNC = 2
-    STOP = 3
-    END = 4
-    SAVE = 5
 
 
 @dataclass(slots=True)
@@ -83,18 +68,20 @@ class Loop:
     stop: threading.Event
     flops: ModelFlops | None = None
     profiles: Profiles = field(default_factory=Profiles)
-    joiners_after: float = 0.0
-    failed_joins: int = 0
     times: dict[str, float] = field(default_factory=dict)
     laps: Laps = field(default_factory=lambda: Laps(metrics.PHASES))
     started: bool = False
     turns: Turns = field(init=False)
+    publishing: Publishing = field(init=False)
     saving: Saving = field(init=False)
     evaluations: Evaluations = field(init=False)
 
     def __post_init__(self) -> None:
         self.turns = Turns(
             self.policy, self.peers, self.ranks, self.times, self.spec.trainer.colocate
+        )
+        self.publishing = Publishing(
+            self.spec.weight_sync, self.policy, self.peers, self.ranks, self.turns, self.times
         )
         self.saving = Saving(
             self.spec, self.policy, self.peers.buffer, self.ranks.rank, self.checkpoints
@@ -194,7 +181,7 @@ class Loop:
         if self.ranks.rank == 0:
             if self.stop.is_set():
                 action = Action.STOP
-            elif time.monotonic() >= self.joiners_after and self.peers.engines.joiners():
+            elif self.publishing.joiners():
                 action = Action.SYNC
             else:
                 taken = self.peers.buffer.try_take(step + 1, self.ranks.data_parallel_size)
@@ -265,47 +252,10 @@ class Loop:
             shards = [self.peers.buffer.shard(step, rank, size) for rank in range(size)]
             self.recorder.dump(step, merged(shards))
 
-    @tracing.traced("weight update", root=True)
-    @region("weight update")
     def _publish(self, version: int, *, joiners_only: bool = False) -> None:
-        """Bring the weights to the engines. All ranks take part in gathering them.
-
-        Colocated, whoever joins is no special case: there is room for the weights only while all
-        engines rest.
-        """
-        tracing.note(version=version, joiners_only=joiners_only)
-        colocated = self.turns.colocated
-        self.turns.make_room_for_weights()
-        self._state("publishing")
-        started = time.perf_counter()
-        outcomes = update_engines(
-            self.policy.hf_tensors(self.peers.engines.stack_name),
-            version,
-            self.peers.engines,
-            self.ranks,
-            bucket_bytes=self.spec.weight_sync.bucket_mi_b << 20,
-            joiners_only=joiners_only and not colocated,
-            hand_over=self.turns.hand_over if colocated else None,
-        )
-        if not outcomes:
-            return
-        for phase in outcomes[0].seconds:
-            self.times[f"perf/update_weights/{phase}_time"] = max(
-                outcome.seconds[phase] for outcome in outcomes
-            )
-        self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
-        seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
-        metrics.observe_update(outcomes, seconds, version)
-        self._begin_steps(version)
-
-    def _back_off(self, failures: int) -> None:
-        """An engine that cannot be brought up to date is tried again later and later: training must
-        not spin on it.
-        """
-        self.failed_joins = self.failed_joins + 1 if failures else 0
-        self.joiners_after = time.monotonic() + (
-            min(2.0**self.failed_joins, 30.0) if failures else 0.0
-        )
+        """Bring the weights to the engines. Collective."""
+        if self.publishing.publish(version, joiners_only=joiners_only):
+            self._begin_steps(version)
 
     def _checkpoint(self, step: int) -> None:
         """Save; with `checkpoint.async` only begin to, and go on while it is written."""
@@ -340,7 +290,10 @@ class Loop:
     def _finish(self, step: int) -> None:
         """The last evaluation comes after the last step; then the model is exported."""
         if self.spec.evaluation:
-            self._last_evaluation(step)
+            last = LastEvaluation(
+                self.evaluations, self.peers, self.ranks, self.turns, self.publishing, self.stop
+            )
+            last.wait(step)
         if self.spec.checkpoint.export_hf:
             self.turns.take(weights_only=True)
             self._state("exporting")
@@ -358,43 +311,6 @@ class Loop:
         logs.get().info(f"books: {books.text()}")
         for warning in books.warnings():
             logs.get().warning(warning)
-
-    def _last_evaluation(self, step: int) -> None:
-        """Wait for it for as long as it goes on.
-
-        An engine that was lost and comes back needs all ranks for its weights. What has been
-        trained is trained: an evaluation that cannot be finished does not fail the job.
-        """
-        if self.turns.colocated and self.turns.ours:
-            self._publish(step)
-        self._state("evaluating")
-        stall = Stall(EVALUATION_STALL_SECONDS)
-        while (
-            action := self.ranks.broadcast(self._until_evaluated(step, stall))
-        ) is not Action.END:
-            if action is Action.SYNC:
-                logs.get().warning("an engine was lost during the last evaluation")
-                self._publish(step, joiners_only=True)
-            elif action is Action.STOP:
-                raise Stopped
-        self.evaluations.record()
-
-    def _until_evaluated(self, step: int, stall: Stall) -> Action:
-        if self.ranks.rank != 0 or not self.evaluations.pending(step):
-            return Action.END
-        if self.stop.is_set():
-            return Action.STOP
-        finished = self.peers.buffer.counters().get("evaluation_groups", 0)
-        tokens = self.peers.engines.generated_tokens()
-        if stall.over((finished, tokens), time.monotonic()):
-            logs.get().warning(
-                f"the evaluation of version {step} was given up: for {stall.patience:g} s no group "
-                "of it was finished "
-                "and no engine has generated a token; the job ends without its result",
-                finished_evaluation_groups=finished,
-            )
-            return Action.END
-        return Action.SYNC if self.peers.engines.joiners() else Action.WAIT
 
     def _record_failures(self) -> None:
         """Write down which groups failed for good since the last step, and why."""

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.sample import Prompt, Purpose
 from sluice_rollout.environments import inputs
-from sluice_rollout.episode import Gateway
+from sluice_rollout.gateway.endpoint import Gateway
 
 GATEWAY = Gateway("http://127.0.0.1:1/v1", "sk-0", print, print, lambda: False, print)
 MESSAGES: list[dict[str, Any]] = [

@@ -19,10 +19,11 @@ from prometheus_client import REGISTRY
 from sluice.engines.base import EngineError
 from sluice.sample import Prompt, Sample, SampleStatus
 from sluice.turns import TURNS
-from sluice_rollout.episode import Episode, Gateway, Play
+from sluice_rollout.episode import Episode, Play
 from sluice_rollout.function import Player
 from sluice_rollout.gateway import clients, server
 from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.prompts import PromptEncoder
 from tests import chat
 from tests.unit.buffer.buffer_tools import make_job

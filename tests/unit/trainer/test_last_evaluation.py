@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from sluice_trainer import loop as loop_module
+from sluice_trainer import last_evaluation
 from sluice_trainer.background import Stopped
-from sluice_trainer.loop import EVALUATION_STALL_SECONDS, Loop
+from sluice_trainer.evaluations import Evaluations
+from sluice_trainer.last_evaluation import STALL_SECONDS, LastEvaluation
 from sluice_trainer.rollout_only import ALONE
 from sluice_trainer.stall import Stall
+from sluice_trainer.turns import Turns
 
 VERSION = 7
 
@@ -49,13 +50,12 @@ class Peer:
         return
 
 
-def loop_of(peer: Peer) -> Loop:
-    trainer = SimpleNamespace(colocate=False)
-    spec = cast("Any", SimpleNamespace(evaluation=object(), trainer=trainer))
-    policy = cast("Any", None)
-    learn = cast("Any", None)
+def waiter(peer: Peer) -> LastEvaluation:
+    unused = cast("Any", None)
     peers = cast("Any", SimpleNamespace(buffer=peer, engines=peer, member=peer))
-    return Loop(spec, policy, learn, peers, ALONE, Path(), VERSION, None, threading.Event())
+    evaluations = Evaluations(cast("Any", peer), None, wanted=True)
+    turns = Turns(unused, peers, ALONE, {}, colocated=False)
+    return LastEvaluation(evaluations, peers, ALONE, turns, unused, threading.Event())
 
 
 @pytest.fixture(autouse=True)
@@ -66,32 +66,32 @@ def each_look_takes_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
             yield now
             now += 600.0
 
-    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=clock().__next__))
+    monkeypatch.setattr(last_evaluation, "time", SimpleNamespace(monotonic=clock().__next__))
 
 
 def test_one_that_goes_on_is_waited_for_however_long_it_takes() -> None:
     peer = Peer([(groups, 0.0) for groups in range(100)], ends=True)
-    loop_of(peer)._last_evaluation(VERSION)
+    waiter(peer).wait(VERSION)
     assert peer.looks == 100
 
 
 def test_long_responses_are_progress_before_their_group_is_finished() -> None:
     peer = Peer([(3, 1000.0 * look) for look in range(100)], ends=True)
-    loop_of(peer)._last_evaluation(VERSION)
+    waiter(peer).wait(VERSION)
     assert peer.looks == 100
 
 
 def test_one_that_stands_still_is_given_up_and_the_job_ends_well() -> None:
     peer = Peer([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
-    loop_of(peer)._last_evaluation(VERSION)
-    assert peer.looks == 2 + EVALUATION_STALL_SECONDS // 600 + 1
+    waiter(peer).wait(VERSION)
+    assert peer.looks == 2 + STALL_SECONDS // 600 + 1
 
 
 def test_a_trainer_that_is_told_to_stop_does() -> None:
-    loop = loop_of(Peer([(1, 0.0)], ends=False))
-    loop.stop.set()
+    last = waiter(Peer([(1, 0.0)], ends=False))
+    last.stop.set()
     with pytest.raises(Stopped):
-        loop._last_evaluation(VERSION)
+        last.wait(VERSION)
 
 
 def test_patience_counts_from_the_last_progress() -> None:

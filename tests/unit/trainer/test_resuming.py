@@ -50,7 +50,12 @@ def test_the_buffer_is_told_which_checkpoint_was_loaded(
     trainer = SimpleNamespace(colocate=False)
     spec = cast(
         "Any",
-        SimpleNamespace(evaluation=None, trainer=trainer, checkpoint=SimpleNamespace(async_=False)),
+        SimpleNamespace(
+            evaluation=None,
+            trainer=trainer,
+            checkpoint=SimpleNamespace(async_=False),
+            weight_sync=None,
+        ),
     )
     policy = cast("Any", SimpleNamespace(step=step, finish_save=lambda directory, wait: None))
     monkeypatch.setattr(Loop, "_publish", lambda *_, **__: peer.stop.set())

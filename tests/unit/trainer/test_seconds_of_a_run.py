@@ -19,8 +19,7 @@ from sluice.telemetry.books import Totals
 from sluice.telemetry.phases import Laps, Phases
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer import loop as loop_module
-from sluice_trainer import metrics
+from sluice_trainer import metrics, publishing
 from sluice_trainer.loop import Loop
 from sluice_trainer.recorder import Recorder
 from sluice_trainer.rollout_only import ALONE
@@ -108,7 +107,7 @@ class World:
 @contextmanager
 def run(directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Iterator[World]:
     world = World()
-    monkeypatch.setattr(loop_module, "update_engines", world.update)
+    monkeypatch.setattr(publishing, "update_engines", world.update)
     spec = RLJobSpec.model_validate(
         {
             "model": {"path": "/model"},

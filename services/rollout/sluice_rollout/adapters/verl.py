@@ -16,7 +16,8 @@ from sluice.peers.verl.agent_loop import AgentLoopOutput, DictConfigWrap
 from sluice.peers.verl.replica import TokenOutput
 from sluice.sample import Purpose, SampleStatus
 from sluice_rollout.adapters.sources import UnsupportedError, keep, note, source_of
-from sluice_rollout.episode import Episode, Gateway
+from sluice_rollout.episode import Episode
+from sluice_rollout.gateway.endpoint import Gateway
 
 _BASE = "AgentLoopBase"
 _NAMES = {"max_tokens": "max_new_tokens"}

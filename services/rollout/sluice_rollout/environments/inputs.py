@@ -10,7 +10,7 @@ from typing import Any
 from sluice.episodes import ARTIFACTS
 from sluice.sample import Messages, Prompt
 from sluice_rollout.environments.keeper import MARK
-from sluice_rollout.episode import Gateway
+from sluice_rollout.gateway.endpoint import Gateway
 
 TEMPORARY = "tmp"
 POD = "SLUICE_POD_ID"

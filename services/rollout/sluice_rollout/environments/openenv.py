@@ -22,7 +22,8 @@ from sluice_rollout.environments.openenv_session import (
     Step,
     opened,
 )
-from sluice_rollout.episode import Episode, Gateway, PlayFailedError
+from sluice_rollout.episode import Episode, PlayFailedError
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.errors import TOO_LONG, too_long
 
 RESET = "reset"

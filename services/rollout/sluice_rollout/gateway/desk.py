@@ -13,8 +13,9 @@ from sluice.engines.base import CallParser
 from sluice.environment import ConfigurationError
 from sluice.episodes import PATH
 from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.episode import Episode, Gateway
+from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.calls import hermes, parser_of
+from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.history import Template
 from sluice_rollout.gateway.seat import Seat
 from sluice_rollout.gateway.server import Server, Visit

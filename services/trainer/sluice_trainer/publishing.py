@@ -1,0 +1,78 @@
+"""Weights on their way to the engines, between two steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sluice.api.weight_sync import WeightSync
+from sluice.telemetry import tracing
+from sluice_trainer import metrics
+from sluice_trainer.backend import Weights
+from sluice_trainer.peers import Peers
+from sluice_trainer.profiling import region
+from sluice_trainer.ranks import Ranks
+from sluice_trainer.turns import Turns
+from sluice_trainer.weights.update import update_engines
+
+_LONGEST_BACK_OFF = 30.0
+
+
+@dataclass(slots=True)
+class Publishing:
+    """times: seconds of the parts of an update, under the names of metrics."""
+
+    spec: WeightSync
+    policy: Weights
+    peers: Peers
+    ranks: Ranks
+    turns: Turns
+    times: dict[str, float]
+    _joiners_after: float = 0.0
+    _failed_joins: int = 0
+
+    def joiners(self) -> bool:
+        """True where an engine waits for weights and may have them now. Rank 0's question."""
+        return time.monotonic() >= self._joiners_after and self.peers.engines.joiners()
+
+    @tracing.traced("weight update", root=True)
+    @region("weight update")
+    def publish(self, version: int, *, joiners_only: bool = False) -> bool:
+        """Bring the weights to the engines; False: there was none. Collective.
+
+        Colocated, an engine that joins is no special case: there is room for the weights only
+        while all engines rest.
+        """
+        tracing.note(version=version, joiners_only=joiners_only)
+        colocated = self.turns.colocated
+        self.turns.make_room_for_weights()
+        if self.ranks.rank == 0:
+            self.peers.member.state("publishing")
+        started = time.perf_counter()
+        outcomes = update_engines(
+            self.policy.hf_tensors(self.peers.engines.stack_name),
+            version,
+            self.peers.engines,
+            self.ranks,
+            bucket_bytes=self.spec.bucket_mi_b << 20,
+            joiners_only=joiners_only and not colocated,
+            hand_over=self.turns.hand_over if colocated else None,
+        )
+        if not outcomes:
+            return False
+        for phase in outcomes[0].seconds:
+            self.times[f"perf/update_weights/{phase}_time"] = max(
+                outcome.seconds[phase] for outcome in outcomes
+            )
+        self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
+        seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
+        metrics.observe_update(outcomes, seconds, version)
+        return True
+
+    def _back_off(self, failures: int) -> None:
+        """Try an engine that cannot be brought up to date later and later: training must not spin
+        on it.
+        """
+        self._failed_joins = self._failed_joins + 1 if failures else 0
+        seconds = min(2.0**self._failed_joins, _LONGEST_BACK_OFF) if failures else 0.0
+        self._joiners_after = time.monotonic() + seconds
