@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from sluice.api import RLJobSpec
 from sluice_cli.importing import (
     slime,
+    slime_learning,
     slime_sft,
+    slime_sizes,
     slime_table,
     verl,
     verl_algorithm,
@@ -67,7 +69,7 @@ def test_every_field_of_the_page_exists(heading: str) -> None:
 @pytest.mark.parametrize(
     ("heading", "table", "modules"),
     [
-        ("Arguments of slime", slime_table, (slime, slime_sft)),
+        ("Arguments of slime", slime_table, (slime, slime_learning, slime_sft, slime_sizes)),
         (
             "Keys of verl",
             verl_table,
