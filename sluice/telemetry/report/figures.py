@@ -143,11 +143,11 @@ def draw_headline(axes: Any, steps: StepRecords, evaluations: list[tuple[int, fl
     judged = name == "reward"
     numbers = list(steps)[-len(course) :] if course else []
     axes.plot(numbers, course, color="#78909c", label="training samples" if judged else name)
+    handles = axes.get_lines()
     if judged and (spread := [steps[step].get("rollout/reward_std") for step in numbers]):
-        _band(axes, numbers, course, spread)
+        handles += _band(axes, numbers, course, spread)
     axes.set_xlabel("step")
     axes.set_ylabel(name)
-    handles = axes.get_lines()
     if evaluations:
         evaluation_axes = axes if judged else axes.twinx()
         handles += evaluation_axes.plot(
@@ -161,13 +161,18 @@ def draw_headline(axes: Any, steps: StepRecords, evaluations: list[tuple[int, fl
     legend_above(axes, handles)
 
 
-def _band(axes: Any, numbers: list[int], course: list[float], spread: list[float | None]) -> None:
-    """One standard deviation to either side, not beyond what the rewards' course has seen."""
+def _band(
+    axes: Any, numbers: list[int], course: list[float], spread: list[float | None]
+) -> list[Any]:
+    """One standard deviation to either side, where it is known."""
     rows = [row for row in zip(numbers, course, spread, strict=True) if row[2] is not None]
-    if rows:
-        lower = [mean - (std or 0.0) for _, mean, std in rows]
-        upper = [mean + (std or 0.0) for _, mean, std in rows]
-        axes.fill_between([step for step, *_ in rows], lower, upper, color="#cfd8dc", alpha=0.5)
+    if not rows:
+        return []
+    steps = [step for step, *_ in rows]
+    lower = [mean - (std or 0.0) for _, mean, std in rows]
+    upper = [mean + (std or 0.0) for _, mean, std in rows]
+    label = "their standard deviation"
+    return [axes.fill_between(steps, lower, upper, color="#cfd8dc", alpha=0.5, label=label)]
 
 
 def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
