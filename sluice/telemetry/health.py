@@ -234,10 +234,17 @@ def _truncation(history: Sequence[Record]) -> str | None:
     ratios = _values(history, "rollout/truncated_ratio")[-_TRUNCATED_STEPS:]
     if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _TRUNCATED_SHARE:
         return None
+    never_ends = "where the model never ends a turn, check its chat template and end token"
+    if _values([history[-1]], "multi_turn/turns/mean"):
+        return (
+            f"{ratios[-1]:.0%} of the episodes end with a turn that was cut off. That is as it "
+            "should be where a turn is to have so many tokens; else try a higher "
+            "sampling.maxResponseTokens (of all turns together), rollout.limits.turnTokens, or the "
+            f"max_tokens that your program asks for; {never_ends}"
+        )
     return (
         f"{ratios[-1]:.0%} of the responses are cut off at their token limit. Try a higher "
-        "sampling.maxResponseTokens; "
-        "where the model never ends a turn, check its chat template and end token"
+        f"sampling.maxResponseTokens; {never_ends}"
     )
 
 

@@ -71,6 +71,11 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "truncation",
             "60% of the responses are cut off",
         ),
+        (
+            steps(3, **{"rollout/truncated_ratio": 0.6, "multi_turn/turns/mean": 4.0}),
+            "truncation",
+            "60% of the episodes end with a turn that was cut off",
+        ),
         (steps(3, **{"rollout/failed_ratio": 0.25}), "failures", "25% of the samples fail"),
         (
             steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}),
@@ -105,6 +110,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "same weights too",
         "old samples",
         "truncation",
+        "truncated turns",
         "failures",
         "gradient spike",
         "teacher left",
