@@ -7,8 +7,10 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from sluice.environment import free_port
 from sluice.sample import Prompt, Sample, SampleStatus
 from sluice.turns import turn_rewards
 from sluice_rollout import seat_rewards
-from sluice_rollout.environments.openenv import openenv_of
+from sluice_rollout.environments.openenv import OpenEnv, ServerLostError, openenv_of
 from sluice_rollout.environments.openenv_session import ServerError, opened
 from sluice_rollout.function import Player
+from sluice_rollout.health import EngineLostError
 from tests.integration.rollout.test_gateway import CALLING, PARAMS, Seen, check_tokens
 from tests.integration.rollout.test_gateway import player as at_gateway
 from tests.integration.rollout.test_gateway import talkative as talkative
@@ -33,21 +36,37 @@ OPENENV_PYTHON = Path(
 )
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[str, str]]:
-    """Addresses of an environment of words, and of one of tools."""
+@dataclass(frozen=True)
+class Servers:
+    """An environment of words, and one of tools. log: of both."""
+
+    process: subprocess.Popen[bytes]
+    ports: tuple[int, int]
+    log: Path
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[Servers]:
     if not OPENENV_PYTHON.exists():
         missing("needs OpenEnv: make agents")
-    ports = free_port(), free_port()
+    ports, log = (free_port(), free_port()), directory / "servers.log"
     file = Path(__file__).with_name("openenv_server.py")
-    with subprocess.Popen([OPENENV_PYTHON, "-P", file, *map(str, ports)]) as process:
+    words = [OPENENV_PYTHON, "-P", file, *map(str, ports)]
+    with log.open("wb") as written, subprocess.Popen(words, stderr=written) as process:
         try:
-            addresses = [f"http://127.0.0.1:{port}" for port in ports]
-            for address in addresses:
-                wait_for(address)
-            yield addresses[0], addresses[1]
+            for port in ports:
+                wait_for(f"http://127.0.0.1:{port}")
+            yield Servers(process, ports, log)
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Addresses of an environment of words, and of one of tools."""
+    with serving(tmp_path_factory.mktemp("servers")) as both:
+        words, tools = (f"http://127.0.0.1:{port}" for port in both.ports)
+        yield words, tools
 
 
 def wait_for(address: str) -> None:
@@ -55,7 +74,7 @@ def wait_for(address: str) -> None:
         with contextlib.suppress(OSError):
             urllib.request.urlopen(f"{address}/health", timeout=5).close()
             return
-        asyncio.run(asyncio.sleep(0.1))
+        time.sleep(0.1)
     raise AssertionError(f"{address} does not start")
 
 
@@ -130,4 +149,61 @@ async def test_a_server_that_is_not_there_fails_the_sample(
     async with playing(url, engine, talkative, tmp_path, timeout_seconds=0.5) as one:
         sample = await one(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
-    assert "failed: no session in 0.5 s" in sample.error
+    assert "failed: no session in 0.5 s: ClientConnectorError: Cannot connect" in sample.error
+
+
+async def test_a_session_that_ends_leaves_no_traceback_in_the_servers_log(tmp_path: Path) -> None:
+    with serving(tmp_path) as both:
+        for _ in range(8):
+            async with opened(f"http://127.0.0.1:{both.ports[0]}", 30.0) as (session, _):
+                await session.reset({})
+        both.process.terminate()
+        both.process.wait(30)
+        assert "Traceback" not in both.log.read_text()
+
+
+async def test_a_server_that_ends_in_this_pod_sends_the_group_back(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path) as both:
+
+        def killing(message: dict[str, Any], observation: dict[str, Any]) -> dict[str, Any]:
+            both.process.kill()
+            both.process.wait()
+            return {"message": "w0001"}
+
+        settings = OpenEnvironment(image="server:1", port=both.ports[0])
+        play = OpenEnv(settings, "tiny", killing)
+        async with at_gateway(play, engine, talkative, tmp_path) as one:
+            with pytest.raises(ServerLostError, match="the server in this pod has ended: "):
+                await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+
+
+async def test_a_server_that_ends_with_its_pod_is_no_failure(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    """The pod's containers are told to end at once: the server may be the first to do so."""
+    with serving(tmp_path) as both:
+        async with contextlib.AsyncExitStack() as stack:
+
+            def ending(message: dict[str, Any], observation: dict[str, Any]) -> dict[str, Any]:
+                both.process.kill()
+                both.process.wait()
+                asyncio.get_running_loop().call_later(0.5, one.generator.draining.set)
+                return {"message": "w0001"}
+
+            play = OpenEnv(OpenEnvironment(image="server:1", port=both.ports[0]), "tiny", ending)
+            one = await stack.enter_async_context(at_gateway(play, engine, talkative, tmp_path))
+            sample = await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    assert (sample.status, sample.error) == (SampleStatus.ABORTED, "")
+
+
+async def test_a_server_that_never_listens_in_this_pod_ends_the_worker(
+    engine: Client, talkative: Path, tmp_path: Path
+) -> None:
+    """Its samples are not to blame, however often the server is started."""
+    settings = OpenEnvironment(image="server:1", port=free_port(), timeout_seconds=0.5)
+    async with at_gateway(OpenEnv(settings, "tiny"), engine, talkative, tmp_path) as one:
+        with pytest.raises(EngineLostError, match="nothing listens at http") as lost:
+            await one(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
+    assert not lost.value.blames

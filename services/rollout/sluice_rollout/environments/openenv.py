@@ -4,6 +4,7 @@ the model and observations of the environment in turn, until that is done.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import aiohttp
 
 from sluice import causes, user_code
 from sluice.api.environment import OpenEnvironment
+from sluice.engines.base import EngineError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
 from sluice_rollout.environments import openenv_text as text
@@ -20,18 +22,29 @@ from sluice_rollout.environments.openenv_session import (
     ServerError,
     Session,
     Step,
+    UnreachableError,
+    listens,
     opened,
 )
 from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.errors import TOO_LONG, too_long
+from sluice_rollout.health import EngineLostError
 
 RESET = "reset"
 """Key of a row's metadata: options that the environment is reset with, a seed, say."""
 _FIELD = "spec.rollout.environment.openenv"
+_LAST_SECONDS = 2.0
+"""A server that ends may do so because its pod does: in this time the worker hears of that too."""
 Message = dict[str, Any]
 ToAction = Callable[[Message, dict[str, Any]], dict[str, Any]]
 """A user's function: (the model's message, the observation before it) -> the action."""
+
+
+class ServerLostError(EngineError):
+    """The server in this pod has ended. That may be no fault of an episode's: its group is played
+    again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +60,8 @@ class OpenEnv:
         return f"openenv {self.settings.image or self.settings.url}"
 
     async def __call__(self, episode: Episode) -> None:
-        """Play. Raises PlayFailedError where the server is to blame, GatewayError where the history
-        is too long.
+        """Play. Raises PlayFailedError where the server is to blame, EngineError where that is in
+        this pod and gone, GatewayError where the history is too long.
         """
         url, seconds = self.settings.address.rstrip("/"), self.settings.timeout_seconds
         try:
@@ -57,7 +70,22 @@ class OpenEnv:
                 play = _Play(self, episode, session, schema, episode.gateway, http, step)
                 await play.run()
         except ServerError as error:
-            raise PlayFailedError("environment", f"failed: {error}") from error
+            raise await self._blamed(error, url) from error
+
+    async def _blamed(self, error: ServerError, url: str) -> Exception:
+        """What an episode ends with where the server fails it."""
+        if self.settings.image is not None:
+            if isinstance(error, UnreachableError):
+                return EngineLostError(
+                    f"{_FIELD}: nothing listens at {url} in this pod: {error}. See the log of the "
+                    "container openenv; port has to be the one that its server listens on, and "
+                    "timeoutSeconds longer than its start takes",
+                    blames=False,
+                )
+            if not await listens(url):
+                await asyncio.sleep(_LAST_SECONDS)
+                return ServerLostError(f"{_FIELD}: the server in this pod has ended: {error}")
+        return PlayFailedError("environment", f"failed: {error}")
 
 
 def openenv_of(settings: OpenEnvironment, model: str) -> OpenEnv:

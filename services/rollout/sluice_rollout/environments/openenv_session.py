@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from sluice import causes
 from sluice.episodes import MOST_BYTES
 
 _FULL = {"CAPACITY_REACHED"}
@@ -24,10 +25,15 @@ _MODELS_FAULT = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
 """Codes of errors that an action may bring about."""
 _PAUSE_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
 
 
 class ServerError(Exception):
     """The server is not there, or does not do what it should. The message is for people."""
+
+
+class UnreachableError(ServerError):
+    """Nothing has taken a connection at the server's address."""
 
 
 class RefusedActionError(Exception):
@@ -61,6 +67,19 @@ class Session:
         """Act. Raises RefusedActionError, or ServerError."""
         return _step(await self._asked("step", action))
 
+    async def close(self) -> None:
+        """Have the server end the session: once this is over, it has room for another one.
+
+        A connection that is merely closed costs the server a traceback in its log: it closes the
+        socket once more.
+        """
+        with contextlib.suppress(TimeoutError, ConnectionError):  # it has gone, or hangs
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.socket.send_json({"type": "close"})
+                while not self.socket.closed:
+                    await self.socket.receive()
+        await self.socket.close()
+
     async def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.seconds):
@@ -82,7 +101,7 @@ class _FullError(Exception):
 @contextlib.asynccontextmanager
 async def opened(url: str, seconds: float) -> AsyncIterator[tuple[Session, dict[str, Any]]]:
     """A session, and the JSON schema of its actions. A server that is not there yet, or is full, is
-    asked again for this long. Raises ServerError.
+    asked again for this long. Raises ServerError; UnreachableError where nothing is there.
     """
     timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as http, contextlib.AsyncExitStack() as held:
@@ -95,10 +114,31 @@ async def opened(url: str, seconds: float) -> AsyncIterator[tuple[Session, dict[
                 break
             except (aiohttp.ClientError, TimeoutError, _FullError) as error:
                 if time.monotonic() > end:
-                    raise ServerError(f"no session in {seconds:g} s: {error!r}") from error
+                    raise _without(seconds, error) from error
                 await asyncio.sleep(_PAUSE_SECONDS)
-        held.push_async_callback(socket.close)
-        yield Session(socket, seconds), schema
+        session = Session(socket, seconds)
+        held.push_async_callback(session.close)
+        yield session, schema
+
+
+async def listens(url: str) -> bool:
+    """True where something still takes connections at this address."""
+    timeout = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        try:
+            async with http.get(f"{url}/health"):
+                return True
+        except aiohttp.ClientConnectionError:
+            return False
+        except TimeoutError:  # it is there, and busy
+            return True
+
+
+def _without(seconds: float, error: Exception) -> ServerError:
+    """The error of a session that was not to be had in this time."""
+    words = str(error) if isinstance(error, _FullError) else causes.named(error)
+    absent = isinstance(error, aiohttp.ClientConnectionError)
+    return (UnreachableError if absent else ServerError)(f"no session in {seconds:g} s: {words}")
 
 
 async def _settled(socket: aiohttp.ClientWebSocketResponse) -> None:
