@@ -50,6 +50,9 @@ _OUT_OF = "OutOf"
 that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker", "openenv"}
 """Containers that end only when the job does; of all others exit code 0 is a good end."""
+_OURS = {"rendezvous", "buffer", "rows", "plugin", "engine", "worker", "trainer"}
+"""Containers whose exit codes are those of docs/contracts.md. Another one's, the user's server or
+sidecar, are its own: Go's panics have 2, and so has a Python that does not find its file."""
 _OUT_OF_MEMORY = "OOMKilled"
 OUT_OF_MACHINE = "SystemOOM"
 """A process that the kernel killed because the machine, not the container, had no memory left: a
@@ -247,12 +250,14 @@ def lost_peer(failure: LastFailure) -> bool:
     exception tells.
     """
     if failure.container != "engine":
-        return failure.exit_code == EXIT_PEER_LOST
+        return failure.container in _OURS and failure.exit_code == EXIT_PEER_LOST
     return bool(causes.lost_peer(last_exception(failure.message)))
 
 
 def config_error(pod: KubeObject, now: datetime) -> LastFailure | None:
-    return next((f for f in failures(pod, now) if f.exit_code == EXIT_CONFIG_ERROR), None)
+    """The end of a container of ours that asks for no restart; None: there is none."""
+    ours = (f for f in failures(pod, now) if f.container in _OURS)
+    return next((f for f in ours if f.exit_code == EXIT_CONFIG_ERROR), None)
 
 
 def headline(failure: LastFailure) -> str:

@@ -223,3 +223,18 @@ def test_exit_code_2_of_a_pod_that_somebody_ends_is_no_configuration_error() -> 
     facts = gang_facts(Gang("trainer", 0, 1), [pod], START)
     assert facts.config_error is None
     assert facts.disruption
+
+
+@pytest.mark.parametrize(
+    ("container", "ours"),
+    [("engine", True), ("worker", True), ("openenv", False), ("sidecar-of-mine", False)],
+)
+def test_exit_codes_of_the_contract_are_those_of_our_containers(container: str, ours: bool) -> None:
+    def ended(code: int) -> KubeObject:
+        end = {"exitCode": code, "finishedAt": "2026-01-31T12:00:00Z"}
+        status = {"name": container, "state": {"terminated": end}}
+        return make_pod(role="rollout", containerStatuses=[status])
+
+    assert (podstate.config_error(ended(2), START) is not None) is ours
+    (failure,) = podstate.failures(ended(3), START)
+    assert podstate.lost_peer(failure) is (ours and container != "engine")
