@@ -51,7 +51,7 @@ def serving(directory: Path) -> Iterator[Servers]:
         missing("needs OpenEnv: make agents")
     ports, log = (free_port(), free_port()), directory / "servers.log"
     file = Path(__file__).with_name("openenv_server.py")
-    words = [OPENENV_PYTHON, "-P", file, *map(str, ports)]
+    words = [str(OPENENV_PYTHON), "-P", str(file), *map(str, ports)]
     with log.open("wb") as written, subprocess.Popen(words, stderr=written) as process:
         try:
             for port in ports:
@@ -204,6 +204,6 @@ async def test_a_server_that_never_listens_in_this_pod_ends_the_worker(
     """Its samples are not to blame, however often the server is started."""
     settings = OpenEnvironment(image="server:1", port=free_port(), timeout_seconds=0.5)
     async with at_gateway(OpenEnv(settings, "tiny"), engine, talkative, tmp_path) as one:
-        with pytest.raises(EngineLostError, match="nothing listens at http") as lost:
+        with pytest.raises(EngineLostError, match="nothing has listened at http") as lost:
             await one(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
     assert not lost.value.blames

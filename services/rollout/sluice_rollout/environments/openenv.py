@@ -77,9 +77,10 @@ class OpenEnv:
         if self.settings.image is not None:
             if isinstance(error, UnreachableError):
                 return EngineLostError(
-                    f"{_FIELD}: nothing listens at {url} in this pod: {error}. See the log of the "
-                    "container openenv; port has to be the one that its server listens on, and "
-                    "timeoutSeconds longer than its start takes",
+                    f"{_FIELD}: nothing has listened at {url} in this pod for "
+                    f"{self.settings.timeout_seconds:g} s: see the log of the container openenv; "
+                    "port has to be the one that its server listens on, and timeoutSeconds longer "
+                    "than its start takes",
                     blames=False,
                 )
             if not await listens(url):
