@@ -43,11 +43,19 @@ def node() -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def image(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The image of all roles, in the node; made only where these very sources are not there yet."""
-    name, there = images.name(), node.images()
+    return loaded(node, images.name(), images.write, tmp_path_factory)
+
+
+def loaded(
+    node: Node, name: str, write: Callable[[Path], str], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The name that an image has in the node, which gets it in place of older ones of its
+    repository, unless it has it."""
+    there, repository = node.images(), name.partition(":")[0]
     if f"{LIBRARY}{name}" not in there:
         archive = tmp_path_factory.mktemp("image") / "image.tar"
-        name = images.write(archive)
-        older = [each for each in there if each.startswith(f"{LIBRARY}{images.REPOSITORY}:")]
+        name = write(archive)
+        older = [each for each in there if each.startswith(f"{LIBRARY}{repository}:")]
         node.load(archive, instead_of=older)
         archive.unlink()
     return f"{LIBRARY}{name}"
