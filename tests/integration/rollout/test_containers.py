@@ -1,4 +1,6 @@
-"""Programs of episodes in containers of podman, at a real engine (`sluice run --containers`)."""
+"""Programs of episodes in containers of podman and of docker, whichever this machine has, at a real
+engine (`sluice run --containers`). As another user than root podman is rootless.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,20 @@ default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
 """For machines that may not raise their limits."""
 
 
-@pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A podman that has two images of one shell, each with a file of its own."""
-    program, busybox = str(tool("podman")), shutil.which("busybox") or missing("needs busybox")
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def runtime(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A container engine that has two images of one shell, each with a file of its own."""
+    program, busybox = answering(request.param), shutil.which("busybox")
     root = tmp_path_factory.mktemp("image")
     (root / "conf").write_text(CONF)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_CONF", str(root / "conf"))
-        patch.setenv(containers.ENGINE, "podman")
+        patch.setenv(containers.ENGINE, request.param)
         for image in (IMAGE, OTHER):
             (root / "root/bin").mkdir(parents=True, exist_ok=True)
-            shutil.copy(busybox, root / "root/bin/busybox")
+            shutil.copy(busybox or missing("needs busybox"), root / "root/bin/busybox")
             for name in ("sh", "wget", "cat", "sleep", "id"):
                 (root / "root/bin" / name).unlink(missing_ok=True)
                 (root / "root/bin" / name).symlink_to("busybox")
@@ -59,8 +63,17 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 ["tar", "-C", root / "root", "-c", "."], check=True, capture_output=True
             ).stdout
             subprocess.run([program, "import", "-", image], input=packed, check=True)
-        yield program
+        yield request.param
         subprocess.run([program, "rmi", "--force", IMAGE, OTHER], check=True)
+
+
+def answering(name: str) -> str:
+    """The program of this name, whose engine answers; else the tests are skipped, and say why."""
+    program = str(tool(name))
+    asked = subprocess.run([program, "info"], text=True, capture_output=True)
+    if asked.returncode:  # a docker without its daemon
+        missing(f"needs {name} to answer: {asked.stderr.strip().splitlines()[-1]}")
+    return program
 
 
 def program(directory: Path, model: Path, script: str, **environment: Any) -> Program:
@@ -71,16 +84,16 @@ def program(directory: Path, model: Path, script: str, **environment: Any) -> Pr
     return program_of(spec.rollout.environment, spec)
 
 
-def running(podman: str) -> list[str]:
+def running(runtime: str) -> list[str]:
     listed = subprocess.run(
-        [podman, "ps", "--all", "--quiet", "--filter", f"label={keeper.LABEL}"],
+        [runtime, "ps", "--all", "--quiet", "--filter", f"label={keeper.LABEL}"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return listed.stdout.split()
 
 
 async def test_a_program_plays_in_its_image(
-    podman: str, engine: Client, model: Path, talkative: Path, tmp_path: Path,
+    runtime: str, engine: Client, model: Path, talkative: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """It has the gateway, its row, what `env` says, and nothing else of the worker's."""
@@ -106,11 +119,11 @@ echo "{\\"reward\\": 0.75, \\"metadata\\": {$metadata, $secret}}" > "$SLUICE_EPI
     assert told == {"image": IMAGE, "mode": "training", "user": str(os.geteuid()), "secret": ""}
     assert sample.trainable_tokens == 12
     check(sample, {0: model})
-    assert running(podman) == []
+    assert running(runtime) == []
 
 
 async def test_a_verifier_judges_in_its_own_image(
-    podman: str, engine: Client, talkative: Path, tmp_path: Path
+    runtime: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     judge = """
 test "$(cat "$SLUICE_ARTIFACTS/answer")" = "$SLUICE_LABEL"
@@ -130,11 +143,11 @@ echo "{\\"reward\\": 1, \\"metadata\\": {\\"judge\\": \\"$(cat /image)\\"}}" \
     finally:
         one.close()
     assert (sample.error, sample.reward, sample.metadata["judge"]) == ("", 1.0, OTHER)
-    assert running(podman) == []
+    assert running(runtime) == []
 
 
 async def test_one_that_hangs_costs_its_sample_and_leaves_no_container(
-    podman: str, engine: Client, talkative: Path, tmp_path: Path
+    runtime: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     one = program(tmp_path, talkative, ASK + "sleep 600 & sleep 600")
     try:
@@ -146,11 +159,11 @@ async def test_one_that_hangs_costs_its_sample_and_leaves_no_container(
         one.close()
     assert sample.status is SampleStatus.FAILED
     assert "functionSeconds" in sample.error
-    assert running(podman) == []
+    assert running(runtime) == []
 
 
 async def test_a_program_that_the_image_lacks_is_named(
-    podman: str, engine: Client, talkative: Path, tmp_path: Path
+    runtime: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     one = program(tmp_path, talkative, "", command=["/app/agent"])
     try:
@@ -160,29 +173,32 @@ async def test_a_program_that_the_image_lacks_is_named(
         one.close()
     assert "/app/agent" in sample.error
     assert "no such file" in sample.error.lower()
+    assert "no such file" in sample.error.lower().splitlines()[0], "the reason that is told"
+    assert "--help" not in sample.error
 
 
 async def test_an_image_that_is_not_to_be_had_ends_the_worker_before_any_episode(
-    podman: str, talkative: Path, tmp_path: Path
+    runtime: str, talkative: Path, tmp_path: Path
 ) -> None:
     one = program(tmp_path, talkative, ASK, image="localhost/there-is-none:7")
     try:
-        with pytest.raises(ConfigurationError, match="podman has not got the image"):
+        with pytest.raises(ConfigurationError, match=f"{runtime} has not got the image"):
             await one.check()
     finally:
         one.close()
 
 
 WORKER = """
-import asyncio, sys, tempfile
+import asyncio, os, sys, tempfile
 from sluice_rollout.environments import home
 from sluice_rollout.environments.containers import Containers
 
 async def main():
-    with home.opened(1, "podman") as directory:
+    engine = os.environ["SLUICE_CONTAINERS"]
+    with home.opened(1, engine) as directory:
         episode = tempfile.mkdtemp(dir=directory)
         print(directory, flush=True)
-        await Containers("podman", sys.argv[1]).run(
+        await Containers(engine, sys.argv[1]).run(
             ["sh", "-c", "sleep 600"], episode, {"SLUICE_EPISODE": episode, "TMPDIR": episode}
         )
 
@@ -190,7 +206,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_worker_that_is_killed_leaves_no_container(podman: str, tmp_path: Path) -> None:
+async def test_a_worker_that_is_killed_leaves_no_container(runtime: str, tmp_path: Path) -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, IMAGE], stdout=subprocess.PIPE, text=True
     )
@@ -198,11 +214,11 @@ async def test_a_worker_that_is_killed_leaves_no_container(podman: str, tmp_path
         assert worker.stdout
         directory = worker.stdout.readline().strip()
         async with asyncio.timeout(60):
-            while not running(podman):
+            while not running(runtime):
                 await asyncio.sleep(0.2)
         worker.send_signal(signal.SIGKILL)
         async with asyncio.timeout(60):
-            while running(podman) or keeper.marked(directory):
+            while running(runtime) or keeper.marked(directory):
                 await asyncio.sleep(0.2)
     finally:
         worker.kill()

@@ -9,6 +9,7 @@ import pytest
 
 from sluice.api import ManifestError
 from sluice_cli import containers
+from tests.tools import tool
 from tests.unit.buffer.buffer_tools import make_job
 
 
@@ -28,6 +29,31 @@ def test_what_cannot_be_is_said_before_anything_starts(
 ) -> None:
     with pytest.raises(ManifestError, match=words):
         containers.check(job(tmp_path, command=["a"], **environment), engine)
+
+
+def test_a_docker_without_its_daemon_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool("docker")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    with pytest.raises(ManifestError, match=r"`docker info` failed: Cannot connect to the Docker"):
+        containers.check(job(tmp_path, command=["a"], image="b"), "docker")
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        pytest.param("  seccomp\n   Profile: default\n", True, id="as root"),
+        pytest.param("  seccomp\n   Profile: default\n  rootless\n", False, id="rootless"),
+    ],
+)
+def test_a_rootless_docker_has_a_network_of_its_own(options: str, fits: bool) -> None:
+    info = f"Server:\n Cgroup Driver: none\n Security Options:\n{options} Architecture: x86_64\n"
+    assert (containers.unfit(info) == "") is fits
+
+
+def test_a_rootless_podman_fits() -> None:
+    assert containers.unfit("host:\n  security:\n    rootless: true\n") == ""
 
 
 def test_a_server_of_a_cluster_has_to_be_named_here(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sluice.api.environment import OURS
@@ -56,7 +57,8 @@ class Containers:
         hidden = {name: value for name, value in variables.items() if _is_ours(name)}
         try:
             words = self.words(command, directory, variables)
-            return await process.run(words, directory, inputs.outside() | hidden)
+            ended = await process.run(words, directory, inputs.outside() | hidden)
+            return replace(ended, err=_without_hint(ended.err))
         finally:
             # Mostly it has gone with its program.
             remove = asyncio.to_thread(keeper.ask, self.engine, "rm", "--force", name_of(directory))
@@ -94,6 +96,11 @@ class Containers:
     @property
     def _failed(self) -> str:
         return f"spec.rollout.environment: {self.engine} has not got the image {self.image}"
+
+
+def _without_hint(errors: str) -> str:
+    """Errors of a program without docker's last line, which would be told as their reason."""
+    return re.sub(r"^(See|Run) 'docker run --help'.*$", "", errors, flags=re.MULTILINE).rstrip()
 
 
 def of_machine(image: str | None) -> Containers | None:
