@@ -73,7 +73,7 @@ class OpenEnv:
             raise await self._blamed(error, url) from error
 
     async def _blamed(self, error: ServerError, url: str) -> Exception:
-        """What an episode ends with where the server fails it."""
+        """The error with which an episode ends whose server failed."""
         if self.settings.image is not None:
             if isinstance(error, UnreachableError):
                 return EngineLostError(
