@@ -60,7 +60,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     registries = (
         REGISTRY,
         services,
-        buffer_registry(buffer.buffer.stats),
+        buffer_registry(lambda: buffer.stats),
         OperatorMetrics().registry,
     )
     try:
