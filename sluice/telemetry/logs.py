@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import structlog
 
+from sluice import first_process
 from sluice.environment import ConfigurationError
 
 
@@ -102,6 +103,7 @@ def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
 
 def run_blocking(role: str, main: Callable[[], int | None]) -> None:
     """The same for a main that is not a coroutine."""
+    first_process.end_when_told()
     try:
         code = main()
     except KeyboardInterrupt:

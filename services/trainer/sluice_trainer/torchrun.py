@@ -10,6 +10,10 @@ from __future__ import annotations
 import signal
 import sys
 
+from sluice import first_process
+
+first_process.end_when_told()  # torch takes seconds to import
+
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import pkgutil
 import runpy
+import signal
 from collections import defaultdict
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from sluice.engines.base import Place
 from sluice.engines.sglang.launch import Launch
 from sluice.engines.sglang.plugin.__main__ import PATH
+from sluice.environment import free_port
+from tests.first_process import started_first
+from tests.integration.engines import engine_environment, save_model
 from tests.unit.operator.world import make_job
+
+T = TypeVar("T")
 
 
 def test_graphs_are_asked_for_as_this_release_spells_it() -> None:
@@ -91,3 +98,14 @@ def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
     targets = [*HookRegistry._hooks]
     assert len(targets) == 10
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)
+
+
+def test_a_server_that_starts_as_the_first_process_of_a_container_ends_when_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    """It has a process namespace of its own, as there: signals without a handler are ignored."""
+    model, port = save_model(tmp_path / "model", 0), free_port()
+    words = [str(PATH / "launch_server.py"), "--model-path", str(model), "--port", str(port)]
+    with started_first(words, engine_environment()) as (outer, first):
+        first.terminate()
+        assert outer.wait(30) == 128 + signal.SIGTERM

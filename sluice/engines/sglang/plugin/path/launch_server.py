@@ -7,6 +7,9 @@ place.
 Where a process of SGLang's own dies, SGLang ends, and as the first process of a container with 0.
 Then the container's log is lost to the pod's status. So a server that was not told to end ends with
 1 here.
+
+And a server that is told to end while it starts does so at once: the first process of a container
+ignores signals that it has no handler for, so that only the end of the pod's grace would end it.
 """
 
 import importlib.util
@@ -19,6 +22,19 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+told: list[int] = []
+install = signal.signal
+
+
+def end(number: int, _: Any) -> None:
+    """End a server that has no handler of its own yet."""
+    if not told:
+        os._exit(128 + number)
+
+
+if __name__ == "__main__" and os.getpid() == 1:
+    install(signal.SIGTERM, end)
 
 sys.path[0] = os.getcwd()  # as `python -m` has it
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
@@ -45,9 +61,6 @@ if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
     sys.modules["megatron"] = None  # type: ignore[assignment]
 
 _NAME = re.compile(r"\w+")
-
-told: list[int] = []
-install = signal.signal
 
 
 def noting(number: int, handler: Any) -> Any:

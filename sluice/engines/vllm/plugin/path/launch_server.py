@@ -4,7 +4,9 @@ Not PYTHONPATH: an image, or the user, may have one already, and a pod's variabl
 place. A laptop has vLLM in an environment of its own, whose Python takes over here.
 
 A server that ends by itself, as it does when its engine has died, ends with 1: the first process of
-a container that ends with 0 has nothing to tell to the pod's status.
+a container that ends with 0 has nothing to tell to the pod's status. And one that is told to end
+while it starts does so at once: the first process of a container ignores signals that it has no
+handler for, so that only the end of the pod's grace would end it.
 """
 
 import importlib
@@ -25,6 +27,12 @@ if (os.environ.get("VLLM_TARGET_DEVICE"), os.environ.get("OMP_NUM_THREADS")) == 
 
 told: list[int] = []
 _install = signal.signal
+
+
+def end(number: int, _: Any) -> None:
+    """End a server that has no handler of its own yet."""
+    if not told:
+        os._exit(128 + number)
 
 
 def noting(number: int, handler: Any) -> Any:
@@ -58,6 +66,8 @@ def main() -> int:
         return 1
     if python is not None:
         os.execv(python, [str(python), *sys.argv])  # noqa: S606 - the same program, elsewhere
+    if os.getpid() == 1:
+        _install(signal.SIGTERM, end)
     signal.signal = noting  # type: ignore[assignment]
     return serve()
 

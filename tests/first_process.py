@@ -1,0 +1,52 @@
+"""A process in a process namespace of its own, where it is the first one, as in a container."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from tests.tools import missing
+
+T = TypeVar("T")
+
+
+@contextmanager
+def started_first(
+    words: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+    """Python with these arguments, once it has a handler for SIGTERM; behind the process that made
+    the namespace, which ends with its status.
+    """
+    apart = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        missing("needs the right to make a process namespace")
+    with subprocess.Popen([*apart, sys.executable, *words], env=environment) as outer:
+        try:
+            first = _until(lambda: psutil.Process(outer.pid).children(), "first process")[0]
+            _until(lambda: _catches(first.pid, signal.SIGTERM), "handler")
+            yield outer, first
+        finally:
+            outer.kill()
+
+
+def _until(look: Callable[[], T], what: str, seconds: float = 60.0) -> T:
+    end = time.monotonic() + seconds
+    while not (seen := look()):
+        assert time.monotonic() < end, f"no {what} in {seconds:g} s"
+        time.sleep(0.02)
+    return seen
+
+
+def _catches(pid: int, number: int) -> bool:
+    """True where a process has a handler for this signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
