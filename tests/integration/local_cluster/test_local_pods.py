@@ -217,14 +217,16 @@ async def test_an_init_container_that_fails_keeps_its_pod_from_starting(tmp_path
     bad = "import sys; sys.exit(2 * (print('error: no such rows', file=sys.stderr) is None))"
     async with LocalCluster(tmp_path) as cluster:
         status = await run_job(
-            cluster, make_job(trainer_spec=_with_inits(bad, "raise SystemExit(0)"))
+            cluster,
+            make_job(
+                trainer_spec=_with_inits(bad, "raise SystemExit(0)"),
+                failurePolicy={"maxRestarts": 0},
+            ),
         )
     condition = status.condition("Failed")
     assert condition is not None
-    assert (condition.reason, condition.message) == (
-        "InvalidConfiguration",
-        "demo-trainer-0-1-0: init-0: no such rows",
-    )
+    assert condition.reason == "ReachedMaxRestarts", "a user's container: its codes are its own"
+    assert condition.message.endswith("init-0: no such rows")
     assert not (tmp_path / "logs/demo-trainer-0-1-0.trainer.log").exists()
 
 

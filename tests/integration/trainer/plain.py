@@ -20,7 +20,7 @@ from sluice.engines.base import StackName
 from sluice_trainer import critic
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import Writing
+from sluice_trainer.checkpoints import Collect
 from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence
@@ -179,7 +179,7 @@ class Plain(LearningPolicy):
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
         return partial(forward, temperature=self.spec.temperature, numbers=numbers)
 
-    def _write(self, directory: Path, step: int, state: dict[str, Any], *, beside: bool) -> Writing:
+    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
         raise NotImplementedError
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
