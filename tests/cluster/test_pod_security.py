@@ -32,10 +32,19 @@ async def enforce(world: World, level: Level) -> bool:
         "pod-security.kubernetes.io/enforce-version": "latest",
     }
     await world.api.merge(f"/api/v1/namespaces/{world.namespace}", {"metadata": {"labels": labels}})
-    spec = {"containers": [{"name": "probe", "image": "none"}], "hostPID": True}
+    containers = [{"name": "probe", "image": "none"}]
+    spec = {"containers": containers, "hostPID": True, "automountServiceAccountToken": False}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
+
+    async def accepted() -> bool:
+        try:
+            await world.api.create(collection("Pod", world.namespace), pod)
+        except errors.UnavailableError:  # a new namespace's account is not there yet
+            return False
+        return True
+
     try:
-        await world.api.create(collection("Pod", world.namespace), pod)
+        await world.until(accepted)
     except errors.ForbiddenError:
         return True
     await world.api.delete(path("Pod", world.namespace, "probe"), {"gracePeriodSeconds": 0})

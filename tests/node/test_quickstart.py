@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sluice_operator.plan.constants import GRACE
 from tests.node.checks import START_SECONDS, STOP_SECONDS, check_sound
 from tests.node.conftest import OPERATOR_NAMESPACE, RELEASE
 from tests.node.jobs import NAME, Quickstart
@@ -69,6 +70,26 @@ def test_a_user_applies_watches_and_deletes_it(
     record(quickstart)
     quickstart.delete()
     until(lambda: quickstart.objects() == before, f"only {before} left", 240)
+
+
+def test_a_job_that_is_deleted_while_its_engine_starts_leaves_before_its_grace_is_over(
+    quickstart: Quickstart,
+) -> None:
+    """A container's first process ignores SIGTERM unless it has a handler."""
+    before = quickstart.objects()
+    quickstart.start()
+    quickstart.until(lambda: running(quickstart, "engine"), "an engine that starts", START_SECONDS)
+    quickstart.delete()
+    until(lambda: not quickstart.pods(), "no pod left", GRACE["rollout"] - 20)
+    until(lambda: quickstart.objects() == before, f"only {before} left", STOP_SECONDS)
+
+
+def running(run: Quickstart, container: str) -> bool:
+    """True where this container of a rollout pod runs."""
+    statuses = [
+        s for pod in run.pods("rollout") for s in pod["status"].get("containerStatuses", [])
+    ]
+    return any(s["name"] == container and "running" in s["state"] for s in statuses)
 
 
 def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None]) -> None:
