@@ -293,10 +293,19 @@ def test_two_ranks_write_beside_training(qwen3: Path, tmp_path: Path) -> None:
     assert (resumed["resumed"], resumed["weights"]) == (3, through["weights"])
 
 
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {},
+        {"cpuOffload": "optimizer"},
+        {"optimizer": {"expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}},
+    ],
+    ids=["plain", "optimizer on the host", "moments in bf16"],
+)
 def test_memory_that_is_reserved_is_all_that_a_copy_takes_and_changes_no_bit(
-    qwen3: Path, tmp_path: Path
+    qwen3: Path, tmp_path: Path, trainer: dict[str, Any]
 ) -> None:
-    options = job(qwen3, steps=3)
+    options = job(qwen3, steps=3) | {"trainer": TRAINER | trainer}
     plain = train_steps.train(**options)
     reserved = train_steps.train(**options, save_at=3, beside=True, checkpoints=str(tmp_path))
     assert reserved["new_memory"] == 0

@@ -3,15 +3,18 @@ is exact."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from sluice_trainer import staging
 from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.sequences import TrainSequence
@@ -211,3 +214,18 @@ def test_a_checkpoint_without_a_critic_is_no_checkpoint_of_ppo(qwen3: Path, tmp_
     tiny.save(plain, tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*iter_0000001/critic"):
         make(qwen3).load_latest(tmp_path)
+
+
+def test_the_critics_copies_have_their_memory_before_the_first_step_too(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    policy = make(qwen3)
+    policy.reserve_copies()
+    for thread in threading.enumerate():
+        if thread.name == staging.THREAD:
+            thread.join()
+    with patch.object(staging, "host_memory") as got:
+        policy.begin_save(tmp_path, 0, beside=True)
+    assert policy.finish_save(tmp_path, wait=True) == 0
+    got.assert_not_called()
+    assert (tmp_path / "iter_0000000/critic").is_dir()
