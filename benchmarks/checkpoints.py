@@ -19,7 +19,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -79,9 +78,7 @@ def reserve(policy: Policy) -> tuple[float, float]:
     began = time.perf_counter()
     policy.reserve_copies()
     held = time.perf_counter() - began
-    for thread in threading.enumerate():
-        if thread.name == staging.THREAD:
-            thread.join()
+    staging.finish_reservations()
     return held, time.perf_counter() - began
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sluice_trainer.device import DEVICE
 
-THREAD = "host-memory"
-"""Name of a thread that gets memory."""
+_THREAD = "host-memory"
 
 
 class Staging:
@@ -32,7 +31,7 @@ class Staging:
         sizes = {key: _size(tensor) for key, tensor in tensors.items()}
         device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
         self._reserving = threading.Thread(
-            target=self._reserve, args=(sizes, device), name=THREAD, daemon=True
+            target=self._reserve, args=(sizes, device), name=_THREAD, daemon=True
         )
         self._reserving.start()
 
@@ -85,3 +84,10 @@ def finish_copies() -> None:
     """Wait until all copies are whole."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
+
+
+def finish_reservations() -> None:
+    """Wait until all memory that was asked for beforehand is there: for measurements."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join()

@@ -3,7 +3,6 @@ is exact."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -221,9 +220,7 @@ def test_the_critics_copies_have_their_memory_before_the_first_step_too(
 ) -> None:
     policy = make(qwen3)
     policy.reserve_copies()
-    for thread in threading.enumerate():
-        if thread.name == staging.THREAD:
-            thread.join()
+    staging.finish_reservations()
     with patch.object(staging, "host_memory") as got:
         policy.begin_save(tmp_path, 0, beside=True)
     assert policy.finish_save(tmp_path, wait=True) == 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,7 @@ def train(
         ]
         history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
         if checkpoints and policy.step == save_at:
-            for thread in threading.enumerate():
-                if thread.name == staging.THREAD:
-                    thread.join()
+            staging.finish_reservations()
             with patch.object(staging, "host_memory", wraps=staging.host_memory) as got:
                 policy.begin_save(Path(checkpoints), policy.step, beside=beside)
             new_memory = got.call_count

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -60,9 +58,7 @@ def test_a_copy_takes_the_memory_that_was_reserved(monkeypatch: pytest.MonkeyPat
     tensor = torch.arange(1024.0)
     memory = staging.Staging()
     memory.reserve({"weights": tensor})
-    for thread in threading.enumerate():
-        if thread.name == staging.THREAD:
-            thread.join(60)
+    staging.finish_reservations()
     monkeypatch.setattr(staging, "host_memory", None)
     assert torch.equal(memory.copy("weights", tensor), tensor)
 
