@@ -125,6 +125,7 @@ class Launch:
             "port": place.port,
             "tp-size": max(rollout.gpus_per_replica, 1) * rollout.nodes_per_replica,
             "enable-metrics": True,
+            "log-level-http": "warning",  # else a line for each request and each probe
         }
         if arguments.brought_by_trainer(spec, chosen):
             args["load-format"] = "dummy"

@@ -30,6 +30,7 @@ _CPU_ENV = {
 }
 _ARGS: dict[str, Any] = {
     "enable-scale-out": True,  # without it there is no /inference/v1/generate
+    "disable-uvicorn-access-log": True,  # it has a line for each request and each probe
     "worker-extension-cls": "sluice_vllm.worker.Weights",
     "middleware": ["sluice_vllm.attempts.Fence", "sluice_vllm.pauses.Pauses"],
 }

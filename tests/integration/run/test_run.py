@@ -51,10 +51,13 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     check_traces(traces.spans, 12)
     records = list(run.steps().values())
     check_seconds(run, records)
+    [engine] = (run.directory / "logs").glob("*.engine.log")
+    assert " HTTP/1.1" not in engine.read_text(), "its log tells of each request"
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
     assert max(map(abs, values(records, "train/ppo_kl"))) <= 1e-6
     assert max(values(records, "train/pg_clipfrac")) == 0
     assert max(values(records, "rollout/policy_lag")) == 0
+    assert all(0 < busy <= 1 for busy in values(records, "rollout/worker_busy"))
     assert min(values(records, "train/grad_norm")) > 0
     expected = {
         "job.json",
