@@ -25,6 +25,7 @@ _TRUNCATED_SHARE, _TRUNCATED_STEPS = 0.5, 3
 _SPIKE, _SPIKE_LEAST = 10.0, 1.0
 _FAILED_SHARE = 0.2
 _MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
+_BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
 _FRUITLESS_BATCHES = 4
 _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
@@ -302,6 +303,24 @@ def _small_kernels(history: Sequence[Record]) -> str | None:
     )
 
 
+def _busy_worker(history: Sequence[Record]) -> str | None:
+    """Of workers that keep their engines waiting, and so the trainer."""
+    names = ("rollout/worker_busy", "perf/train_wait_time", "perf/step_time")
+    busy, waits, steps = (_values(history, name)[-_BUSY_STEPS:] for name in names)
+    if min(map(len, (busy, waits, steps))) < _BUSY_STEPS:
+        return None
+    waiting = sum(waits) / max(sum(steps), 1e-6)
+    if min(busy) < _BUSY_SHARE or waiting < _WAITING_SHARE:
+        return None
+    return (
+        f"the rollout workers compute for {median(busy):.0%} of the time, on one core each, and "
+        f"the trainer waits for {waiting:.0%} of a step: what happens between the engine's answers "
+        "(the generate function, its client, the reward) takes longer than they do. Try a cheaper "
+        "client (episode.gateway.openai()), programs with processes of their own "
+        "(rollout.environment), or more engines: each has a worker"
+    )
+
+
 def _shown(text: str, values: Sequence[float]) -> str:
     return text.format(values[-1]) if values else ""
 
@@ -319,4 +338,5 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "teacher left": _leaves_teacher,
     "gradient spike": _gradient_spike,
     "small kernels": _small_kernels,
+    "busy worker": _busy_worker,
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from sluice.sample import Prompt, Sample, SampleGroup
 from sluice.wire import codec
@@ -17,6 +18,7 @@ class Work:
 
     prompt: its names alone, which no user's code can change. failure: the engine's, if it may be
     this group's. settled: the buffer has the group back, finished or not. submitted: finished.
+    began, computed: clocks at its begin, the wall's and that of this thread's CPU time.
     """
 
     leased: pb.LeasedGroup
@@ -26,6 +28,8 @@ class Work:
     settled: bool = False
     submitted: bool = False
     task: asyncio.Task[None] | None = None
+    began: float = field(default_factory=time.monotonic)
+    computed: float = field(default_factory=time.thread_time)
 
     @classmethod
     def of(cls, leased: pb.LeasedGroup) -> Work:
@@ -39,6 +43,18 @@ class Work:
     def name(self) -> str:
         """The group's name, which is the same in all of its leases."""
         return self.prompt.lease_id.rpartition(".")[0]
+
+    @property
+    def seconds(self) -> float:
+        """Since its begin."""
+        return time.monotonic() - self.began
+
+    @property
+    def busy(self) -> float:
+        """The share of that time for which this thread computed, 0 to 1. It is the worker's only
+        one for all groups: near 1, they wait for each other.
+        """
+        return min((time.thread_time() - self.computed) / max(self.seconds, 1e-6), 1.0)
 
     def read(self) -> tuple[Prompt, list[Sample]]:
         """The prompt, and the samples that an earlier lease has left."""

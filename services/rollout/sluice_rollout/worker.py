@@ -22,7 +22,7 @@ from sluice import causes
 from sluice.api import RLJobSpec
 from sluice.engines.base import Client, EngineError, RequestTimeoutError
 from sluice.environment import ConfigurationError
-from sluice.sample import Purpose, SampleGroup, SampleStatus
+from sluice.sample import WORKER_BUSY, Purpose, SampleGroup, SampleStatus
 from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
@@ -187,7 +187,6 @@ class Worker:
 
     async def _work(self, work: Work) -> None:
         lease_id = work.prompt.lease_id
-        started = time.monotonic()
         REQUESTS.set(work.requests)
         metrics.LEASES.inc()
         try:
@@ -207,14 +206,14 @@ class Worker:
                 del self.work[lease_id]
             metrics.LEASES.dec()
             if work.submitted:
-                metrics.GROUP_SECONDS.observe(time.monotonic() - started)
+                metrics.GROUP_SECONDS.observe(work.seconds)
             self._room.set()
 
     async def _make(self, work: Work) -> None:
         """Finish the group, or as much of it as a drain leaves time for."""
         group = await self.make(*work.read())
         if all(sample.status.finished for sample in group.samples):
-            await self._submit(group)
+            await self._submit(group, work.busy)
             work.settled = work.submitted = True
             metrics.GROUPS.labels("submitted").inc()
         else:
@@ -226,7 +225,7 @@ class Worker:
         work.settled = True
         metrics.GROUPS.labels("returned").inc()
 
-    async def _submit(self, group: SampleGroup) -> None:
+    async def _submit(self, group: SampleGroup, busy: float) -> None:
         if self.spec.rollout.partial.mask_off_policy:
             for sample in group.samples:
                 mask_off_policy(sample)
@@ -237,6 +236,7 @@ class Worker:
         reason = await self.keep(group) if judged else None
         if reason is not None:
             group.samples[0].metadata["filtered"] = reason
+        group.samples[0].metadata[WORKER_BUSY] = round(busy, 3)
         with tracing.span("submit"):
             answer = await self.submits.send(group)
         if (

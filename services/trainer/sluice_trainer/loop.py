@@ -46,7 +46,7 @@ from sluice_trainer.peers import Peers
 from sluice_trainer.profiling import Profiles, region
 from sluice_trainer.publishing import Publishing
 from sluice_trainer.ranks import Ranks
-from sluice_trainer.recorder import Recorder, batch_metrics, merged, time_metrics, turn_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, group_metrics, merged, time_metrics
 from sluice_trainer.saving import Saving
 from sluice_trainer.turns import Turns
 
@@ -225,7 +225,7 @@ class Loop:
             self._dump(step)
         metrics.count_samples(batch)
         learned |= self._utilisation(groups)
-        return batch_metrics(batch, step, judged=self.spec.judged) | turn_metrics(groups) | learned
+        return batch_metrics(batch, step, judged=self.spec.judged) | group_metrics(groups) | learned
 
     def _utilisation(self, groups: list[SampleGroup]) -> dict[str, float]:
         """The use that training made of the GPUs; nothing on CPUs. groups: this rank's. Collective

@@ -21,7 +21,7 @@ from tensorboard.summary import Writer
 from sluice import engines
 from sluice.api import RLJob, manifest
 from sluice.environment import Environment
-from sluice.sample import SampleGroup
+from sluice.sample import WORKER_BUSY, SampleGroup
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
 from sluice.telemetry.books import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
@@ -228,6 +228,13 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
         **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in equal.items()},
         **{f"passrate/{name}": rate for name, rate in rates.items()},
     }
+
+
+def group_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
+    """Metrics of how groups were made: their turns, and how busy their workers were."""
+    told = [sample.metadata for group in groups for sample in group.samples]
+    busy = [metadata[WORKER_BUSY] for metadata in told if WORKER_BUSY in metadata]
+    return turn_metrics(groups) | ({"rollout/worker_busy": fmean(busy)} if busy else {})
 
 
 def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:

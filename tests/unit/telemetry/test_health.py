@@ -29,6 +29,7 @@ def steps(count: int, first: int = 1, /, **changes: Any) -> list[dict[str, Any]]
 ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/entropy_loss"
 TEACHER = "train/opd_reverse_kl"
 MFU, TRAINING = "perf/mfu", "perf/actor_train_time"
+BUSY, WAITING, STEP = "rollout/worker_busy", "perf/train_wait_time", "perf/step_time"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
 
@@ -97,6 +98,11 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "small kernels",
             "takes 4.2 s a step and uses 6.0% of the GPUs' arithmetic and 12 GiB of memory. Try a",
         ),
+        (
+            steps(3, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}),
+            "busy worker",
+            "compute for 93% of the time, on one core each, and the trainer waits for 86% of a",
+        ),
     ],
     ids=[
         "deterministic, and yet apart",
@@ -116,6 +122,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "teacher left",
         "nan",
         "small kernels",
+        "busy worker",
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -151,6 +158,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(2, **{MFU: 0.06, TRAINING: 4.2}) + steps(1, 3, **{MFU: 0.11, TRAINING: 4.2}),
         steps(9, **{MFU: 0.01, TRAINING: 0.9}),
         steps(9, **{TRAINING: 4.2}),
+        steps(9, **{BUSY: 0.7, WAITING: 4.3, STEP: 5.0}),
+        steps(9, **{BUSY: 0.93, WAITING: 2.0, STEP: 5.0}),
+        steps(2, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}) + steps(3, 3),
     ],
     ids=[
         "no steps",
@@ -174,6 +184,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "slow at first",
         "a moment of training",
         "no GPU",
+        "workers with room",
+        "a trainer that hardly waits",
+        "workers that were busy for two steps",
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:

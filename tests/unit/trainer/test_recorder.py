@@ -12,7 +12,7 @@ from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.recorder import Recorder, batch_metrics, merged, turn_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, group_metrics, merged, turn_metrics
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
@@ -93,6 +93,15 @@ def test_turns_of_the_model_are_counted() -> None:
     assert (counted["multi_turn/turns/mean"], counted["multi_turn/turns/max"]) == (1.5, 2)
     assert (counted["multi_turn/branches/mean"], counted["multi_turn/branches/max"]) == (1, 1)
     assert turn_metrics([SampleGroup(Prompt(0, "?"), [Sample(0)])]) == {}
+
+
+def test_groups_tell_how_busy_their_workers_were() -> None:
+    def group(number: int, **metadata: float) -> SampleGroup:
+        return SampleGroup(Prompt(number, "?"), [Sample(0, metadata=metadata), Sample(1)])
+
+    groups = [group(0, worker_busy=0.9), group(1, worker_busy=0.5), group(2)]
+    assert group_metrics(groups) == {"rollout/worker_busy": pytest.approx(0.7)}
+    assert group_metrics([group(2)]) == {}
 
 
 def test_a_turn_that_branches_share_is_counted_once() -> None:

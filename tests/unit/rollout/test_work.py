@@ -1,0 +1,20 @@
+"""A leased group in work."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.work import Work
+
+
+def test_it_knows_how_busy_its_thread_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work.of(pb.LeasedGroup())
+    work.began, work.computed = 100.0, 7.0
+    monkeypatch.setattr(time, "monotonic", lambda: 110.0)
+    monkeypatch.setattr(time, "thread_time", lambda: 9.5)
+    assert (work.seconds, work.busy) == (10.0, 0.25)
+    monkeypatch.setattr(time, "thread_time", lambda: 17.5)
+    assert work.busy == 1.0, "two clocks, which need not agree"
