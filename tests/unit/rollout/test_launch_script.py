@@ -19,6 +19,19 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("serving", flush=True)
 time.sleep(60)
 """
+IMPORTS = """
+import multiprocessing
+def tries():
+    try:
+        import megatron.core
+    except ImportError as error:
+        print(error, flush=True)
+if __name__ == "__main__":
+    tries()
+    other = multiprocessing.get_context("spawn").Process(target=tries)
+    other.start()
+    other.join()
+"""
 TOLD_ON_A_LOOP = """
 import asyncio, signal
 async def main():
@@ -57,6 +70,19 @@ def test_a_server_that_was_told_to_end_has_not(tmp_path: Path, server: str) -> N
     assert process.stdout.readline() == "serving\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+
+
+def test_no_process_of_a_server_imports_megatron(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's dumper would, for seconds, where it is installed."""
+    installed = tmp_path / "site/megatron"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    (installed / "core.py").write_text("print('imported', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(installed.parent))
+    said, _ = started(tmp_path, IMPORTS).communicate(timeout=60)
+    assert said.splitlines() == ["an engine does without Megatron"] * 2
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,10 @@ def end(number: int, _: Any) -> None:
 if __name__ == "__main__" and os.getpid() == 1:
     install(signal.SIGTERM, end)
 
-sys.path[0] = os.getcwd()  # as `python -m` has it
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+# As `python -m` has it; then what the processes that this one starts shall not find elsewhere.
+sys.path[0:1] = [os.getcwd(), f"{HERE}/absent"]
+sys.path.append(HERE)
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     # SGLang spawns its processes, for CUDA's sake, and each imports all of it again: most of a
@@ -57,8 +59,6 @@ if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
     import torch
 
     torch.compile = uncompiled  # type: ignore[assignment]
-    # SGLang's dumper looks at models of Megatron's, where that is installed.
-    sys.modules["megatron"] = None  # type: ignore[assignment]
 
 _NAME = re.compile(r"\w+")
 
