@@ -79,7 +79,9 @@ def reserve(policy: Policy) -> tuple[float, float]:
     policy.reserve_copies()
     held = time.perf_counter() - began
     staging.finish_reservations()
-    return held, time.perf_counter() - began
+    there = time.perf_counter() - began
+    print(f"memory of the copies: held {held:.2f} s, is there {there:.1f} s", file=sys.stderr)
+    return held, there
 
 
 def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> dict[str, float]:
