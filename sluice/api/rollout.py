@@ -15,7 +15,8 @@ from sluice.api.base import (
     PositiveInt,
     Rule,
 )
-from sluice.api.environment import EpisodeLimits, EpisodeSeat, OtherModel, RolloutEnvironment
+from sluice.api.environment import RolloutEnvironment
+from sluice.api.episode import EpisodeLimits, EpisodeSeat, OtherModel
 from sluice.api.foreign import PodTemplate
 from sluice.api.lifecycle import Topology
 from sluice.api.paths import GroupFilter, UserFunction
