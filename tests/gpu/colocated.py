@@ -112,6 +112,7 @@ def prepare(scratch: Path, arguments: argparse.Namespace) -> Laptop:
     if arguments.shape:
         write_config(scratch / "quickstart/model", arguments.shape, "bfloat16")
         overrides = list(LARGE)
+    overrides.append("rollout.engineArgs.logLevelHttp=info")  # its log says when it rests
     return Laptop(scratch / "gpu", scratch / "run", *overrides, *arguments.set)
 
 

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.timeout(600)
 
 REST = {"sglang": "POST /release_memory_occupation", "vllm": "POST /pause?mode=abort"}
 """The line of an engine's log that says that it goes to rest."""
+WITH_REQUESTS = {"sglang": "{logLevelHttp: info}", "vllm": "{disableUvicornAccessLog: false}"}
+"""The argument that has it in there."""
 
 
 def rests(run: Laptop, engine: str, attempt: int) -> int:
@@ -29,6 +31,7 @@ def test_trainer_and_engine_take_turns_and_either_may_be_killed_at_rest(
 ) -> None:
     run = laptop(
         f"rollout.engine={engine}",
+        f"rollout.engineArgs={WITH_REQUESTS[engine]}",
         f"trainer.backend={backend}",
         "trainer.colocate=true",
         "trainer.offload=all",
