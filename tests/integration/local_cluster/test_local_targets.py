@@ -11,16 +11,21 @@ from sluice_operator.cluster.local.targets import TARGETS_FILE
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import make_job
 
+ALL = 5
+"""Targets of the job: four pods, and the engine behind one of them."""
 COPY = f"""
-    import os, shutil
+    import json, os, shutil, time
     run = os.environ["SLUICE_RUN_DIR"]
-    shutil.copy(os.path.join(run, "../..", "{TARGETS_FILE}"), os.path.join(run, "seen.json"))
+    targets, end = os.path.join(run, "../..", "{TARGETS_FILE}"), time.monotonic() + 60
+    while time.monotonic() < end and len(json.load(open(targets))) < {ALL}:
+        time.sleep(0.05)
+    shutil.copy(targets, os.path.join(run, "seen.json"))
     with open(os.path.join(run, "port"), "w") as file: file.write(os.environ["SLUICE_PORT_METRICS"])
 """
 
 
 async def test_pods_are_targets_while_they_run(tmp_path: Path) -> None:
-    """The trainer looks at the file while all run, and ends the job."""
+    """The trainer looks at the file once all run, and ends the job."""
     async with LocalCluster(tmp_path) as cluster:
         assert (await run_job(cluster, make_job(COPY))).state == "Succeeded"
     seen: list[dict[str, Any]] = json.loads((tmp_path / "volumes/run/seen.json").read_text())
