@@ -195,7 +195,7 @@ def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
     for rank in range(context):
         split = layout.Split(context=context, rank=rank)
         held, packed = split.local(row).cuda(), layout.packing(lengths, q.device, split)
-        assert any(span.long and span.longest_k > span.longest_q for span in packed.spans)
+        assert any(span.long and span.longest[1] > span.longest[0] for span in packed.spans)
         share = attention._on_gpu(q[held], k, v, packed, 0.1)
         assert (share.float() - expected[held]).norm() / expected[held].norm() < 0.01
         share.float().square().sum().backward()

@@ -76,8 +76,8 @@ def test_a_row_holds_all_but_the_last_token_of_each_sequence() -> None:
     assert batch.tokens.tolist() == [10, 11, 30, 31, 32]
     assert batch.packing.positions.tolist() == [0, 1, 0, 1, 2]
     (span,) = batch.packing.spans
-    assert span.starts_q.tolist() == span.starts_k.tolist() == [0, 2, 5]
-    assert span.longest_q == span.longest_k == 3
+    assert [starts.tolist() for starts in span.starts] == [[0, 2, 5]] * 2
+    assert span.longest == (3, 3)
 
 
 def test_each_response_token_is_predicted_from_the_place_before_it() -> None:
@@ -235,9 +235,9 @@ def test_each_query_sees_exactly_its_past(lengths: list[int], context: int) -> N
         split = Split(context=context, rank=rank)
         held = split.local(sum(lengths)).tolist()
         for span in packing(lengths, CPU, split).spans:
-            for sequence in range(len(span.starts_q) - 1):
-                queries = range(int(span.starts_q[sequence]), int(span.starts_q[sequence + 1]))
-                first, last = int(span.starts_k[sequence]), int(span.starts_k[sequence + 1])
+            for sequence in range(len(span.starts[0]) - 1):
+                queries = range(int(span.starts[0][sequence]), int(span.starts[0][sequence + 1]))
+                first, last = int(span.starts[1][sequence]), int(span.starts[1][sequence + 1])
                 for query in queries:
                     place = held[span.queries[0] + query]
                     newest = span.keys[0] + last - (queries.stop - query)  # aligned at the end
@@ -282,7 +282,7 @@ def test_a_long_sequence_has_a_span_of_its_own() -> None:
     sizes = [span.queries[1] - span.queries[0] for span in spans]
     assert sizes == [LONG, 30, LONG + 1, LONG, 5]
     assert [span.long for span in spans] == [True, False, True, True, False]
-    assert spans[1].starts_q.tolist() == [0, 10, 30]
+    assert spans[1].starts[0].tolist() == [0, 10, 30]
 
 
 def test_a_share_of_a_long_sequence_is_worth_a_span_where_its_queries_have_many_keys() -> None:
@@ -320,6 +320,6 @@ def test_a_padded_rectangle_and_a_padded_square_are_the_end_of_a_sequence(
 
 
 def _end_of(queries: int, keys: int) -> Packing:
-    starts_q, starts_k = (torch.tensor([0, size], dtype=torch.int32) for size in (queries, keys))
-    span = Span((0, queries), (0, keys), starts_q, starts_k, queries, keys)
+    of_queries, of_keys = (torch.tensor([0, n], dtype=torch.int32) for n in (queries, keys))
+    span = Span((0, queries), (0, keys), (of_queries, of_keys), (queries, keys))
     return Packing(qkv_format="sbhd", lengths=(keys,), spans=(span,))

@@ -6,17 +6,15 @@ between two sequences, and no mask of [tokens, tokens] exists.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from sluice_trainer import flash
+
 PACKED_ATTENTION = "sluice_packed"
-_VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""torch 2.11 has no grouped queries here, 2.13 has."""
 
 
 def packed_attention(
@@ -41,23 +39,16 @@ def packed_attention(
     width = v.shape[-1]
     if width != q.shape[-1]:
         v = F.pad(v, (0, q.shape[-1] - width))  # one head size for all: latent attention
-    options: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA else {}
-    if not _VARLEN_HAS_GQA and q.shape[1] != k.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     bound = sliding_window is not None and sliding_window < max_length_q
-    out = varlen_attn(
+    out = flash.attend2(
         q,
         k,
         v,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
+        (cu_seq_lens_q, cu_seq_lens_q),
+        (max_length_q, max_length_q),
         scale=scaling,
-        window_size=(sliding_window - 1, 0) if bound and sliding_window else (-1, 0),
-        **options,
+        window=sliding_window if bound else None,
     )
-    assert isinstance(out, Tensor)
     return out[None, ..., :width], None
 
 

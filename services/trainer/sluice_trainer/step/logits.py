@@ -10,17 +10,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice_trainer import exactness
-from sluice_trainer.compiled import compiled
+from sluice_trainer.compiled import COMPILED
+from sluice_trainer.kernels import softmax
 
 
-@compiled
 def _statistics(
     logits: Tensor, place: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of z = logits x scale, in one pass: [n] float32 each.
+    """Of z = logits x scale: [n] float32 each.
 
-    Largest z, sum of exp(z - largest), sum of that times (z - largest), z at `place`.
+    Largest z, sum of exp(z - largest), sum of that times (z - largest), z at `place`. On a GPU they
+    are the engine's in `trainer.deterministic` mode, to the bit.
     """
+    if COMPILED:
+        scales = torch.full((len(logits),), scale, dtype=torch.float32, device=logits.device)
+        fast: tuple[Tensor, Tensor, Tensor, Tensor] = exactness.functions().statistics(
+            logits, place, scales
+        )
+        return fast
     z = logits.float() * scale
     largest = z.amax(-1)
     shifted = z - largest[:, None]
@@ -29,32 +36,22 @@ def _statistics(
     return largest, exponentials.sum(-1), (exponentials * shifted).sum(-1), target
 
 
-def _of(logits: Tensor, place: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`_statistics`, as the engine computes them where trainer and engine are to agree exactly."""
-    if not exactness.enabled():
-        return _statistics(logits, place, scale)
-    scales = torch.full((len(logits),), scale, dtype=torch.float32, device=logits.device)
-    exact: tuple[Tensor, Tensor, Tensor, Tensor] = exactness.functions().statistics(
-        logits, place, scales
-    )
-    return exact
-
-
-@compiled
 def _gradient(
     logits: Tensor,
     place: Tensor,
     log_total: Tensor,
     entropy: Tensor,
     at_target: Tensor,
-    of: Tensor,
+    of: tuple[Tensor, Tensor],
     scale: float,
 ) -> Tensor:
     """Gradient of the logits, [n, local vocab], in their precision; see `_LogProbEntropy`.
 
-    at_target: gradient of the log-probs where this rank has the target, else 0. of: [2, n], of
+    at_target: gradient of the log-probs where this rank has the target, else 0. of: [n] each, of
     log-probs and entropies.
     """
+    if COMPILED:
+        return softmax.gradient(logits, place, log_total, entropy, at_target, of, scale)
     log_p = logits.float() * scale - log_total[:, None]
     result = -log_p.exp() * (of[0][:, None] + (log_p + entropy[:, None]) * of[1][:, None])
     columns = torch.arange(logits.shape[-1], device=logits.device)
@@ -82,7 +79,7 @@ class _LogProbEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         here = (targets >= start) & (targets < start + logits.shape[-1])
         place = torch.where(here, targets - start, 0)
-        largest, total, mean, target = _of(logits, place, scale)
+        largest, total, mean, target = _statistics(logits, place, scale)
         if group is not None:
             largest, total, mean = _over_ranks(largest, total, mean, group)
             target = _all_reduce(torch.where(here, target, 0.0), dist.ReduceOp.SUM, group)
@@ -95,8 +92,8 @@ class _LogProbEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, place, here, log_total, entropy = ctx.saved_tensors
-        at_target, of = gradients[0] * here, torch.stack(gradients)
-        result = _gradient(logits, place, log_total, entropy, at_target, of, ctx.scale)
+        of = gradients[0], gradients[1]
+        result = _gradient(logits, place, log_total, entropy, of[0] * here, of, ctx.scale)
         return result, None, None, None, None
 
 

@@ -15,7 +15,6 @@ head_dim] once a layer, everything else of the row only in its share.
 
 from __future__ import annotations
 
-import inspect
 import math
 from itertools import pairwise
 from typing import Any
@@ -29,15 +28,14 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.attention.varlen import varlen_attn
 
-from sluice_trainer import exactness
+from sluice_trainer import exactness, flash
+from sluice_trainer.compiled import COMPILED
+from sluice_trainer.kernels import turning
 from sluice_trainer.megatron.model import two_parts
-from sluice_trainer.megatron.model.layout import DenseLayout, Packing, Span, packing
+from sluice_trainer.megatron.model.layout import DenseLayout, Packing, packing
+from sluice_trainer.megatron.model.norms import HeadNorm
 from sluice_trainer.megatron.model.rotary import Rotary, turn
-
-_VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""torch 2.11 has no grouped queries here, 2.13 has."""
 
 GRAIN = 512
 """cuDNN plans attention anew for each length, for 80 ms: long sequences are padded to multiples of
@@ -55,10 +53,11 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         self, config: TransformerConfig, *_: Any, rotary: Rotary | None = None, **__: Any
     ) -> None:
         """rotary: how queries and keys are turned first; None: they are already (latent
-        attention).
+        attention). norms: of queries and keys, before that.
         """
         super().__init__(config=config)
         self.rotary = rotary
+        self.norms: tuple[HeadNorm | None, HeadNorm | None] = (None, None)
         self.scale = config.softmax_scale or 1.0 / math.sqrt(config.kv_channels)
 
     def forward(
@@ -75,8 +74,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         q, k, v = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
         packed = packed_seq_params or packing([q.shape[0]], q.device)
         if self.rotary:
-            turned = exactness.functions().turn if self.config.deterministic_mode else turn
-            q, k = (turned(x, *packed.turns(self.rotary), self.rotary.interleaved) for x in (q, k))
+            q, k = (
+                self._turned(x, norm, packed.turns(self.rotary), self.rotary.interleaved)
+                for x, norm in zip((q, k), self.norms, strict=True)
+            )
         if self.config.deterministic_mode:
             return _exact(q, k, v, packed, self.scale).reshape(q.shape[0], 1, -1)
         if packed.restore is not None:
@@ -88,6 +89,19 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         else:
             out = _span_by_span(q, k, v, packed, self.scale)
         return out.reshape(out.shape[0], 1, -1)
+
+    def _turned(
+        self, x: Tensor, norm: HeadNorm | None, turns: tuple[Tensor, Tensor], interleaved: bool
+    ) -> Tensor:
+        """Queries or keys [t, heads, d], normalised where the model does that, and turned."""
+        exact = self.config.deterministic_mode
+        whole = not interleaved and turning.fits(x, 2 * turns[0].shape[-1])
+        if COMPILED and whole and not exact:
+            weight, epsilon = (norm.weight, norm.epsilon) if norm else (None, 0.0)
+            return turning.norm_and_turn(x, weight, epsilon, *turns)
+        x = norm.normalised(x) if norm else x
+        result: Tensor = (exactness.functions().turn if exact else turn)(x, *turns, interleaved)
+        return result
 
 
 def _gather_row(k: Tensor, v: Tensor, restore: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,15 +140,15 @@ def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Te
         outputs = []
         for span in packed.spans:
             qs, ks, vs = (x[slice(*span.queries)] for x in (q, k, v))
-            outputs.append(_varlen(qs, ks, vs, span, scale))
+            outputs.append(flash.attend2(qs, ks, vs, span.starts, span.longest, scale=scale))
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     return exactness.attention(q, k, v, exact=exact, usual=usual)
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    """Half precision on CUDA: cuDNN for long sequences, FlashAttention over what is packed. [t,
-    heads, dv].
+    """Half precision on CUDA: FlashAttention over what is packed, and where there is no
+    FlashAttention 4, cuDNN for long sequences. [t, heads, dv].
     """
     width = v.shape[-1]
     if width != q.shape[-1]:
@@ -142,11 +156,14 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> T
             v, (0, q.shape[-1] - width)
         )  # one head size for all: latent attention has wider keys
     fits = q.shape[-1] <= 128 and torch.cuda.get_device_capability() >= (9, 0)
+    by_cudnn = fits and not flash.flash4_fits(q.shape[-1])
     outputs = []
     for span in packed.spans:
         pieces = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
         outputs.append(
-            _long(*pieces, scale) if fits and span.long else _varlen(*pieces, span, scale)
+            _long(*pieces, scale)
+            if by_cudnn and span.long
+            else flash.attend(*pieces, span.starts, span.longest, scale=scale)
         )
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[..., :width]
 
@@ -170,16 +187,6 @@ def _long(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
                 query, key, value, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
             )
     return out[0].transpose(0, 1)[lead : lead + len(q)]
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, span: Span, scale: float) -> Tensor:
-    options: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA else {}
-    if not _VARLEN_HAS_GQA and q.shape[1] != k.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    sizes = (span.starts_q, span.starts_k, span.longest_q, span.longest_k)
-    out = varlen_attn(q, k, v, *sizes, scale=scale, window_size=(-1, 0), **options)
-    assert isinstance(out, Tensor)
-    return out
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -> Tensor:
@@ -209,9 +216,8 @@ def _span_by_span(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float
     outputs = []
     for span in packed.spans:
         qs, ks, vs = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
-        for (q0, q1), (k0, k1) in zip(
-            pairwise(span.starts_q.tolist()), pairwise(span.starts_k.tolist()), strict=True
-        ):
+        bounds = (pairwise(starts.tolist()) for starts in span.starts)
+        for (q0, q1), (k0, k1) in zip(*bounds, strict=True):
             query, key, value = (x.transpose(0, 1)[None] for x in (qs[q0:q1], ks[k0:k1], vs[k0:k1]))
             mask, grouped = causal_lower_right(q1 - q0, k1 - k0), q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(

@@ -21,7 +21,7 @@ from sluice_trainer.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.config import ModelShape
-from sluice_trainer.megatron.model.spec import block_spec, set_latent_rotary
+from sluice_trainer.megatron.model.spec import block_spec, join_head_norms, set_latent_rotary
 from sluice_trainer.megatron.model.weight_gradients import separate
 
 
@@ -72,6 +72,7 @@ def _chunk(
         model.output_layer = ValueHead(config)
     if shape.latent:
         set_latent_rotary(model, shape, device)
+    join_head_norms(model)
     if config.deterministic_mode:
         for module in model.modules():
             if isinstance(module, ColumnParallelLinear | RowParallelLinear):

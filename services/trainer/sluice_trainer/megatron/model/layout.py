@@ -55,22 +55,20 @@ class Span:
     """A run of queries and the keys that they may see. Sizes are per sequence that has queries in
     it.
 
-    queries, keys: [start, end) of them, among this rank's queries and in the whole row; starts_q,
-    starts_k: [sequences + 1] int32, within those; longest_q, longest_k: the longest. Query i of n
+    queries, keys: [start, end) of them, among this rank's queries and in the whole row. Of queries
+    and of keys, starts: [sequences + 1] int32, within those; longest: of a sequence. Query i of n
     is aligned with key m - n + i.
     """
 
     queries: tuple[int, int]
     keys: tuple[int, int]
-    starts_q: Tensor
-    starts_k: Tensor
-    longest_q: int
-    longest_k: int
+    starts: tuple[Tensor, Tensor]
+    longest: tuple[int, int]
 
     @property
     def long(self) -> bool:
         """One sequence, or the end of one, that is worth a call of its own."""
-        return len(self.starts_q) == 2 and _is_long(self.longest_q, self.longest_k)
+        return len(self.starts[0]) == 2 and _is_long(*self.longest)
 
 
 @dataclass
@@ -183,7 +181,7 @@ def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torc
         return F.pad(torch.cumsum(torch.tensor(sizes), 0), (1, 0)).to(device, torch.int32)
 
     rows = (offset, offset + sum(queries)), (end - sum(keys), end)
-    return Span(*rows, starts(queries), starts(keys), max(queries), max(keys))
+    return Span(*rows, (starts(queries), starts(keys)), (max(queries), max(keys)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,34 +25,12 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from sluice_trainer import exactness
 from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.model.attention import PackedAttention
 from sluice_trainer.megatron.model.dispatch import Mixture
 from sluice_trainer.megatron.model.experts import GroupedExperts
+from sluice_trainer.megatron.model.norms import HeadNorm, Norm
 from sluice_trainer.megatron.model.rotary import LatentRotary, Rotary
-
-
-class Norm(torch.nn.RMSNorm):
-    """RMSNorm whose weight's gradient is all-reduced over tensor parallel ranks under sequence
-    parallelism.
-
-    Megatron's `WrappedTorchNorm` refuses sequence parallelism. `finalize_model_grads` looks for the
-    mark on the weight.
-    """
-
-    def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
-    ) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - Megatron's mark, unknown to torch
-        self._epsilon = eps
-        self._exact = config.deterministic_mode
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self._exact:
-            return exactness.rms_norm(x, self.weight, self._epsilon)
-        return super().forward(x)
 
 
 class _SandwichAttention(SelfAttention):  # type: ignore[misc]
@@ -150,11 +128,20 @@ def _layer(
     )
     attention.core_attention = partial(PackedAttention, rotary=rotary)
     if shape.qk_norm:
-        attention.q_layernorm = attention.k_layernorm = Norm
+        attention.q_layernorm = attention.k_layernorm = HeadNorm
     if shape.sandwich:
         parts.self_attention.module = _SandwichAttention
         parts.mlp = partial(_SandwichMLP.as_mlp_submodule, **parts.mlp.keywords)
     return layer
+
+
+def join_head_norms(model: Any) -> None:
+    """Tell each attention of a GPTModel which norms its queries and keys have."""
+    for layer in model.decoder.layers:
+        attention = layer.self_attention
+        norms = [getattr(attention, name, None) for name in ("q_layernorm", "k_layernorm")]
+        if isinstance(norms[0], HeadNorm):
+            attention.core_attention.norms = tuple(norms)
 
 
 def set_latent_rotary(model: Any, shape: ModelShape, device: torch.device) -> None:

@@ -1,0 +1,131 @@
+"""What `turning` and `softmax` have compiled. Rows are numbered in 64 bits: a micro-batch of a
+million tokens has more elements than 32 can count.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def turn_forward(
+    x,
+    weight,
+    cos,
+    sin,
+    out,
+    rows,
+    x_token,
+    x_head,
+    eps,
+    NORMED: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """out[row]: x[row] / its root mean square * weight, turned. A row is a head of a token."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, HALF)
+    inside = (row < rows)[:, None]
+    token = row // HEADS
+    of_x = x + (token * x_token + (row % HEADS) * x_head)[:, None] + channel[None, :]
+    a = tl.load(of_x, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(of_x + HALF, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * HALF)
+        scale = (1.0 / tl.sqrt(mean + eps))[:, None]
+        a = a * scale * tl.load(weight + channel).to(tl.float32)[None, :]
+        b = b * scale * tl.load(weight + HALF + channel).to(tl.float32)[None, :]
+    turns = token[:, None] * HALF + channel[None, :]
+    c = tl.load(cos + turns, mask=inside, other=0.0)
+    s = tl.load(sin + turns, mask=inside, other=0.0)
+    of_out = out + row[:, None] * (2 * HALF) + channel[None, :]
+    tl.store(of_out, (a * c - b * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(of_out + HALF, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def turn_backward(
+    x,
+    weight,
+    cos,
+    sin,
+    of,
+    of_x,
+    parts,
+    rows,
+    x_token,
+    x_head,
+    of_token,
+    of_head,
+    eps,
+    NORMED: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """of_x: the gradient of x by that of the result, `of`. parts: of the weight, [programs, d]."""
+    program = tl.program_id(0)
+    channel = tl.arange(0, HALF)
+    total_a = tl.zeros((HALF,), dtype=tl.float32)
+    total_b = tl.zeros((HALF,), dtype=tl.float32)
+    for block in range(program, tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
+        inside = (row < rows)[:, None]
+        token = row // HEADS
+        head = row % HEADS
+        turns = token[:, None] * HALF + channel[None, :]
+        c = tl.load(cos + turns, mask=inside, other=0.0)
+        s = tl.load(sin + turns, mask=inside, other=0.0)
+        at = of + (token * of_token + head * of_head)[:, None] + channel[None, :]
+        first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+        of_a = first * c + second * s
+        of_b = second * c - first * s
+        if NORMED:
+            of_values = x + (token * x_token + head * x_head)[:, None] + channel[None, :]
+            a = tl.load(of_values, mask=inside, other=0.0).to(tl.float32)
+            b = tl.load(of_values + HALF, mask=inside, other=0.0).to(tl.float32)
+            mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * HALF)
+            scale = (1.0 / tl.sqrt(mean + eps))[:, None]
+            a = a * scale
+            b = b * scale
+            total_a += tl.sum(of_a * a, axis=0)
+            total_b += tl.sum(of_b * b, axis=0)
+            of_a = of_a * tl.load(weight + channel).to(tl.float32)[None, :]
+            of_b = of_b * tl.load(weight + HALF + channel).to(tl.float32)[None, :]
+            along = (tl.sum(of_a * a, axis=1) + tl.sum(of_b * b, axis=1)) / (2 * HALF)
+            of_a = (of_a - a * along[:, None]) * scale
+            of_b = (of_b - b * along[:, None]) * scale
+        to = of_x + row[:, None] * (2 * HALF) + channel[None, :]
+        tl.store(to, of_a.to(of_x.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, of_b.to(of_x.dtype.element_ty), mask=inside)
+    if NORMED:
+        tl.store(parts + program * (2 * HALF) + channel, total_a)
+        tl.store(parts + program * (2 * HALF) + HALF + channel, total_b)
+
+
+@triton.jit
+def softmax_gradient(
+    logits,
+    place,
+    log_total,
+    entropy,
+    at_target,
+    of_log_prob,
+    of_entropy,
+    out,
+    words,
+    logits_stride,
+    scale,
+    WORDS: tl.constexpr,
+):
+    """The gradient of a row's logits by those of its log-prob and its entropy."""
+    row = tl.program_id(0).to(tl.int64)
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    inside = word < words
+    z = tl.load(logits + row * logits_stride + word, mask=inside, other=0.0).to(tl.float32) * scale
+    log_p = z - tl.load(log_total + row)
+    of_h = tl.load(of_entropy + row) * (log_p + tl.load(entropy + row))
+    result = -tl.exp(log_p) * (tl.load(of_log_prob + row) + of_h)
+    result += tl.where(word == tl.load(place + row), tl.load(at_target + row), 0.0)
+    tl.store(out + row * words + word, (result * scale).to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,45 @@
+"""RMSNorm as Megatron's layers take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+
+from sluice_trainer import exactness
+
+
+class Norm(torch.nn.RMSNorm):
+    """RMSNorm whose weight's gradient is all-reduced over tensor parallel ranks under sequence
+    parallelism.
+
+    Megatron's `WrappedTorchNorm` refuses sequence parallelism. `finalize_model_grads` looks for the
+    mark on the weight.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - Megatron's mark, unknown to torch
+        self.epsilon = eps
+        self._exact = config.deterministic_mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._exact:
+            return exactness.rms_norm(x, self.weight, self.epsilon)
+        return super().forward(x)
+
+
+class HeadNorm(Norm):
+    """A norm of queries or keys that `PackedAttention` computes where it turns them: as a layer of
+    Megatron's it changes nothing.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def normalised(self, x: Tensor) -> Tensor:
+        return super().forward(x)

@@ -1,0 +1,128 @@
+"""The trainer's kernels compute what the same functions of torch do, and so do their gradients.
+
+On the CPU, by Triton's interpreter, which has to be chosen before Triton is imported: in a process
+of its own. The tests of the GPU run the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+PROGRAM = """
+import json, torch
+import torch.nn.functional as F
+from sluice_trainer.kernels import softmax, turning
+from sluice_trainer.megatron.model.rotary import turn
+from sluice_trainer.step.logits import log_probs_and_entropies
+
+torch.manual_seed(0)
+half = torch.float16  # the interpreter has no bf16
+results = {}
+
+def compare(name, ours, theirs, leaves, dtype):
+    'The largest difference of results and gradients, of the size of each.'
+    outcomes = []
+    for function, kind in ((ours, dtype), (theirs, torch.float32)):
+        inputs = [leaf.detach().to(kind).requires_grad_() for leaf in leaves]
+        out = function(*inputs)
+        of = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(kind)
+        outcomes.append([out, *torch.autograd.grad(out, inputs, of)])
+    results[name] = max(
+        float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(*outcomes)
+    )
+
+tokens, width, eps = 21, 64, 1e-6
+angles = torch.randn(tokens, width // 2) * 5
+cos, sin = angles.cos(), angles.sin()
+mixed = torch.randn(tokens, 5, 3 * width).to(half)
+for heads in (1, 5):
+    x, gain = mixed[:, :heads, width : 2 * width], torch.rand(width).to(half) + 0.5
+    assert not x.is_contiguous()
+    compare(
+        f"normalised and turned, {heads}",
+        lambda x, w: turning.norm_and_turn(x, w, eps, cos, sin),
+        lambda x, w: turn(F.rms_norm(x, (width,), w, eps), cos, sin, False),
+        [x, gain],
+        half,
+    )
+compare(
+    "turned",
+    lambda x: turning.norm_and_turn(x, None, 0.0, cos, sin),
+    lambda x: turn(x, cos, sin, False),
+    [x],
+    half,
+)
+many = torch.randn(700, 3, 32)
+turns = torch.randn(700, 16)
+turning.PROGRAMS = 4  # each of many rows
+compare(
+    "parts of the weight's gradient",
+    lambda x, w: turning.norm_and_turn(x, w, eps, turns.cos(), turns.sin()),
+    lambda x, w: turn(F.rms_norm(x, (32,), w, eps), turns.cos(), turns.sin(), False),
+    [many, torch.rand(32)],
+    torch.float32,
+)
+
+words, scale = 5000, 0.8
+logits = torch.randn(6, words) * 4
+targets = torch.tensor([0, 1, 4095, 4096, 4999, 77])
+by_torch = logits.clone().requires_grad_()
+numbers = torch.stack(log_probs_and_entropies(by_torch, targets, scale=scale))
+of = torch.randn(2, 6)
+(expected,) = torch.autograd.grad(numbers, by_torch, of)
+z = logits * scale
+log_total, entropy = z.logsumexp(-1), numbers[1].detach()
+for name, dtype in (("float32", torch.float32), ("half", half)):
+    gradient = softmax.gradient(
+        logits.to(dtype), targets, log_total, entropy, of[0], (of[0], of[1]), scale
+    )
+    assert gradient.dtype == dtype
+    results[f"logits, {name}"] = float((gradient.float() - expected).abs().max())
+elsewhere = softmax.gradient(
+    logits, torch.zeros_like(targets), log_total, entropy, 0 * of[0], (of[0], of[1]), scale
+)
+p = (z - log_total[:, None]).exp()
+plain = -p * (of[0][:, None] + (p.log() + entropy[:, None]) * of[1][:, None]) * scale
+results["logits of another rank's word"] = float((elsewhere - plain).abs().max())
+print(json.dumps(results))
+"""
+BOUNDS = {
+    "normalised and turned, 1": 2e-3,
+    "normalised and turned, 5": 2e-3,
+    "turned": 1e-3,
+    "parts of the weight's gradient": 1e-5,
+    "logits, float32": 1e-5,
+    "logits, half": 2e-2,
+    "logits of another rank's word": 1e-5,
+}
+"""Halves of 11 bits, and 0.02 of a logit of half precision at 16."""
+
+
+@pytest.fixture(scope="module")
+def results() -> Mapping[str, float]:
+    pytest.importorskip("triton")
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    answer: Mapping[str, float] = json.loads(process.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_kernel_computes_what_torch_does(results: Mapping[str, float], name: str) -> None:
+    assert results[name] < BOUNDS[name]
+
+
+def test_all_of_them_are_looked_at(results: Mapping[str, float]) -> None:
+    assert results.keys() == BOUNDS.keys()
