@@ -8,8 +8,10 @@ Everything but the workers and the optimizer is what a job runs: Megatron's mode
 conversion, the rendezvous process, the update protocol, SGLang servers with our plugin and random
 weights. The first update, which also makes the communicators, is printed apart. `bare` is one
 broadcast of as many bytes between the same two GPUs, with nothing else. GPUs are taken in order:
-first the sources', then the engines'. With several ways to fan out, each is measured by sources of
-its own, at the same engines. Without a GPU a tiny model goes over gloo: a rehearsal.
+first the sources', then the engines', then the first ones once more (a chain alone reaches an
+engine that shares its source's GPU: NCCL connects no GPU with itself). With several ways to fan
+out, each is measured by sources of its own, at the same engines. Without a GPU a tiny model goes
+over gloo: a rehearsal.
 """
 
 from __future__ import annotations
@@ -225,7 +227,7 @@ def engine(options: argparse.Namespace, number: int) -> Iterator[str]:
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
     first = options.sources + number * options.engine_gpus
-    gpus = range(first, first + options.engine_gpus)
+    gpus = [(first + one) % GPUS for one in range(options.engine_gpus)] if GPUS else []
     env |= visible(gpus) if GPUS else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     with process(command.split(), env, options.directory / f"engine-{number}.log"):
         yield f"127.0.0.1:{port}"
