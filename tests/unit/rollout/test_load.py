@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from sluice.sample import Prompt, Sample
+from sluice_rollout import worker as worker_module
 from sluice_rollout.load import Load, is_tail
+from tests.unit.rollout.test_hooks import House, maker
 
 
 @pytest.mark.parametrize(
@@ -119,3 +125,52 @@ def test_episodes_whose_tools_run_are_no_tail() -> None:
     with load.generating(64):
         load.leasing(waits=True)
         assert load.state(work=True) == "generating"
+
+
+async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_scored() -> None:
+    counts: list[int] = []
+
+    class Counts(House):
+        async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
+            await asyncio.sleep(0)  # until all have begun
+            counts.append(make.load.samples)
+            return await super().generator(ids, sample, params)
+
+        def judge(self, reward: float) -> Any:
+            inner = super().judge(reward)
+
+            async def judge(inputs: list[Any]) -> list[Any]:
+                counts.append(make.load.samples)
+                return cast("list[Any]", await inner(inputs))
+
+            return judge
+
+    make = maker(Counts())
+    await make(Prompt(0, "2+2"), [])
+    assert counts[:2] == [2, 2]
+    assert (counts[-1], make.load.samples, make.load.peak) == (0, 0, 2)
+
+
+async def test_a_change_of_state_is_told_once_and_soon() -> None:
+    beats: asyncio.Queue[None] = asyncio.Queue()
+    load, nothing = Load(), cast("Any", None)
+    membership = SimpleNamespace(interval=0.01, beat=lambda: beats.put_nowait(None))
+    worker = worker_module.Worker(
+        nothing, nothing, cast("Any", SimpleNamespace(load=load)), nothing, nothing,
+        cast("Any", membership), nothing, nothing,
+    )  # fmt: skip
+    telling = asyncio.create_task(worker._tell_state())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        worker.work["one"] = nothing
+        with load.generating(8):
+            load.leasing(waits=True)
+            await beats.get()
+            assert worker.state == "generating"
+        await beats.get()
+        assert worker.state == "tail"
+        worker.work.clear()
+        await beats.get()
+        assert worker.state == "idle"
+    assert beats.empty()
+    telling.cancel()
