@@ -150,7 +150,7 @@ def run(
     seconds: float,
     out: Path | None = None,
 ) -> Figures:
-    """What a way takes. Exits with the run's last lines where it fails."""
+    """Figures of one way's run. Exits with its last lines where it fails."""
     stale = [] if way == "sync" else ["rollout.mode=async", f"rollout.maxStaleness={staleness}"]
     overrides = [
         *chosen,
