@@ -12,6 +12,10 @@ importance sampling, as AReaL (arXiv:2505.24298, figure 4: 2.77 times a synchron
 its own way. Without a manifest the quickstart's responses get a long tail: a wait before each, of
 lognormal length.
 
+*planner* is the gain that `sluice.telemetry.planner` predicts from the synchronous run's device
+seconds, before any other way was tried; *tail* the share of the engines' working time with the last
+few responses of a batch, of which that prediction takes account.
+
 The step's time is the mean of the steps behind WARM_UP: single steps of an asynchronous run say
 little. Speeds count only beside rewards: those of the last quarter of the steps stand in the table.
 """
@@ -25,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,6 +38,7 @@ from benchmarks.end_to_end import make_data
 from benchmarks.processes import sluice_run
 from sluice.api import load_job
 from sluice.telemetry import run_directory
+from sluice.telemetry.planner import Split, work_of
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
 WARM_UP = 3
@@ -61,7 +66,8 @@ WAYS: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class Figures:
     """A run, its steps behind WARM_UP. seconds, tokens: of a step. waiting: the trainer's share
-    of its time without a batch; idle: the engines' without a request. reward: of the last quarter.
+    of its time without a batch; idle, tail: the engines' without a request, and with the last few
+    of a batch. reward: of the last quarter. states: device seconds by role/state of the whole run.
     """
 
     seconds: float
@@ -70,6 +76,8 @@ class Figures:
     idle: float
     reward: float
     lag: float
+    tail: float
+    states: Mapping[str, float]
 
 
 def main() -> None:
@@ -88,15 +96,31 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps <= WARM_UP + 4:
         parser.error(f"--steps: expected more than {WARM_UP + 4}: the first {WARM_UP} do not count")
-    print("| | s a step | of sync | tokens/s | trainer waits | engines idle | reward | lag |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| | s a step | of sync | planner | tokens/s | trainer waits | engines idle | tail "
+        "| reward | lag |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     first: float | None = None
+    said: float | None = None
     with tempfile.TemporaryDirectory() as parent:
         manifest, chosen = job(options.manifest, Path(parent), options.set)
         for way in options.ways:
-            figures = run(manifest, way, chosen, Path(parent) / way, options)
+            figures = run(
+                manifest,
+                way,
+                chosen,
+                Path(parent) / way,
+                steps=options.steps,
+                staleness=options.staleness,
+                seconds=options.seconds,
+                out=options.out,
+            )
             first = first or figures.seconds
-            print(row(way, figures, first), flush=True)
+            print(row(way, figures, first, said), flush=True)
+            if way == "sync":
+                now = split_of(manifest, chosen)
+                said = predicted_gain(figures.states, options.steps, now, options.staleness)
     print(f"\npublished by AReaL for asynchronous over synchronous: {AREAL} times")
 
 
@@ -116,26 +140,33 @@ def job(manifest: Path | None, parent: Path, chosen: list[str]) -> tuple[Path, l
 
 
 def run(
-    manifest: Path, way: str, chosen: list[str], directory: Path, options: argparse.Namespace
+    manifest: Path,
+    way: str,
+    chosen: list[str],
+    directory: Path,
+    *,
+    steps: int,
+    staleness: int,
+    seconds: float,
+    out: Path | None = None,
 ) -> Figures:
-    stale = (
-        [] if way == "sync" else ["rollout.mode=async", f"rollout.maxStaleness={options.staleness}"]
-    )
+    """Figures of one way's run. Exits with its last lines where it fails."""
+    stale = [] if way == "sync" else ["rollout.mode=async", f"rollout.maxStaleness={staleness}"]
     overrides = [
         *chosen,
         *stale,
         *WAYS[way],
-        f"trainer.steps={options.steps}",
-        f"checkpoint.everySteps={options.steps}",
+        f"trainer.steps={steps}",
+        f"checkpoint.everySteps={steps}",
         "evaluation=null",
     ]
-    code, output = sluice_run(manifest, directory, overrides, options.seconds)
+    code, output = sluice_run(manifest, directory, overrides, seconds)
     records = list(run_directory.by_step(directory / run_directory.METRICS).values())
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
         for name in (run_directory.METRICS, run_directory.SUMMARY):
             if (directory / name).exists():
-                shutil.copy(directory / name, options.out / f"{way}-{name}")
+                shutil.copy(directory / name, out / f"{way}-{name}")
     if code or len(records) <= WARM_UP + 1:
         sys.exit(f"{output[-3000:]}\n{way}: {len(records)} steps, exit code {code}")
     return figures_of(records, json.loads((directory / run_directory.SUMMARY).read_text()))
@@ -161,13 +192,38 @@ def figures_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any])
         idle=engines.get("idle", 0.0) / working if working else 0.0,
         reward=mean("rollout/raw_reward", records[-max(len(records) // 4, 1) :]),
         lag=mean("rollout/policy_lag"),
+        tail=engines.get("tail", 0.0) / working if working else 0.0,
+        states=summary["device_seconds"],
     )
 
 
-def row(way: str, of: Figures, sync: float) -> str:
+def split_of(manifest: Path, chosen: list[str]) -> Split:
+    """The job's devices, synchronous. On CPUs a pod counts as one."""
+    spec = load_job(manifest, chosen).spec
+    unit = max(spec.rollout.gpus_per_replica, 1) * spec.rollout.nodes_per_replica
+    trainer = spec.trainer.devices if spec.trainer.gpus_per_node else 1
+    return Split((spec.replicas or 1) * unit, trainer)
+
+
+def predicted_gain(
+    states: Mapping[str, float], steps: int, now: Split, staleness: int
+) -> float | None:
+    """How much shorter the planner takes a step for that is asynchronous and so many steps stale.
+
+    states: device seconds of the synchronous run. None: they do not say.
+    """
+    work = work_of(states, steps, now)
+    if work is None:
+        return None
+    return work.seconds(now) / work.seconds(replace(now, staleness=staleness))
+
+
+def row(way: str, of: Figures, sync: float, said: float | None) -> str:
+    """sync: seconds of its step. said: the gain that the planner predicts."""
+    gain = "" if said is None else f"{said:.2f} times"
     return (
-        f"| {way} | {of.seconds:.2f} | {sync / of.seconds:.2f} times | {of.tokens:,.0f} "
-        f"| {of.waiting:.0%} | {of.idle:.0%} | {of.reward:.3f} | {of.lag:.2f} |"
+        f"| {way} | {of.seconds:.2f} | {sync / of.seconds:.2f} times | {gain} | {of.tokens:,.0f} "
+        f"| {of.waiting:.0%} | {of.idle:.0%} | {of.tail:.0%} | {of.reward:.3f} | {of.lag:.2f} |"
     )
 
 

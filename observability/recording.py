@@ -117,7 +117,7 @@ def _by_category() -> dict[str, str]:
     trained = _busy('member_role="trainer",state="training"')
     awaited = _busy('member_role="trainer",state=~"waiting|evaluating"')
     apart = f'count {_BY_JOB} ({DEVICES}{{member_role="rollout"}})'
-    at_engines = _busy('member_role="rollout",state="generating"')
+    at_engines = _busy('member_role="rollout",state=~"generating|tail"')
     generated = f"({at_engines} or ({awaited} unless {apart}))"
     idle = _busy('member_role="rollout",state=~"idle|draining"')
     return {

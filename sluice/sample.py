@@ -25,6 +25,9 @@ estimator remax."""
 WORKER_BUSY = "worker_busy"
 """Key of the metadata of a group's first sample: the share of the group's time in which the thread
 that all of its worker's groups, functions and gateway have in common was computing."""
+WORKER_TAIL = "worker_tail"
+"""Key of the metadata of a group's first sample: seconds for which its worker had been in the tail
+of the batch when it submitted the group."""
 PROMPT_TOO_LONG = "prompt_too_long"
 """Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
 """

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
 from sluice.api.resources import less_memory, memory_field
-from sluice.telemetry.goodput import Goodput
+from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.planner import advice_for
 from sluice_cli.upcoming import upcoming
 from sluice_cli.view import duration
@@ -130,7 +130,11 @@ def _goodput(status: RLJobStatus) -> list[RenderableType]:
     """The use of the GPUs' time: one line, or none before anything was counted."""
     if status.goodput is None:
         return []
-    text = Goodput({name: float(n) for name, n in status.goodput.seconds.items()}).text()
+    seconds, states = (
+        {name: float(whole) for name, whole in of.items()}
+        for of in (status.goodput.seconds, status.goodput.states)
+    )
+    text = Goodput(seconds, tail_of(states)).text()
     return [Text.assemble(("goodput ", "dim"), text)]
 
 

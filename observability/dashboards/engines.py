@@ -244,7 +244,8 @@ def _workers() -> list[Panel]:
     return [
         lines(
             "Workers",
-            "Workers by what they do. Idle: no prompts, or no weights.",
+            "Workers by what they do. Idle: no prompts, or no weights. Tail: only the last few "
+            "responses of a batch.",
             COUNT,
             none(),
             Query(phases, "{{phase}}"),

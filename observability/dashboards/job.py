@@ -211,6 +211,8 @@ def _samples() -> list[Panel]:
 
 def _time() -> list[Panel]:
     phases = promql.rate("sluice_trainer_phase_seconds_total", "phase")
+    engines = promql.rate("sluice_rollout_phase_seconds_total", *promql.OF_JOB, "phase")
+    of_all = promql.rate("sluice_rollout_phase_seconds_total")
     categories = f"sum by (namespace, job, category) ({rec.CATEGORIES}{{{JOB}}})"
     every = f"sum by (namespace, job) ({rec.CATEGORIES}{{{JOB}}})"
     shares = f"{categories} / on (namespace, job) group_left () ({every} > 0)"
@@ -222,6 +224,18 @@ def _time() -> list[Panel]:
             SHARE,
             none(),
             Query(phases, "{{phase}}"),
+            width=6,
+            stacked=True,
+            highest=1,
+        ),
+        lines(
+            "Engines",
+            "Where the engines' time goes. Much tail, the last few responses of a batch: async "
+            "mode.",
+            SHARE,
+            none(),
+            Query(f"{engines} / on (namespace, job) group_left () ({of_all} > 0)", "{{phase}}"),
+            width=6,
             stacked=True,
             highest=1,
         ),
@@ -231,10 +245,13 @@ def _time() -> list[Panel]:
             SHARE,
             none(),
             Query(shares, "{{category}}"),
+            width=6,
             stacked=True,
             highest=1,
         ),
-        lines("Step time", "Mean, waiting included.", SECONDS, none(), Query(mean, "step")),
+        lines(
+            "Step time", "Mean, waiting included.", SECONDS, none(), Query(mean, "step"), width=6
+        ),
         lines(
             "Trained tokens",
             "Tokens trained on in a second of the last step, those of prompts included.",

@@ -26,6 +26,7 @@ _CATEGORIES = {
     "trainer/saving": "saved",
     "trainer/exporting": "saved",
     "rollout/generating": "generated",
+    "rollout/tail": "generated",
     "rollout/idle": "waited",
     "rollout/draining": "waited",
     "rollout/synchronising": "synchronised",
@@ -43,13 +44,19 @@ CATEGORIES = (
     "started",
     "restarted",
 )
+IN_TAILS = "generated_in_tails"
+"""The part of `generated` in which engines had only the last few responses of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Device seconds by category. A category without any may be missing."""
+    """Device seconds by category. A category without any may be missing.
+
+    tail: the share of generated that was in tails.
+    """
 
     seconds: Mapping[str, float]
+    tail: float = 0.0
 
     @classmethod
     def of(
@@ -73,7 +80,9 @@ class Goodput:
         ):
             seconds["thrown_away"] += seconds[category] * wasted
             seconds[category] *= 1 - wasted
-        return cls({category: seconds[category] for category in CATEGORIES})
+        return cls(
+            {category: seconds[category] for category in CATEGORIES}, tail_of(device_seconds)
+        )
 
     @property
     def total(self) -> float:
@@ -85,15 +94,29 @@ class Goodput:
         useful = self.seconds.get("trained", 0.0) + self.seconds.get("generated", 0.0)
         return useful / self.total if self.total else 0.0
 
+    def parts(self) -> dict[str, float]:
+        """Seconds by category, those of tails (IN_TAILS) beside generated."""
+        parts = dict(self.seconds)
+        if self.tail and "generated" in parts:
+            whole = parts.pop("generated")
+            parts |= {"generated": whole * (1 - self.tail), IN_TAILS: whole * self.tail}
+        return parts
+
     def text(self) -> str:
         """`61% (12.3 device hours: 31% trained, 30% generated, 22% waited, ...)`."""
-        parts = sorted(self.seconds.items(), key=operator.itemgetter(1), reverse=True)
+        parts = sorted(self.parts().items(), key=operator.itemgetter(1), reverse=True)
         shares = [
             f"{value / self.total:.0%} {name.replace('_', ' ')}"
             for name, value in parts
             if self.total and value / self.total >= 0.005
         ]
         return f"{self.ratio:.0%} ({self.total / 3600:.3g} device hours: {', '.join(shares)})"
+
+
+def tail_of(device_seconds: Mapping[str, float]) -> float:
+    """The tails' share of the time in which engines generated. device_seconds: by `role/state`."""
+    tail = device_seconds.get("rollout/tail", 0.0)
+    return tail / (tail + device_seconds.get("rollout/generating", 0.0)) if tail else 0.0
 
 
 def _wasted_groups(counters: Mapping[str, int]) -> float:

@@ -26,6 +26,7 @@ _SPIKE, _SPIKE_LEAST = 10.0, 1.0
 _FAILED_SHARE = 0.2
 _MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
 _BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
+_TAIL_SHARE, _TAIL_STEPS = 0.3, 3
 _FRUITLESS_BATCHES = 4
 _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
@@ -321,6 +322,29 @@ def _busy_worker(history: Sequence[Record]) -> str | None:
     )
 
 
+def _long_tail(history: Sequence[Record]) -> str | None:
+    """Of a synchronous run whose steps wait for a few long responses. In other modes no step waits
+    for the whole of a batch, and workers tell of no tail.
+    """
+    tails = _values(history, "rollout/tail_time")[-_TAIL_STEPS:]
+    steps = _values(history, "perf/step_time")[-_TAIL_STEPS:]
+    if min(len(tails), len(steps)) < _TAIL_STEPS:
+        return None
+    if any(t <= _TAIL_SHARE * step for t, step in zip(tails, steps, strict=True)):
+        return None
+    shared = _values([history[-1]], "perf/wake_up_time")
+    ways = (
+        "rollout.overSampling, which takes what is finished first, or rollout.partial, which goes "
+        "on with the rest in the next step"
+        if shared
+        else "rollout.mode: async, in which they lie beside the next batch's"
+    )
+    return (
+        f"a step waits {sum(tails) / sum(steps):.0%} of its time for the last quarter of a batch's "
+        f"responses, with engines that have little else to do. Try {ways}"
+    )
+
+
 def _shown(text: str, values: Sequence[float]) -> str:
     return text.format(values[-1]) if values else ""
 
@@ -339,4 +363,5 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "gradient spike": _gradient_spike,
     "small kernels": _small_kernels,
     "busy worker": _busy_worker,
+    "long tail": _long_tail,
 }

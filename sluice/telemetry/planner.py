@@ -3,18 +3,20 @@ done so far.
 
 The model, and what it assumes: a step's generation is so many device seconds of engines that
 generate, whatever their number; its training so many of trainer devices that train; publishing,
-saving and turns take the same time with any split. Then a synchronous step takes
+saving and turns take the same time with any split, and so does the tail, in which an engine waits
+for the last few responses of a batch. Then a synchronous step takes
 
-    generation / engine devices + training / trainer devices + the rest,
+    generation / engine devices + tail + training / trainer devices + the rest,
 
-and an asynchronous one the longer of the engines' and the trainer's part. Engines that wait for
-the last response of a batch count as generating: a long tail does not shrink with more of them.
-Waiting, starts and restarts are in no term.
+and an asynchronous one the longer of the engines' part, where the tail lies beside the generation
+of later batches, and the trainer's. At most `maxStaleness` + 1 batches are under way at a time, so
+it takes no less than a synchronous step by that number. Waiting, starts and restarts are in no
+term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.api import RLJobSpec, RLJobStatus
@@ -22,38 +24,50 @@ from sluice.api import RLJobSpec, RLJobStatus
 MIN_STEPS = 3
 """Fewer tell the start's story."""
 WORTH_TELLING = 1.1
+STALENESS = (1, 2)
+"""rollout.maxStaleness that a synchronous job may be told to try."""
+TAIL_WORTH_TELLING = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Devices of engines and trainer. overlapped: both work at the same time (rollout.mode:
-    async).
-    """
+    """Devices of engines and trainer. staleness: rollout.maxStaleness, in steps; 0: synchronous."""
 
     engines: int
     trainer: int
-    overlapped: bool
+    staleness: int = 0
+
+    @property
+    def devices(self) -> tuple[int, int]:
+        return self.engines, self.trainer
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step's work. generation, training: device seconds; rest: seconds of the trainer besides."""
+    """A step's work. generation, training: device seconds. rest: seconds of the trainer besides;
+    tail: of an engine, with the last few responses.
+    """
 
     generation: float
     training: float
     rest: float
+    tail: float = 0.0
 
     def seconds(self, split: Split) -> float:
         """The time of a step with this split."""
         generating = self.generation / split.engines
         training = self.training / split.trainer + self.rest
-        return max(generating, training) if split.overlapped else generating + training
+        sequential = generating + self.tail + training
+        if not split.staleness:
+            return sequential
+        return max(generating, training, sequential / (1 + split.staleness))
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """The fastest split, beside the present one. idle, waiting: shares of the engines' and the
-    trainer's time without work, after their start.
+    trainer's time without work, after their start; tail: of the engines' with the last few
+    responses of a batch.
     """
 
     now: Split
@@ -61,16 +75,19 @@ class Advice:
     speedup: float
     idle: float
     waiting: float
+    tail: float = 0.0
 
     def text(self) -> str:
         """`engines wait 61%, the trainer 8%: one engine device fewer ... gives about 1.3x`."""
         waits = f"engines wait {self.idle:.0%}, the trainer {self.waiting:.0%}"
+        if self.tail >= TAIL_WORTH_TELLING:
+            waits += f"; engines spend {self.tail:.0%} on the last few responses of a batch"
         if self.speedup < WORTH_TELLING:
             return f"{waits}; no other split of these devices is 1.1 times as fast"
         changes = [
             _change(self.best.engines - self.now.engines, "engine"),
             _change(self.best.trainer - self.now.trainer, "trainer"),
-            "rollout.mode: async" if self.best.overlapped and not self.now.overlapped else "",
+            _mode(self.now.staleness, self.best.staleness),
         ]
         return f"{waits}: {', '.join(filter(None, changes))} gives about {self.speedup:.1f}x"
 
@@ -82,18 +99,35 @@ def work_of(states: Mapping[str, float], steps: int, now: Split) -> Work | None:
         return None
     others = ("publishing", "saving", "taking_turn")
     rest = sum(states.get(f"trainer/{state}", 0.0) for state in others) / now.trainer
-    return Work(generation / steps, training / steps, rest / steps)
+    tail = states.get("rollout/tail", 0.0) / now.engines
+    return Work(generation / steps, training / steps, rest / steps, tail / steps)
 
 
 def splits(now: Split, *, engine_unit: int, trainer_unit: int) -> list[Split]:
     """All splits of as many devices, each with engines and a trainer of whole units."""
     total = now.engines + now.trainer
     every = [
-        Split(engines, total - engines, overlapped)
+        Split(engines, total - engines, now.staleness)
         for engines in range(engine_unit, total, engine_unit)
-        for overlapped in {now.overlapped, True}
     ]
     return [split for split in every if split.trainer % trainer_unit == 0]
+
+
+def fastest(work: Work, now: Split, choices: Sequence[Split]) -> Split:
+    """The fastest of the choices. Of a synchronous job they are asynchronous too: older samples
+    are worth it for a clear gain alone.
+    """
+
+    def quickest(staleness: int) -> Split:
+        ways = [replace(split, staleness=staleness) for split in (now, *choices)]
+        return min(ways, key=lambda way: (work.seconds(way), way.devices != now.devices))
+
+    best = quickest(now.staleness)
+    for staleness in () if now.staleness else STALENESS:
+        older = quickest(staleness)
+        if work.seconds(best) >= WORTH_TELLING * work.seconds(older):
+            best = older
+    return best
 
 
 def advise(
@@ -110,21 +144,19 @@ def advise(
     if trainer.colocate or not trainer.gpus_per_node or not rollout.gpus_per_replica or not count:
         return None
     unit = rollout.gpus_per_replica * rollout.nodes_per_replica
-    now = Split(count * unit, trainer.devices, rollout.mode == "async")
+    now = Split(count * unit, trainer.devices, rollout.max_staleness)
     work = work_of(states, steps, now)
     if work is None:
         return None
     choices = splits(now, engine_unit=unit, trainer_unit=trainer.model_parallel_size)
-    best = min([now, *choices], key=lambda split: (work.seconds(split), split != now))
-    sequential = replace(best, overlapped=now.overlapped)
-    if work.seconds(sequential) < WORTH_TELLING * work.seconds(best):
-        best = sequential  # older samples are worth it for a clear gain alone
+    best = fastest(work, now, choices)
     return Advice(
         now,
         best,
         work.seconds(now) / work.seconds(best),
         _share(states, "rollout", "idle"),
         _share(states, "trainer", "waiting"),
+        _share(states, "rollout", "tail"),
     )
 
 
@@ -134,6 +166,11 @@ def advice_for(spec: RLJobSpec, status: RLJobStatus) -> Advice | None:
         return None
     states = {name: float(seconds) for name, seconds in status.goodput.states.items()}
     return advise(states, status.step, spec, status.rollout_replicas)
+
+
+def _mode(now: int, best: int) -> str:
+    """The change of mode that makes samples so many steps older; empty where it stays."""
+    return "" if now == best else f"rollout.mode: async with maxStaleness: {best}"
 
 
 def _share(states: Mapping[str, float], role: str, state: str) -> float:

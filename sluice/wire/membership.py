@@ -64,7 +64,8 @@ class Membership:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def _interval(self) -> float:
+    def interval(self) -> float:
+        """Seconds between two heartbeats, as the rendezvous wants them."""
         return self.latest.heartbeat_seconds if self.latest else HEARTBEAT_SECONDS
 
     @property
@@ -114,7 +115,7 @@ class Membership:
                     ):
                         protocol.check_peer("the rendezvous", message.protocol)
                         pause = _REJOIN_SECONDS[0]
-                        if message.heartbeat_seconds < self._interval:
+                        if message.heartbeat_seconds < self.interval:
                             self.beat()  # the present wait is longer than the new one
                         self.latest = message
                         self.connected.set()
@@ -137,7 +138,7 @@ class Membership:
             self._beat.clear()
             yield pb.MemberMessage(heartbeat=self._heartbeat())
             try:
-                await asyncio.wait_for(self._beat.wait(), self._interval)
+                await asyncio.wait_for(self._beat.wait(), self.interval)
             except TimeoutError:
                 continue
 

@@ -146,7 +146,7 @@ async def _work(
         return member
 
     def heartbeat() -> rendezvous_pb2.Heartbeat:
-        state = "draining" if stop.is_set() else "generating" if worker.work else "idle"
+        state = "draining" if stop.is_set() else worker.state
         metrics.PHASES.enter(state)
         metrics.VERSION.set(hello().version)
         gauges = {

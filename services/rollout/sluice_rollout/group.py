@@ -33,6 +33,7 @@ from sluice_rollout.function import Player
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
+from sluice_rollout.load import Load
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 from sluice_rollout.teacher import Teachers
 from sluice_rollout.together import all_of
@@ -57,6 +58,7 @@ class GroupMaker:
     players: Mapping[tuple[Purpose, str], Player | None] = field(default_factory=dict)
     """Of prompts whose source names a function of its own."""
     teacher: Teachers | None = None
+    load: Load = field(default_factory=Load)
     finished_samples: int = 0
     generated_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -110,7 +112,8 @@ class GroupMaker:
         if all(self._is_made(sample, prompt) for sample in samples):
             return
         before = sum(map(_response_tokens, samples))
-        await self._generate(ids, samples, params, prompt)
+        with self.load.generating(len(samples)):
+            await self._generate(ids, samples, params, prompt)
         self.generated_tokens += max(0, sum(map(_response_tokens, samples)) - before)
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
@@ -154,7 +157,8 @@ class GroupMaker:
         if not self.spec.algorithm.kind.greedy or prompt.purpose is not Purpose.TRAIN:
             return None
         sample = Sample(index=-1, metadata={"baseline": True})
-        await self._generate(ids, [sample], params | {"temperature": 0.0}, prompt)
+        with self.load.generating(1):
+            await self._generate(ids, [sample], params | {"temperature": 0.0}, prompt)
         await self._score([sample], prompt)
         return sample
 
@@ -276,6 +280,7 @@ def group_maker(
         judges=code.judges,
         players={key: player(named) for key, named in code.plays.of.items()},
         teacher=teacher,
+        load=Load(batches=spec.rollout.mode == "sync"),
     )
 
 

@@ -22,7 +22,7 @@ from sluice import causes
 from sluice.api import RLJobSpec
 from sluice.engines.base import Client, EngineError, RequestTimeoutError
 from sluice.environment import ConfigurationError
-from sluice.sample import WORKER_BUSY, Purpose, SampleGroup, SampleStatus
+from sluice.sample import WORKER_BUSY, WORKER_TAIL, Purpose, SampleGroup, SampleStatus
 from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
@@ -33,11 +33,14 @@ from sluice_rollout.filters import Filter, FilterError
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker, mask_off_policy
 from sluice_rollout.health import EngineHealth, EngineLostError
+from sluice_rollout.load import Load
 from sluice_rollout.work import Work
 
 LEASE_WAIT_SECONDS = 60.0
 NEWS_SECONDS = 0.25
 HEARTBEAT_SECONDS = 20.0
+LOOKS_PER_HEARTBEAT = 8
+"""At the state of which the rendezvous counts the seconds."""
 ABORT_SECONDS = 0.5
 RETURN_SECONDS = 5.0
 """For what is given back last, of work that did not end in time."""
@@ -71,6 +74,15 @@ class Worker:
     def health(self) -> EngineHealth:
         return self.make.generator.health
 
+    @property
+    def load(self) -> Load:
+        return self.make.load
+
+    @property
+    def state(self) -> str:
+        """`idle`, `generating` or `tail` (`Load`)."""
+        return self.load.state(work=bool(self.work))
+
     def unready(self) -> str:
         """Why this engine does no work, in words;
         empty: it does, also while its weights are being replaced.
@@ -97,6 +109,7 @@ class Worker:
                         self.submits.run(),
                         self.returns.run(),
                         self._heartbeats(),
+                        self._tell_state(),
                         self._watch_engine(),
                         self._watch_membership(),
                         self._stop_at(stop),
@@ -139,14 +152,15 @@ class Worker:
             await self._until_admitted()
             await self._until_room()
             news = self.membership.news_count
+            self.load.leasing(waits=True)
             groups, self.exhausted = await self.buffer.lease(
                 self._room_for(), self.membership.version, LEASE_WAIT_SECONDS, self._leases
             )
             for leased in groups:
                 self._start(group, Work.of(leased))
-            if (
-                not groups
-            ):  # nothing is left, or weights have come that this worker has not heard of yet
+            if groups:
+                self.load.leasing(waits=False)
+            else:  # nothing is left, or weights have come that this worker has not heard of yet
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(
                         self.membership.news(news), 1.0 if self.exhausted else NEWS_SECONDS
@@ -236,7 +250,8 @@ class Worker:
         reason = await self.keep(group) if judged else None
         if reason is not None:
             group.samples[0].metadata["filtered"] = reason
-        group.samples[0].metadata[WORKER_BUSY] = round(busy, 3)
+        told = {WORKER_BUSY: round(busy, 3), WORKER_TAIL: round(self.load.tail_seconds, 3)}
+        group.samples[0].metadata |= told
         with tracing.span("submit"):
             answer = await self.submits.send(group)
         if (
@@ -296,6 +311,19 @@ class Worker:
                 work = self.work.get(lease.lease_id)
                 if work and work.task and work.prompt.lease_attempt <= lease.lease_attempt:
                     work.task.cancel()
+
+    async def _tell_state(self) -> None:
+        """Send a heartbeat soon after the state has changed, so that its seconds are counted.
+
+        It is looked at eight times between two heartbeats: no more messages than that, whatever
+        the requests do, and fewer where the rendezvous wants fewer heartbeats.
+        """
+        told = self.state
+        while True:
+            await asyncio.sleep(self.membership.interval / LOOKS_PER_HEARTBEAT)
+            if self.state != told:
+                told = self.state
+                self.membership.beat()
 
     async def _new_weights(self) -> None:
         """Until weights have come, and a moment more: their step is then committed.

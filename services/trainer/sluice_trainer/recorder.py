@@ -21,7 +21,7 @@ from tensorboard.summary import Writer
 from sluice import engines
 from sluice.api import RLJob, manifest
 from sluice.environment import Environment
-from sluice.sample import WORKER_BUSY, SampleGroup
+from sluice.sample import WORKER_BUSY, WORKER_TAIL, SampleGroup
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
 from sluice.telemetry.books import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
@@ -231,10 +231,19 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
 
 
 def group_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
-    """Metrics of how groups were made: their turns, and how busy their workers were."""
+    """Metrics of how groups were made: their turns, how busy their workers were, and for how long
+    the slowest had only the last few samples of the batch.
+    """
     told = [sample.metadata for group in groups for sample in group.samples]
-    busy = [metadata[WORKER_BUSY] for metadata in told if WORKER_BUSY in metadata]
-    return turn_metrics(groups) | ({"rollout/worker_busy": fmean(busy)} if busy else {})
+    busy, tails = (
+        [metadata[name] for metadata in told if name in metadata]
+        for name in (WORKER_BUSY, WORKER_TAIL)
+    )
+    return {
+        **turn_metrics(groups),
+        **({"rollout/worker_busy": fmean(busy)} if busy else {}),
+        **({"rollout/tail_time": max(tails)} if tails else {}),
+    }
 
 
 def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
+from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.headline import headline
 from sluice.telemetry.health import findings
 from sluice.telemetry.report import answers, facts
@@ -48,7 +49,8 @@ def _contents(
     """The template's variables. Text is escaped there; pictures are our own SVG."""
     summary = facts.summary_of(directory)
     drawn = [(figure, svg(figure.draw)) for figure in figures(steps, evaluations)]
-    seconds = summary.get("goodput_seconds") or {}
+    seconds, states = (summary.get(name) or {} for name in ("goodput_seconds", "device_seconds"))
+    goodput = Goodput(seconds, tail_of(states))
     columns, rows = answers.newest(directory)
     return {
         "outcome": facts.outcome(summary),
@@ -62,7 +64,7 @@ def _contents(
             for figure, picture in drawn
             if picture
         ],
-        "goodput": svg(partial(draw_goodput, seconds=seconds), size=(_WIDE, 1.2)),
+        "goodput": svg(partial(draw_goodput, goodput=goodput), size=(_WIDE, 1.2)),
         "timeline": svg(partial(draw_timeline, directory=directory), size=(_WIDE, 2.6)),
         "courses": answers.courses(directory),
         "columns": columns,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
+from sluice.telemetry.goodput import IN_TAILS, Goodput
 from sluice.telemetry.report.drawing import legend_above
 
 STATES = {
@@ -16,6 +16,7 @@ STATES = {
     "waiting": "#cfd8dc",
     "idle": "#eceff1",
     "generating": "#42a5f5",
+    "tail": "#90caf9",
     "training": "#ef6c00",
     "publishing": "#8e24aa",
     "synchronising": "#ce93d8",
@@ -29,6 +30,7 @@ STATES = {
 CATEGORIES = {
     "trained": "#ef6c00",
     "generated": "#42a5f5",
+    IN_TAILS: "#90caf9",
     "thrown_away": "#e53935",
     "waited": "#cfd8dc",
     "synchronised": "#8e24aa",
@@ -57,14 +59,16 @@ def draw_timeline(axes: Any, directory: Path) -> None:
     legend_above(axes, list(used.values()), columns=8)
 
 
-def draw_goodput(axes: Any, seconds: Mapping[str, float]) -> None:
-    """One bar: the shares of all device time. seconds: by category."""
-    total, left = sum(seconds.values()), 0.0
-    for category, value in seconds.items():
+def draw_goodput(axes: Any, goodput: Goodput) -> None:
+    """One bar: the shares of all device time."""
+    total, left = goodput.total, 0.0
+    parts = goodput.parts()
+    for category in (name for name in CATEGORIES if name in parts):
+        value = parts[category]
         if not total or value / total < 0.005:
             continue
         share, name = value / total, category.replace("_", " ")
-        color = CATEGORIES.get(category, _OTHER)
+        color = CATEGORIES[category]
         axes.barh(0, share, left=left, height=0.6, color=color, label=f"{name} {share:.0%}")
         left += share
     axes.set_yticks([])

@@ -214,6 +214,31 @@ def test_it_says_which_split_of_the_gpus_would_be_faster() -> None:
     assert "plan" not in text(Picture("here", job({"step": 10})))
 
 
+def test_it_says_what_the_last_responses_of_a_batch_cost() -> None:
+    states = {
+        "rollout/generating": 15,
+        "rollout/tail": 50,
+        "rollout/idle": 8,
+        "trainer/training": 8,
+        "trainer/waiting": 65,
+    }
+    seconds = {"trained": 8, "generated": 65, "waited": 73}
+    status = {"step": 10, "goodput": {"ratio": "0.5", "seconds": seconds, "states": states}}
+    shown = " ".join(
+        text(
+            Picture(
+                "here",
+                job(status, trainer={"gpusPerNode": 1, "steps": 20}, rollout={"replicas": 1}),
+            )
+        ).split()
+    )
+    assert "34% generated in tails" in shown
+    assert (
+        "plan engines wait 11%, the trainer 89%; engines spend 68% on the last few responses of a "
+        "batch: rollout.mode: async with maxStaleness: 2 gives about 3.0x" in shown
+    )
+
+
 def test_an_invalid_spec_does_not_hide_why_it_failed() -> None:
     status = {
         "state": "Failed",

@@ -24,6 +24,24 @@ def test_goodput_is_what_trained_and_generated() -> None:
     assert goodput.seconds["restarted"] == 5
 
 
+def test_the_last_responses_of_batches_are_generated_and_told_apart() -> None:
+    seconds = {
+        "rollout/generating": 30.0,
+        "rollout/tail": 90.0,
+        "rollout/idle": 80.0,
+        "trainer/training": 200.0,
+    }
+    counters = {"groups_trained": 10, "groups_filtered": 10}
+    goodput = Goodput.of(seconds, counters, 10, colocated=False)
+    assert goodput.seconds["generated"] == 60.0, "half of it came to nothing"
+    assert goodput.parts()["generated_in_tails"] == 45.0
+    assert sum(goodput.parts().values()) == goodput.total
+    assert goodput.text() == (
+        "65% (0.111 device hours: 50% trained, 20% waited, 15% thrown away, 11% generated in "
+        "tails, 4% generated)"
+    )
+
+
 def test_groups_that_came_to_nothing_and_steps_done_again_are_thrown_away() -> None:
     seconds = {"trainer/training": 100.0, "rollout/generating": 100.0}
     counters = {

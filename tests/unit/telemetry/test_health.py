@@ -30,6 +30,7 @@ ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/e
 TEACHER = "train/opd_reverse_kl"
 MFU, TRAINING = "perf/mfu", "perf/actor_train_time"
 BUSY, WAITING, STEP = "rollout/worker_busy", "perf/train_wait_time", "perf/step_time"
+TAIL = "rollout/tail_time"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
 
@@ -103,6 +104,17 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "busy worker",
             "compute for 93% of the time, on one core each, and the trainer waits for 86% of a",
         ),
+        (
+            steps(3, **{TAIL: 4.0, STEP: 8.0}),
+            "long tail",
+            "waits 50% of its time for the last quarter of a batch's responses, with engines that "
+            "have little else to do. Try rollout.mode: async",
+        ),
+        (
+            steps(3, **{TAIL: 4.0, STEP: 8.0, "perf/wake_up_time": 0.1}),
+            "long tail",
+            "Try rollout.overSampling",
+        ),
     ],
     ids=[
         "deterministic, and yet apart",
@@ -123,6 +135,8 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "nan",
         "small kernels",
         "busy worker",
+        "long tail",
+        "long tail on shared GPUs",
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -161,6 +175,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(9, **{BUSY: 0.7, WAITING: 4.3, STEP: 5.0}),
         steps(9, **{BUSY: 0.93, WAITING: 2.0, STEP: 5.0}),
         steps(2, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}) + steps(3, 3),
+        steps(2, **{TAIL: 4.0, STEP: 8.0}) + steps(1, 3, **{TAIL: 2.0, STEP: 8.0}),
+        steps(2, **{TAIL: 4.0, STEP: 8.0}),
+        steps(9, **{TAIL: 0.0, STEP: 8.0}),
     ],
     ids=[
         "no steps",
@@ -187,6 +204,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "workers with room",
         "a trainer that hardly waits",
         "workers that were busy for two steps",
+        "a step with a short tail",
+        "two steps with a long tail",
+        "asynchronous mode",
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:

@@ -40,10 +40,37 @@ STATES = {
 
 
 def test_a_steps_work_is_what_was_done_not_what_was_waited() -> None:
-    work = work_of(STATES, 10, Split(6, 2, overlapped=True))
+    work = work_of(STATES, 10, Split(6, 2, 1))
     assert work == Work(generation=24.0, training=18.0, rest=0.5)
-    assert work.seconds(Split(6, 2, overlapped=True)) == 9.5
-    assert work.seconds(Split(6, 2, overlapped=False)) == 4 + 9.5
+    assert work.seconds(Split(6, 2, 1)) == 9.5
+    assert work.seconds(Split(6, 2)) == 4 + 9.5
+
+
+@pytest.mark.parametrize(
+    ("split", "seconds"),
+    [
+        pytest.param(Split(1, 1), 8.0, id="synchronous: one after the other"),
+        pytest.param(Split(2, 1), 7.0, id="more engines do not shorten the tail"),
+        pytest.param(Split(1, 2), 7.5, id="a larger trainer"),
+        pytest.param(Split(1, 1, 1), 4.0, id="two batches under way"),
+        pytest.param(Split(1, 1, 2), 8 / 3, id="three"),
+        pytest.param(Split(1, 1, 8), 2.0, id="engines that are always full"),
+        pytest.param(Split(4, 1, 8), 1.0, id="a trainer that never waits"),
+    ],
+)
+def test_the_tail_lies_beside_later_batches(split: Split, seconds: float) -> None:
+    work = Work(generation=2.0, training=1.0, rest=0.0, tail=5.0)
+    assert work.seconds(split) == pytest.approx(seconds)
+
+
+def test_without_a_tail_no_staleness_is_too_small() -> None:
+    work = Work(generation=3.0, training=3.0, rest=0.0)
+    assert work.seconds(Split(1, 1, 1)) == work.seconds(Split(1, 1, 9)) == 3.0
+
+
+def test_the_tail_is_an_engines_own_time() -> None:
+    work = work_of(STATES | {"rollout/tail": 120.0}, 10, Split(6, 2))
+    assert work == Work(generation=24.0, training=18.0, rest=0.5, tail=2.0)
 
 
 def test_a_jobs_status_has_all_that_advice_needs() -> None:
@@ -70,7 +97,7 @@ def test_too_little_is_no_advice(steps: int, states: dict[str, float]) -> None:
 def test_idle_engines_are_to_become_trainers() -> None:
     advice = advise(STATES, 10, spec(rollout=ASYNC))
     assert advice is not None
-    assert advice.best == Split(4, 4, overlapped=True), "24 / 4 = 6 s; 18 / 4 + 0.5 = 5 s"
+    assert advice.best == Split(4, 4, 1), "24 / 4 = 6 s; 18 / 4 + 0.5 = 5 s"
     assert advice.speedup == pytest.approx(9.5 / 6)
     assert advice.text() == (
         "engines wait 60%, the trainer 5%: 2 engine GPUs fewer, 2 trainer GPUs more gives about "
@@ -81,8 +108,43 @@ def test_idle_engines_are_to_become_trainers() -> None:
 def test_a_synchronous_job_may_gain_by_overlap() -> None:
     advice = advise(STATES, 10, spec())
     assert advice is not None
-    assert advice.best == Split(4, 4, overlapped=True)
-    assert "rollout.mode: async" in advice.text()
+    assert advice.best == Split(4, 4, 1)
+    assert advice.text().endswith("rollout.mode: async with maxStaleness: 1 gives about 2.2x")
+
+
+TAIL = {
+    "rollout/generating": 15.0,
+    "rollout/tail": 50.0,
+    "rollout/idle": 8.0,
+    "trainer/training": 7.0,
+    "trainer/waiting": 65.0,
+    "trainer/publishing": 1.0,
+}
+"""Ten synchronous steps of 7.3 s on two GPUs, most of each with the last few responses."""
+ON_TWO = {"trainer": {"gpusPerNode": 1}, "rollout": {"replicas": 1}}
+
+
+def test_a_long_tail_is_what_asynchronous_mode_fills() -> None:
+    advice = advise(TAIL, 10, spec(**ON_TWO))
+    assert advice is not None
+    assert advice.best == Split(1, 1, 2)
+    assert advice.text() == (
+        "engines wait 11%, the trainer 89%; engines spend 68% on the last few responses of a batch:"
+        " rollout.mode: async with maxStaleness: 2 gives about 3.0x"
+    )
+
+
+def test_a_short_tail_is_not_spoken_of() -> None:
+    advice = advise(STATES | {"rollout/tail": 60.0}, 10, spec())
+    assert advice is not None
+    assert "responses" not in advice.text()
+
+
+def test_an_asynchronous_job_keeps_its_staleness() -> None:
+    job = spec(**ON_TWO | {"rollout": {"replicas": 1, **ASYNC}})
+    advice = advise(TAIL | {"rollout/tail": 0.0}, 10, job)
+    assert advice is not None
+    assert advice.best == Split(1, 1, 1)
 
 
 def test_older_samples_are_not_taken_for_little() -> None:
@@ -90,17 +152,13 @@ def test_older_samples_are_not_taken_for_little() -> None:
     states = STATES | {"rollout/generating": 2.0}
     advice = advise(states, 10, spec(rollout={"replicas": 1}))
     assert advice is not None
-    assert not advice.best.overlapped
+    assert not advice.best.staleness
     assert advice.text().endswith("no other split of these devices is 1.1 times as fast")
 
 
 def test_splits_are_of_whole_engines_and_whole_models() -> None:
-    now = Split(4, 4, overlapped=True)
-    assert splits(now, engine_unit=2, trainer_unit=2) == [
-        Split(2, 6, overlapped=True),
-        Split(4, 4, overlapped=True),
-        Split(6, 2, overlapped=True),
-    ]
+    now = Split(4, 4, 1)
+    assert splits(now, engine_unit=2, trainer_unit=2) == [Split(2, 6, 1), now, Split(6, 2, 1)]
     assert splits(now, engine_unit=4, trainer_unit=4) == [now]
 
 

@@ -63,6 +63,7 @@ def test_a_page_says_what_the_run_was_and_how_its_answers_change(tmp_path: Path)
     run_directory.write_json(tmp_path / run_directory.VERSIONS, {"torch": "2.13.0"})
     summary = {"state": "Succeeded", "goodput": 0.6, "groups_lost": 0, "wall_seconds": 3723}
     summary["goodput_seconds"] = {"trained": 30.0, "generated": 30.0, "waited": 40.0}
+    summary["device_seconds"] = {"rollout/generating": 10.0, "rollout/tail": 20.0}
     run_directory.write_json(tmp_path / run_directory.SUMMARY, summary)
     event = {"time": "2026-01-31T12:00:00.1Z", "type": "Warning", "reason": "GangRestarting"}
     run_directory.append(tmp_path / run_directory.EVENTS, event | {"message": "trainer-0 failed"})
@@ -85,7 +86,7 @@ def test_a_page_says_what_the_run_was_and_how_its_answers_change(tmp_path: Path)
 
 def test_each_state_has_a_colour_of_its_own() -> None:
     assert len(set(STATES.values())) == len(STATES)
-    assert set(CATEGORIES) == set(goodput.CATEGORIES)
+    assert set(CATEGORIES) == {*goodput.CATEGORIES, goodput.IN_TAILS}
 
 
 def test_a_later_attempt_of_the_trainer_is_a_restart() -> None:

@@ -101,6 +101,8 @@ def test_groups_tell_how_busy_their_workers_were() -> None:
 
     groups = [group(0, worker_busy=0.9), group(1, worker_busy=0.5), group(2)]
     assert group_metrics(groups) == {"rollout/worker_busy": pytest.approx(0.7)}
+    tails = [group(0, worker_tail=0.0), group(1, worker_tail=1.5), group(2, worker_tail=4.0)]
+    assert group_metrics(tails) == {"rollout/tail_time": 4.0}, "the last to be submitted"
     assert group_metrics([group(2)]) == {}
 
 

@@ -1,0 +1,80 @@
+"""A worker's load: the samples that it generates, and whether they are the tail of a batch.
+
+A synchronous step waits for the longest response of its batch, with an engine that runs ever fewer
+of them: its *tail*, as in long-tailed lengths. More engines do not shorten it, asynchronous mode
+fills it with the next batch's samples, so it is told apart from `generating`.
+
+Samples are counted, not the requests at the engine: an episode whose tools run has none there and
+asks again, and a batch of such episodes is in full swing with few requests at a time. One counts
+until its last token; what is still scored then needs no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+TAIL_SHARE = 0.25
+"""Of the most samples since the worker had none; with fewer it is in the tail."""
+
+
+def is_tail(samples: int, peak: int, *, waits: bool) -> bool:
+    """True where so few of a batch's samples are left, and there is nothing to put beside them.
+
+    samples: that are generated now. peak: the most of them since the worker had none. waits: it
+    has asked the buffer for more groups and gets none, because all of the batch are leased.
+    """
+    return waits and samples < TAIL_SHARE * peak
+
+
+@dataclass(slots=True)
+class Load:
+    """One worker's samples, and since when they are a tail.
+
+    batches: each step waits for the whole of its batch (rollout.mode: sync). In asynchronous mode
+    the trainer goes on with what is finished, so no batch has a tail.
+    """
+
+    batches: bool = True
+    clock: Callable[[], float] = time.monotonic
+    samples: int = 0
+    peak: int = 0
+    waits: bool = False
+    _since: float | None = None
+
+    @contextmanager
+    def generating(self, count: int) -> Iterator[None]:
+        """So many samples more, until the block ends."""
+        if not self.samples:
+            self.peak = 0
+        self._change(count)
+        try:
+            yield
+        finally:
+            self._change(-count)
+
+    def leasing(self, *, waits: bool) -> None:
+        """A lease is asked for, and not there yet (waits); or groups have come with it."""
+        self.waits = waits
+        self._change(0)
+
+    def state(self, *, work: bool) -> str:
+        """`idle`, `generating` or `tail`. work: there are groups in work."""
+        if not work:
+            return "idle"
+        return "generating" if self._since is None else "tail"
+
+    @property
+    def tail_seconds(self) -> float:
+        """For which the tail has lasted; 0: it is none."""
+        return 0.0 if self._since is None else self.clock() - self._since
+
+    def _change(self, samples: int) -> None:
+        self.samples += samples
+        self.peak = max(self.peak, self.samples)
+        if not self.batches or not is_tail(self.samples, self.peak, waits=self.waits):
+            self._since = None
+        elif self._since is None:
+            self._since = self.clock()
