@@ -208,7 +208,7 @@ def split_of(manifest: Path, chosen: list[str]) -> Split:
 def predicted_gain(
     states: Mapping[str, float], steps: int, now: Split, staleness: int
 ) -> float | None:
-    """How much shorter the planner takes a step for that is asynchronous and so many steps stale.
+    """How many times as fast a step is, by the planner, in asynchronous mode with this staleness.
 
     states: device seconds of the synchronous run. None: they do not say.
     """

@@ -33,8 +33,9 @@ def is_tail(samples: int, peak: int, *, waits: bool) -> bool:
 class Load:
     """One worker's samples, and since when they are a tail.
 
-    batches: each step waits for the whole of its batch (rollout.mode: sync). In asynchronous mode
-    the trainer goes on with what is finished, so no batch has a tail.
+    batches: a batch is begun when the one before it is trained (rollout.mode: sync). In
+    asynchronous mode later ones are begun beside it, and none has a tail: a worker that waits with
+    few samples is ahead of its trainer, or held up by `maxStaleness`.
     """
 
     batches: bool = True
