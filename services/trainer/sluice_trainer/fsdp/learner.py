@@ -55,7 +55,6 @@ class ShardedLearner(Learner):
         return score(self.net, shard, self._spec, self._ranks, forward)
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
-        self.optimizer.zero_grad()
         objectives = []
         for batch in batches:
             assert batch.loss is not None
@@ -69,6 +68,9 @@ class ShardedLearner(Learner):
         norm = clip(self.net, limit)
         check_gradient(norm, sums["loss"])
         self.optimizer.step()
+        # Not only before the next one: log-prob passes between steps have their memory, and what
+        # is allocated before a step is what stays.
+        self.optimizer.zero_grad()
         return StepResult(sums, maxima, norm)
 
 
