@@ -3,14 +3,16 @@ peer publishes.
 
     python benchmarks/trainer.py --shape qwen3-0.6b [--gpus 4 --tensor 2] [--tokens 16384]
         [--backend fsdp] [--cpu-offload none optimizer] [--weight-gradients fused separate]
-        [--profile] [--out DIR]
+        [--max-tokens auto --tokens 1024 --sequences 64] [--profile] [--out DIR]
 
 A step is what a job runs: policy forward and backward with the RL loss, gradient reduction and
 clipping, AdamW. Every rank has `--sequences` responses of `--tokens` tokens, or long-tailed ones
 (`--lengths lognormal`) of as many in all. FLOPs are counted as in prime-rl's and Megatron's
 reports: 6 for each weight and token, causal attention by half, what is recomputed not counted.
 Several ways of `--cpu-offload`, `--weight-gradients` and `--moments` (of Adam) run one after the
-other and end in a table. Without a GPU a tiny model is the rehearsal.
+other and end in a table. With `--max-tokens auto` micro-batches grow as in a job that does not say
+how large they are: each step's size and speed are printed, and the median is of the last size.
+Without a GPU a tiny model is the rehearsal, in which nothing grows.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ GPUS = torch.cuda.device_count()
 PEAK = 989e12
 """Dense bf16 FLOP/s of an H100 SXM or H200, by the data sheet."""
 PROMPT = 256
+AUTO = "auto"
 RESULT = "result.json"
 """What rank 0 writes, beside the model."""
 PEERS = {
@@ -72,7 +75,11 @@ def main() -> None:
         "--sequences", type=int, default=4, help="of a rank (a data-parallel one) and step"
     )
     parser.add_argument("--lengths", choices=["equal", "lognormal"], default="equal")
-    parser.add_argument("--max-tokens", type=int, help="of a micro-batch; default: --tokens")
+    parser.add_argument(
+        "--max-tokens",
+        type=lambda word: word if word == AUTO else int(word),
+        help="of a micro-batch; auto: as memory allows; default: --tokens",
+    )
     parser.add_argument("--recompute", default="none")
     parser.add_argument(
         "--cpu-offload", nargs="+", choices=["none", "optimizer", "all"], default=["none"]
@@ -140,7 +147,7 @@ def rank(options: argparse.Namespace) -> None:
     if options.gradients == "separate":
         for chunk in policy._learner.chunks:  # type: ignore[attr-defined]
             separate(chunk)
-    seconds, tokens = [], 0
+    seconds, sizes, tokens = list[float](), list[int](), 0
     for step in range(options.warm_up + options.steps):
         shard, totals = batch(
             options, policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size, step
@@ -151,6 +158,12 @@ def rank(options: argparse.Namespace) -> None:
         metrics = policy.train([shard], [totals])
         wait()
         seconds.append(time.perf_counter() - started)
+        sizes.append(int(metrics.get("perf/micro_batch_tokens", job.trainer.micro_batch_tokens)))
+    timed = seconds[options.warm_up :]
+    if options.max_tokens == AUTO:
+        timed = by_size(sizes, seconds)[sizes[-1]]
+        if dist.get_rank() == 0:
+            tell_sizes(sizes, seconds, tokens)
     if options.profile:
         profiled(policy, options)
     host = host_memory()
@@ -159,12 +172,38 @@ def rank(options: argparse.Namespace) -> None:
             options,
             read_shape(options.directory),
             shard,
-            statistics.median(seconds[options.warm_up :]),
+            statistics.median(timed),
             tokens,
             metrics,
             host,
         )
     dist.destroy_process_group()
+
+
+def by_size(sizes: list[int], seconds: list[float]) -> dict[int, list[float]]:
+    """Seconds of the steps with micro-batches of each size; without the first of them, if there are
+    more: it compiles kernels.
+    """
+    of_size: dict[int, list[float]] = {}
+    for size, time_of_step in zip(sizes, seconds, strict=True):
+        of_size.setdefault(size, []).append(time_of_step)
+    return {size: times[1:] or times for size, times in of_size.items()}
+
+
+def tell_sizes(sizes: list[int], seconds: list[float], tokens: int) -> None:
+    """Print size and speed of each step, and what growing has brought. tokens: of a step."""
+    for step, (size, time_of_step) in enumerate(zip(sizes, seconds, strict=True)):
+        print(
+            f"step {step}: micro-batches of {size:,} tokens, {time_of_step * 1e3:,.0f} ms, "
+            f"{tokens / time_of_step:,.0f} tokens/s"
+        )
+    rates = {s: tokens / statistics.median(times) for s, times in by_size(sizes, seconds).items()}
+    before, after = rates[sizes[0]], rates[sizes[-1]]
+    print(
+        f"{sizes[0]:,} tokens: {before:,.0f} tokens/s; {sizes[-1]:,} tokens: {after:,.0f} tokens/s "
+        f"({after / before:.2f} times)",
+        flush=True,
+    )
 
 
 def spec(options: argparse.Namespace) -> RLJobSpec:
@@ -176,7 +215,7 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
     }
     trainer |= {
         "steps": 1000,
-        "maxTokensPerGpu": options.max_tokens or options.tokens,
+        "maxTokensPerGpu": max_tokens(options),
         "recompute": options.recompute,
         "cpuOffload": options.offloaded,
         "cpuOffloadFraction": fraction(options),
@@ -193,6 +232,11 @@ def spec(options: argparse.Namespace) -> RLJobSpec:
             "rollout": {"batchSize": 64},
         }
     )
+
+
+def max_tokens(options: argparse.Namespace) -> int | None:
+    """Of a micro-batch; None: as memory allows."""
+    return None if options.max_tokens == AUTO else options.max_tokens or options.tokens
 
 
 def fraction(options: argparse.Namespace) -> float | None:
@@ -317,6 +361,7 @@ def report(
         "layers": shape.layers,
         **layout,
         "tokens": options.tokens,
+        "max_tokens": options.max_tokens or options.tokens,
         "lengths": options.lengths,
         "sequences": len(shard),
         "recompute": options.recompute,
@@ -352,6 +397,7 @@ def report(
         name += f"-t{options.tensor}p{options.pipeline}c{options.context}"
         name += f"e{options.expert}-{options.tokens}-{options.lengths}-{options.recompute}"
         name += "-moments-bf16" if options.stored == "bf16" else ""
+        name += "-auto" if options.max_tokens == AUTO else ""
         name += "-separate" if options.gradients == "separate" else ""
         name += {"none": "", "optimizer": "-optimizer-on-host", "all": "-host"}[options.offloaded]
         name += ".json"

@@ -18,6 +18,9 @@ from sluice.api.foreign import PodTemplate
 from sluice.api.lifecycle import Topology
 from sluice.api.resources import Resources
 
+FIRST_TOKENS, MOST_TOKENS = 8192, 32_768
+"""Of a micro-batch on a GPU, where the job does not say: to begin with, and where it stops to grow,
+because kernels are large enough."""
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "moe", "shared_experts", "mla_up_proj"]
 
@@ -192,8 +195,9 @@ class Trainer(Model):
     )
     max_tokens_per_gpu: PositiveInt | None = Field(
         None,
-        description="Tokens of one micro-batch; a longer sequence goes alone. Default: 8192, on "
-        "CPU 2048.",
+        description="Tokens of one micro-batch; a longer sequence goes alone. Default: 2048 on "
+        "CPU; on GPUs 8192 at first, then up to 32768, as far as the memory that steps took "
+        "allows (with deterministic 8192).",
     )
     balance: Balance = Field(default_factory=Balance)
     recompute: Recompute = Field(
@@ -330,12 +334,19 @@ class Trainer(Model):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of one micro-batch on each GPU, or in each process on CPU.
+        """Tokens of one micro-batch on each GPU at first, or in each process on CPU.
 
         Host memory is small beside a GPU's: 2,048 tokens of a model of 135M parameters keep 4 GB
         of activations in float32.
         """
-        return self.max_tokens_per_gpu or (8192 if self.gpus_per_node else 2048)
+        return self.max_tokens_per_gpu or (FIRST_TOKENS if self.gpus_per_node else 2048)
+
+    @property
+    def micro_batches_grow(self) -> bool:
+        """True where the memory of GPUs says how large micro-batches become, because nobody else
+        has. `deterministic` asks for the same rows after a restart.
+        """
+        return bool(self.gpus_per_node) and not (self.max_tokens_per_gpu or self.deterministic)
 
     @property
     def processes(self) -> int:

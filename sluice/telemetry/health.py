@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from sluice.api.trainer import MOST_TOKENS
+
 Record = Mapping[str, Any]
 
 WINDOW = 20
@@ -296,10 +298,14 @@ def _small_kernels(history: Sequence[Record]) -> str | None:
         return None
     if max(shares) >= _MFU_LEAST or min(seconds) < _TRAINING_SECONDS:
         return None
+    grown = _values(history, "perf/micro_batch_tokens")[-1:]
+    if grown and grown[0] < MOST_TOKENS:  # as far as memory and batch let them, or still growing
+        return None
     memory = _values(history, "perf/gpu_memory/training_gib")[-1:]
     return (
         f"training takes {median(seconds):.1f} s a step and uses {median(shares):.1%} of the GPUs' "
-        f"arithmetic{_shown(' and {:.0f} GiB of memory', memory)}. Try a higher "
+        f"arithmetic{_shown(' and {:.0f} GiB of memory', memory)}"
+        f"{_shown(', with micro-batches that have grown to {:,.0f} tokens', grown)}. Try a higher "
         "trainer.maxTokensPerGpu, for fewer and larger micro-batches, as far as the memory allows"
     )
 

@@ -244,7 +244,7 @@ def _defaults(draft: Draft) -> None:
         ),
         (
             "trainer.maxTokensPerGpu",
-            "no --max-tokens-per-gpu: sluice packs micro-batches of 8192 tokens",
+            "no --max-tokens-per-gpu: sluice begins with 8192 tokens and grows",
         ),
     ):
         if draft.get(path) is None:

@@ -308,7 +308,7 @@ def _defaults(draft: Draft) -> None:
             draft.set(path, value, f"default of {name}")
             draft.note("other default", path, f"{value} (verl, {name})")
     if draft.get("trainer.maxTokensPerGpu") is None:
-        why = "no ppo_max_token_len_per_gpu: sluice packs micro-batches of 8192 tokens"
+        why = "no ppo_max_token_len_per_gpu: sluice begins with 8192 tokens and grows"
         draft.note("check", "trainer.maxTokensPerGpu", why)
     if "/" in str(draft.get("model.path", "")) and not str(draft.get("model.path")).startswith(
         ("/", "~", ".", "$")

@@ -42,6 +42,7 @@ from sluice_trainer.sequences import Sequence, TrainSequence
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
 from sluice_trainer.step.survey import OptimizerStep, survey
@@ -72,6 +73,7 @@ class LearningPolicy(ABC):
         self._writing: Writing | None = None
         self._removals = Removals()
         self._custom_loss = custom.loss(spec.algorithm)
+        self._micro_batch_size = MicroBatchSize.of(spec.trainer)
 
     @property
     def _teaching(self) -> Teaching | None:
@@ -153,9 +155,13 @@ class LearningPolicy(ABC):
         parts = shard_by_optimizer_step
         if len(parts) != len(totals):
             raise ValueError(f"{len(parts)} optimizer steps but {len(totals)} totals")
+        size = self._micro_batch_size
+        size.begin_step()
         metrics = self.critic.train(parts, totals) if self.critic else {}
         if not self.critic or self.step >= self.critic.settings.warmup_steps:
             metrics |= self._train(parts, totals)
+            # Steps of a critic alone say nothing of the policy's.
+            metrics |= size.end_step(self.ranks)
         self.step += 1
         return metrics
 
@@ -164,6 +170,7 @@ class LearningPolicy(ABC):
         results = []
         for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
             batches = self._surveyed(number, self._learner.micro_batches(shard, total), shard)
+            self._micro_batch_size.note(batches)
             results.append(self._learner.step(batches, self._forward, self._objective))
         metrics = means(results) | {"lr": self._learner.rate}
         if "nll" in metrics:

@@ -147,6 +147,13 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path) -> None:
         assert apart(tensors, results[0][1]) < 1e-5
 
 
+def test_no_gradient_outlives_its_step(qwen3: Path) -> None:
+    """Memory that is allocated between steps is memory that stays."""
+    policy = make(qwen3)
+    train(policy)
+    assert all(parameter.grad is None for _, parameter in named(policy))
+
+
 def test_full_recompute_does_not_change_the_result(qwen3: Path) -> None:
     metrics = [train(make(qwen3, trainer={"recompute": word})) for word in ("none", "full")]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5, abs=1e-7)

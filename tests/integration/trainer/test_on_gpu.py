@@ -12,6 +12,7 @@ import pytest
 import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+from sluice_trainer.backend import backend_of
 from sluice_trainer.megatron.model import attention, layout
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
@@ -76,6 +77,19 @@ def test_training_steps_equal_transformers_with_adamw(
         assert metrics["train/loss"] == pytest.approx(loss.item(), abs=tolerance)
         assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=10 * tolerance)
         assert metrics["train/ppo_kl"] == 0
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_micro_batches_grow_where_the_gpu_has_room(qwen3: Path, backend: str) -> None:
+    """A tiny model, so that it has."""
+    trainer = {"gpusPerNode": 1, "precision": "bf16", "backend": backend, "maxTokensPerGpu": None}
+    spec = tiny.spec(qwen3, trainer=trainer)
+    timeout = timedelta(seconds=tiny.TIMEOUT)
+    policy = backend_of(spec)(spec, model_dir=qwen3, timeout=timeout)
+    shard = tiny.batch(1700, seed=0)  # 36,000 tokens
+    history = [policy.train([shard], [tiny.totals(shard)]) for _ in range(5)]
+    sizes = [metrics["perf/micro_batch_tokens"] for metrics in history]
+    assert sizes == [8192, 8192, 16_384, 32_768, 32_768]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.1)])

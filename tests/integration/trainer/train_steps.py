@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,11 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
-from sluice_trainer import staging
+import sluice.api.trainer
+from sluice_trainer import device, staging
 from sluice_trainer.backend import backend_of
 from sluice_trainer.megatron import parallel
+from sluice_trainer.step.room import Memory
 from tests.integration.trainer import tiny
 
 
@@ -26,6 +30,29 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     for name, tensor in tensors.items():
         state.update(name.encode() + tensor.float().numpy().tobytes())
     return state.hexdigest()
+
+
+class Gpu:
+    """A GPU of which steps take a hundredth, and after some of them all.
+
+    It stands in for one in tests of what is done about it; what it tells is nowhere measured.
+    """
+
+    def __init__(self, full_after: int) -> None:
+        self._left = full_after
+
+    def begin(self) -> None: ...
+
+    def end(self) -> Memory:
+        self._left -= 1
+        return Memory(static=0, peak=1, usable=1 if self._left < 0 else 100)
+
+    def release(self) -> None: ...
+
+
+def _on_gpus(first_tokens: int, full_after: int) -> None:
+    device.MEMORY = Gpu(full_after)
+    sluice.api.trainer.FIRST_TOKENS = first_tokens
 
 
 def train(
@@ -39,13 +66,20 @@ def train(
     share: int = 50,
     dump: str | None = None,
     beside: bool = False,
+    first_tokens: int = 0,
+    full_after: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Train up to step `steps`, from the latest checkpoint if there is one.
 
     share: per cent of the sequences that data-parallel rank 0 trains; the others share the rest.
     dump: a file for rank 0's weights. beside: go on with training while the checkpoint is written;
     the memory of its copy is got before the first step, and `new_memory` counts what more it took.
+    first_tokens: of a micro-batch where the job says nothing, for a trainer that takes this machine
+    for one with GPUs; full_after: of each rank, measured steps after which its GPU has no more
+    room.
     """
+    if first_tokens:
+        _on_gpus(first_tokens, full_after[int(os.environ.get("RANK", 0))])
     spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
     timeout = timedelta(seconds=tiny.TIMEOUT)
     policy = backend_of(spec)(spec, model_dir=Path(model), timeout=timeout)

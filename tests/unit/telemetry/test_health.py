@@ -28,7 +28,7 @@ def steps(count: int, first: int = 1, /, **changes: Any) -> list[dict[str, Any]]
 
 ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/entropy_loss"
 TEACHER = "train/opd_reverse_kl"
-MFU, TRAINING = "perf/mfu", "perf/actor_train_time"
+MFU, TRAINING, SIZE = "perf/mfu", "perf/actor_train_time", "perf/micro_batch_tokens"
 BUSY, WAITING, STEP = "rollout/worker_busy", "perf/train_wait_time", "perf/step_time"
 TAIL = "rollout/tail_time"
 APART = "train/train_rollout_logprob_abs_diff"
@@ -100,6 +100,11 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "takes 4.2 s a step and uses 6.0% of the GPUs' arithmetic and 12 GiB of memory. Try a",
         ),
         (
+            steps(3, **{MFU: 0.06, TRAINING: 4.2, SIZE: 32768.0}),
+            "small kernels",
+            "arithmetic, with micro-batches that have grown to 32,768 tokens. Try a higher trainer",
+        ),
+        (
             steps(3, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}),
             "busy worker",
             "compute for 93% of the time, on one core each, and the trainer waits for 86% of a",
@@ -134,6 +139,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "teacher left",
         "nan",
         "small kernels",
+        "small kernels of grown micro-batches",
         "busy worker",
         "long tail",
         "long tail on shared GPUs",
@@ -172,6 +178,7 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(2, **{MFU: 0.06, TRAINING: 4.2}) + steps(1, 3, **{MFU: 0.11, TRAINING: 4.2}),
         steps(9, **{MFU: 0.01, TRAINING: 0.9}),
         steps(9, **{TRAINING: 4.2}),
+        steps(9, **{MFU: 0.06, TRAINING: 4.2, SIZE: 16384.0}),
         steps(9, **{BUSY: 0.7, WAITING: 4.3, STEP: 5.0}),
         steps(9, **{BUSY: 0.93, WAITING: 2.0, STEP: 5.0}),
         steps(2, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}) + steps(3, 3),
@@ -201,6 +208,7 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "slow at first",
         "a moment of training",
         "no GPU",
+        "micro-batches that grew as far as they can",
         "workers with room",
         "a trainer that hardly waits",
         "workers that were busy for two steps",

@@ -19,6 +19,7 @@ from sluice_trainer.fsdp.sharding import build, reshard
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence
 from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
 
@@ -26,15 +27,15 @@ from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_
 class ShardedFrozen:
     """Weights that stay as they are, spread over all ranks, in the precision of computing."""
 
-    def __init__(self, spec: RLJobSpec, recipe: Recipe, ranks: Ranks) -> None:
+    def __init__(self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks) -> None:
         self.net: Net = build(recipe, ranks, spec.trainer, learns=False)
-        self._spec, self._ranks = spec, ranks
+        self._spec, self._size, self._ranks = spec, size, ranks
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
         """Log-probs of each response token at the job's temperature: [response] float32, CPU."""
         model = self._spec.model
         scorer = partial(forward, temperature=self._spec.temperature, fp32_head=model.fp32_lm_head)
-        return score(self.net, shard, self._spec, self._ranks, scorer)
+        return score(self.net, shard, self._size, self._ranks, scorer)
 
     @torch.no_grad()
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -56,16 +57,20 @@ class ShardedFrozen:
         return self.net.final(self.net.output(fp32=self._spec.model.fp32_lm_head)(hidden))
 
 
-def reference(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> ShardedFrozen | None:
+def reference(
+    spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
+) -> ShardedFrozen | None:
     """The reference policy, only where a KL term asks for it."""
     weights = reference_weights(spec, policy.directory)
     if weights is None:
         return None
     directory, drawn = weights
-    return ShardedFrozen(spec, replace(policy, directory=directory, drawn=drawn), ranks)
+    return ShardedFrozen(spec, size, replace(policy, directory=directory, drawn=drawn), ranks)
 
 
-def teacher(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> ShardedFrozen | None:
+def teacher(
+    spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
+) -> ShardedFrozen | None:
     """The teacher that the trainer scores with.
 
     Raises ConfigurationError where its tokens are not the student's.
@@ -76,7 +81,7 @@ def teacher(spec: RLJobSpec, policy: Recipe, ranks: Ranks) -> ShardedFrozen | No
     recipe = replace(policy, directory=directory, drawn=False)
     words = [_words(each.config()) for each in (policy, recipe)]
     check_vocabulary(spec, policy.directory, directory, student=words[0], teacher=words[1])
-    return ShardedFrozen(spec, recipe, ranks)
+    return ShardedFrozen(spec, size, recipe, ranks)
 
 
 def _words(config: object) -> int:

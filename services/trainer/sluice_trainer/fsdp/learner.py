@@ -20,6 +20,7 @@ from sluice_trainer.fsdp.sharding import local, reshard
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.step.learner import Learner, by_sequence
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
 from sluice_trainer.step.results import (
     Loss,
@@ -36,26 +37,31 @@ class ShardedLearner(Learner):
     """A spread-out model, its optimizer and how far it has come."""
 
     def __init__(
-        self, net: Net, spec: RLJobSpec, ranks: Ranks, rates: Optimizer, total_steps: int | None
+        self,
+        net: Net,
+        spec: RLJobSpec,
+        size: MicroBatchSize,
+        ranks: Ranks,
+        rates: Optimizer,
+        total_steps: int | None,
     ) -> None:
         super().__init__(spec, rates, total_steps)
         self.net = net
         self.optimizer = adamw(net, rates)
-        self._ranks = ranks
+        self._size, self._ranks = size, ranks
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
         aggregation = self._spec.algorithm.loss_aggregation
-        rows = micro_batches(self.net, shard, self._spec, self._ranks)
+        rows = micro_batches(self.net, shard, self._size, self._ranks)
         return [with_loss(batch, shard, totals, aggregation, DEVICE) for batch in rows]
 
     def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
         return compute(self.net, batches, forward)
 
     def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
-        return score(self.net, shard, self._spec, self._ranks, forward)
+        return score(self.net, shard, self._size, self._ranks, forward)
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
-        self.optimizer.zero_grad()
         objectives = []
         for batch in batches:
             assert batch.loss is not None
@@ -69,6 +75,9 @@ class ShardedLearner(Learner):
         norm = clip(self.net, limit)
         check_gradient(norm, sums["loss"])
         self.optimizer.step()
+        # Not only before the next one: log-prob passes between steps have their memory, and what
+        # is allocated before a step is what stays.
+        self.optimizer.zero_grad()
         return StepResult(sums, maxima, norm)
 
 
@@ -110,10 +119,10 @@ def adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
 
 
 def micro_batches(
-    net: Net, shard: Seq[Sequence], spec: RLJobSpec, ranks: Ranks
+    net: Net, shard: Seq[Sequence], size: MicroBatchSize, ranks: Ranks
 ) -> list[MicroBatch]:
     """This rank's sequences in rows, as many on every rank: layers are gathered by all."""
-    most = spec.trainer.micro_batch_tokens if net.packs else 1
+    most = size.tokens if net.packs else 1
     bins = pack([len(s.tokens) for s in shard], most)
     count = max(*ranks.gather(len(bins)), 1)
     layout = partial(row, device=DEVICE)
@@ -129,8 +138,8 @@ def compute(net: Net, batches: list[MicroBatch], forward: Forward) -> list[list[
 
 
 def score(
-    net: Net, shard: Seq[Sequence], spec: RLJobSpec, ranks: Ranks, forward: Forward
+    net: Net, shard: Seq[Sequence], size: MicroBatchSize, ranks: Ranks, forward: Forward
 ) -> list[Tensor]:
     """The same by sequence. Collective, also for a rank without one."""
-    batches = micro_batches(net, shard, spec, ranks)
+    batches = micro_batches(net, shard, size, ranks)
     return by_sequence(batches, compute(net, batches, forward), len(shard))

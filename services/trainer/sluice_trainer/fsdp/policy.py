@@ -58,8 +58,11 @@ class ShardedPolicy(LearningPolicy):
     ) -> None:
         super().__init__(spec, model_dir, author)
         join(timeout)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        self.ranks = Ranks.here(timeout, data_parallel_rank=rank, data_parallel_size=size)
+        self.ranks = Ranks.here(
+            timeout,
+            data_parallel_rank=dist.get_rank(),
+            data_parallel_size=dist.get_world_size(),
+        )
         recipe = Recipe(
             model_dir,
             drawn=spec.model.init == "random",
@@ -75,9 +78,10 @@ class ShardedPolicy(LearningPolicy):
         net = build(recipe, self.ranks, spec.trainer, learns=True)
         check_log_probs(net, recipe.compute, spec.data.seed)
         own_steps = steps_of_policy(total_steps, settings)
-        self._learner = ShardedLearner(net, spec, self.ranks, spec.trainer.optimizer, own_steps)
-        self._reference = frozen.reference(spec, recipe, self.ranks)
-        self._teacher = frozen.teacher(spec, recipe, self.ranks)
+        size, rates = self._micro_batch_size, spec.trainer.optimizer
+        self._learner = ShardedLearner(net, spec, size, self.ranks, rates, own_steps)
+        self._reference = frozen.reference(spec, size, recipe, self.ranks)
+        self._teacher = frozen.teacher(spec, size, recipe, self.ranks)
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
         asked = [each.net for each in (self._reference, self._teacher) if each]
         learners = [each for each in self._learners.values() if isinstance(each, ShardedLearner)]
@@ -91,10 +95,10 @@ class ShardedPolicy(LearningPolicy):
         recipe = replace(policy, values=True)
         if settings.model_path:
             recipe = replace(recipe, directory=Path(settings.model_path), drawn=False)
-        spec = self.spec
+        spec, size = self.spec, self._micro_batch_size
         net = build(recipe, self.ranks, spec.trainer, learns=True)
         rates = critic.rates(settings, spec.trainer.optimizer)
-        learner = ShardedLearner(net, spec, self.ranks, rates, total_steps)
+        learner = ShardedLearner(net, spec, size, self.ranks, rates, total_steps)
         return critic.Critic(settings, learner, forward_values)
 
     def _forward_of(self, numbers: TokenNumbers) -> Forward:

@@ -17,6 +17,7 @@ from sluice_trainer.megatron.step.forward import forward, head, hidden_states
 from sluice_trainer.megatron.step.learner import model_config, score
 from sluice_trainer.sequences import Sequence
 from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
 
@@ -24,11 +25,13 @@ from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_
 class Frozen:
     """Weights that stay as they are, under the policy's parallel layout and in its precision."""
 
-    def __init__(self, spec: RLJobSpec, shape: ModelShape, weights: Path | None) -> None:
+    def __init__(
+        self, spec: RLJobSpec, size: MicroBatchSize, shape: ModelShape, weights: Path | None
+    ) -> None:
         """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init:
         random`.
         """
-        self._spec, self._shape = spec, shape
+        self._spec, self._size, self._shape = spec, size, shape
         self.chunks = [
             chunk.requires_grad_(False) for chunk in build(model_config(spec, shape), shape)
         ]
@@ -44,7 +47,7 @@ class Frozen:
             vocab=self._shape.vocab,
             fp32_head=self._spec.model.fp32_lm_head,
         )
-        return score(self.chunks, shard, self._spec, scorer)
+        return score(self.chunks, shard, self._spec.trainer.parallelism, self._size, scorer)
 
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with what the last layer sees of them, where there is one: on the last
@@ -67,16 +70,18 @@ class Frozen:
         return Teaching(last, distillation.whole, distillation.mixture)
 
 
-def reference(spec: RLJobSpec, model_dir: Path) -> Frozen | None:
+def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> Frozen | None:
     """The reference policy, only where a KL term asks for it."""
     weights = reference_weights(spec, model_dir)
     if weights is None:
         return None
     directory, drawn = weights
-    return Frozen(spec, read_shape(directory), None if drawn else directory)
+    return Frozen(spec, size, read_shape(directory), None if drawn else directory)
 
 
-def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | None:
+def teacher(
+    spec: RLJobSpec, size: MicroBatchSize, student: ModelShape, model_dir: Path
+) -> Frozen | None:
     """The teacher that the trainer scores with.
 
     Raises ConfigurationError where its tokens are not the student's.
@@ -86,4 +91,4 @@ def teacher(spec: RLJobSpec, student: ModelShape, model_dir: Path) -> Frozen | N
         return None
     shape = read_shape(directory)
     check_vocabulary(spec, model_dir, directory, student=student.vocab, teacher=shape.vocab)
-    return Frozen(spec, shape, directory)
+    return Frozen(spec, size, shape, directory)

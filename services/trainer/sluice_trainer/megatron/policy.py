@@ -39,6 +39,7 @@ from sluice_trainer.policy import LearningPolicy
 from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.staging import Staging
 from sluice_trainer.step.logits import TokenNumbers
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 from sluice_trainer.unsupported import check_tied
@@ -83,10 +84,11 @@ class Policy(LearningPolicy):
         )
         total_steps, critic = total_steps or spec.trainer.steps, spec.algorithm.value_model
         own_steps = steps_of_policy(total_steps, critic)
-        self._learner = MegatronLearner(chunks, config, spec, spec.trainer.optimizer, own_steps)
-        self._reference = frozen.reference(spec, model_dir)
-        self._teacher = frozen.teacher(spec, self.shape, model_dir)
-        self.critic = _critic(spec, critic, model_dir, total_steps) if critic else None
+        size, rates = self._micro_batch_size, spec.trainer.optimizer
+        self._learner = MegatronLearner(chunks, config, spec, size, rates, own_steps)
+        self._reference = frozen.reference(spec, size, model_dir)
+        self._teacher = frozen.teacher(spec, size, self.shape, model_dir)
+        self.critic = _critic(spec, size, critic, model_dir, total_steps) if critic else None
         asked = [each.chunks for each in (self._reference, self._teacher) if each]
         learners = [
             learner for learner in self._learners.values() if isinstance(learner, MegatronLearner)
@@ -143,7 +145,11 @@ class Policy(LearningPolicy):
 
 
 def _critic(
-    spec: RLJobSpec, settings: CriticSettings, model_dir: Path, total_steps: int | None
+    spec: RLJobSpec,
+    size: MicroBatchSize,
+    settings: CriticSettings,
+    model_dir: Path,
+    total_steps: int | None,
 ) -> critic.Critic:
     """The critic at version 0: from `critic.modelPath`, else as the policy begins.
 
@@ -155,7 +161,6 @@ def _critic(
     chunks = build(config, shape)
     drawn = settings.model_path is None and spec.model.init == "random"
     load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
-    learner = MegatronLearner(
-        chunks, config, spec, critic.rates(settings, spec.trainer.optimizer), total_steps
-    )
+    rates = critic.rates(settings, spec.trainer.optimizer)
+    learner = MegatronLearner(chunks, config, spec, size, rates, total_steps)
     return critic.Critic(settings, learner, forward_values)

@@ -9,7 +9,7 @@ import torch
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from sluice.api import Optimizer, RLJobSpec
+from sluice.api import Optimizer, Parallelism, RLJobSpec
 from sluice_trainer import exactness
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.device import DEVICE
@@ -23,6 +23,7 @@ from sluice_trainer.megatron.step.optimizer_step import train_step
 from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
 from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.step.learner import Learner, by_sequence
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import Loss, StepResult
 
@@ -43,7 +44,11 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
 
 
 def score(
-    chunks: list[Any], shard: Seq[Sequence], spec: RLJobSpec, forward: Forward
+    chunks: list[Any],
+    shard: Seq[Sequence],
+    layout: Parallelism,
+    size: MicroBatchSize,
+    forward: Forward,
 ) -> list[Tensor]:
     """Values of `forward` for each response token: per sequence [response] float32, on the CPU. No
     gradients.
@@ -51,19 +56,19 @@ def score(
     Collective over all ranks, those without a sequence too.
     """
     split = parallel.row_split()
-    batches = [micro_batch(shard, members, DEVICE, split=split) for members in _bins(shard, spec)]
+    bins = _bins(shard, layout, size)
+    batches = [micro_batch(shard, members, DEVICE, split=split) for members in bins]
     return by_sequence(batches, compute(chunks, batches, forward), len(shard))
 
 
-def _bins(shard: Seq[Sequence], spec: RLJobSpec) -> list[list[int]]:
+def _bins(shard: Seq[Sequence], layout: Parallelism, size: MicroBatchSize) -> list[list[int]]:
     """The sequences of each micro-batch. Collective: every data-parallel rank gets the same number
     of them.
 
     Experts on other ranks wait for everybody's tokens, and the interleaved schedule wants whole
     rounds of stages.
     """
-    layout = spec.trainer.parallelism
-    bins = pack([len(s.tokens) for s in shard], spec.trainer.micro_batch_tokens * layout.context)
+    bins = pack([len(s.tokens) for s in shard], size.tokens * layout.context)
     count = max(parallel.largest_over_data_parallel(len(bins)), 1)
     return equalise(bins, count + -count % (layout.pipeline if layout.virtual_pipeline else 1))
 
@@ -76,10 +81,12 @@ class MegatronLearner(Learner):
         chunks: list[Any],
         config: TransformerConfig,
         spec: RLJobSpec,
+        size: MicroBatchSize,
         optimizer: Optimizer,
         total_steps: int | None,
     ) -> None:
         super().__init__(spec, optimizer, total_steps)
+        self._layout, self._size = spec.trainer.parallelism, size
         self.chunks = distribute(chunks, config)
         self.optimizer = build_optimizer(
             self.chunks, config, optimizer, on_host=spec.trainer.optimizer_on_host
@@ -89,14 +96,14 @@ class MegatronLearner(Learner):
         aggregation, split = self._spec.algorithm.loss_aggregation, parallel.row_split()
         return [
             train_micro_batch(shard, members, totals, aggregation, DEVICE, split=split)
-            for members in _bins(shard, self._spec)
+            for members in _bins(shard, self._layout, self._size)
         ]
 
     def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
         return compute(self.chunks, batches, forward)
 
     def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
-        return score(self.chunks, shard, self._spec, forward)
+        return score(self.chunks, shard, self._layout, self._size, forward)
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         return train_step(self.chunks, self.optimizer, batches, forward, loss)

@@ -1,0 +1,191 @@
+"""Micro-batches grow as far as the memory that steps took allows, the same on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from sluice.api import Trainer
+from sluice_trainer import device
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
+from sluice_trainer.step.packing import MicroBatch
+from sluice_trainer.step.room import Memory, Ran, next_size
+
+GIB = 2**30
+MOST = 32_768
+SMALL = Memory(static=2 * GIB, peak=10 * GIB, usable=80 * GIB)
+"""A step that takes 8 GiB beside its 2."""
+
+
+@pytest.mark.parametrize(
+    ("ran", "memory", "size", "expected"),
+    [
+        pytest.param(Ran(8192, 8), SMALL, 8192, 16_384, id="much room"),
+        pytest.param(Ran(8192, 8), replace(SMALL, peak=2 * GIB), 8192, 16_384, id="no activations"),
+        pytest.param(
+            Ran(8192, 8), replace(SMALL, peak=33 * GIB), 8192, 16_384, id="up to the margin"
+        ),
+        pytest.param(Ran(8192, 8), replace(SMALL, peak=34 * GIB), 8192, 8192, id="into the margin"),
+        pytest.param(
+            Ran(8192, 8), Memory(50 * GIB, 58 * GIB, 80 * GIB), 8192, 8192, id="a large model"
+        ),
+        pytest.param(
+            Ran(8192, 8), replace(SMALL, usable=20 * GIB), 8192, 8192, id="an engine on the GPU"
+        ),
+        pytest.param(Ran(8192, 8), Memory(70 * GIB, 79 * GIB, 80 * GIB), 8192, 8192, id="full"),
+        pytest.param(
+            Ran(4096, 8), replace(SMALL, peak=18 * GIB), 8192, 8192, id="half rows, four times more"
+        ),
+        pytest.param(Ran(4096, 8), SMALL, 8192, 16_384, id="half rows, much room"),
+        pytest.param(Ran(4095, 8), SMALL, 8192, None, id="rows too small to tell"),
+        pytest.param(Ran(0, 0), SMALL, 8192, None, id="nothing ran"),
+        pytest.param(
+            Ran(30_000, 8), replace(SMALL, peak=60 * GIB), 8192, 16_384, id="a long sequence alone"
+        ),
+        pytest.param(Ran(8192, 1), SMALL, 8192, None, id="one micro-batch"),
+        pytest.param(Ran(8192, 15, 2), SMALL, 8192, None, id="a pipeline that would idle"),
+        pytest.param(Ran(8192, 16, 2), SMALL, 8192, 16_384, id="a pipeline with many"),
+        pytest.param(Ran(MOST, 8), SMALL, MOST, MOST, id="as large as it gets"),
+        pytest.param(Ran(20_000, 8), SMALL, 20_000, MOST, id="not twice as large"),
+    ],
+)
+def test_the_next_size(ran: Ran, memory: Memory, size: int, expected: int | None) -> None:
+    assert next_size(ran, memory, size, MOST) == expected
+
+
+@dataclass
+class Probe:
+    """A GPU of which a step of `tokens` takes 2 GiB and one for each 1,024 tokens."""
+
+    usable: float
+    size: MicroBatchSize | None = None
+    measured: int = 0
+    released: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.measured += 1
+
+    def end(self) -> Memory:
+        assert self.size
+        peak = 2 * GIB + self.size.tokens * GIB // 1024
+        return Memory(2 * GIB, peak, int(self.usable * GIB))
+
+    def release(self) -> None:
+        assert self.size
+        self.released.append(self.size.tokens)
+
+
+class Alone:
+    """`Ranks` of one."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        self.asked += 1
+        return [value]
+
+
+class Peer(Alone):
+    """`Ranks` of two, of which the other one's answers are known."""
+
+    def __init__(self, *answers: int | None) -> None:
+        super().__init__()
+        self._answers = iter(answers)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [*super().gather(value), (next(self._answers), value[1])]
+
+
+def grown(probe: Probe, ranks: Any, steps: int, *, tokens: int | None = None) -> list[float]:
+    """Sizes of the steps. tokens: of the largest row; None: as many as may be."""
+    size = probe.size = MicroBatchSize(8192, probe)
+    sizes = []
+    for _ in range(steps):
+        size.begin_step()
+        size.note(rows(tokens or size.tokens))
+        sizes.append(size.end_step(ranks)["perf/micro_batch_tokens"])
+    return sizes
+
+
+def rows(tokens: int) -> list[MicroBatch]:
+    row = SimpleNamespace(tokens=torch.empty(tokens))
+    return [cast(MicroBatch, row)] * 4
+
+
+def test_it_doubles_from_the_second_step_on_and_asks_no_more_at_the_end() -> None:
+    probe, ranks = Probe(usable=80), Alone()
+    assert grown(probe, ranks, 6) == [8192, 8192, 16_384, 32_768, 32_768, 32_768]
+    assert probe.released == [16_384, 32_768]
+    assert ranks.asked == 2
+    assert probe.measured == 3
+
+
+def test_it_stays_for_good_where_no_more_fits() -> None:
+    probe, ranks = Probe(usable=30), Alone()
+    assert grown(probe, ranks, 6) == [8192, 8192, 16_384, 16_384, 16_384, 16_384]
+    assert ranks.asked == 2
+
+
+def test_it_waits_for_a_step_that_tells() -> None:
+    probe, ranks = Probe(usable=80), Alone()
+    assert grown(probe, ranks, 4, tokens=100) == [8192] * 4
+    assert ranks.asked == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "sizes"),
+    [
+        pytest.param([16_384, 32_768], [8192, 8192, 16_384, 32_768], id="of one mind"),
+        pytest.param([16_384, 16_384], [8192, 8192, 16_384, 16_384], id="the other is full"),
+        pytest.param([8192], [8192, 8192, 8192, 8192], id="the other is full at once"),
+        pytest.param(
+            [None, 16_384, None], [8192, 8192, 8192, 16_384], id="the other does not know"
+        ),
+    ],
+)
+def test_ranks_take_the_smallest_of_their_answers(
+    answers: list[int | None], sizes: list[float]
+) -> None:
+    ranks = Peer(*answers)
+    assert grown(Probe(usable=80), ranks, 4) == sizes
+    assert ranks.asked == len(answers)
+
+
+def test_the_fullest_gpu_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    grown(Probe(usable=80), Alone(), 2)
+    told = capsys.readouterr().out
+    assert "micro-batches of 16,384 tokens: a step took 10.0 of 80.0 GiB" in told
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Probe:
+    probe = Probe(usable=80)
+    monkeypatch.setattr(device, "MEMORY", probe)
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("trainer", "tokens", "grows"),
+    [
+        pytest.param({}, 8192, True, id="nothing said"),
+        pytest.param({"maxTokensPerGpu": 8192}, 8192, False, id="a number"),
+        pytest.param({"deterministic": True}, 8192, False, id="deterministic"),
+        pytest.param({"gpusPerNode": 0}, 2048, False, id="on a CPU"),
+    ],
+)
+@pytest.mark.usefixtures("gpu")
+def test_it_grows_only_where_nobody_has_said_how_large(
+    trainer: dict[str, Any], tokens: int, grows: bool
+) -> None:
+    size = MicroBatchSize.of(Trainer.model_validate({"steps": 1, **trainer}))
+    assert size.tokens == tokens
+    size.begin_step()
+    size.note(rows(tokens))
+    assert bool(size.end_step(cast(Any, Alone()))) == grows
