@@ -27,6 +27,7 @@ from sluice_rollout.gateway.desk import Desk, Place
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
+from sluice_rollout.load import Load
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.teacher import TeacherError, Teachers, teacher_of
 from sluice_rollout.worker import Worker, WorkerError
@@ -164,8 +165,9 @@ async def _work(
     make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
+    load = Load(batches=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(
-        spec, engine, make, code.keep, buffer, membership, submits, returns
+        spec, engine, make, code.keep, buffer, membership, submits, returns, load=load
     )
     try:
         async with desk, membership:

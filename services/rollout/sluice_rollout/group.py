@@ -33,7 +33,7 @@ from sluice_rollout.function import Player
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
-from sluice_rollout.load import Load
+from sluice_rollout.load import SHARE
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 from sluice_rollout.teacher import Teachers
 from sluice_rollout.together import all_of
@@ -58,7 +58,6 @@ class GroupMaker:
     players: Mapping[tuple[Purpose, str], Player | None] = field(default_factory=dict)
     """Of prompts whose source names a function of its own."""
     teacher: Teachers | None = None
-    load: Load = field(default_factory=Load)
     finished_samples: int = 0
     generated_tokens: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -69,6 +68,7 @@ class GroupMaker:
         count = self.spec.rollout.samples_per_prompt
         if dataset is not None and self.spec.evaluation is not None:
             count = self.spec.evaluation.samples_of(dataset)
+        SHARE.get().expect(count)
         group = SampleGroup(prompt, self._continued(partial, prompt, count))
         try:
             ids = self.encoder.encode(prompt)
@@ -110,10 +110,13 @@ class GroupMaker:
         self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
     ) -> None:
         if all(self._is_made(sample, prompt) for sample in samples):
+            SHARE.get().made(len(samples))
             return
         before = sum(map(_response_tokens, samples))
-        with self.load.generating(len(samples)):
+        try:
             await self._generate(ids, samples, params, prompt)
+        finally:
+            SHARE.get().made(len(samples))
         self.generated_tokens += max(0, sum(map(_response_tokens, samples)) - before)
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
@@ -157,8 +160,7 @@ class GroupMaker:
         if not self.spec.algorithm.kind.greedy or prompt.purpose is not Purpose.TRAIN:
             return None
         sample = Sample(index=-1, metadata={"baseline": True})
-        with self.load.generating(1):
-            await self._generate(ids, [sample], params | {"temperature": 0.0}, prompt)
+        await self._generate(ids, [sample], params | {"temperature": 0.0}, prompt)
         await self._score([sample], prompt)
         return sample
 
@@ -280,7 +282,6 @@ def group_maker(
         judges=code.judges,
         players={key: player(named) for key, named in code.plays.of.items()},
         teacher=teacher,
-        load=Load(batches=spec.rollout.mode == "sync"),
     )
 
 

@@ -1,4 +1,4 @@
-"""A worker's load: the samples that it generates, and whether they are the tail of a batch.
+"""A worker's load: the samples that it has to generate, and whether they are the tail of a batch.
 
 A synchronous step waits for the longest response of its batch, with an engine that runs ever fewer
 of them: its *tail*, as in long-tailed lengths. More engines do not shorten it, asynchronous mode
@@ -11,10 +11,11 @@ until its last token; what is still scored then needs no engine.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 TAIL_SHARE = 0.25
 """Of the most samples since the worker had none; with fewer it is in the tail."""
@@ -31,7 +32,7 @@ def is_tail(samples: int, peak: int, *, waits: bool) -> bool:
 
 @dataclass(slots=True)
 class Load:
-    """One worker's samples, and since when they are a tail.
+    """One worker's samples, and since when they are a tail. less: set where some were generated.
 
     batches: a batch is begun when the one before it is trained (rollout.mode: sync). In
     asynchronous mode later ones are begun beside it, and none has a tail: a worker that waits with
@@ -43,18 +44,14 @@ class Load:
     samples: int = 0
     peak: int = 0
     waits: bool = False
+    less: asyncio.Event = field(default_factory=asyncio.Event)
     _since: float | None = None
 
-    @contextmanager
-    def generating(self, count: int) -> Iterator[None]:
-        """So many samples more, until the block ends."""
-        if not self.samples:
-            self.peak = 0
-        self._change(count)
-        try:
-            yield
-        finally:
-            self._change(-count)
+    def group(self, count: int) -> Share:
+        """A group more, of so many samples."""
+        share = Share(self)
+        share.expect(count)
+        return share
 
     def leasing(self, *, waits: bool) -> None:
         """A lease is asked for, and not there yet (waits); or groups have come with it."""
@@ -73,9 +70,34 @@ class Load:
         return 0.0 if self._since is None else self.clock() - self._since
 
     def _change(self, samples: int) -> None:
+        if samples > 0 and not self.samples:
+            self.peak = 0
         self.samples += samples
         self.peak = max(self.peak, self.samples)
+        if samples < 0:
+            self.less.set()
         if not self.batches or not is_tail(self.samples, self.peak, waits=self.waits):
             self._since = None
         elif self._since is None:
             self._since = self.clock()
+
+
+@dataclass(slots=True)
+class Share:
+    """One group's part of its worker's load: its samples that are still to be generated."""
+
+    load: Load
+    left: int = 0
+
+    def expect(self, count: int) -> None:
+        """It has so many."""
+        change, self.left = max(count, 0) - self.left, max(count, 0)
+        self.load._change(change)
+
+    def made(self, count: int) -> None:
+        """So many are generated, or will not be."""
+        self.expect(self.left - count)
+
+
+SHARE: ContextVar[Share] = ContextVar("share", default=Share(Load()))  # noqa: B039 - of who has none
+"""That of the group which this task, and all that it starts, makes."""

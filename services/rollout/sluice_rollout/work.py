@@ -10,20 +10,23 @@ from sluice.sample import Prompt, Sample, SampleGroup
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.generate import Requests
+from sluice_rollout.load import Share
 
 
 @dataclass(slots=True)
 class Work:
     """A lease, and its group's requests and task.
 
-    prompt: its names alone, which no user's code can change. failure: the engine's, if it may be
-    this group's. settled: the buffer has the group back, finished or not. submitted: finished.
-    began, computed: clocks at its begin, the wall's and that of this thread's CPU time.
+    prompt: its names alone, which no user's code can change. share: of its worker's load. failure:
+    the engine's, if it may be this group's. settled: the buffer has the group back, finished or
+    not. submitted: finished. began, computed: clocks at its begin, the wall's and that of this
+    thread's CPU time.
     """
 
     leased: pb.LeasedGroup
     prompt: Prompt
     requests: Requests
+    share: Share
     failure: str = ""
     settled: bool = False
     submitted: bool = False
@@ -32,12 +35,12 @@ class Work:
     computed: float = field(default_factory=time.thread_time)
 
     @classmethod
-    def of(cls, leased: pb.LeasedGroup) -> Work:
+    def of(cls, leased: pb.LeasedGroup, share: Share) -> Work:
         names = leased.prompt
         prompt = Prompt(
             names.group_id, "", lease_id=names.lease_id, lease_attempt=names.lease_attempt
         )
-        return cls(leased, prompt, Requests(names.group_id))
+        return cls(leased, prompt, Requests(names.group_id), share)
 
     @property
     def name(self) -> str:

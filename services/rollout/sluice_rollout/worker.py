@@ -33,7 +33,7 @@ from sluice_rollout.filters import Filter, FilterError
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker, mask_off_policy
 from sluice_rollout.health import EngineHealth, EngineLostError
-from sluice_rollout.load import Load
+from sluice_rollout.load import SHARE, Load
 from sluice_rollout.work import Work
 
 LEASE_WAIT_SECONDS = 60.0
@@ -42,6 +42,8 @@ HEARTBEAT_SECONDS = 20.0
 LOOKS_PER_HEARTBEAT = 8
 """At the state of which the rendezvous counts the seconds."""
 ABORT_SECONDS = 0.5
+WORK_FACTOR = 4
+"""A worker's groups have at most so many times the samples that it generates side by side."""
 RETURN_SECONDS = 5.0
 """For what is given back last, of work that did not end in time."""
 
@@ -67,16 +69,12 @@ class Worker:
     exhausted: bool = False
     lost: Exception | None = None
     """Why this worker must end, where nobody has told it to."""
+    load: Load = field(default_factory=Load)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
-    _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def health(self) -> EngineHealth:
         return self.make.generator.health
-
-    @property
-    def load(self) -> Load:
-        return self.make.load
 
     @property
     def state(self) -> str:
@@ -157,7 +155,8 @@ class Worker:
                 self._room_for(), self.membership.version, LEASE_WAIT_SECONDS, self._leases
             )
             for leased in groups:
-                self._start(group, Work.of(leased))
+                share = self.load.group(self.spec.rollout.samples_per_prompt)
+                self._start(group, Work.of(leased, share))
             if groups:
                 self.load.leasing(waits=False)
             else:  # nothing is left, or weights have come that this worker has not heard of yet
@@ -183,15 +182,21 @@ class Worker:
         ]
 
     def _room_for(self) -> int:
-        """Groups that fit into the engine's free request slots."""
+        """Groups that fit into the engine's free places. A sample has its place until its last
+        token: the long responses of a group do not keep those of the short ones. What waits for its
+        reward or for the rest of its group is bounded too, so that rewards slower than the engine
+        hold it back.
+        """
         rollout = self.spec.rollout
-        open_samples = len(self.work) * rollout.samples_per_prompt
-        return math.ceil((rollout.samples_at_once - open_samples) / rollout.samples_per_prompt)
+        places, size = rollout.samples_at_once, rollout.samples_per_prompt
+        unfinished = len(self.work) * size
+        free = min(places - self.load.samples, WORK_FACTOR * places - unfinished)
+        return math.ceil(free / size)
 
     async def _until_room(self) -> None:
         while self._room_for() < 1:
-            self._room.clear()
-            await self._room.wait()
+            self.load.less.clear()
+            await self.load.less.wait()
 
     async def _until_admitted(self) -> None:
         while not (self.membership.latest and self.membership.latest.admitted):
@@ -202,6 +207,7 @@ class Worker:
     async def _work(self, work: Work) -> None:
         lease_id = work.prompt.lease_id
         REQUESTS.set(work.requests)
+        SHARE.set(work.share)
         metrics.LEASES.inc()
         try:
             with tracing.span("work", group=work.name):
@@ -221,7 +227,8 @@ class Worker:
             metrics.LEASES.dec()
             if work.submitted:
                 metrics.GROUP_SECONDS.observe(work.seconds)
-            self._room.set()
+            work.share.expect(0)
+            self.load.less.set()
 
     async def _make(self, work: Work) -> None:
         """Finish the group, or as much of it as a drain leaves time for."""

@@ -53,6 +53,35 @@ async def test_samples_travel_from_lease_to_batch(
         assert (stats.leases, stats.counters["groups_lost"]) == (0, 0)
 
 
+async def test_a_long_response_keeps_its_own_place_and_none_of_its_groups(
+    house: Callable[..., House], engine: Client, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    code = tmp_path / "long.py"
+    code.write_text(f"""
+import asyncio
+from pathlib import Path
+
+
+async def play(episode):
+    long = episode.prompt.group_id == 0 and episode.sample.index == 0
+    while long and not Path({str(done)!r}).exists():
+        await asyncio.sleep(0.05)
+    await episode.generate()
+""")
+    one = house(rollout__function=f"{code}:play", rollout__concurrency=2)
+    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+        async with asyncio.timeout(DEADLINE):
+            while worker.make.finished_samples < 7:
+                await asyncio.sleep(0.05)
+        [left] = worker.work.values()
+        assert (left.share.left, worker.load.samples) == (1, 1)
+        done.write_text("")
+        assert (await client.take(1, wait=DEADLINE)).state == READY
+        await end()
+        assert worker.load.samples == 0
+
+
 async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
     house: Callable[..., House], engine: Client, server: Server, model: Path
 ) -> None:

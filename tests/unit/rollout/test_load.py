@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +11,7 @@ import pytest
 
 from sluice.sample import Prompt, Sample
 from sluice_rollout import worker as worker_module
-from sluice_rollout.load import Load, is_tail
+from sluice_rollout.load import SHARE, Load, Share, is_tail
 from tests.unit.rollout.test_hooks import House, maker
 
 
@@ -40,7 +39,7 @@ class Worker:
 
     batches: bool = True
     time: float = 0.0
-    running: list[ExitStack] = field(default_factory=list)
+    running: list[Share] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.load = Load(self.batches, clock=lambda: self.time)
@@ -49,15 +48,12 @@ class Worker:
         """A lease call that is answered with groups of so many samples, and the next call."""
         self.load.leasing(waits=True)
         self.load.leasing(waits=False)
-        for _ in range(count):
-            stack = ExitStack()
-            stack.enter_context(self.load.generating(1))
-            self.running.append(stack)
+        self.running += [self.load.group(1) for _ in range(count)]
         self.load.leasing(waits=True)
 
     def finish(self, count: int) -> None:
         for _ in range(count):
-            self.running.pop().close()
+            self.running.pop().made(1)
 
     @property
     def state(self) -> str:
@@ -122,9 +118,9 @@ def test_asynchronous_mode_has_no_tail() -> None:
 def test_episodes_whose_tools_run_are_no_tail() -> None:
     """They have no request at the engine, and will have some."""
     load = Load()
-    with load.generating(64):
-        load.leasing(waits=True)
-        assert load.state(work=True) == "generating"
+    load.group(64)
+    load.leasing(waits=True)
+    assert load.state(work=True) == "generating"
 
 
 async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_scored() -> None:
@@ -133,40 +129,41 @@ async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_sco
     class Counts(House):
         async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
             await asyncio.sleep(0)  # until all have begun
-            counts.append(make.load.samples)
+            counts.append(load.samples)
             return await super().generator(ids, sample, params)
 
         def judge(self, reward: float) -> Any:
             inner = super().judge(reward)
 
             async def judge(inputs: list[Any]) -> list[Any]:
-                counts.append(make.load.samples)
+                counts.append(load.samples)
                 return cast("list[Any]", await inner(inputs))
 
             return judge
 
-    make = maker(Counts())
-    await make(Prompt(0, "2+2"), [])
-    assert counts[:2] == [2, 2]
-    assert (counts[-1], make.load.samples, make.load.peak) == (0, 0, 2)
+    load = Load()
+    SHARE.set(load.group(5))
+    await maker(Counts())(Prompt(0, "2+2"), [])
+    assert counts[:2] == [2, 2], "as many as the group has"
+    assert (counts[-1], load.samples) == (0, 0)
 
 
 async def test_a_change_of_state_is_told_once_and_soon() -> None:
     beats: asyncio.Queue[None] = asyncio.Queue()
-    load, nothing = Load(), cast("Any", None)
+    nothing = cast("Any", None)
     membership = SimpleNamespace(interval=0.01, beat=lambda: beats.put_nowait(None))
     worker = worker_module.Worker(
-        nothing, nothing, cast("Any", SimpleNamespace(load=load)), nothing, nothing,
-        cast("Any", membership), nothing, nothing,
-    )  # fmt: skip
+        nothing, nothing, nothing, nothing, nothing, cast("Any", membership), nothing, nothing
+    )
     telling = asyncio.create_task(worker._tell_state())
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
         worker.work["one"] = nothing
-        with load.generating(8):
-            load.leasing(waits=True)
-            await beats.get()
-            assert worker.state == "generating"
+        share = worker.load.group(8)
+        worker.load.leasing(waits=True)
+        await beats.get()
+        assert worker.state == "generating"
+        share.made(7)
         await beats.get()
         assert worker.state == "tail"
         worker.work.clear()
@@ -174,3 +171,46 @@ async def test_a_change_of_state_is_told_once_and_soon() -> None:
         assert worker.state == "idle"
     assert beats.empty()
     telling.cancel()
+
+
+def room(places: int, size: int, open_samples: list[int]) -> int:
+    """Groups that a worker with these many samples still to generate of each group asks for."""
+    nothing = cast("Any", None)
+    rollout = SimpleNamespace(samples_at_once=places, samples_per_prompt=size)
+    spec = cast("Any", SimpleNamespace(rollout=rollout))
+    worker = worker_module.Worker(
+        spec, nothing, nothing, nothing, nothing, nothing, nothing, nothing
+    )
+    for number, left in enumerate(open_samples):
+        worker.load.group(left)
+        worker.work[str(number)] = nothing
+    return worker._room_for()
+
+
+@pytest.mark.parametrize(
+    ("open_samples", "groups"),
+    [
+        pytest.param([], 8, id="none yet"),
+        pytest.param([8] * 8, 0, id="every place is taken"),
+        pytest.param([1] * 8, 7, id="one long response of each group holds one place, not eight"),
+        pytest.param([8] * 7 + [1], 1, id="a part of a group's places is enough"),
+        pytest.param([0] * 20, 8, id="what is scored needs no place"),
+        pytest.param([0] * 31, 1, id="rewards lag behind"),
+        pytest.param([0] * 32, 0, id="rewards hold the engine back"),
+    ],
+)
+def test_a_sample_has_its_place_until_it_is_generated(open_samples: list[int], groups: int) -> None:
+    assert room(64, 8, open_samples) == groups
+
+
+def test_fewer_places_than_a_group_has_samples_are_enough() -> None:
+    assert room(4, 8, []) == 1
+    assert room(4, 8, [4]) == 0
+
+
+async def test_who_waits_for_places_hears_of_each_that_is_free() -> None:
+    load = Load()
+    share = load.group(8)
+    load.less.clear()
+    share.made(1)
+    assert load.less.is_set()

@@ -7,11 +7,12 @@ import time
 import pytest
 
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.load import Load, Share
 from sluice_rollout.work import Work
 
 
 def test_it_knows_how_busy_its_thread_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work.of(pb.LeasedGroup())
+    work = Work.of(pb.LeasedGroup(), Share(Load()))
     work.began, work.computed = 100.0, 7.0
     monkeypatch.setattr(time, "monotonic", lambda: 110.0)
     monkeypatch.setattr(time, "thread_time", lambda: 9.5)
