@@ -43,6 +43,8 @@ from sluice.telemetry.planner import Split, work_of
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
 WARM_UP = 3
 AREAL = 2.77
+STOPPED = 130
+"""The exit code of a run that Ctrl-C has ended."""
 STARTS = ("starting", "restarting")
 TAIL = '''"""One response behind a wait whose length has a long tail."""
 
@@ -167,7 +169,7 @@ def run(
         for name in (run_directory.METRICS, run_directory.SUMMARY):
             if (directory / name).exists():
                 shutil.copy(directory / name, out / f"{way}-{name}")
-    if code or len(records) <= WARM_UP + 1:
+    if code not in (0, STOPPED) or len(records) <= WARM_UP + 4:
         sys.exit(f"{output[-3000:]}\n{way}: {len(records)} steps, exit code {code}")
     return figures_of(records, json.loads((directory / run_directory.SUMMARY).read_text()))
 
