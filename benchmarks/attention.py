@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
@@ -63,13 +62,12 @@ def ways(length: int, width: int) -> dict[str, Way]:
 
 
 def torch_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    starts, longest = whole(packed)
+    starts, longest = packed.whole.starts, packed.whole.longest
     return flash.attend2(q, k, v, (starts, starts), (longest, longest), scale=scale)
 
 
 def flash4(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    starts, longest = whole(packed)
-    return flash.attend(q, k, v, (starts, starts), (longest, longest), scale=scale)
+    return flash.attend4(q, k, v, packed.whole.starts, packed.whole.longest, scale=scale)
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
@@ -79,12 +77,6 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -
 
 def dense(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
     return attention._dense(q, k, v, packed.dense, scale)
-
-
-def whole(packed: Packing) -> tuple[Tensor, int]:
-    """Where the row's sequences begin, [sequences + 1] int32, and the longest of them."""
-    sizes = torch.tensor(packed.lengths)
-    return F.pad(sizes.cumsum(0), (1, 0)).to(DEVICE, torch.int32), max(packed.lengths)
 
 
 def measure(shape: str, row: int, length: int, rounds: int) -> None:

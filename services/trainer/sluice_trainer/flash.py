@@ -1,9 +1,10 @@
 """Attention of packed sequences on a GPU: FlashAttention 4 where it is installed, else the
 FlashAttention 2 that torch ships.
 
-FlashAttention 4 (the package `flash-attn-4`) has kernels for Hopper and Blackwell that know packed
-rows and grouped queries, so neither padding nor repeated keys are needed. They are compiled when a
-process first needs them, and kept in `FLASH_ATTENTION_CUTE_DSL_CACHE_DIR`.
+FlashAttention 4 (the package `flash-attn-4`, extra `flash`) has kernels for Hopper and Blackwell
+that know packed rows and grouped queries, so neither padding nor repeated keys are needed. They are
+compiled when a machine first needs them, in seconds, and kept in a directory that
+`FLASH_ATTENTION_CUTE_DSL_CACHE_DIR` names (`kernelCache` of a job; else one under /tmp).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,40 +21,47 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from sluice.telemetry import logs
 from sluice_trainer import exactness
 
 _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """torch 2.11 has no grouped queries here, 2.13 has."""
-WIDEST = 128
-"""Channels of a head, for which its kernels are both fast and tested."""
+_WIDTHS = (64, 128)
+"""Channels of a head for which its kernels were measured (benchmarks/attention.py)."""
+_ARCHITECTURES = (9, 10)
+_CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+
+Flash4 = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def flash4_fits(width: int) -> bool:
     """Whether heads of so many channels go through FlashAttention 4. Not in deterministic mode,
     whose backward pass is torch's.
     """
-    return width <= WIDEST and width % 8 == 0 and not exactness.enabled() and _flash4() is not None
+    return width in _WIDTHS and not exactness.enabled() and _flash4() is not None
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    *,
-    scale: float | None = None,
-    window: int | None = None,
+def attend4(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, *, scale: float | None = None
 ) -> Tensor:
-    """Causal attention within each sequence: [t, heads, d].
+    """Causal attention within each sequence by FlashAttention 4: [t, heads, d].
 
-    q: [t, heads, d]; k, v: [m, kv heads, d]. starts: [sequences + 1] int32 each, where queries and
-    keys of the sequences begin; longest: how many the longest one has. Query i of n is aligned with
-    key m - n + i. window: keys that a query sees, its own included; None: all before it.
+    q: [t, heads, d]; k, v: [t, kv heads, d]. starts: [sequences + 1] int32, where the sequences
+    begin; longest: tokens of the longest one. Only where `flash4_fits`.
     """
-    if flash4_fits(q.shape[-1]):
-        return _attend4(q, k, v, starts, longest, scale, window)
-    return attend2(q, k, v, starts, longest, scale=scale, window=window)
+    flash4 = _flash4()
+    assert flash4 is not None
+    return flash4(
+        q,
+        k,
+        v,
+        cu_seqlens_q=starts,
+        cu_seqlens_k=starts,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        softmax_scale=scale,
+        causal=True,
+    )[0]
 
 
 def attend2(
@@ -65,7 +74,13 @@ def attend2(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """`attend` by torch's FlashAttention 2, which repeats itself where torch is told to."""
+    """Causal attention within each sequence by torch's FlashAttention 2, which repeats itself where
+    torch is told to: [t, heads, d].
+
+    q: [t, heads, d]; k, v: [m, kv heads, d]. starts: [sequences + 1] int32 each, where queries and
+    keys of the sequences begin; longest: how many the longest one has. Query i of n is aligned with
+    key m - n + i. window: keys that a query sees, its own included; None: all before it.
+    """
     options: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA else {}
     if not _VARLEN_HAS_GQA and q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -75,42 +90,36 @@ def attend2(
     return out
 
 
-def _attend4(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
-    flash4 = _flash4()
-    assert flash4 is not None
-    out: Tensor = flash4(
-        q,
-        k,
-        v,
-        cu_seqlens_q=starts[0],
-        cu_seqlens_k=starts[1],
-        max_seqlen_q=longest[0],
-        max_seqlen_k=longest[1],
-        softmax_scale=scale,
-        causal=window is None,
-        window_size=(None, None) if window is None else (window - 1, 0),
-    )[0]
-    return out
-
-
 @cache
-def _flash4() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
-    """Its function of packed rows; None without the package or a GPU that it has kernels for."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+def _flash4() -> Flash4 | None:
+    """Its function of packed rows. None without the package, or a GPU that it has kernels for."""
+    if not torch.cuda.is_available():
         return None
-    if not importlib.util.find_spec("flash_attn") or not importlib.util.find_spec(
-        "flash_attn.cute"
-    ):
+    if torch.cuda.get_device_capability()[0] not in _ARCHITECTURES:
         return None
-    function: Callable[..., tuple[Tensor, Tensor | None]] = importlib.import_module(
-        "flash_attn.cute"
-    ).flash_attn_varlen_func
-    return function
+    return loaded()
+
+
+def loaded() -> Flash4 | None:
+    """The package's function; None, and why in the log, where it is installed and does not load."""
+    os.environ.setdefault(_CACHE, "1")
+    try:
+        if importlib.util.find_spec("flash_attn.cute") is None:
+            return None
+        function: Flash4 = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
+    except ModuleNotFoundError as error:
+        if error.name == "flash_attn":
+            return None
+        _tell(error)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        _tell(error)
+    else:
+        return function
+    return None
+
+
+def _tell(error: Exception) -> None:
+    logs.get().warning(
+        "flash-attn-4 is installed but cannot be loaded: attention is torch's, which is slower",
+        error=f"{type(error).__name__}: {error}",
+    )

@@ -12,8 +12,10 @@ import pytest
 import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
+from sluice_trainer import flash
 from sluice_trainer.backend import backend_of
-from sluice_trainer.megatron.model import attention, layout
+from sluice_trainer.kernels import turning
+from sluice_trainer.megatron.model import attention, layout, rotary
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.step import head
@@ -159,15 +161,21 @@ def test_context_shares_attend_as_the_whole_row_does(
         assert (share.float() - whole[held].float()).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("installed", [True, False], ids=["FlashAttention 4", "without it"])
+@pytest.mark.parametrize("width", [64, 128])
 def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, installed: bool, width: int
 ) -> None:
-    """cuDNN's attention of padded sequences beside FlashAttention over the packed row, and dense
-    float32."""
+    """FlashAttention 4, or cuDNN's attention of padded sequences beside FlashAttention 2 over the
+    packed row, and dense float32."""
+    if not installed:
+        monkeypatch.setattr(flash, "flash4_fits", lambda width: False)
+    elif not flash.flash4_fits(width):
+        pytest.skip("flash-attn-4 is not installed")
     lengths = [700, 30, 512, 5, 1000]
     generator = torch.Generator("cuda").manual_seed(0)
     drawn = [
-        torch.randn(sum(lengths), heads, 64, generator=generator, device="cuda")
+        torch.randn(sum(lengths), heads, width, generator=generator, device="cuda")
         for heads in (4, 2, 2)
     ]
 
@@ -187,6 +195,30 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
             outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True
         ):
             assert (actual - expected).norm() / expected.norm() < 0.01
+
+
+@pytest.mark.parametrize("normed", [True, False], ids=["normalised", "as they are"])
+def test_heads_are_turned_as_torch_turns_them_and_so_are_their_gradients(normed: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    mixed = torch.randn(777, 6, 3 * 128, generator=generator, device="cuda").bfloat16()
+    weight = torch.rand(128, generator=generator, device="cuda").bfloat16() + 0.5
+    angles = torch.rand(777, 64, generator=generator, device="cuda") * 6
+    of = torch.randn(777, 6, 128, generator=generator, device="cuda")
+
+    def outcome(dtype: torch.dtype, fused: bool) -> list[torch.Tensor]:
+        x = mixed.to(dtype)[..., 128:256].detach().requires_grad_()
+        gain = weight.to(dtype).detach().requires_grad_()
+        turns = angles.cos(), angles.sin()
+        if fused:
+            out = turning.norm_and_turn(x, gain if normed else None, 1e-6, *turns)
+        else:
+            plain = torch.nn.functional.rms_norm(x, (128,), gain, 1e-6) if normed else x
+            out = rotary.turn(plain, *turns, False)
+        out.backward(of.to(dtype))
+        return [value.float() for value in (out.detach(), x.grad, gain.grad) if value is not None]
+
+    pairs = zip(outcome(torch.bfloat16, True), outcome(torch.float32, False), strict=True)
+    assert all((a - b).norm() / b.norm() < 0.005 for a, b in pairs)
 
 
 @pytest.mark.parametrize("context", [2, 4])

@@ -69,8 +69,8 @@ def test_images_install_the_extras_of_their_roles() -> None:
         "operator": {"operator", "tracing"},
         "buffer": {"buffer", "tracing"},
         "rollout": {"rollout", "mcp", "tracing"},
-        "trainer": {"trainer", "tracing", "wandb"},
-        "cpu": EXTRAS.keys() - {"dev", "docs"},
+        "trainer": {"trainer", "flash", "tracing", "wandb"},
+        "cpu": EXTRAS.keys() - {"dev", "docs", "flash"},
     }
 
 

@@ -147,23 +147,25 @@ def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Te
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    """Half precision on CUDA: FlashAttention over what is packed, and where there is no
-    FlashAttention 4, cuDNN for long sequences. [t, heads, dv].
+    """Half precision on CUDA: FlashAttention 4 over a whole row. Without it, and for a share of a
+    row, cuDNN for long sequences and FlashAttention 2 over what is packed. [t, heads, dv].
     """
     width = v.shape[-1]
     if width != q.shape[-1]:
         v = F.pad(
             v, (0, q.shape[-1] - width)
         )  # one head size for all: latent attention has wider keys
+    if packed.restore is None and flash.flash4_fits(q.shape[-1]):
+        whole = packed.whole
+        return flash.attend4(q, k, v, whole.starts, whole.longest, scale=scale)[..., :width]
     fits = q.shape[-1] <= 128 and torch.cuda.get_device_capability() >= (9, 0)
-    by_cudnn = fits and not flash.flash4_fits(q.shape[-1])
     outputs = []
     for span in packed.spans:
         pieces = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
         outputs.append(
             _long(*pieces, scale)
-            if by_cudnn and span.long
-            else flash.attend(*pieces, span.starts, span.longest, scale=scale)
+            if fits and span.long
+            else flash.attend2(*pieces, span.starts, span.longest, scale=scale)
         )
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[..., :width]
 

@@ -89,6 +89,7 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     restore: Tensor | None = None
     experts: Tensor | None = None
     record: list[Tensor] | None = None
+    _whole: Whole | None = None
     _dense: DenseLayout | None = None
     _places: Places | None = None
     _turns: tuple[Tensor, Tensor] | None = None
@@ -98,6 +99,15 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
         if self._turns is None:
             self._turns = rotary.turns(self.positions)
         return self._turns
+
+    @property
+    def whole(self) -> Whole:
+        """The sequences of a row that this rank has whole; worked out once for all layers."""
+        if self._whole is None:
+            ends = torch.cumsum(torch.tensor(self.lengths), 0)
+            starts = F.pad(ends, (1, 0)).to(self.positions.device, torch.int32)
+            self._whole = Whole(starts, max(self.lengths))
+        return self._whole
 
     @property
     def places(self) -> Places:
@@ -112,6 +122,14 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
         if self._dense is None:
             self._dense = dense_layout(self.lengths, self.positions.device)
         return self._dense
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Sequences end to end. starts: [sequences + 1] int32; longest: tokens of the longest one."""
+
+    starts: Tensor
+    longest: int
 
 
 def packing(lengths: list[int], device: torch.device, split: Split | None = None) -> Packing:
