@@ -110,13 +110,13 @@ class GroupMaker:
         self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
     ) -> None:
         if all(self._is_made(sample, prompt) for sample in samples):
-            SHARE.get().made(len(samples))
+            SHARE.get().done(len(samples))
             return
         before = sum(map(_response_tokens, samples))
         try:
             await self._generate(ids, samples, params, prompt)
         finally:
-            SHARE.get().made(len(samples))
+            SHARE.get().done(len(samples))
         self.generated_tokens += max(0, sum(map(_response_tokens, samples)) - before)
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)

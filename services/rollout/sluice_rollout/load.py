@@ -94,7 +94,7 @@ class Share:
         change, self.left = max(count, 0) - self.left, max(count, 0)
         self.load._change(change)
 
-    def made(self, count: int) -> None:
+    def done(self, count: int) -> None:
         """So many are generated, or will not be."""
         self.expect(self.left - count)
 

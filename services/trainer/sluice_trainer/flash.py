@@ -10,7 +10,7 @@ compiled when a machine first needs them, in seconds, and kept in a directory th
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import importlib.metadata
 import inspect
 import os
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
@@ -29,13 +30,15 @@ _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 _WIDTHS = (64, 128)
 """Channels of a head for which its kernels were measured (benchmarks/attention.py)."""
 _ARCHITECTURES = (9, 10)
+OLDEST = Version("4.0.0b36")
+"""The release that was measured and tested. SGLang 0.5.17 brings an older one along."""
 _CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 Flash4 = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def flash4_fits(width: int) -> bool:
-    """Whether heads of so many channels go through FlashAttention 4. Not in deterministic mode,
+    """True where heads of so many channels go through FlashAttention 4. Not in deterministic mode,
     whose backward pass is torch's.
     """
     return width in _WIDTHS and not exactness.enabled() and _flash4() is not None
@@ -101,25 +104,27 @@ def _flash4() -> Flash4 | None:
 
 
 def loaded() -> Flash4 | None:
-    """The package's function; None, and why in the log, where it is installed and does not load."""
+    """The package's function; None, and why in the log, where it is installed and is too old or
+    does not load.
+    """
+    try:
+        release = Version(importlib.metadata.version("flash-attn-4"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if release < OLDEST:
+        logs.get().info(
+            f"flash-attn-4 {release} is older than {OLDEST}, which is the first that was tested: "
+            "attention is torch's and cuDNN's, which is slower"
+        )
+        return None
     os.environ.setdefault(_CACHE, "1")
     try:
-        if importlib.util.find_spec("flash_attn.cute") is None:
-            return None
         function: Flash4 = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
-    except ModuleNotFoundError as error:
-        if error.name == "flash_attn":
-            return None
-        _tell(error)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        _tell(error)
-    else:
-        return function
-    return None
-
-
-def _tell(error: Exception) -> None:
-    logs.get().warning(
-        "flash-attn-4 is installed but cannot be loaded: attention is torch's, which is slower",
-        error=f"{type(error).__name__}: {error}",
-    )
+        logs.get().warning(
+            "flash-attn-4 is installed but cannot be loaded: attention is torch's and cuDNN's, "
+            "which is slower",
+            error=f"{type(error).__name__}: {error}",
+        )
+        return None
+    return function

@@ -53,7 +53,7 @@ class Worker:
 
     def finish(self, count: int) -> None:
         for _ in range(count):
-            self.running.pop().made(1)
+            self.running.pop().done(1)
 
     @property
     def state(self) -> str:
@@ -163,7 +163,7 @@ async def test_a_change_of_state_is_told_once_and_soon() -> None:
         worker.load.leasing(waits=True)
         await beats.get()
         assert worker.state == "generating"
-        share.made(7)
+        share.done(7)
         await beats.get()
         assert worker.state == "tail"
         worker.work.clear()
@@ -212,5 +212,5 @@ async def test_who_waits_for_places_hears_of_each_that_is_free() -> None:
     load = Load()
     share = load.group(8)
     load.less.clear()
-    share.made(1)
+    share.done(1)
     assert load.less.is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,28 @@ from sluice_trainer import flash
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed `flash_attn`; its folder `cute` is empty yet."""
-    cute = tmp_path / "flash_attn/cute"
-    cute.mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs a package of that name: its code and its release."""
     for name in [name for name in sys.modules if name.startswith("flash_attn")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "0")
-    return cute / "__init__.py"
+
+    def write(code: str, release: str = str(flash.OLDEST)) -> None:
+        cute, about = tmp_path / "flash_attn/cute", tmp_path / f"flash_attn_4-{release}.dist-info"
+        for directory in (cute, about):
+            directory.mkdir(parents=True)
+        (cute / "__init__.py").write_text(code)
+        (about / "METADATA").write_text(f"Name: flash-attn-4\nVersion: {release}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    for name in ("flash_attn.cute", "flash_attn"):
+        sys.modules.pop(name, None)
 
 
 def test_without_the_package_nothing_is_said() -> None:
@@ -29,27 +43,23 @@ def test_without_the_package_nothing_is_said() -> None:
     assert not lines
 
 
-def test_flash_attention_2_alone_is_not_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "flash_attn").mkdir()
-    (tmp_path / "flash_attn/__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with capture_logs() as lines:
-        assert flash.loaded() is None
-    assert not lines
-    sys.modules.pop("flash_attn", None)
-
-
-def test_its_function_is_taken(package: Path) -> None:
-    package.write_text("flash_attn_varlen_func = print\n")
+def test_its_function_is_taken(install: Callable[..., None]) -> None:
+    install("flash_attn_varlen_func = print\n")
     function = flash.loaded()
     assert function is not None
     assert function.__name__ == "print"
-    for name in ("flash_attn.cute", "flash_attn"):
-        sys.modules.pop(name, None)
+
+
+def test_a_release_that_nobody_has_tested_is_left_and_told(install: Callable[..., None]) -> None:
+    install("flash_attn_varlen_func = print\n", "4.0.0b19")
+    with capture_logs() as lines:
+        assert flash.loaded() is None
+    (line,) = lines
+    assert "flash-attn-4 4.0.0b19 is older than 4.0.0b36" in line["event"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("code", "said"),
     [
         ("import cutlass_that_is_not_there", "No module named 'cutlass_that_is_not_there'"),
         ("raise OSError('libcuda.so.1: no such file')", "libcuda.so.1"),
@@ -57,12 +67,12 @@ def test_its_function_is_taken(package: Path) -> None:
     ],
     ids=["a part is missing", "a library is missing", "another release"],
 )
-def test_one_that_does_not_load_is_told_and_left(package: Path, text: str, said: str) -> None:
-    package.write_text(text)
+def test_one_that_does_not_load_is_left_and_told(
+    install: Callable[..., None], code: str, said: str
+) -> None:
+    install(code)
     with capture_logs() as lines:
         assert flash.loaded() is None
     (line,) = lines
     assert line["log_level"] == "warning"
     assert said in line["error"]
-    for name in ("flash_attn.cute", "flash_attn"):
-        sys.modules.pop(name, None)

@@ -1,5 +1,5 @@
-"""What `turning` and `softmax` have compiled. Rows are numbered in 64 bits: a micro-batch of a
-million tokens has more elements than 32 can count.
+"""The kernels of `turning` and `softmax`. Rows are numbered in 64 bits: a micro-batch of a million
+tokens has more elements than 32 can count.
 """
 
 import triton

@@ -21,7 +21,9 @@ PROGRAMS = 1024
 
 
 def fits(x: Tensor, turned: int) -> bool:
-    """Whether heads [.., d] whose first `turned` channels turn are whole powers of two."""
+    """True where all channels of heads [.., d] turn, not `turned` of them alone, and their number
+    is a power of two.
+    """
     width = x.shape[-1]
     return turned == width and width >= 32 and width & (width - 1) == 0 and x.stride(-1) == 1
 
