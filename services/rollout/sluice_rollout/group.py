@@ -113,10 +113,9 @@ class GroupMaker:
             SHARE.get().done(len(samples))
             return
         before = sum(map(_response_tokens, samples))
-        try:
-            await self._generate(ids, samples, params, prompt)
-        finally:
-            SHARE.get().done(len(samples))
+        await self._generate(ids, samples, params, prompt)
+        # Not of what failed: its group ends, and where the engine did it, nobody leases for it.
+        SHARE.get().done(len(samples))
         self.generated_tokens += max(0, sum(map(_response_tokens, samples)) - before)
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)

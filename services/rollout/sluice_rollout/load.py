@@ -95,7 +95,7 @@ class Share:
         self.load._change(change)
 
     def done(self, count: int) -> None:
-        """So many are generated, or will not be."""
+        """So many are generated."""
         self.expect(self.left - count)
 
 

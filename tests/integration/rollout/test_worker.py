@@ -72,7 +72,7 @@ async def play(episode):
     one = house(rollout__function=f"{code}:play", rollout__concurrency=2)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         async with asyncio.timeout(DEADLINE):
-            while worker.make.finished_samples < 7:
+            while worker.make.finished_samples < 7 or len(worker.work) > 1:
                 await asyncio.sleep(0.05)
         [left] = worker.work.values()
         assert (left.share.left, worker.load.samples) == (1, 1)
