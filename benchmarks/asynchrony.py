@@ -1,16 +1,18 @@
 """Asynchronous training beside synchronous, where a few responses are much longer than the others.
 
-    python benchmarks/asynchrony.py examples/reasoning/two-gpus.yaml --steps 60
-        [--ways sync in_place retract partial] [--staleness 2] [--set FIELD=VALUE ...] [--out DIR]
+    python benchmarks/asynchrony.py examples/reasoning/two-gpus.yaml --steps 60 [--staleness 2]
+        [--ways sync in_place retract partial first] [--set FIELD=VALUE ...] [--out DIR]
     python benchmarks/asynchrony.py --steps 10             the quickstart, on a CPU
 
 Each way is a `sluice run` of the same job, one after another. *sync*: every sample is of the newest
 weights, so each step waits for its longest response. *in_place*, *retract*: asynchronous, so many
 steps stale at most, with `weightSync.pauseMode` of that name. *partial*: an update ends what runs,
-and it is continued (`rollout.partial`). Asynchronous ones correct for samples' age by truncated
-importance sampling, as AReaL (arXiv:2505.24298, figure 4: 2.77 times a synchronous system) does in
-its own way. Without a manifest the quickstart's responses get a long tail: a wait before each, of
-lognormal length.
+and it is continued (`rollout.partial`). *first*: updates in place, and a batch takes the groups
+that are done first, however old the others become (`rollout.partial` too), where *in_place* and
+*retract* wait for a response that would else be older than the staleness allows. Asynchronous ones
+correct for samples' age by truncated importance sampling, as AReaL (arXiv:2505.24298, figure 4:
+2.77 times a synchronous system) does in its own way. Without a manifest the quickstart's responses
+get a long tail: a wait before each, of lognormal length.
 
 *planner* is the gain that `sluice.telemetry.planner` predicts from the synchronous run's device
 seconds, before any other way was tried; *tail* the share of the engines' working time with the last
@@ -62,6 +64,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "in_place": (CORRECTED, "weightSync.pauseMode=in_place"),
     "retract": (CORRECTED, "weightSync.pauseMode=retract"),
     "partial": (CORRECTED, "weightSync.pauseMode=abort", "rollout.partial={enabled: true}"),
+    "first": (CORRECTED, "weightSync.pauseMode=in_place", "rollout.partial={enabled: true}"),
 }
 
 

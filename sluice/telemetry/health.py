@@ -29,6 +29,7 @@ _FAILED_SHARE = 0.2
 _MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
 _BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
 _TAIL_SHARE, _TAIL_STEPS = 0.3, 3
+_LATE_SHARE, _LATE_STEPS = 0.3, 10
 _FRUITLESS_BATCHES = 4
 _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
@@ -351,6 +352,20 @@ def _long_tail(history: Sequence[Record]) -> str | None:
     )
 
 
+def _late_groups(history: Sequence[Record]) -> str | None:
+    """Of an asynchronous run whose batches wait for groups that may not become older."""
+    late = _values(history, "perf/train_wait_late_time")[-_LATE_STEPS:]
+    steps = _values(history, "perf/step_time")[-_LATE_STEPS:]
+    if min(len(late), len(steps)) < _LATE_STEPS or sum(late) <= _LATE_SHARE * sum(steps):
+        return None
+    return (
+        f"steps wait {sum(late) / sum(steps):.0%} of their time for a few groups that would be too "
+        "old for the next batch: rollout.maxStaleness holds for every sample. Try a larger one, or "
+        "rollout.partial with weightSync.pauseMode: in_place, with which the groups that are done "
+        "first make the batch, and older ones are trained all the same and counted"
+    )
+
+
 def _shown(text: str, values: Sequence[float]) -> str:
     return text.format(values[-1]) if values else ""
 
@@ -370,4 +385,5 @@ _RULES: dict[str, Callable[[Sequence[Record]], str | None]] = {
     "small kernels": _small_kernels,
     "busy worker": _busy_worker,
     "long tail": _long_tail,
+    "late groups": _late_groups,
 }

@@ -274,7 +274,7 @@ class Buffer:
         if self.room.leases() == 0:
             return self.room.waiting_for()
         waiting = self.rounds.waiting_for(step) if self.policy.sync else None
-        return waiting or self.batches.missing(len(memory.finished), self.policy.batch_size)
+        return waiting or self.batches.waiting_for(step + 1)
 
 
 def open_buffer(job: RLJob, directory: Path) -> Buffer:

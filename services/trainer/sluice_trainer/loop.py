@@ -190,6 +190,8 @@ class Loop:
         action, batch = self.ranks.broadcast((action, batch))
         taken = pb.TakeBatchResponse.FromString(batch)
         self.saving.short_of_room = taken.checkpoint_wanted
+        if action is Action.TRAIN and self.spec.rollout.mode == "async":
+            self.times["perf/train_wait_late_time"] = taken.late_seconds
         return Action(action), list(taken.sequences)
 
     def _answered(self, taken: pb.TakeBatchResponse, step: int) -> Action:

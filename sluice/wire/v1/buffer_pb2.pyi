@@ -149,7 +149,7 @@ class Sequence(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., index: _Optional[int] = ..., length: _Optional[int] = ..., response_length: _Optional[int] = ..., trainable_tokens: _Optional[int] = ..., reward: _Optional[float] = ..., rank: _Optional[int] = ..., optimizer_step: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., status: _Optional[_Union[_common_pb2.SampleStatus, str]] = ...) -> None: ...
 
 class TakeBatchResponse(_message.Message):
-    __slots__ = ("state", "step", "sequences", "waiting_for", "wait_time_seconds", "checkpoint_wanted")
+    __slots__ = ("state", "step", "sequences", "waiting_for", "wait_time_seconds", "checkpoint_wanted", "late_seconds")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[TakeBatchResponse.State]
@@ -168,13 +168,15 @@ class TakeBatchResponse(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     WAIT_TIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_WANTED_FIELD_NUMBER: _ClassVar[int]
+    LATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     state: TakeBatchResponse.State
     step: int
     sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
     waiting_for: str
     wait_time_seconds: float
     checkpoint_wanted: bool
-    def __init__(self, state: _Optional[_Union[TakeBatchResponse.State, str]] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., wait_time_seconds: _Optional[float] = ..., checkpoint_wanted: _Optional[bool] = ...) -> None: ...
+    late_seconds: float
+    def __init__(self, state: _Optional[_Union[TakeBatchResponse.State, str]] = ..., step: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., wait_time_seconds: _Optional[float] = ..., checkpoint_wanted: _Optional[bool] = ..., late_seconds: _Optional[float] = ...) -> None: ...
 
 class GetShardRequest(_message.Message):
     __slots__ = ("trainer", "step", "rank", "data_parallel_size", "balance_tokens")

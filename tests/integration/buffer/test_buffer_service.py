@@ -12,6 +12,7 @@ from sluice.wire.v1 import common_pb2 as common
 from tests.unit.buffer.buffer_tools import Client, Server, error_of, make_group, make_sample
 
 READY = pb.TakeBatchResponse.STATE_READY
+WAITING = pb.TakeBatchResponse.STATE_WAITING
 STORED = pb.SubmitResponse.OUTCOME_STORED
 
 
@@ -66,6 +67,36 @@ async def test_what_was_acknowledged_survives_a_restart(server: Callable[..., Se
             STORED,
             STORED,
         ]
+
+
+async def test_a_batch_tells_for_how_long_only_late_groups_were_missing(
+    server: Callable[..., Server],
+) -> None:
+    one = server(rollout__mode="async", rollout__maxStaleness=1)
+    async with Client(one.start()) as client:
+        slow, *others = (await client.lease(count=8)).groups
+        await client.submit(make_group(g.prompt) for g in others)
+        batch = await client.take(1)
+        assert (batch.state, batch.late_seconds) == (READY, 0.0)
+        await client.commit(1)
+        more = (await client.lease(count=4, version=1)).groups
+        await asyncio.sleep(0.3)
+        waiting = await client.take(2, wait=0.1)
+        assert (waiting.state, waiting.late_seconds) == (WAITING, 0.0), "three of four are there"
+        await client.submit(make_group(g.prompt) for g in more)
+        taking = asyncio.create_task(client.take(2, wait=20))
+        await asyncio.sleep(1.0)
+        assert not taking.done()
+        stats = await client.stats()
+        assert "1 groups that would be too old for the next batch: 0" in stats.waiting_for
+        await client.submit([make_group(slow.prompt)])
+        batch = await taking
+        assert batch.state == READY
+        assert 0.9 < batch.late_seconds < batch.wait_time_seconds - 0.05
+        await client.commit(2)
+        last = (await client.lease(count=4, version=2)).groups
+        await client.submit(make_group(g.prompt) for g in last)
+        assert (await client.take(3, wait=20)).late_seconds == 0.0, "of this step alone"
 
 
 async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> None:

@@ -30,7 +30,7 @@ ZERO, REWARD, ENTROPY = "rollout/zero_std/ratio", "rollout/raw_reward", "train/e
 TEACHER = "train/opd_reverse_kl"
 MFU, TRAINING, SIZE = "perf/mfu", "perf/actor_train_time", "perf/micro_batch_tokens"
 BUSY, WAITING, STEP = "rollout/worker_busy", "perf/train_wait_time", "perf/step_time"
-TAIL = "rollout/tail_time"
+TAIL, LATE = "rollout/tail_time", "perf/train_wait_late_time"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
 
@@ -120,6 +120,12 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "long tail",
             "Try rollout.overSampling",
         ),
+        (
+            steps(6, **{LATE: 0.0, STEP: 0.6}) + steps(4, 7, **{LATE: 5.0, STEP: 6.0}),
+            "late groups",
+            "steps wait 72% of their time for a few groups that would be too old for the next "
+            "batch: rollout.maxStaleness holds for every sample. Try a larger one",
+        ),
     ],
     ids=[
         "deterministic, and yet apart",
@@ -143,6 +149,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "busy worker",
         "long tail",
         "long tail on shared GPUs",
+        "late groups",
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -185,6 +192,8 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(2, **{TAIL: 4.0, STEP: 8.0}) + steps(1, 3, **{TAIL: 2.0, STEP: 8.0}),
         steps(2, **{TAIL: 4.0, STEP: 8.0}),
         steps(9, **{TAIL: 0.0, STEP: 8.0}),
+        steps(9, **{LATE: 5.0, STEP: 6.0}),
+        steps(10, **{LATE: 1.5, STEP: 6.0}),
     ],
     ids=[
         "no steps",
@@ -215,6 +224,8 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "a step with a short tail",
         "two steps with a long tail",
         "asynchronous mode",
+        "nine steps with late groups",
+        "late groups for a quarter of the time",
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -73,6 +73,24 @@ class _Taken:
 
     waiting_for: str
     state: pb.TakeBatchResponse.State = _WAITING
+    late: bool = False
+    """A batch's worth is there, and groups that would be too old for the next one are not."""
+
+
+@dataclass
+class _Asked:
+    """A step's batch, since it was first asked for: how long it was late."""
+
+    step: int = 0
+    since: float = field(default_factory=time.monotonic)
+    late_seconds: float = 0.0
+    late_since: float | None = None
+
+    def note(self, late: bool) -> None:
+        now = time.monotonic()
+        if self.late_since is not None:
+            self.late_seconds += now - self.late_since
+        self.late_since = now if late else None
 
 
 class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
@@ -83,7 +101,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         self.waiting = WaitingCalls(committer.buffer)
         committer.landed_hooks.append(self.waiting.call_up)
         self.traces = GroupTraces(committer.buffer) if tracing.enabled() else None
-        self._asked: tuple[int, float] = (0, 0.0)
+        self._asked = _Asked()
         self._timed = 0
         """Step whose batch was last handed out."""
 
@@ -201,18 +219,22 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     ) -> pb.TakeBatchResponse:
         step, attempt = request.step, request.trainer.attempt
         ranks = await _ranks(request.data_parallel_size, context)
-        if self._asked[0] != step:
-            self._asked = (step, time.monotonic())
+        if self._asked.step != step:
+            self._asked = _Asked(step)
+        asked = self._asked
 
         async def take() -> _Taken:
             if not await self._done_ahead(step):
                 return _Taken("the rows of the batch are being encoded")
-            return await self._run(context, lambda: self._take(step, attempt))
+            taken = await self._run(context, lambda: self._take(step, attempt))
+            asked.note(taken.late)
+            return taken
 
         taken = await self._until(request.wait_seconds, take, lambda t: t.state != _WAITING)
         answer = pb.TakeBatchResponse(
             step=step,
-            wait_time_seconds=time.monotonic() - self._asked[1],
+            wait_time_seconds=time.monotonic() - asked.since,
+            late_seconds=asked.late_seconds,
             checkpoint_wanted=self.buffer.room.checkpoint_wanted(),
         )
         answer.state, answer.waiting_for = taken.state, taken.waiting_for
@@ -236,7 +258,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             return _Taken(failed, pb.TakeBatchResponse.STATE_FAILED)
         exhausted = self.buffer.batches.exhausted
         state = pb.TakeBatchResponse.STATE_EXHAUSTED if exhausted else _WAITING
-        return _Taken(self.buffer.waiting_for() or waiting, state)
+        late = bool(self.buffer.batches.late(step))
+        return _Taken(self.buffer.waiting_for() or waiting, state, late)
 
     async def _done_ahead(self, step: int) -> bool:
         """Wait a moment for what a batch needs beforehand, while others are answered. False: it

@@ -63,20 +63,9 @@ class Batches:
         return waiting
 
     def _fix(self, step: int) -> str | None:
+        if waiting := self.waiting_for(step):
+            return waiting
         memory, size = self.memory, self.policy.batch_size
-        if len(memory.finished) < size:
-            return self.missing(len(memory.finished), size)
-        late = [
-            i
-            for i in memory.in_work
-            if overdue(self.policy, step=step, start_version=memory.groups[i].version)
-        ]
-        if late:
-            names = _some(sorted(late))
-            return (
-                f"{len(late)} groups that would be too old for the next batch: "
-                f"{names}{self._holders(late)}"
-            )
         ids = heapq.nsmallest(size, memory.finished)
         lags = []
         for group_id in ids:
@@ -94,7 +83,33 @@ class Batches:
         memory.changed = True
         return None
 
-    def missing(self, finished: int, size: int) -> str:
+    def waiting_for(self, step: int) -> str:
+        """Words for what the batch of a step waits for; empty: it can be fixed."""
+        finished, size = len(self.memory.finished), self.policy.batch_size
+        if finished < size:
+            return self._missing(finished, size)
+        late = self.late(step)
+        if not late:
+            return ""
+        return (
+            f"{len(late)} groups that would be too old for the next batch: "
+            f"{_some(sorted(late))}{self._holders(late)}"
+        )
+
+    def late(self, step: int) -> list[int]:
+        """Groups in work that would be too old for the batch after this step's; empty also while a
+        batch's worth has not finished.
+        """
+        memory = self.memory
+        if len(memory.finished) < self.policy.batch_size:
+            return []
+        return [
+            i
+            for i in memory.in_work
+            if overdue(self.policy, step=step, start_version=memory.groups[i].version)
+        ]
+
+    def _missing(self, finished: int, size: int) -> str:
         """`12 of 16 groups finished, 4 leased by rollout-0`."""
         leased = [
             i for i in self.memory.in_work if self.memory.groups[i].state is GroupState.LEASED
