@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import is_flash_attn_2_available
 
 from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.attention import PACKED_ATTENTION
@@ -45,7 +45,7 @@ def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
     if not softmax_only:
         return "eager"
     if DEVICE.type == "cuda" and dtype != torch.float32:
-        if kind._supports_flash_attn and importlib.util.find_spec("flash_attn"):
+        if kind._supports_flash_attn and is_flash_attn_2_available():
             return "flash_attention_2"
         if kind._supports_attention_backend:
             return PACKED_ATTENTION
