@@ -29,7 +29,8 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def _sglang(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
-    server = Sglang(model, tmp_path_factory.mktemp("sglang") / "log")
+    passes = {"SLUICE_PREFILL_PASSES": "8"}  # as engines on GPUs have it
+    server = Sglang(model, tmp_path_factory.mktemp("sglang") / "log", **passes)
     try:
         server.wait_ready()
         yield server

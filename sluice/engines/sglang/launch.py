@@ -47,6 +47,13 @@ _OWN_GRAPHS = {
 }
 """Arguments by which a user says for how many requests there are graphs. Others of that name, such
 as disable-piecewise-cuda-graph, are about prompts."""
+_GATHERED = "SLUICE_PREFILL_PASSES"
+"""For our plugin: passes for which prompts wait for each other while others generate."""
+_PREFILL_PASSES = 8
+"""So that one prompt's time goes to many: at 512 requests a step takes 8 to 12 ms, a prompt's pass
+10 to 15. A response begins so many tokens later at most."""
+_OWN_PREFILL = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
+"""Arguments by which a user says himself what prompts wait for."""
 _EXACT = "SLUICE_DETERMINISTIC"
 """For our plugin and our script: compute as the trainer does."""
 _EXACT_ARGS: dict[str, Any] = {
@@ -96,7 +103,7 @@ class Launch:
         rollout = spec.rollout
         if rollout.gpus_per_replica:
             exact = {_EXACT: "1"} if spec.trainer.deterministic else {}
-            return _ENV | UNDECIDED | _graphs(spec) | exact
+            return _ENV | UNDECIDED | _graphs(spec) | _gathered(spec) | exact
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
@@ -163,6 +170,12 @@ def _graphs(spec: RLJobSpec) -> dict[str, str]:
         return {}
     requests = max(spec.rollout.concurrency // int(args.get("dp-size", 1)), 1)
     return {_GRAPHS: str(min(requests, _MOST_GRAPHED))}
+
+
+def _gathered(spec: RLJobSpec) -> dict[str, str]:
+    """Prompts wait for each other (sluice_sglang/gather.py), unless the user says how they wait."""
+    own = not _OWN_PREFILL.isdisjoint(normalized(spec.rollout.engine_args))
+    return {} if own or not spec.weight_sync.engine_plugin else {_GATHERED: str(_PREFILL_PASSES)}
 
 
 def normalized(args: dict[str, Any]) -> dict[str, Any]:

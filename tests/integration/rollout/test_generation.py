@@ -39,6 +39,21 @@ def generator(engine: Client, model: Path, version: int = 0) -> Generator:
     )
 
 
+async def test_prompts_that_wait_for_each_other_are_all_answered(sglang: Sglang) -> None:
+    """One comes at a time, beside many that generate."""
+    sampling = {"ignore_eos": True, "temperature": 1.0}
+    async with SglangClient(sglang.url) as client:
+
+        async def ask(number: int) -> int:
+            await asyncio.sleep(number * 0.02)
+            length = {**sampling, "max_new_tokens": 60 + number}
+            return len((await client.generate(f"waits-{number}", PROMPT, length)).tokens)
+
+        lengths = await asyncio.gather(*(ask(number) for number in range(40)))
+    assert lengths == [60 + number for number in range(40)]
+    assert "prompts wait for each other" in sglang.log.read_text()
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_log_probs_are_those_of_the_scaled_distribution(
     engine: Client, model: Path, temperature: float

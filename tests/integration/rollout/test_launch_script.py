@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
 import runpy
@@ -98,6 +99,20 @@ def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
     targets = [*HookRegistry._hooks]
     assert len(targets) == 10
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)
+
+
+def test_prompts_wait_at_a_function_of_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.syspath_prepend(str(PATH))
+    monkeypatch.setenv("SLUICE_PREFILL_PASSES", "8")
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    import sluice_sglang.gather
+
+    sluice_sglang.gather.register()
+    (target,) = HookRegistry._hooks
+    function = pkgutil.resolve_name(target)
+    assert [*inspect.signature(function).parameters] == ["self", "running_batch"]
 
 
 def test_a_server_that_starts_as_the_first_process_of_a_container_ends_when_it_is_told_to(

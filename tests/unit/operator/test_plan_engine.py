@@ -182,16 +182,32 @@ def test_tensor_parallel_size(rollout: dict[str, Any], size: str) -> None:
 def test_there_are_graphs_for_all_requests_that_a_worker_keeps_open(
     rollout: dict[str, Any], limit: str | None
 ) -> None:
-    gang = next(g for g in desired_gangs(make_job(rollout=rollout), None) if g.role == "rollout")
-    (engine,) = (
-        each
-        for each in gang_pods(make_job(rollout=rollout), gang, 1, "r:1", Images())[0]["spec"][
-            "containers"
-        ]
-        if each["name"] == "engine"
-    )
-    variables = {variable["name"]: variable.get("value") for variable in engine["env"]}
+    variables = engine_variables(make_job(rollout=rollout))
     assert variables.get("SLUICE_CUDA_GRAPH_MAX_BS") == limit
+
+
+@pytest.mark.parametrize(
+    ("rollout", "passes"),
+    [
+        pytest.param({"gpusPerReplica": 1}, "8", id="GPU"),
+        pytest.param({"gpusPerReplica": 0}, None, id="CPU"),
+        pytest.param(
+            {"gpusPerReplica": 1, "engineArgs": {"enableMixedChunk": True}}, None, id="the user's"
+        ),
+    ],
+)
+def test_prompts_wait_for_each_other_on_gpus_unless_the_user_says_how(
+    rollout: dict[str, Any], passes: str | None
+) -> None:
+    assert engine_variables(make_job(rollout=rollout)).get("SLUICE_PREFILL_PASSES") == passes
+
+
+def engine_variables(job: RLJob) -> dict[str, str | None]:
+    """Of the engine's container, by their names."""
+    gang = next(gang for gang in desired_gangs(job, None) if gang.role == "rollout")
+    containers = gang_pods(job, gang, 1, "r:1", Images())[0]["spec"]["containers"]
+    (engine,) = (each for each in containers if each["name"] == "engine")
+    return {variable["name"]: variable.get("value") for variable in engine["env"]}
 
 
 def test_the_users_arguments_win() -> None:

@@ -9,7 +9,7 @@ from functools import cache
 
 
 def register() -> None:
-    from . import ending, exact, fence, host_memory, loopback, receive, stacks, versions
+    from . import ending, exact, fence, gather, host_memory, loopback, receive, stacks, versions
 
     stacks.register()
     receive.register()
@@ -19,6 +19,7 @@ def register() -> None:
     versions.register()
     fence.register()
     exact.register()
+    gather.register()
 
 
 @cache

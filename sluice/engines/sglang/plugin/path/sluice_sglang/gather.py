@@ -1,0 +1,55 @@
+"""Prompts wait a few passes for each other, while others generate.
+
+SGLang stops all that generates for each prompt that comes, for about as long as a token of theirs
+takes. Where responses have very different lengths one ends with nearly every token, and an engine
+that is kept full spends half of its time with prompts, one or two at a time. SGLang's own
+`--enable-prefill-delayer` does the same for some models, and ends the engine of others.
+
+All ranks of an engine have the same requests, so that they decide alike without a word.
+"""
+
+import os
+from typing import Any
+
+from . import tell_once
+
+PREFILL = "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill"
+SHARE = 0.1
+"""Of the requests that generate: so many prompts do not wait for more."""
+
+
+def register() -> None:
+    passes = int(os.environ.get("SLUICE_PREFILL_PASSES") or 0)
+    if passes <= 0:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(PREFILL, Gathering(passes), HookType.AROUND)
+
+
+class Gathering:
+    """Around the scheduler's choice of the prompts that run next. most: passes that one waits."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.waited = 0
+
+    def __call__(self, original: Any, scheduler: Any, running: Any) -> Any:
+        waiting = scheduler.waiting_queue
+        # A prompt in parts is on its way. With attention in data-parallel ranks these go together.
+        bound = scheduler.chunked_req is not None or scheduler.enable_dp_attention
+        if bound or not self.waits(len(waiting), len(running.reqs)):
+            self.waited = 0
+            return original(scheduler, running)
+        self.waited += 1
+        tell_once("prompts wait for each other while others generate")
+        # SGLang sees no prompt and goes on generating. It may add one whose grammar is ready.
+        scheduler.waiting_queue = []
+        try:
+            return original(scheduler, running)
+        finally:
+            scheduler.waiting_queue = waiting + scheduler.waiting_queue
+
+    def waits(self, waiting: int, running: int) -> bool:
+        """Whether so few prompts wait one pass more beside so many requests that generate."""
+        return 0 < waiting < running * SHARE and self.waited < self.most
