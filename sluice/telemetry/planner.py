@@ -28,7 +28,7 @@ WORTH_TELLING = 1.1
 STALENESS = (1, 2)
 """rollout.maxStaleness that a synchronous job may be told to try."""
 TAIL_WORTH_TELLING = 0.2
-TAIL_WORK = 0.4
+TAIL_WORK = 0.3
 """Of a tail's time, what its responses cost an engine that is full: 0.42 on an H200 where 4 % of
 them have 2,048 tokens and all 120 on average, less than 0.2 where it is tools that take long
 (docs/results/planner.md)."""

@@ -235,7 +235,7 @@ def test_it_says_what_the_last_responses_of_a_batch_cost() -> None:
     assert "34% generated in tails" in shown
     assert (
         "plan engines wait 11%, the trainer 89%; engines spend 68% on the last few responses of a "
-        "batch: rollout.mode: async with maxStaleness: 1 gives about 2.0x" in shown
+        "batch: rollout.mode: async with maxStaleness: 2 gives about 2.4x" in shown
     )
 
 
