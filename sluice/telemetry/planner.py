@@ -29,9 +29,8 @@ STALENESS = (1, 2)
 """rollout.maxStaleness that a synchronous job may be told to try."""
 TAIL_WORTH_TELLING = 0.2
 TAIL_WORK = 0.3
-"""Of a tail's time, what its responses cost an engine that is full: 0.42 on an H200 where 4 % of
-them have 2,048 tokens and all 120 on average, less than 0.2 where it is tools that take long
-(docs/results/planner.md)."""
+"""Of a tail's time, what its responses cost an engine that is full: 0.23 and 0.32 in two runs on
+H200s where 4 % of them have 2,048 tokens and all 120 on average (docs/results/planner.md)."""
 
 
 @dataclass(frozen=True, slots=True)
