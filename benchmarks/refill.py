@@ -49,7 +49,7 @@ _names = itertools.count()
 
 @dataclass(slots=True)
 class Done:
-    """What has ended: tokens of responses, and the seconds that each short one took for a token."""
+    """Responses that have ended: their tokens, and the seconds that each took for a token."""
 
     tokens: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -120,9 +120,9 @@ async def equal(engine: Client, requests: int) -> float:
 
 
 async def refilled(engine: Client, options: argparse.Namespace) -> Done:
-    """What ends within the seconds, behind WARM_UP. Groups of GROUP have one prompt, and a group
-    comes when as many responses have ended. The first ones are as long as the rest of a response
-    that a full engine is busy with.
+    """Keep the engine full; the responses that end within the seconds behind WARM_UP. Groups of
+    GROUP have one prompt, and a group comes when as many responses have ended. The first ones are
+    as long as the rest of a response that a full engine is busy with.
     """
     done, places = Done(), asyncio.Semaphore(options.requests)
     counted = time.perf_counter() + WARM_UP

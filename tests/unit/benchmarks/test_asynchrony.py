@@ -53,7 +53,7 @@ def test_the_gain_is_said_before_it_is_measured() -> None:
     states = {"rollout/generating": 10.0, "rollout/tail": 50.0, "trainer/training": 10.0}
     now = Split(1, 1)
     assert predicted_gain(states, 10, now, 1) == pytest.approx(2.0), "two batches under way"
-    assert predicted_gain(states, 10, now, 9) == pytest.approx(7 / 3), "a full engine"
+    assert predicted_gain(states, 10, now, 9) == pytest.approx(7 / 2.5), "a full engine"
     assert predicted_gain({}, 10, now, 2) is None
 
 

@@ -83,7 +83,11 @@ def test_what_waits_is_kept_where_the_engine_fails(gather: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", [scheduler(1, chunked="the rest of a prompt"), scheduler(1, parallel=True)]
+    "engine",
+    [
+        pytest.param(scheduler(1, chunked="the rest"), id="a prompt in parts"),
+        pytest.param(scheduler(1, parallel=True), id="data-parallel attention"),
+    ],
 )
 def test_ranks_that_must_go_together_and_parts_of_a_prompt_do_not_wait(
     gather: ModuleType, engine: SimpleNamespace

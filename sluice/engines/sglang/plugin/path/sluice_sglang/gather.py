@@ -51,5 +51,5 @@ class Gathering:
             scheduler.waiting_queue = waiting + scheduler.waiting_queue
 
     def waits(self, waiting: int, running: int) -> bool:
-        """Whether so few prompts wait one pass more beside so many requests that generate."""
+        """True where so few prompts wait one pass more beside so many requests that generate."""
         return 0 < waiting < running * SHARE and self.waited < self.most
