@@ -37,6 +37,8 @@ def main(out: Path) -> None:
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o644)  # pods read them as another user; safetensors leaves them to this one
     print(f"{out}: {sum(p.numel() for p in model.parameters()):,} parameters")
 
 

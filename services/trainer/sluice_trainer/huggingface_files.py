@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sluice.environment import ConfigurationError
+from sluice_trainer import safetensors_file
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -143,7 +143,7 @@ def _write_shards(
 
     def flush() -> None:
         path = directory / f"shard-{len(written)}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
+        safetensors_file.save(shard, path)
         written.append((path, list(shard)))
         shard.clear()
 

@@ -6,8 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from safetensors.torch import save_file
-
+from sluice_trainer import safetensors_file
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer, Transport
 
@@ -48,10 +47,9 @@ class Disk(Transport):
                 ):
                     shutil.copy(source, path)
         self._count += 1
-        save_file(
+        safetensors_file.save(
             {name: tensor.contiguous() for name, tensor in bucket.tensors()},
             path / f"model-{self._count:05d}.safetensors",
-            metadata={"format": "pt"},
         )
         if bucket.last:
             self._count = 0

@@ -1,0 +1,33 @@
+"""A file of weights may be read by whom the umask allows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sluice_trainer import safetensors_file
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_it_has_the_permissions_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    path = tmp_path / "model.safetensors"
+    before = os.umask(umask)
+    try:
+        safetensors_file.save({"weight": torch.ones(3)}, path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+    assert load_file(path)["weight"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_one_that_is_there_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"of an attempt that was killed")
+    path.chmod(0o664)
+    safetensors_file.save({"weight": torch.zeros(2)}, path)
+    assert path.stat().st_mode & 0o777 == 0o664
+    assert load_file(path)["weight"].tolist() == [0.0, 0.0]
