@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -65,7 +66,7 @@ def reader(directory: Path) -> Iterator[Reader]:
                 raise CheckpointFilesError(f"{directory} has no tensor {name}")
             path = places[name]
             if path not in files:
-                files[path] = close.enter_context(safe_open(path, framework="pt"))
+                files[path] = close.enter_context(_opened(path))
             tensor: Tensor = files[path].get_tensor(name)
             if tuple(tensor.shape) != size:
                 raise CheckpointFilesError(
@@ -84,8 +85,23 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
         return {name: directory / file for name, file in weight_map.items()}
     if not (directory / SINGLE).is_file():
         raise CheckpointFilesError(f"{directory} has neither {SINGLE} nor {INDEX}")
-    with safe_open(directory / SINGLE, framework="pt") as file:
+    with _opened(directory / SINGLE) as file:
         return dict.fromkeys(file.keys(), directory / SINGLE)
+
+
+def _opened(path: Path) -> Any:
+    """The file, as safetensors opens it. Raises CheckpointFilesError where it may not be read,
+    which safetensors takes for a file that is not there.
+    """
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise CheckpointFilesError(f"{path}: there is no such file") from None
+    except PermissionError:
+        raise CheckpointFilesError(
+            f"{path}: user {os.geteuid()}, as whom this runs, may not read it: chmod a+r"
+        ) from None
+    return safe_open(path, framework="pt")
 
 
 def save_hf(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,29 @@ def test_one_that_is_there_is_replaced_and_keeps_its_permissions(tmp_path: Path)
     safetensors_file.save({"weight": torch.zeros(2)}, path)
     assert path.stat().st_mode & 0o777 == 0o664
     assert load_file(path)["weight"].tolist() == [0.0, 0.0]
+
+
+UNREADABLE = """
+import os, sys
+from pathlib import Path
+from sluice_trainer.huggingface_files import reader
+if not os.geteuid():
+    os.setuid(65534)  # root may read everything
+try:
+    with reader(Path(sys.argv[1])) as read:
+        read("weight", (3,))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_one_that_may_not_be_read_is_not_told_to_be_missing() -> None:
+    with tempfile.TemporaryDirectory() as directory:  # pytest's are closed to other users
+        path = Path(directory, "model.safetensors")
+        safetensors_file.save({"weight": torch.ones(3)}, path)
+        os.chmod(directory, 0o755)
+        path.chmod(0o000)
+        words = [sys.executable, "-c", UNREADABLE, directory]
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert f"{path}: user " in shown.stdout, shown.stderr[-2000:]
+    assert "may not read it: chmod a+r" in shown.stdout
