@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tarfile
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -59,18 +59,22 @@ def main(archive: Path) -> None:
     print(write(archive))
 
 
-def name() -> str:
-    """repository:tag of the image that would be written now."""
-    return f"{REPOSITORY}:{digest([_environment_key(), *_source_keys()])}"
+def name(*more: str) -> str:
+    """repository:tag of the image that would be written now. more: distributions besides."""
+    pins = [f"{each}=={metadata.version(each)}" for each in more]
+    return f"{'-'.join([REPOSITORY, *more])}:{digest([_environment_key(), *pins, *_source_keys()])}"
 
 
-def write(archive: Path) -> str:
-    """Write the image as a docker-archive; its name."""
+def write(archive: Path, more: Sequence[str] = ()) -> str:
+    """Write the image as a docker-archive; its name. more: distributions that are in it, with what
+    they need."""
     CACHE.mkdir(parents=True, exist_ok=True)
     base, sources = _environment_layer(), archive.with_suffix(".sources")
     with tarfile.open(sources, "w") as tar:
         _add_sources(tar)
-    image = name()
+        for target, path in _files(_missing(more)).items():
+            add_file(tar, path, target)
+    image = name(*more)
     write_archive(archive, image, [base, sources], ["/bin/sh"], user="65532:65532")
     sources.unlink()
     return image
@@ -88,7 +92,7 @@ def _environment_layer() -> Path:
             old.unlink()
         partial = path.with_suffix(".partial")
         with tarfile.open(partial, "w") as tar:
-            add_environment(tar, _site_packages())
+            add_environment(tar, _files(distributions()))
         partial.rename(path)
     return path
 
@@ -104,7 +108,17 @@ def distributions() -> list[metadata.Distribution]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(line for extra in EXTRAS for line in optional[extra])]
-    open_ = [Requirement(line) for line in [*wanted, *WITHOUT_REQUIREMENTS]]
+    return _with_requirements([*wanted, *WITHOUT_REQUIREMENTS])
+
+
+def _missing(more: Sequence[str]) -> list[metadata.Distribution]:
+    """These, and what they need, without what is in the environment."""
+    there = {each.metadata["Name"] for each in distributions()}
+    return [each for each in _with_requirements(more) if each.metadata["Name"] not in there]
+
+
+def _with_requirements(lines: Iterable[str]) -> list[metadata.Distribution]:
+    open_ = [Requirement(line) for line in lines]
     seen: set[tuple[str, frozenset[str]]] = set()
     installed: dict[str, metadata.Distribution] = {}
     while open_:
@@ -130,10 +144,10 @@ def _unmarked(requirement: Requirement) -> Requirement:
     return requirement
 
 
-def _site_packages() -> Files:
+def _files(installed: Iterable[metadata.Distribution]) -> Files:
     site = Path(sysconfig.get_path("purelib"))
     files: Files = {}
-    for distribution in distributions():
+    for distribution in installed:
         for entry in distribution.files or []:
             path = Path(str(distribution.locate_file(entry)))
             target = os.path.relpath(path, site)
