@@ -43,6 +43,9 @@ _RETRIED = (
 )
 """The peer is away, or stops: it cancels calls that it has not taken up.
 Our own cancelling raises CancelledError."""
+_ENDED_WHILE_SENDING = "Internal error from Core"
+"""Details that gRPC makes up where the peer ends a call to which we are still sending: what the
+peer said is lost, and the next try hears it."""
 
 
 class DeadlineError(TimeoutError):
@@ -196,7 +199,7 @@ async def retrying(call: Callable[[], Awaitable[T]], *, what: str, seconds: floa
             foreign = tls.refusal(error.details())
             if foreign:
                 raise RefusedError(f"{what}: {foreign}") from error
-            if error.code() not in _RETRIED:
+            if error.code() not in _RETRIED and error.details() != _ENDED_WHILE_SENDING:
                 raise refused(what, error) from error
             if time.monotonic() + pause > end:
                 cause = f"{error.code().name}: {error.details()}{_hint(error.details())}"

@@ -15,7 +15,9 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 
 
-def failing(*codes: grpc.StatusCode) -> tuple[Callable[[], Awaitable[str]], list[grpc.StatusCode]]:
+def failing(
+    *codes: grpc.StatusCode, details: str = "because"
+) -> tuple[Callable[[], Awaitable[str]], list[grpc.StatusCode]]:
     """A call that fails with each of these in turn, and then is answered; and what is left of
     them.
     """
@@ -24,7 +26,7 @@ def failing(*codes: grpc.StatusCode) -> tuple[Callable[[], Awaitable[str]], list
     async def call() -> str:
         if left:
             raise grpc.aio.AioRpcError(
-                left.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata(), "because"
+                left.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata(), details
             )
         return "answer"
 
@@ -34,6 +36,13 @@ def failing(*codes: grpc.StatusCode) -> tuple[Callable[[], Awaitable[str]], list
 async def test_a_peer_that_restarts_is_waited_for() -> None:
     call, left = failing(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     assert await rpc.retrying(call, what="Stats", seconds=5) == "answer"
+    assert left == []
+
+
+async def test_a_peer_that_ends_a_call_while_we_send_is_asked_again() -> None:
+    """gRPC has lost what it said."""
+    call, left = failing(grpc.StatusCode.INTERNAL, details="Internal error from Core")
+    assert await rpc.retrying(call, what="Submit", seconds=5) == "answer"
     assert left == []
 
 
