@@ -1,5 +1,5 @@
 """A real model learns a real task in pods: examples/reasoning/kubernetes.yaml, on this machine's
-cores, with fewer and shorter responses and as many steps as a test has time for.
+cores, with smaller numbers, fewer and shorter responses, and as many steps as a test has time for.
 """
 
 from __future__ import annotations
@@ -75,9 +75,12 @@ def test_a_real_model_learns_a_task_that_its_own_image_knows(
             container |= {"image": worker, "imagePullPolicy": "Never"}
         return {"template": template}
 
+    data = reasoning.theirs("data")
+    data["prompts"][0]["source"]["args"] |= {"min_digits": 1, "max_digits": 1}
     small = {"gpusPerReplica": 0, "engineArgs": {}, "batchSize": GROUPS, "concurrency": 32}
-    sampling = {"temperature": 1.0, "maxResponseTokens": 24}
+    sampling = {"temperature": 1.0, "maxResponseTokens": 32}
     reasoning.start(
+        data=data,
         rollout=small
         | {"samplesPerPrompt": SAMPLES, "sampling": sampling}
         | replaced("rollout", "containers"),
@@ -90,7 +93,7 @@ def test_a_real_model_learns_a_task_that_its_own_image_knows(
     record(reasoning)
     steps = reasoning.metrics()
     assert [step["step"] for step in steps] == [1, 2, 3]
-    assert any(step["rollout/raw_reward"] > 0 for step in steps), "chain_sum pays for a number"
+    assert any(step["rollout/raw_reward"] > 0 for step in steps), "a fifth of such sums is right"
     assert max(step["train/train_rollout_logprob_abs_diff_max"] for step in steps) < 1e-3
     weights = reasoning.checkpoints / "hf/model.safetensors"
     assert weights.stat().st_mode & 0o044, "whoever fetches it may read it"
