@@ -10,8 +10,10 @@ import threading
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sluice import environment
+from sluice.engines.inside.path.processors import threads
 from sluice.telemetry import endpoints, logs, run_directory, tracing
 from sluice.wire import rpc
 
@@ -57,6 +59,8 @@ def main() -> int:
             ):  # the others wait for it before they touch a GPU
                 peers.engines.await_engines(spec.replicas or 0)
                 peers.engines.rest()
+            config = json.loads(Path(spec.model.path, "config.json").read_text())
+            _have_threads(config)
             timeout = timedelta(minutes=COLLECTIVE_MINUTES)
             # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
             author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
@@ -81,7 +85,7 @@ def main() -> int:
                 total,
                 recorder,
                 stop,
-                flops=model_flops(json.loads(Path(spec.model.path, "config.json").read_text())),
+                flops=model_flops(config),
                 profiles=Profiles(spec.debug.profile, profiles, policy.ranks.rank),
             ).run()
             if recorder:
@@ -95,6 +99,17 @@ def main() -> int:
         logs.get().exception("another rank is gone", role="trainer")
         lost_peer.end(words)
     return 0
+
+
+def _have_threads(config: dict[str, Any]) -> None:
+    """Compute with as many threads as the model gains by. On a GPU one is enough."""
+    import torch
+
+    from sluice_trainer.device import DEVICE
+
+    if DEVICE.type == "cpu":
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        torch.set_num_threads(threads(config, torch.get_num_threads(), ranks))
 
 
 if __name__ == "__main__":

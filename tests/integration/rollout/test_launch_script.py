@@ -75,6 +75,38 @@ def test_all_models_are_imported_where_it_is_not_known_which_one_is_served(
     assert script["other_models"]([word.format(**directories) for word in arguments]) == ""
 
 
+@pytest.mark.parametrize(
+    ("hidden", "variables", "threads"),
+    [
+        pytest.param(576, {"OMP_NUM_THREADS": "1"}, "7", id="a model of real size"),
+        pytest.param(64, {"OMP_NUM_THREADS": "1"}, "1", id="a tiny one"),
+        pytest.param(576, {"OMP_NUM_THREADS": "3"}, "3", id="the user's"),
+        pytest.param(
+            576,
+            {"OMP_NUM_THREADS": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+            "1",
+            id="a rank with a core of its own",
+        ),
+    ],
+)
+def test_an_engine_on_cpus_has_threads_for_a_model_of_real_size(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hidden: int,
+    variables: dict[str, str],
+    threads: str,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": hidden}))
+    monkeypatch.syspath_prepend(str(PATH))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    import sluice_sglang.processors
+
+    monkeypatch.setattr(sluice_sglang.processors, "usable_processors", lambda: 7)
+    script = runpy.run_path(str(PATH / "launch_server.py"))
+    assert script["threads_on_cpu"](["--model-path", str(tmp_path)]) == threads
+
+
 def test_a_deterministic_engine_is_started_in_words_of_this_release() -> None:
     from sglang.srt.server_args import prepare_server_args
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sluice_trainer.processors import usable_processors
+from sluice.engines.inside.path import processors
+from sluice.engines.inside.path.processors import threads, usable_processors
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,26 @@ def test_a_container_with_a_limit_has_that_many(
     if quota:
         file.write_text(f"{quota}\n")
     assert usable_processors(file) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "present", "processes", "expected"),
+    [
+        pytest.param({"hidden_size": 576}, 1, 1, 8, id="a model of real size"),
+        pytest.param({"hidden_size": 576}, 1, 3, 2, id="one of three ranks"),
+        pytest.param({"hidden_size": 576}, 1, 99, 1, id="more ranks than processors"),
+        pytest.param({"hidden_size": 576}, 4, 1, 4, id="the user's number"),
+        pytest.param({"text_config": {"hidden_size": 576}}, 1, 1, 8, id="of text and images"),
+        pytest.param({"hidden_size": 128}, 1, 1, 1, id="a tiny one"),
+        pytest.param({}, 1, 1, 1, id="unknown"),
+    ],
+)
+def test_a_model_of_real_size_has_all_processors(
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    present: int,
+    processes: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(processors, "usable_processors", lambda: 8)
+    assert threads(config, present, processes) == expected

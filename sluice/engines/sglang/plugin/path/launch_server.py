@@ -41,7 +41,29 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[0:1] = [os.getcwd(), f"{HERE}/absent"]
 sys.path.append(HERE)
 
+
+def model_config(arguments: list[str]) -> dict[str, Any]:
+    """config.json of the model of a server with these arguments; empty: it is in no directory."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    if "--model-path" not in words[:-1]:
+        return {}
+    file = Path(words[words.index("--model-path") + 1], "config.json")
+    return dict(json.loads(file.read_text())) if file.is_file() else {}
+
+
+def threads_on_cpu(arguments: list[str]) -> str:
+    """OMP_NUM_THREADS of a server on CPUs, which has to be there before torch is loaded. Ranks that
+    are bound to cores of their own have one each.
+    """
+    from sluice_sglang.processors import threads
+
+    present = os.environ.get("OMP_NUM_THREADS", "1")
+    bound = "SGLANG_CPU_OMP_THREADS_BIND" in os.environ or not present.isdigit()
+    return present if bound else str(threads(model_config(arguments), int(present)))
+
+
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    os.environ["OMP_NUM_THREADS"] = threads_on_cpu(sys.argv)
     # SGLang spawns its processes, for CUDA's sake, and each imports all of it again: most of a
     # small engine's start. At that moment there is one thread, so they can be forked.
     multiprocessing.set_start_method("fork")
@@ -90,14 +112,10 @@ def other_models(arguments: list[str]) -> str:
     decides_itself = ("--speculative", "--json-model-override-args")
     if any(word.startswith(decides_itself) for word in arguments):
         return ""
-    words = [part for word in arguments for part in word.split("=", 1)]
-    sglang = importlib.util.find_spec("sglang")
-    if "--model-path" not in words[:-1] or sglang is None or sglang.origin is None:
+    sglang, config = importlib.util.find_spec("sglang"), model_config(arguments)
+    if not config or sglang is None or sglang.origin is None:
         return ""
-    config = Path(words[words.index("--model-path") + 1], "config.json")
-    if not config.is_file():
-        return ""
-    classes = json.loads(config.read_text()).get("architectures") or []
+    classes = config.get("architectures") or []
     modules = Path(sglang.origin).parent.joinpath("srt", "models").glob("*.py")
     entries = {module.stem: module.read_text().rpartition("EntryClass")[2] for module in modules}
     used = {n for n, entry in entries.items() if not {*classes}.isdisjoint(_NAME.findall(entry))}

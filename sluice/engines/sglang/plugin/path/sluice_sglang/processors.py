@@ -1,0 +1,1 @@
+../../../../inside/path/processors.py
