@@ -1,8 +1,8 @@
 """Tokens a second of an engine that is kept full with responses of very different lengths, as an
 asynchronous job keeps it: wherever one ends, the next prompt comes.
 
-    python benchmarks/refill.py [--model DIR] [--requests 512] [--longest 2048] [--seconds 20]
-        [--ways ours sglang mixed] [--engine-args "..."]
+    python benchmarks/refill.py [--model DIR] [--requests 512] [--longest 2048] [--seconds 30]
+        [--ways sglang ours mixed] [--engine-args "..."]
 
 Half of the responses have less than 40 tokens, and every 50th has --longest of them, so that some
 request ends with nearly every token. SGLang stops all that runs for each prompt that comes
