@@ -26,6 +26,7 @@ import psutil
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
+from sluice_operator.cluster.local.inherited import NVLINK
 
 WORDS = 2040
 CONTEXT = 4096
@@ -57,10 +58,15 @@ def tolerance() -> float:
     return 0.1 if gpus() else 1e-4
 
 
+if gpus():  # before NCCL reads them, as a job's processes on one machine have them
+    for name, value in NVLINK.items():
+        os.environ.setdefault(name, value)
+
+
 def engine_environment() -> dict[str, str]:
     """Of a process that stands for an engine."""
     if gpus():
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpus() - 1), "NCCL_CUMEM_ENABLE": "0"}
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpus() - 1)}
     return {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
 
 

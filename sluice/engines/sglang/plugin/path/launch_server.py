@@ -23,6 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import setproctitle
+
 told: list[int] = []
 install = signal.signal
 
@@ -63,6 +65,8 @@ def threads_on_cpu(arguments: list[str]) -> str:
 
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    # Finds the place of the processes' names, which it cannot once the first variable is another.
+    setproctitle.getproctitle()
     os.environ["OMP_NUM_THREADS"] = threads_on_cpu(sys.argv)
     # SGLang spawns its processes, for CUDA's sake, and each imports all of it again: most of a
     # small engine's start. At that moment there is one thread, so they can be forked.
