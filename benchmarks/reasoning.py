@@ -109,7 +109,11 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=1, help="runs that share a GPU")
     parser.add_argument("--limit-s", type=float, default=3600.0)
     parser.add_argument("--steps", type=int, help="default: the manifest's")
-    parser.add_argument("--sft-steps", type=int, help="default: the manifest's")
+    parser.add_argument(
+        "--sft-steps",
+        type=int,
+        help="default: each manifest's own; many leave rewards little to teach",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs/results/reasoning")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--report", action="store_true", help="run nothing, read --out")

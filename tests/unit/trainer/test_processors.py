@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sluice.engines.inside.path import processors
 from sluice.engines.inside.path.processors import threads, usable_processors
+from sluice_trainer import device
+from sluice_trainer.__main__ import _have_threads
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,19 @@ def test_a_model_of_real_size_has_all_processors(
 ) -> None:
     monkeypatch.setattr(processors, "usable_processors", lambda: 8)
     assert threads(config, present, processes) == expected
+
+
+@pytest.mark.parametrize(("width", "ranks", "expected"), [(576, "2", 3), (128, "1", 1)])
+def test_a_rank_on_cpus_computes_with_its_threads(
+    monkeypatch: pytest.MonkeyPatch, width: int, ranks: str, expected: int
+) -> None:
+    monkeypatch.setattr(processors, "usable_processors", lambda: 6)
+    monkeypatch.setattr(device, "DEVICE", torch.device("cpu"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _have_threads({"hidden_size": width})
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
