@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
@@ -26,6 +26,7 @@ LIBRARY = "docker.io/library/"
 RELEASE, OPERATOR_NAMESPACE = "sluice", "sluice-system"
 ROWS = pytest.StashKey[list[list[Any]]]()
 FAILED = pytest.StashKey[bool]()
+Run = TypeVar("Run", bound=Quickstart)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,18 +90,37 @@ def operator(node: Node, image: str) -> Iterator[None]:
         node.kubectl("delete", "namespace", OPERATOR_NAMESPACE, "--timeout=60s", seconds=90)
 
 
+class Prepared(Protocol):
+    def __call__(self, example: type[Run]) -> Run: ...
+
+
 @pytest.fixture
-def quickstart(
+def prepared(
     node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Quickstart]:
-    run = Quickstart(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
-    run.prepare()
-    yield run
-    if request.node.stash.get(FAILED, False):
-        print(run.story())
-        logs = ("logs", "-l", "app.kubernetes.io/name=sluice", "--tail=80")
-        print(node.kubectl("-n", OPERATOR_NAMESPACE, *logs, check=False))
-    run.remove()
+) -> Iterator[Prepared]:
+    """Prepares an example in a namespace of its own. Where the test fails, tells what became of
+    it.
+    """
+    runs: list[Quickstart] = []
+
+    def prepare(example: type[Run]) -> Run:
+        run = example(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
+        runs.append(run)
+        run.prepare()
+        return run
+
+    yield prepare
+    for run in runs:
+        if request.node.stash.get(FAILED, False):
+            print(run.story())
+            logs = ("logs", "-l", "app.kubernetes.io/name=sluice", "--tail=80")
+            print(node.kubectl("-n", OPERATOR_NAMESPACE, *logs, check=False))
+        run.remove()
+
+
+@pytest.fixture
+def quickstart(prepared: Prepared) -> Quickstart:
+    return prepared(Quickstart)
 
 
 # -- the table of docs/results/node.md

@@ -127,13 +127,17 @@ class Quickstart:
     def kubectl(self, *words: str, **how: Any) -> str:
         return self.node.kubectl("-n", self.namespace, *words, **how)
 
+    def job(self) -> Object:
+        """The example's manifest."""
+        return dict(YAML(typ="safe").load(self.manifest.read_text()))
+
     def start(self, **changes: Any) -> None:
         """kubectl apply of the example.
 
         changes: fields of groups of the spec, as trainer={"steps": 9}, or fields; None: the spec
         says nothing of it.
         """
-        job = YAML(typ="safe").load(self.manifest.read_text())
+        job = self.job()
         for group, fields in changes.items():
             both = isinstance(fields, dict) and isinstance(job["spec"].get(group), dict)
             job["spec"][group] = job["spec"][group] | fields if both else fields

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from sluice.telemetry import run_directory
 from tests.node.checks import START_SECONDS, STOP_SECONDS
+from tests.node.conftest import Prepared
 from tests.node.jobs import Quickstart
-from tests.node.node import Node, until
+from tests.node.node import until
 from tests.tools import ROOT
 
 pytestmark = pytest.mark.timeout(7200)
@@ -45,20 +44,16 @@ class Agent(Quickstart):
         container = {"name": "episode", "volumeMounts": [code], "imagePullPolicy": "Never"}
         volume = {"name": "code", "configMap": {"name": "agent", "items": files}}
         template = {"spec": {"containers": [container], "volumes": [volume]}}
-        theirs = YAML(typ="safe").load(self.manifest.read_text())["spec"]["rollout"]["environment"]
+        theirs = self.job()["spec"]["rollout"]["environment"]
         return theirs | {"image": image, "pods": PODS, "template": template}
 
 
 @pytest.fixture
-def agent(
-    node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Agent]:
-    run = Agent(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
-    run.prepare()
+def agent(prepared: Prepared) -> Agent:
+    run = prepared(Agent)
     files = [f"--from-file={AGENTS / 'openai/agent.py'}", f"--from-file={AGENTS / 'image/run.py'}"]
     run.kubectl("create", "configmap", "agent", *files)
-    yield run
-    run.remove()
+    return run
 
 
 def test_the_agent_learns_in_pods(agent: Agent, image: str, record: Callable[..., None]) -> None:

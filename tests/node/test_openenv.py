@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +17,7 @@ import pytest
 
 from tests.node import openenv_image
 from tests.node.checks import START_SECONDS, STOP_SECONDS
-from tests.node.conftest import FAILED, loaded
+from tests.node.conftest import Prepared, loaded
 from tests.node.jobs import Quickstart
 from tests.node.node import Node, Object, until
 from tests.node.openenv_image import SERVER
@@ -45,18 +44,12 @@ def server(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def copying(
-    node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Quickstart]:
+def copying(prepared: Prepared) -> Quickstart:
     """The agent's model and questions, for they have a chat template; the server's code."""
-    run = Agent(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
-    run.prepare()
+    run = prepared(Agent)
     file = Path(__file__).with_name(openenv_image.FILE)
     run.kubectl("create", "configmap", "environment", f"--from-file={file}")
-    yield run
-    if request.node.stash.get(FAILED, False):
-        print(run.story())
-    run.remove()
+    return run
 
 
 def start(run: Quickstart, openenv: Object, **container: Any) -> None:

@@ -5,19 +5,16 @@ cores, with smaller numbers, fewer and shorter responses, and as many steps as a
 from __future__ import annotations
 
 import runpy
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from tests.node import image as images
 from tests.node.checks import START_SECONDS
-from tests.node.conftest import FAILED, loaded
+from tests.node.conftest import Prepared, loaded
 from tests.node.jobs import Quickstart
 from tests.node.node import Node
 from tests.tools import ROOT, missing
@@ -41,11 +38,6 @@ class Reasoning(Quickstart):
         tasks = self.volume / "tasks.py"
         tasks.write_text((REASONING / "tasks.py").read_text())
 
-    def theirs(self, group: str) -> dict[str, Any]:
-        """A group of the manifest's spec."""
-        spec = YAML(typ="safe").load(self.manifest.read_text())["spec"]
-        return dict(spec[group])
-
 
 @pytest.fixture(scope="module")
 def worker(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -53,29 +45,20 @@ def worker(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
     return loaded(node, images.name(TASK), partial(images.write, more=[TASK]), tmp_path_factory)
 
 
-@pytest.fixture
-def reasoning(
-    node: Node, operator: None, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Reasoning]:
-    run = Reasoning(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
-    run.prepare()
-    yield run
-    if request.node.stash.get(FAILED, False):
-        print(run.story())
-    run.remove()
-
-
 def test_a_real_model_learns_a_task_that_its_own_image_knows(
-    reasoning: Reasoning, worker: str, record: Callable[..., None]
+    prepared: Prepared, worker: str, record: Callable[..., None]
 ) -> None:
+    reasoning = prepared(Reasoning)
+    theirs = reasoning.job()["spec"]
+
     def replaced(group: str, kind: str) -> dict[str, Any]:
         """The group with our image in the place of the registry's."""
-        template = reasoning.theirs(group)["template"]
+        template = theirs[group]["template"]
         for container in template["spec"][kind]:
             container |= {"image": worker, "imagePullPolicy": "Never"}
         return {"template": template}
 
-    data = reasoning.theirs("data")
+    data = theirs["data"]
     data["prompts"][0]["source"]["args"] |= {"min_digits": 1, "max_digits": 1}
     small = {"gpusPerReplica": 0, "engineArgs": {}, "batchSize": GROUPS, "concurrency": 32}
     sampling = {"temperature": 1.0, "maxResponseTokens": 32}
