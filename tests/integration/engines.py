@@ -254,14 +254,8 @@ class Sglang:
 
     def part(self, name: str) -> psutil.Process:
         """One of its processes: scheduler, detokenizer."""
-
-        def running() -> psutil.Process | None:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            named = (each for each in children if f"sglang::{name}" in " ".join(each.cmdline()))
-            return next(named, None)
-
-        process: psutil.Process = until(running, 15, f"a process sglang::{name}")
-        return process
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(child for child in children if f"sglang::{name}" in " ".join(child.cmdline()))
 
     def load(self, name: str) -> int:
         """num_running_reqs, num_used_tokens, ... as the scheduler sees them now."""

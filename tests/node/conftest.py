@@ -105,8 +105,8 @@ def prepared(
 
     def prepare(example: type[Run]) -> Run:
         run = example(node, f"t-{uuid.uuid4().hex[:8]}", tmp_path)
-        runs.append(run)
         run.prepare()
+        runs.append(run)
         return run
 
     yield prepare

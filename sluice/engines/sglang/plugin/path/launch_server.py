@@ -23,8 +23,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import setproctitle
-
 told: list[int] = []
 install = signal.signal
 
@@ -65,6 +63,8 @@ def threads_on_cpu(arguments: list[str]) -> str:
 
 
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    import setproctitle
+
     # Finds the place of the processes' names, which it cannot once the first variable is another.
     setproctitle.getproctitle()
     os.environ["OMP_NUM_THREADS"] = threads_on_cpu(sys.argv)
