@@ -18,7 +18,7 @@ verl 1e-6; TRL generates with transformers (no vLLM), sluice and verl with SGLan
 
 Curves agree where the two means over seeds differ by no more than Student's t-test allows (95 %).
 The steps go to DIR/CASE.jsonl; runs that are in there are not done again, so that an interrupted
-comparison goes on.
+comparison goes on. What sluice and verl say of their steps themselves is kept beside it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ from benchmarks import peers_table
 from benchmarks.end_to_end import make_data
 from benchmarks.peers_settings import Setting, trl_settings
 from benchmarks.peers_settings_verl import OF_A_RUN, verl_settings
-from benchmarks.peers_table import MOST_SEEDS, SLUICE, TRL, VERL, Step, by_run
+from benchmarks.peers_table import (
+    FEWEST_STEPS,
+    MOST_SEEDS,
+    SLUICE,
+    TRL,
+    VERL,
+    Step,
+    by_run,
+)
 from benchmarks.peers_trl_run import trl_run
 from benchmarks.peers_verl_run import verl_run
 from benchmarks.processes import sluice_run
@@ -105,6 +113,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.peers.split(",")) - PEERS.keys():
         parser.error(f"--peers: {', '.join(sorted(unknown))}; expected some of {', '.join(PEERS)}")
+    if options.steps < FEWEST_STEPS:
+        parser.error(f"--steps: expected {FEWEST_STEPS} at least: times count from the fourth on")
     for name in options.peers.split(","):
         if not python_of(name).exists():
             sys.exit(f"{python_of(name)}: not there; expected its environment: run `make {name}`")
@@ -122,6 +132,7 @@ def main() -> None:
     def add(system: str, seed: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
             steps = run(system, case, seed, options.steps, Path(directory))
+            keep_own(Path(directory), options.out / f"{options.case}-{system}-{seed}.jsonl")
         write(lines, steps)
         print(f"{system}, seed {seed}: {len(steps)} steps", file=sys.stderr, flush=True)
 
@@ -130,6 +141,13 @@ def main() -> None:
         with ThreadPoolExecutor(MOST_SEEDS) as pool:
             list(pool.map(lambda one: add(*one), together))
     print(report(options.case, case, read(lines), systems[1:]))
+
+
+def keep_own(directory: Path, target: Path) -> None:
+    """Copy what a system itself says of each step."""
+    for own in (directory / "verl.jsonl", directory / "run" / run_directory.METRICS):
+        if own.exists():
+            shutil.copy(own, target)
 
 
 def python_of(peer: str) -> Path:
