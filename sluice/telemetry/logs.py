@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from sluice import first_process
+from sluice import first_process, open_files
 from sluice.environment import ConfigurationError
 
 
@@ -104,6 +104,7 @@ def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
 def run_blocking(role: str, main: Callable[[], int | None]) -> None:
     """The same for a main that is not a coroutine."""
     first_process.end_when_told()
+    open_files.raise_limit()
     try:
         code = main()
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sluice import environment
+from sluice import environment, open_files
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.base import UNKNOWN_VERSION, Client, EngineError
@@ -36,6 +36,8 @@ START_SECONDS = 1800.0
 POD_SECONDS = 1200.0
 """For which an episode waits for a pod. A worker leases no more episodes than it has pods, so it is
 the start of one that is waited for, or the end of one that is at work."""
+OTHER_FILES = 100
+"""That a worker has open beside its requests' connections."""
 
 
 class Readiness:
@@ -158,7 +160,7 @@ async def _work(
         return rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
 
     membership = Membership(env.rendezvous, hello, heartbeat)
-    slots = asyncio.Semaphore(spec.rollout.concurrency)
+    slots = asyncio.Semaphore(side_by_side(spec.rollout.concurrency))
     health = EngineHealth(engine, spec.weight_sync.pause_seconds)
     desk = Desk.of(spec, encoder, Place(env.bind, env.port("gateway"), pods) if pods else None)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
@@ -174,6 +176,23 @@ async def _work(
             await worker.run(stop)
     finally:
         await buffer.close()
+
+
+def side_by_side(concurrency: int) -> int:
+    """Requests at the engine at a time: as many as the job says, if there may be as many
+    connections.
+    """
+    limit = open_files.raise_limit()
+    most = max(limit - OTHER_FILES, 1)
+    if most < concurrency:
+        logs.get().warning(
+            "fewer requests than rollout.concurrency: this process may not open more files; raise "
+            "the limit of its starter (ulimit -Hn, or LimitNOFILE of the container runtime)",
+            concurrency=concurrency,
+            requests=most,
+            open_files=limit,
+        )
+    return min(concurrency, most)
 
 
 def main() -> int:

@@ -85,9 +85,7 @@ class Zygote:
         body = json.dumps(request).encode()
         data = memoryview(struct.pack("<I", len(body)) + body)
         while data:
-            _, ready, _ = select.select([], [self._stdin], [], max(end - time.monotonic(), 0))
-            if not ready:
-                raise TimeoutError
+            _wait(self._stdin, select.POLLOUT, end)
             try:
                 data = data[os.write(self._stdin.fileno(), data[:_PIECE]) :]
             except BrokenPipeError:
@@ -102,9 +100,7 @@ class Zygote:
     def _exactly(self, size: int, end: float) -> bytes:
         data = bytearray()
         while len(data) < size:
-            ready, _, _ = select.select([self._stdout], [], [], max(end - time.monotonic(), 0))
-            if not ready:
-                raise TimeoutError
+            _wait(self._stdout, select.POLLIN, end)
             part = os.read(self._stdout.fileno(), size - len(data))
             if not part:
                 raise self._ended()
@@ -135,3 +131,15 @@ class Zygote:
         self._stdout.close()
         self._process.kill()
         self._process.wait(_END_SECONDS)
+
+
+def _wait(file: Any, event: int, end: float) -> None:
+    """Until a pipe takes or has something. Raises TimeoutError at `end`.
+
+    Not by select.select: that takes no descriptor above 1,023, and a worker with a thousand
+    requests under way has more open.
+    """
+    poll = select.poll()
+    poll.register(file, event)
+    if not poll.poll(max(end - time.monotonic(), 0) * 1000):
+        raise TimeoutError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import runpy
 import signal
 import subprocess
@@ -70,6 +71,18 @@ def test_a_server_that_was_told_to_end_has_not(tmp_path: Path, server: str) -> N
     assert process.stdout.readline() == "serving\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+
+
+def test_a_server_may_open_as_many_files_as_its_hard_limit_lets_it(tmp_path: Path) -> None:
+    """SGLang asks for 65,535, and leaves it at that where it may not have so many."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, limit[1]))
+        process = started(tmp_path, "import resource; print(*resource.getrlimit(7))")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    output, _ = process.communicate(timeout=60)
+    assert output.split() == [str(min(limit[1], 1 << 16)), str(limit[1])]
 
 
 def test_no_process_of_a_server_imports_megatron(

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from sluice import open_files
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_rollout.__main__ import Readiness
+from sluice_rollout.__main__ import Readiness, side_by_side
 from sluice_rollout.worker import Worker
 
 
@@ -57,3 +59,15 @@ def test_an_engine_is_ready_while_it_holds_weights_that_may_be_used(
 
 def test_before_the_engine_has_started_nothing_is_ready() -> None:
     assert Readiness().check() == "the engine has not started yet"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(1 << 16, 256), (180, 80), (50, 1)], ids=["room", "less", "none"]
+)
+def test_a_worker_has_no_more_requests_under_way_than_it_may_open_files(
+    monkeypatch: pytest.MonkeyPatch, limit: int, expected: int
+) -> None:
+    monkeypatch.setattr(open_files, "raise_limit", lambda: limit)
+    with capture_logs() as lines:
+        assert side_by_side(256) == expected
+    assert [line["requests"] for line in lines] == ([] if expected == 256 else [expected])

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 
+from sluice import open_files
 from sluice.rewards.sandbox import hide, home, tree
 from sluice.telemetry import logs
 from sluice_rollout import failures
@@ -30,7 +30,7 @@ def opened(programs: int, engine: str | None = None) -> Iterator[str]:
     """
     if inputs.POD not in os.environ:  # `sluice run` has to find its processes by their variables
         hide()  # the job's token is in this process's environment
-    _raise_file_limit(_FILES_OF_AN_EPISODE * programs + _OTHER_FILES)
+    open_files.raise_limit(_FILES_OF_AN_EPISODE * programs + _OTHER_FILES)
     with home.new(PREFIX) as directory:
         guard = subprocess.Popen(
             [
@@ -66,11 +66,3 @@ def remove(directory: str) -> None:
             tree.remove(directory)
     except OSError as error:  # the next worker tries again
         failures.LOG.note("the directory of an episode cannot be removed", error)
-
-
-def _raise_file_limit(wanted: int) -> None:
-    """Let this process open so many files, or as many as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

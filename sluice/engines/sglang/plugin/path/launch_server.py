@@ -17,12 +17,14 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import runpy
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+MOST_FILES = 1 << 16
 told: list[int] = []
 install = signal.signal
 
@@ -144,6 +146,16 @@ def check_exact(arguments: list[str]) -> None:
         )
 
 
+def open_more_files() -> None:
+    """Raise the limit of connections and other files, which often is 1,024, as far as may be.
+    SGLang leaves it where it may not be the 65,535 that it asks for.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve() -> int:
     """SGLang's server; its exit code."""
     try:
@@ -156,6 +168,7 @@ def serve() -> int:
 
 if __name__ == "__main__":
     signal.signal = noting  # type: ignore[assignment]
+    open_more_files()
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
     if os.environ.get("SLUICE_DETERMINISTIC"):
         check_exact(sys.argv)

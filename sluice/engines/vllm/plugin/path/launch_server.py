@@ -12,6 +12,7 @@ handler for, so that only the end of the pod's grace would end it.
 import importlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from typing import Any
@@ -25,6 +26,7 @@ if (os.environ.get("VLLM_TARGET_DEVICE"), os.environ.get("OMP_NUM_THREADS")) == 
     forked: Any = lambda method=None: _context(method and "fork")  # noqa: E731
     multiprocessing.get_context = forked
 
+MOST_FILES = 1 << 16
 told: list[int] = []
 _install = signal.signal
 
@@ -43,6 +45,16 @@ def noting(number: int, handler: Any) -> Any:
         return handler(*arguments)
 
     return _install(number, noted if number == signal.SIGTERM and callable(handler) else handler)
+
+
+def open_more_files() -> None:
+    """Raise the limit of connections and other files, which often is 1,024, as far as may be. vLLM
+    leaves it where it may not be the 65,535 that it asks for.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def serve() -> int:
@@ -69,6 +81,7 @@ def main() -> int:
     if os.getpid() == 1:
         _install(signal.SIGTERM, end)
     signal.signal = noting  # type: ignore[assignment]
+    open_more_files()
     return serve()
 
 

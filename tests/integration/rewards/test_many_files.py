@@ -1,0 +1,47 @@
+"""A worker with a thousand requests under way has descriptors above 1,023, which select does not
+take: programs run and functions judge all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sluice import open_files
+from sluice.api import Reward
+from sluice.rewards import RewardInput
+from sluice.rewards.judging.judge import Judge
+from sluice.rewards.sandbox import Ran, Sandbox
+
+FILES = 1100
+
+
+@pytest.fixture(autouse=True)
+def _many_open() -> Iterator[None]:
+    assert open_files.raise_limit() > FILES + 100
+    with ExitStack() as files:
+        for _ in range(FILES):
+            files.enter_context(Path("/dev/null").open())
+        yield
+
+
+def test_a_program_runs() -> None:
+    sandbox = Sandbox()
+    try:
+        ran = sandbox.run(source="print(1)", input="", seconds=60.0, memory=1 << 30, cpu_seconds=60)
+    finally:
+        sandbox.close()
+    assert ran == Ran("ok", "1\n", "")
+
+
+async def test_functions_judge(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def length(sample): return len(sample.response)\n")
+    judge = Judge(Reward(function=f"{file}:length"), workers=1)
+    samples = [RewardInput(prompt="", response="a" * n, label="") for n in range(20)]
+    try:
+        assert await judge(samples) == [(float(n), {}) for n in range(20)]
+    finally:
+        await judge.close()
