@@ -41,7 +41,7 @@ from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend, backend_of
-from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.huggingface_config import ModelShape, read_shape
 from sluice_trainer.megatron.model.weight_gradients import separate
 from sluice_trainer.sequences import TrainSequence
 

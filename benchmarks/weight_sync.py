@@ -326,9 +326,9 @@ def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None
 
 
 def source(options: argparse.Namespace) -> None:
+    from sluice_trainer.huggingface_config import read_shape
     from sluice_trainer.megatron import parallel
     from sluice_trainer.megatron.huggingface import mapping
-    from sluice_trainer.megatron.huggingface.config import read_shape
     from sluice_trainer.megatron.model import building
     from sluice_trainer.megatron.model.config import transformer_config
     from sluice_trainer.peers import connected

@@ -18,7 +18,7 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
     takes seconds to import, and keeps torch in memory.
     """
     if spec.trainer.backend == "megatron":
-        from sluice_trainer.megatron.huggingface.config import read_shape
+        from sluice_trainer.huggingface_config import read_shape
 
         read_shape(directory)
     elif not quickly:

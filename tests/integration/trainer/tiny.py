@@ -23,7 +23,7 @@ from sluice.environment import free_port
 from sluice.sample import Experts
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend
-from sluice_trainer.megatron.huggingface.config import read_shape
+from sluice_trainer.huggingface_config import read_shape
 from sluice_trainer.sequences import TrainSequence
 
 ROOT = Path(__file__).parents[3]

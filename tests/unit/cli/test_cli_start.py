@@ -59,6 +59,18 @@ def test_a_run_of_this_machine_needs_no_client_of_kubernetes() -> None:
     assert loaded("import sluice_cli.run", ["kubernetes", "kopf", "torch"]) == []
 
 
+def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
+    """It would cost seconds before a run begins, and be in memory until the run's end."""
+    text = (
+        "from pathlib import Path\nfrom sluice.api import load_job\n"
+        "from sluice_cli.contents import look\nfrom sluice_cli.resolve import resolve\n"
+        f"folder = Path({str(task)!r})\n"
+        "found = look(resolve(load_job(folder / 'job.yaml'), folder))\n"
+        "assert not found.problems and not found.notes, found\n"
+    )
+    assert loaded(text, ["torch", "megatron", "transformers"]) == []
+
+
 @pytest.mark.parametrize(
     "module", ["typer", "sluice_cli.options", "sluice.api.data", "sluice_cli.run", "grpc.aio"]
 )

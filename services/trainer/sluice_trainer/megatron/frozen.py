@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.api.distillation import Distillation
-from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
+from sluice_trainer.huggingface_config import ModelShape, read_shape
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.step.forward import forward, head, hidden_states
 from sluice_trainer.megatron.step.learner import model_config, score

@@ -23,11 +23,11 @@ from sluice.engines.base import StackName
 from sluice_trainer import critic, exactness
 from sluice_trainer.checkpoint_directory import Author
 from sluice_trainer.checkpoints import Collect
+from sluice_trainer.huggingface_config import read_shape
 from sluice_trainer.megatron import frozen, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
 from sluice_trainer.megatron.huggingface import mapping
-from sluice_trainer.megatron.huggingface.config import read_shape
 from sluice_trainer.megatron.model import replay
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.model.config import check_mixture

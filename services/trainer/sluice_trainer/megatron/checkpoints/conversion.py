@@ -20,12 +20,12 @@ from torch import Tensor
 
 from sluice.api import Parallelism
 from sluice_trainer import checkpoint_directory
+from sluice_trainer.huggingface_config import ModelShape, read_shape
 from sluice_trainer.huggingface_files import SHARD_BYTES, ConversionError, Reader, reader, save_hf
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
 from sluice_trainer.megatron.checkpoints.checkpoint import METADATA, weights_state
 from sluice_trainer.megatron.checkpoints.pieces import MissingPieceError, PieceReader
 from sluice_trainer.megatron.huggingface import mapping
-from sluice_trainer.megatron.huggingface.config import ModelShape, read_shape
 from sluice_trainer.megatron.huggingface.entries import Entry
 from sluice_trainer.megatron.model.building import build
 from sluice_trainer.megatron.model.config import transformer_config

@@ -18,8 +18,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from sluice.engines.base import StackName
+from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.huggingface_files import EMBEDDING
-from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sluice_trainer import exactness
 from sluice_trainer.device import DEVICE
+from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
-from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.model.spec import block_spec, join_head_norms, set_latent_rotary
 from sluice_trainer.megatron.model.weight_gradients import separate
 

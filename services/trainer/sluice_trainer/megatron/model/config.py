@@ -14,7 +14,7 @@ from sluice.api import Parallelism
 from sluice.api.trainer import Recompute, RecomputeModule
 from sluice_trainer.compiled import COMPILED
 from sluice_trainer.device import DEVICE
-from sluice_trainer.megatron.huggingface.config import Experts, Latent, ModelShape
+from sluice_trainer.huggingface_config import Experts, Latent, ModelShape
 from sluice_trainer.unsupported import UnsupportedModelError
 
 

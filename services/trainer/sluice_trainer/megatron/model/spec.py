@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from sluice_trainer.megatron.huggingface.config import ModelShape
+from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.megatron.model.attention import PackedAttention
 from sluice_trainer.megatron.model.dispatch import Mixture
 from sluice_trainer.megatron.model.experts import GroupedExperts

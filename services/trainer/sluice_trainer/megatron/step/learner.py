@@ -13,8 +13,8 @@ from sluice.api import Optimizer, Parallelism, RLJobSpec
 from sluice_trainer import exactness
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.device import DEVICE
+from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.megatron import parallel
-from sluice_trainer.megatron.huggingface.config import ModelShape
 from sluice_trainer.megatron.model.building import distribute
 from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.step.forward import compute

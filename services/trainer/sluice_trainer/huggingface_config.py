@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice_trainer.megatron.huggingface.rope import Rope, yarn_magnitude
+from sluice_trainer.rope import Rope, yarn_magnitude
 from sluice_trainer.unsupported import UnsupportedModelError
 
 Config = dict[str, Any]
