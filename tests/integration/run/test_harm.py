@@ -38,6 +38,7 @@ def test_a_reward_that_raises_for_every_sample_fails_the_job_with_the_exception(
     assert "KeyError: 'answer'" in failures[0]["reason"]
 
 
+@pytest.mark.long
 def test_a_reward_that_raises_for_some_prompts_fails_those_alone(
     laptop: Make, tmp_path: Path
 ) -> None:

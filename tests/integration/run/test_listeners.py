@@ -9,10 +9,12 @@ from socket import AF_INET
 import psutil
 import pytest
 
-from tests.integration.run.laptop import PROGRAMS, Laptop
+from tests.integration.run.laptop import PROGRAMS, Laptop, values
 from tests.integration.run.listeners import Listeners, watching
+from tests.integration.run.test_run import check_sound
 
 pytestmark = pytest.mark.timeout(600)
+Make = Callable[..., Laptop]
 SHORT = ("trainer.steps=2", "checkpoint.everySteps=1", "rollout.batchSize=8")
 
 
@@ -46,19 +48,35 @@ def clusters_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
 
 
-@pytest.mark.usefixtures("clusters_environment")
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param((), id="one rank", marks=pytest.mark.long),
-        pytest.param(("trainer.processesPerNode=2",), id="two ranks"),
-    ],
-)
-def test_every_process_of_a_run_listens_on_the_loopback_alone(
-    laptop: Callable[..., Laptop], overrides: tuple[str, ...]
-) -> None:
-    listeners = listeners_of(laptop(*SHORT, *overrides))
+def check_loopback(listeners: Listeners) -> None:
     expected = PROGRAMS | {"scheduler": "sglang::scheduler"}
     for role, program in expected.items():
         assert listeners.of(program), f"{role} was never seen to listen: {sorted(listeners.seen)}"
     assert open_to_others(listeners) == set()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("clusters_environment")
+def test_every_process_of_a_run_listens_on_the_loopback_alone(
+    laptop: Make,
+) -> None:
+    check_loopback(listeners_of(laptop(*SHORT)))
+
+
+@pytest.mark.usefixtures("clusters_environment")
+def test_two_trainer_processes_and_several_optimizer_steps(laptop: Make) -> None:
+    """They train as one does, and listen on the loopback alone."""
+    run = laptop(
+        "trainer.steps=5",
+        "trainer.processesPerNode=2",
+        "trainer.stepsPerBatch=2",
+        "trainer.maxTokensPerGpu=256",
+        "rollout.batchSize=16",
+        "algorithm.kl={lossCoef: 0.001, type: low_var_kl}",
+        "algorithm.normalizeAdvantages=true",
+    )
+    check_loopback(listeners_of(run))
+    check_sound(run, 5, groups=16)
+    records = list(run.steps().values())
+    assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
+    assert values(records, "train/kl_loss")[-1] > 0

@@ -148,23 +148,6 @@ def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:
     assert max(same_weights) < 1e-5, "each token was sampled by the weights that it says"
 
 
-def test_two_trainer_processes_and_several_optimizer_steps(laptop: Make) -> None:
-    run = laptop(
-        "trainer.steps=5",
-        "trainer.processesPerNode=2",
-        "trainer.stepsPerBatch=2",
-        "trainer.maxTokensPerGpu=256",
-        "rollout.batchSize=16",
-        "algorithm.kl={lossCoef: 0.001, type: low_var_kl}",
-        "algorithm.normalizeAdvantages=true",
-    )
-    assert run.run() == 0, run.text()[-3000:]
-    check_sound(run, 5, groups=16)
-    records = list(run.steps().values())
-    assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
-    assert values(records, "train/kl_loss")[-1] > 0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

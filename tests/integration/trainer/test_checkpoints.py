@@ -176,7 +176,7 @@ def test_a_step_that_is_saved_already_is_left_alone(qwen3: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["now", "beside"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
     qwen3: Path, tmp_path: Path, seed: int, how: str
 ) -> None:

@@ -139,7 +139,17 @@ SPREAD: dict[str, tuple[str, dict[str, int], int]] = {
 }
 
 
-@pytest.mark.parametrize("layout", SPREAD)
+PARTS_OF_OTHERS = {"expert"}
+"""Layouts that another one contains."""
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in PARTS_OF_OTHERS else [])
+        for name in SPREAD
+    ],
+)
 def test_a_critic_under_every_kind_of_layout_equals_one_rank(
     models: dict[str, Path], tmp_path: Path, layout: str
 ) -> None:

@@ -132,9 +132,9 @@ def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
 @pytest.mark.parametrize(
     ("layout", "world"),
     [
-        ({"tensor": 2}, 2),
+        pytest.param({"tensor": 2}, 2, marks=pytest.mark.long),
         ({"pipeline": 2}, 2),
-        ({"context": 2}, 2),
+        pytest.param({"context": 2}, 2, marks=pytest.mark.long),
         ({"tensor": 2, "context": 2}, 4),
     ],
     ids=str,
@@ -248,7 +248,7 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen
     )
 
 
-@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+@pytest.mark.parametrize("name", ["clip_cov", pytest.param("kl_cov", marks=pytest.mark.long)])
 def test_tokens_are_picked_and_the_same_under_every_layout(
     models: dict[str, Path], name: str
 ) -> None:

@@ -53,28 +53,32 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
     return max((one[name] - tensor).abs().max().item() for name, tensor in other.items())
 
 
+OF_RANKS = ("grpo", "gspo", "ppo", "optimal_token_baseline", "clip_cov", "kl_cov", "sft")
+"""Algorithms, one of each kind of sum over ranks. What the others differ in is no backend's."""
+
+
 @pytest.fixture(scope="module")
 def on_two_ranks(
     qwen3: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[dict[str, Any], Path]]:
-    """Five steps by every estimator on two ranks: what they told, and the weights' file."""
+    """Five steps on two ranks: what they told, and the weights' file."""
     root = tmp_path_factory.mktemp("two-ranks")
     jobs = [
         {
             "model": str(qwen3),
-            "algorithm": algorithm,
+            "algorithm": ALGORITHMS[name],
             "steps": STEPS,
             "trainer": {**TRAINER, "backend": "fsdp"},
             "dump": str(root / name),
         }
-        for name, algorithm in ALGORITHMS.items()
+        for name in OF_RANKS
     ]
     first, second = tiny.run("estimate_steps.py", json.dumps(jobs), world=2)
     assert first == second
-    return {n: (told, root / n) for n, told in zip(ALGORITHMS, first, strict=True)}
+    return {n: (told, root / n) for n, told in zip(OF_RANKS, first, strict=True)}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", OF_RANKS)
 def test_five_steps_on_two_ranks_equal_transformers_with_adamw(
     qwen3: Path, tmp_path: Path, name: str, on_two_ranks: dict[str, tuple[dict[str, Any], Path]]
 ) -> None:
