@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,21 @@ asyncio.run(main())
 """
 
 
-def started(directory: Path, server: str) -> subprocess.Popen[str]:
-    """The launch script over a server of our own in SGLang's place."""
+def started(
+    directory: Path, server: str, files: tuple[int, int] | None = None
+) -> subprocess.Popen[str]:
+    """The launch script over a server of our own in SGLang's place. files: how many it may open,
+    and how many it may take.
+    """
     package = directory / "sglang"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "launch_server.py").write_text(server)
     command = [sys.executable, str(PATH / "launch_server.py")]
-    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, files) if files else None
+    return subprocess.Popen(
+        command, cwd=directory, stdout=subprocess.PIPE, text=True, preexec_fn=limit
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,14 +83,9 @@ def test_a_server_that_was_told_to_end_has_not(tmp_path: Path, server: str) -> N
 
 def test_a_server_may_open_as_many_files_as_its_hard_limit_lets_it(tmp_path: Path) -> None:
     """SGLang asks for 65,535, and leaves it at that where it may not have so many."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (500, limit[1]))
-        process = started(tmp_path, "import resource; print(*resource.getrlimit(7))")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    output, _ = process.communicate(timeout=60)
-    assert output.split() == [str(min(limit[1], 1 << 16)), str(limit[1])]
+    server = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    output, _ = started(tmp_path, server, files=(500, 900)).communicate(timeout=60)
+    assert output == "900 900\n"
 
 
 def test_no_process_of_a_server_imports_megatron(
