@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import runpy
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sluice.engines.sglang.plugin.__main__ import PATH
+from sluice.engines.vllm.plugin import __main__ as vllm
 
 FAILS = "import sys; print('a scheduler has died', flush=True); sys.exit({code})"
 TOLD = """
@@ -86,6 +88,25 @@ def test_a_server_may_open_as_many_files_as_its_hard_limit_lets_it(tmp_path: Pat
     server = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     output, _ = started(tmp_path, server, files=(500, 900)).communicate(timeout=60)
     assert output == "900 900\n"
+
+
+def test_so_may_a_server_of_vllm(tmp_path: Path) -> None:
+    package = tmp_path / "vllm/entrypoints/launchers/api_server"
+    package.mkdir(parents=True)
+    for folder in (package, *package.relative_to(tmp_path).parents):
+        (tmp_path / folder / "__init__.py").touch()
+    (package / "entry.py").write_text(
+        "import resource\ndef main(): print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(vllm.PATH / "launch_server.py")],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (500, 900)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "900 900\n", done.stderr
 
 
 def test_no_process_of_a_server_imports_megatron(
