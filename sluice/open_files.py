@@ -22,6 +22,10 @@ def raise_limit(wanted: int = WANTED) -> int:
     if soft == resource.RLIM_INFINITY:
         return wanted
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft < most:
+    if soft >= most:
+        return soft
+    try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(soft, most)
+    except (OSError, ValueError):  # a sandboxed kernel refuses, or one with a limit of its own
+        return soft
+    return most

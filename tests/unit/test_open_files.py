@@ -34,5 +34,17 @@ def test_the_limit_is_raised(soft: int, hard: int, wanted: int, expected: int) -
     assert [int(word) for word in done.stdout.split()] == [expected, expected, hard]
 
 
+@pytest.mark.parametrize("refusal", [PermissionError("no"), ValueError("too many")], ids=repr)
+def test_a_kernel_that_refuses_leaves_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1000))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert open_files.raise_limit(500) == 100
+
+
 def test_what_is_asked_for_is_enough_for_a_thousand_engines() -> None:
     assert open_files.WANTED > 20 * 1000

@@ -12,6 +12,7 @@ And a server that is told to end while it starts does so at once: the first proc
 ignores signals that it has no handler for, so that only the end of the pod's grace would end it.
 """
 
+import contextlib
 import importlib.util
 import json
 import multiprocessing
@@ -153,7 +154,8 @@ def open_more_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        with contextlib.suppress(OSError, ValueError):  # the kernel may refuse
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def serve() -> int:

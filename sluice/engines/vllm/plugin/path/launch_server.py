@@ -9,6 +9,7 @@ while it starts does so at once: the first process of a container ignores signal
 handler for, so that only the end of the pod's grace would end it.
 """
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -54,7 +55,8 @@ def open_more_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        with contextlib.suppress(OSError, ValueError):  # the kernel may refuse
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def serve() -> int:
