@@ -131,8 +131,10 @@ def main() -> None:
 
     def add(system: str, seed: int) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            steps = run(system, case, seed, options.steps, Path(directory))
-            keep_own(Path(directory), options.out / f"{options.case}-{system}-{seed}.jsonl")
+            try:
+                steps = run(system, case, seed, options.steps, Path(directory))
+            finally:  # also of a run that did not come to its end
+                keep_own(Path(directory), options.out / f"{options.case}-{system}-{seed}.jsonl")
         write(lines, steps)
         print(f"{system}, seed {seed}: {len(steps)} steps", file=sys.stderr, flush=True)
 

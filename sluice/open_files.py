@@ -3,6 +3,8 @@
 Many container runtimes and logins begin with 1,024, which a worker with a thousand requests under
 way, or a rendezvous with a thousand members, has soon used up. A process may raise that itself, up
 to a limit that only its starter sets.
+
+Engines' plugins have this file too: it imports the standard library alone.
 """
 
 from __future__ import annotations

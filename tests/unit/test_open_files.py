@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -17,21 +18,38 @@ print(open_files.raise_limit(int({wanted})), *resource.getrlimit(resource.RLIMIT
 """
 
 
+ROLE = """
+from resource import RLIMIT_NOFILE, getrlimit
+from sluice.telemetry import logs
+logs.run_blocking("rendezvous", lambda: print(*getrlimit(RLIMIT_NOFILE)))
+"""
+
+
+def with_limits(text: str, soft: int, hard: int) -> list[int]:
+    """The numbers that a program prints that begins with these limits."""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_a_role_takes_what_it_may() -> None:
+    assert with_limits(ROLE, 500, 900) == [900, 900]
+
+
 @pytest.mark.parametrize(
     ("soft", "hard", "wanted", "expected"),
     [(100, 1000, 500, 500), (100, 300, 500, 300), (400, 1000, 200, 400), (300, 300, 500, 300)],
     ids=["raised", "as far as may be", "never lowered", "already all"],
 )
 def test_the_limit_is_raised(soft: int, hard: int, wanted: int, expected: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW.format(wanted=wanted)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert [int(word) for word in done.stdout.split()] == [expected, expected, hard]
+    shown = with_limits(SHOW.format(wanted=wanted), soft, hard)
+    assert shown == [expected, expected, hard]
 
 
 @pytest.mark.parametrize("refusal", [PermissionError("no"), ValueError("too many")], ids=repr)

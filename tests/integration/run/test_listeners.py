@@ -57,9 +57,7 @@ def check_loopback(listeners: Listeners) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("clusters_environment")
-def test_every_process_of_a_run_listens_on_the_loopback_alone(
-    laptop: Make,
-) -> None:
+def test_every_process_of_a_run_listens_on_the_loopback_alone(laptop: Make) -> None:
     check_loopback(listeners_of(laptop(*SHORT)))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,32 +56,41 @@ def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 OF_RANKS = ("grpo", "gspo", "ppo", "optimal_token_baseline", "clip_cov", "kl_cov", "sft")
 """Algorithms, one of each kind of sum over ranks. What the others differ in is no backend's."""
+OTHERS = tuple(name for name in ALGORITHMS if name not in OF_RANKS)
+Trained = tuple[dict[str, Any], Path]
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(
-    qwen3: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[dict[str, Any], Path]]:
-    """Five steps on two ranks: what they told, and the weights' file."""
+def on_two_ranks(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    """Five steps of an algorithm on two ranks: what they told, and the weights' file. Those of a
+    group are trained together, when the first of them is asked for.
+    """
     root = tmp_path_factory.mktemp("two-ranks")
-    jobs = [
-        {
-            "model": str(qwen3),
-            "algorithm": ALGORITHMS[name],
-            "steps": STEPS,
-            "trainer": {**TRAINER, "backend": "fsdp"},
-            "dump": str(root / name),
-        }
-        for name in OF_RANKS
-    ]
-    first, second = tiny.run("estimate_steps.py", json.dumps(jobs), world=2)
-    assert first == second
-    return {n: (told, root / n) for n, told in zip(OF_RANKS, first, strict=True)}
+
+    @cache
+    def train_together(names: tuple[str, ...]) -> dict[str, Trained]:
+        jobs = [
+            {
+                "model": str(qwen3),
+                "algorithm": ALGORITHMS[name],
+                "steps": STEPS,
+                "trainer": {**TRAINER, "backend": "fsdp"},
+                "dump": str(root / name),
+            }
+            for name in names
+        ]
+        first, second = tiny.run("estimate_steps.py", json.dumps(jobs), world=2)
+        assert first == second
+        return {n: (told, root / n) for n, told in zip(names, first, strict=True)}
+
+    return lambda name: train_together(OF_RANKS if name in OF_RANKS else OTHERS)[name]
 
 
-@pytest.mark.parametrize("name", OF_RANKS)
+@pytest.mark.parametrize(
+    "name", [*OF_RANKS, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+)
 def test_five_steps_on_two_ranks_equal_transformers_with_adamw(
-    qwen3: Path, tmp_path: Path, name: str, on_two_ranks: dict[str, tuple[dict[str, Any], Path]]
+    qwen3: Path, tmp_path: Path, name: str, on_two_ranks: Callable[[str], Trained]
 ) -> None:
     expected = estimate_steps.train(
         str(qwen3),
@@ -90,7 +100,7 @@ def test_five_steps_on_two_ranks_equal_transformers_with_adamw(
         dump=str(tmp_path / "plain"),
         backend=plain.Plain,
     )
-    told, file = on_two_ranks[name]
+    told, file = on_two_ranks(name)
     before = safetensors.torch.load_file(qwen3 / "model.safetensors")
     after = safetensors.torch.load_file(tmp_path / "plain")
     assert apart(after, before) > 1e-3

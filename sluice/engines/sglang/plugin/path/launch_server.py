@@ -12,20 +12,17 @@ And a server that is told to end while it starts does so at once: the first proc
 ignores signals that it has no handler for, so that only the end of the pod's grace would end it.
 """
 
-import contextlib
 import importlib.util
 import json
 import multiprocessing
 import os
 import re
-import resource
 import runpy
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-MOST_FILES = 1 << 16
 told: list[int] = []
 install = signal.signal
 
@@ -147,17 +144,6 @@ def check_exact(arguments: list[str]) -> None:
         )
 
 
-def open_more_files() -> None:
-    """Raise the limit of connections and other files, which often is 1,024, as far as may be.
-    SGLang leaves it where it may not be the 65,535 that it asks for.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):  # the kernel may refuse
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def serve() -> int:
     """SGLang's server; its exit code."""
     try:
@@ -169,8 +155,10 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
+    from sluice_sglang import open_files
+
     signal.signal = noting  # type: ignore[assignment]
-    open_more_files()
+    open_files.raise_limit()  # SGLang asks for 65,535, and takes nothing where it may have fewer
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
     if os.environ.get("SLUICE_DETERMINISTIC"):
         check_exact(sys.argv)

@@ -9,11 +9,9 @@ while it starts does so at once: the first process of a container ignores signal
 handler for, so that only the end of the pod's grace would end it.
 """
 
-import contextlib
 import importlib
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 from typing import Any
@@ -27,7 +25,6 @@ if (os.environ.get("VLLM_TARGET_DEVICE"), os.environ.get("OMP_NUM_THREADS")) == 
     forked: Any = lambda method=None: _context(method and "fork")  # noqa: E731
     multiprocessing.get_context = forked
 
-MOST_FILES = 1 << 16
 told: list[int] = []
 _install = signal.signal
 
@@ -46,17 +43,6 @@ def noting(number: int, handler: Any) -> Any:
         return handler(*arguments)
 
     return _install(number, noted if number == signal.SIGTERM and callable(handler) else handler)
-
-
-def open_more_files() -> None:
-    """Raise the limit of connections and other files, which often is 1,024, as far as may be. vLLM
-    leaves it where it may not be the 65,535 that it asks for.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):  # the kernel may refuse
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def serve() -> int:
@@ -83,7 +69,8 @@ def main() -> int:
     if os.getpid() == 1:
         _install(signal.SIGTERM, end)
     signal.signal = noting  # type: ignore[assignment]
-    open_more_files()
+    # vLLM asks for 65,535, and takes nothing where it may have fewer.
+    importlib.import_module("sluice_vllm.open_files").raise_limit()
     return serve()
 
 
