@@ -1,7 +1,8 @@
 """Asynchronous training beside synchronous, where a few responses are much longer than the others.
 
     python benchmarks/asynchrony.py examples/reasoning/two-gpus.yaml --steps 60 [--staleness 2]
-        [--ways sync in_place retract partial first] [--set FIELD=VALUE ...] [--out DIR]
+        [--ways sync in_place retract partial first] [--evaluate 40] [--set FIELD=VALUE ...]
+        [--out DIR]
     python benchmarks/asynchrony.py --steps 10             the quickstart, on a CPU
 
 Each way is a `sluice run` of the same job, one after another. *sync*: every sample is of the newest
@@ -20,6 +21,7 @@ few responses of a batch, of which that prediction takes account.
 
 The step's time is the mean of the steps behind WARM_UP: single steps of an asynchronous run say
 little. Speeds count only beside rewards: those of the last quarter of the steps stand in the table.
+With `--evaluate` the manifest's evaluations run every so many steps and are kept in --out.
 """
 
 from __future__ import annotations
@@ -96,6 +98,9 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=3600.0, help="the longest that a run takes"
     )
+    parser.add_argument(
+        "--evaluate", type=int, metavar="STEPS", help="between evaluations; default: none"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--out", type=Path, help="keep metrics.jsonl and summary.json here")
     options = parser.parse_args()
@@ -119,6 +124,7 @@ def main() -> None:
                 steps=options.steps,
                 staleness=options.staleness,
                 seconds=options.seconds,
+                evaluate=options.evaluate,
                 out=options.out,
             )
             first = first or figures.seconds
@@ -153,9 +159,13 @@ def run(
     steps: int,
     staleness: int,
     seconds: float,
+    evaluate: int | None = None,
     out: Path | None = None,
 ) -> Figures:
-    """Figures of one way's run. Exits with its last lines where it fails."""
+    """Figures of one way's run. Exits with its last lines where it fails.
+
+    evaluate: steps between evaluations; None: without.
+    """
     stale = [] if way == "sync" else ["rollout.mode=async", f"rollout.maxStaleness={staleness}"]
     overrides = [
         *chosen,
@@ -163,13 +173,13 @@ def run(
         *WAYS[way],
         f"trainer.steps={steps}",
         f"checkpoint.everySteps={steps}",
-        "evaluation=null",
+        f"evaluation.everySteps={evaluate}" if evaluate else "evaluation=null",
     ]
     code, output = sluice_run(manifest, directory, overrides, seconds)
     records = list(run_directory.by_step(directory / run_directory.METRICS).values())
     if out:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (run_directory.METRICS, run_directory.SUMMARY):
+        for name in (run_directory.METRICS, run_directory.EVALUATION, run_directory.SUMMARY):
             if (directory / name).exists():
                 shutil.copy(directory / name, out / f"{way}-{name}")
     if code not in (0, STOPPED) or len(records) <= WARM_UP + 4:

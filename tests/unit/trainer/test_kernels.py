@@ -17,7 +17,9 @@ import pytest
 PROGRAM = """
 import json, torch
 import torch.nn.functional as F
-from sluice_trainer.kernels import softmax, turning
+from sluice_trainer.kernels import mixture, softmax, turning
+from sluice_trainer.megatron.model.experts import _gated
+from sluice_trainer.megatron.model.routes import _sums
 from sluice_trainer.megatron.model.rotary import turn
 from sluice_trainer.step.logits import log_probs_and_entropies
 
@@ -90,6 +92,20 @@ elsewhere = softmax.gradient(
 p = (z - log_total[:, None]).exp()
 plain = -p * (of[0][:, None] + (p.log() + entropy[:, None]) * of[1][:, None]) * scale
 results["logits of another rank's word"] = float((elsewhere - plain).abs().max())
+
+mixture.COLUMNS = 64  # a row in several turns
+for width in (40, 150):
+    compare(
+        f"gated, {width}",
+        mixture.gated,
+        _gated,
+        [torch.randn(33, 2 * width), torch.rand(33)],
+        torch.float32,
+    )
+    rows, places = torch.randn(50, width), torch.randint(0, 51, (30, 3)).sort(1).values
+    sums = mixture.sums(rows, places), _sums(rows, places)
+    results[f"sums, {width}"] = float((sums[0] - sums[1]).abs().max())
+assert mixture.sums(rows[:0], places[:4] * 0).equal(torch.zeros(4, width))
 print(json.dumps(results))
 """
 BOUNDS = {
@@ -100,6 +116,10 @@ BOUNDS = {
     "logits, float32": 1e-5,
     "logits, half": 2e-2,
     "logits of another rank's word": 1e-5,
+    "gated, 40": 1e-5,
+    "gated, 150": 1e-5,
+    "sums, 40": 1e-6,
+    "sums, 150": 1e-6,
 }
 """Halves of 11 bits, and 0.02 of a logit of half precision at 16."""
 

@@ -129,3 +129,55 @@ def softmax_gradient(
     result = -tl.exp(log_p) * (tl.load(of_log_prob + row) + of_h)
     result += tl.where(word == tl.load(place + row), tl.load(at_target + row), 0.0)
     tl.store(out + row * words + word, (result * scale).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_forward(up, weights, out, width, COLUMNS: tl.constexpr):
+    """out[row]: SwiGLU of up[row], times the row's weight."""
+    row = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + row).to(tl.float32)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = column < width
+        of_gate = up + row * 2 * width + column
+        gate = tl.load(of_gate, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(of_gate + width, mask=inside, other=0.0).to(tl.float32)
+        result = gate * tl.sigmoid(gate) * value * weight
+        tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_backward(up, weights, of, of_up, of_weights, width, COLUMNS: tl.constexpr):
+    """The gradients of `gated_forward` by that of its result, `of`."""
+    row = tl.program_id(0).to(tl.int64)
+    weight = tl.load(weights + row).to(tl.float32)
+    along = tl.zeros((COLUMNS,), dtype=tl.float32)
+    for start in range(0, width, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        inside = column < width
+        of_gate = row * 2 * width + column
+        gate = tl.load(up + of_gate, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(up + of_gate + width, mask=inside, other=0.0).to(tl.float32)
+        result = tl.load(of + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        open_ = tl.sigmoid(gate)
+        silu = gate * open_
+        along += result * silu * value
+        result *= weight
+        by_gate = result * value * (open_ + silu * (1.0 - open_))
+        tl.store(of_up + of_gate, by_gate.to(of_up.dtype.element_ty), mask=inside)
+        tl.store(of_up + of_gate + width, (result * silu).to(of_up.dtype.element_ty), mask=inside)
+    tl.store(of_weights + row, tl.sum(along, axis=0).to(of_weights.dtype.element_ty))
+
+
+@triton.jit
+def sums_of_rows(rows, places, out, count, width, MOST: tl.constexpr, COLUMNS: tl.constexpr):
+    """out[token]: the sum of rows[places[token]], without the places that are `count`."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    for number in tl.static_range(MOST):
+        place = tl.load(places + token * MOST + number)
+        row = tl.load(rows + place * width + column, mask=inside & (place < count), other=0.0)
+        total += row.to(tl.float32)
+    tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)

@@ -23,7 +23,7 @@ from sluice_trainer.huggingface_files import EMBEDDING
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
 
 T = TypeVar("T")
-_EXPERT = re.compile(r"(\.local_experts\.)\d+(\.)")
+_EXPERT = re.compile(r"(\.local_experts\.)(\d+)(\.)")
 _ONE_EXPERT = re.compile(r".*\.experts\.\d+")
 
 
@@ -52,7 +52,7 @@ def _kept(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, 
 
 
 def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
-    result: dict[str, list[Tensor]] = {}
+    numbered: dict[str, dict[int, Tensor]] = {}
     number = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(model.decoder.layers)}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):  # Megatron's extra states
@@ -60,13 +60,20 @@ def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
         parts = name.split(".")
         if parts[:2] == ["decoder", "layers"]:
             parts[2] = number[parts[2]]
-        result.setdefault(any_expert(".".join(parts)), []).append(tensor)
-    return result
+        expert = _EXPERT.search(name)
+        numbered.setdefault(any_expert(".".join(parts)), {})[int(expert[2]) if expert else 0] = (
+            tensor
+        )
+    # A model names its experts in an order of its own.
+    return {
+        name: [of_expert[number] for number in sorted(of_expert)]
+        for name, of_expert in numbered.items()
+    }
 
 
 def any_expert(name: str) -> str:
     """A parameter's name with `*` in place of an expert's number."""
-    return _EXPERT.sub(r"\1*\2", name)
+    return _EXPERT.sub(r"\1*\3", name)
 
 
 def _group(entry: Entry) -> dist.ProcessGroup:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sluice_trainer.compiled import compiled
+from sluice_trainer.compiled import COMPILED
+from sluice_trainer.kernels import mixture
 
 
 @dataclass(frozen=True)
@@ -97,18 +98,11 @@ class _Joined(torch.autograd.Function):
 
 
 def _sums(rows: Tensor, places: Tensor) -> Tensor:
-    return (
-        _gathered(rows, places)
-        if len(rows) and len(places)
-        else rows.new_zeros(len(places), rows.shape[1])
-    )
-
-
-@compiled
-def _gathered(rows: Tensor, places: Tensor) -> Tensor:
-    """rows: [rows, h]; places: [tokens, most]. Gives [tokens, h]. One kernel that reads each row
-    once.
-    """
+    """rows: [rows, h]; places: [tokens, most]. Gives [tokens, h]."""
+    if COMPILED and rows.is_cuda:
+        return mixture.sums(rows, places)
+    if not len(rows) or not len(places):
+        return rows.new_zeros(len(places), rows.shape[1])
     wide = torch.promote_types(rows.dtype, torch.float32)
     total = torch.zeros(len(places), rows.shape[1], dtype=wide, device=rows.device)
     for place in places.unbind(1):

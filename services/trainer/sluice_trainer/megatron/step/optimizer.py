@@ -16,6 +16,7 @@ from torch import Tensor
 from sluice.api import Optimizer
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.step.adamw import CompactAdamW
+from sluice_trainer.megatron.step.all_at_once import clip_all_at_once
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.storages import Storages
 
@@ -34,6 +35,7 @@ def build_optimizer(
     Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is
     computed anyway. on_host: fraction of the state that lies in host memory.
     """
+    clip_all_at_once()
     options = OptimizerConfig(
         optimizer="adam",
         lr=spec.lr,

@@ -1,0 +1,80 @@
+"""The passes over memory between a mixture's matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+COLUMNS = 1024
+"""The most channels of a row that are computed together."""
+
+
+def gated(up: Tensor, weights: Tensor) -> Tensor:
+    """SwiGLU of [n, 2 f], times each row's weight [n], in float32 until it is stored: [n, f]."""
+    return _apply(up, weights)
+
+
+def sums(rows: Tensor, places: Tensor) -> Tensor:
+    """The sum of each token's rows, added in float32 in the order of `places`: [tokens, h].
+
+    rows: [rows, h]; places: [tokens, most] int64, the number of rows where a token has no more.
+    """
+    rows = rows.contiguous()
+    (tokens, most), width = places.shape, rows.shape[1]
+    out = torch.empty((tokens, width), dtype=rows.dtype, device=rows.device)
+    if tokens:
+        columns = _columns(width)
+        _kernels().sums_of_rows[(tokens, -(-width // columns))](
+            *(rows, places.contiguous(), out, len(rows), width),
+            MOST=most,
+            COLUMNS=columns,
+            num_warps=4,
+        )
+    return out
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, weights: Tensor) -> Tensor:
+        up, weights = up.contiguous(), weights.contiguous()
+        ctx.save_for_backward(up, weights)
+        count, width = up.shape[0], up.shape[1] // 2
+        out = torch.empty((count, width), dtype=up.dtype, device=up.device)
+        if count:
+            _kernels().gated_forward[(count,)](
+                *(up, weights, out, width), COLUMNS=_columns(width), num_warps=4
+            )
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor]:
+        up, weights = ctx.saved_tensors
+        count, width = up.shape[0], up.shape[1] // 2
+        of_up, of_weights = torch.empty_like(up), torch.empty_like(weights)
+        if count:
+            _kernels().gated_backward[(count,)](
+                *(up, weights, of.contiguous(), of_up, of_weights, width),
+                COLUMNS=_columns(width),
+                num_warps=4,
+            )
+        return of_up, of_weights
+
+
+def _columns(width: int) -> int:
+    return min(1 << (width - 1).bit_length(), COLUMNS)
+
+
+def _kernels() -> ModuleType:
+    """Imported when they are first needed: a trainer on a CPU may have no Triton."""
+    from sluice_trainer.kernels import triton_kernels
+
+    return triton_kernels
+
+
+_apply: Callable[..., Tensor] = _Gated.apply

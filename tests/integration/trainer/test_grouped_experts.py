@@ -1,0 +1,116 @@
+"""Experts that are computed together, beside the same ones after another."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from megatron.core.optimizer import clip_grads
+from megatron.core.transformer.moe.experts import SequentialMLP
+from torch import Tensor
+
+from sluice_trainer.megatron.model.experts import GroupedExperts, _as_one
+from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step.optimizer import gradients
+from sluice_trainer.storages import Storages
+from tests.integration.trainer import tiny
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+
+def make(model: Path) -> Policy:
+    spec = tiny.spec(model, trainer={"precision": "bf16", "optimizer": {"lr": 1e-4}})
+    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+
+
+def mixtures(policy: Policy) -> list[GroupedExperts]:
+    layers = policy._learner.chunks[0].module.decoder.layers
+    return [layer.mlp.experts for layer in layers]
+
+
+def sums(policy: Policy, seed: int = 0) -> dict[str, Tensor]:
+    """Of the weights' gradients in a step of several micro-batches."""
+    shard = tiny.batch(8, seed=seed)
+    policy.train([shard], [tiny.totals(shard)])
+    return {
+        name: weight.main_grad.clone()
+        for name, weight in policy._learner.chunks[0].module.named_parameters()
+    }
+
+
+def close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    for name, expected in theirs.items():
+        assert expected.any() or "experts" in name, name  # an expert may have had no token
+        assert (ours[name] - expected).norm() <= 0.05 * expected.norm(), name
+
+
+def test_gradients_are_those_of_one_after_another_and_are_added_in_place(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = make(models["qwen3-moe"])
+    ours = sums(together)
+    for experts in mixtures(together):
+        assert isinstance(experts, GroupedExperts)
+        for name, place in experts._places.items():
+            assert place.weights is not None
+            assert place.gradients is not None
+            for number, expert in enumerate(experts.local_experts):
+                weight = getattr(expert, name).weight
+                assert place.weights[number].data_ptr() == weight.data_ptr()
+                assert place.gradients[number].data_ptr() == weight.main_grad.data_ptr()
+    with monkeypatch.context() as one_by_one:
+        one_by_one.setattr(GroupedExperts, "forward", SequentialMLP.forward)
+        theirs = sums(make(models["qwen3-moe"]))
+    close(ours, theirs)
+
+
+def test_memory_that_leaves_and_comes_back_is_used_where_it_is(models: dict[str, Path]) -> None:
+    stays, moves = make(models["qwen3-moe"]), make(models["qwen3-moe"])
+    for seed in range(2):
+        close(sums(moves, seed), sums(stays, seed))
+        weights = Storages(lambda: moves._learner.chunks[0].module.parameters())
+        room = Storages(lambda: gradients(moves._learner.chunks), of_use=False)
+        for each in (weights, room):
+            each.leave()
+        taken = [torch.ones(1000) for _ in range(100)]  # so that it comes back elsewhere
+        for each in (weights, room):
+            each.come_back()
+        del taken
+
+
+def test_weights_that_do_not_learn_lie_anywhere(models: dict[str, Path]) -> None:
+    (experts, *_) = mixtures(make(models["qwen3-moe"]))
+    hidden, probs = torch.randn(32, 64).bfloat16(), torch.rand(32)
+    counts = torch.tensor([7, 0, 20, 5])
+    expected, _ = SequentialMLP.forward(experts, hidden, counts, probs)
+    for expert in experts.local_experts:
+        for layer in (getattr(expert, name) for name in ("linear_fc1", "linear_fc2")):
+            layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    result, _ = experts(hidden, counts, probs)
+    assert (result.float() - expected.float()).norm() < 0.02 * expected.float().norm()
+
+
+def test_only_tensors_at_equal_distances_are_one() -> None:
+    memory = torch.arange(24.0)
+    pieces = [memory[start : start + 4].view(2, 2) for start in (2, 8, 14, 20)]
+    together = _as_one(pieces)
+    assert together is not None
+    assert torch.equal(together, torch.stack(pieces))
+    together += 1
+    assert memory[20] == 21
+    assert _as_one(pieces[::-1]) is None
+    assert _as_one([pieces[0], pieces[1], pieces[3]]) is None
+    assert _as_one([pieces[0], pieces[0]]) is None
+    assert _as_one([pieces[0], pieces[1].clone()]) is None
+    assert _as_one([piece.t() for piece in pieces]) is None
+
+
+def test_all_gradients_are_clipped_by_their_norm_together() -> None:
+    each = [torch.full((3,), 2.0), torch.full((2, 2), -1.0)]
+    total, _ = clip_grads.l2_norm_impl(1, torch.zeros(1), [each], False)
+    assert total.tolist() == [4.0]
+    clip_grads.multi_tensor_scale_impl(1, torch.zeros(1), [each, each], 0.5)
+    assert each[0].tolist() == [1.0] * 3
+    assert each[1].flatten().tolist() == [-0.5] * 4
