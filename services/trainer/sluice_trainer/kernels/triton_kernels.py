@@ -181,3 +181,60 @@ def sums_of_rows(rows, places, out, count, width, MOST: tl.constexpr, COLUMNS: t
         row = tl.load(rows + place * width + column, mask=inside & (place < count), other=0.0)
         total += row.to(tl.float32)
     tl.store(out + token * width + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _moment(stored, at, inside, COMPACT: tl.constexpr):
+    """A moment in float32; COMPACT: bf16, whose bits are the upper half of float32's."""
+    value = tl.load(stored + at, mask=inside, other=0)
+    if COMPACT:
+        value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return value
+
+
+@triton.jit
+def _keep(stored, at, inside, value, threshold, COMPACT: tl.constexpr):
+    """Store a moment, rounded to one of its neighbours in bf16 as the threshold says."""
+    if COMPACT:
+        bits = value.to(tl.int32, bitcast=True) + threshold
+        tl.store(stored + at, (bits >> 16).to(tl.int16), mask=inside)
+    else:
+        tl.store(stored + at, value, mask=inside)
+
+
+@triton.jit
+def compact_adamw(
+    weights,
+    gradient,
+    first,
+    second,
+    count,
+    piece,
+    golden,
+    offset,
+    keep,
+    beta1,
+    beta2,
+    eps,
+    rate,
+    root,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A step of AdamW. keep: of a weight after its decay. rate: the learning rate by the first
+    moment's correction; root: the root of the second one's.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    threshold = (((at % piece).to(tl.int32) * golden + offset) >> 16) & 0xFFFF
+    g = tl.load(gradient + at, mask=inside, other=0.0)
+    mean = _moment(first, at, inside, FIRST)
+    mean += (1.0 - beta1) * (g - mean)
+    square = _moment(second, at, inside, SECOND)
+    square = beta2 * square + (1.0 - beta2) * g * g
+    weight = tl.load(weights + at, mask=inside, other=0.0) * keep
+    weight -= rate * mean / (tl.sqrt(square) / root + eps)
+    tl.store(weights + at, weight, mask=inside)
+    _keep(first, at, inside, mean, threshold, FIRST)
+    _keep(second, at, inside, square, threshold, SECOND)

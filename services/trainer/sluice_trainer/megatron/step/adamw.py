@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from sluice_trainer.compiled import COMPILED
+from sluice_trainer.kernels import compact_adamw
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PIECE = 2**24
 """Elements that are worked on at once: 64 MiB in float32."""
@@ -80,10 +83,12 @@ def rounded(exact: Tensor, step: int) -> Tensor:
     The 16 bits that go are compared with a threshold that is different at each place and step, and
     takes all values equally often. It needs no generator, and is the same after a resume.
     """
-    offset = (step * _STEP) << 16
-    offset = (offset + 2**31) % 2**32 - 2**31
-    thresholds = ((_places(exact.device)[: len(exact)] + offset) >> 16) & 0xFFFF
+    thresholds = ((_places(exact.device)[: len(exact)] + _offset(step)) >> 16) & 0xFFFF
     return ((exact.view(torch.int32) + thresholds) & -0x10000).view(torch.float32)
+
+
+def _offset(step: int) -> int:
+    return (((step * _STEP) << 16) + 2**31) % 2**32 - 2**31
 
 
 @functools.cache
@@ -104,8 +109,17 @@ class CompactAdamW(torch.optim.AdamW):
                     continue
                 state = self.state[share] or first_state(share, group)
                 self.state[share] = state
-                for place in pieces(len(share)):
-                    first, second = (state[name][place] for name in MOMENTS)
-                    tensors = share[place], share.grad[place], first, second
-                    update(*tensors, state["step"].item(), group)
+                self._update(share, share.grad, state, group)
                 state["step"] += 1
+
+    def _update(
+        self, share: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]
+    ) -> None:
+        first, second, step = *(state[name] for name in MOMENTS), state["step"].item()
+        if COMPILED and share.is_cuda:
+            numbers = {"piece": PIECE, "golden": _GOLDEN, "offset": _offset(int(step))}
+            compact_adamw.update(share, gradient, (first, second), int(step), group, **numbers)
+            return
+        for place in pieces(len(share)):
+            tensors = share[place], gradient[place], first[place], second[place]
+            update(*tensors, step, group)
