@@ -17,7 +17,7 @@ import pytest
 PROGRAM = """
 import json, torch
 import torch.nn.functional as F
-from sluice_trainer.kernels import compact_adamw, mixture, softmax, turning
+from sluice_trainer.kernels import compact_adamw, feed_forward, softmax, turning
 from sluice_trainer.megatron.model.experts import _gated
 from sluice_trainer.megatron.model.routes import _sums
 from sluice_trainer.megatron.model.rotary import turn
@@ -94,19 +94,26 @@ p = (z - log_total[:, None]).exp()
 plain = -p * (of[0][:, None] + (p.log() + entropy[:, None]) * of[1][:, None]) * scale
 results["logits of another rank's word"] = float((elsewhere - plain).abs().max())
 
-mixture.COLUMNS = 64  # a row in several turns
+feed_forward.COLUMNS = 64  # a row in several turns
 for width in (40, 150):
     compare(
         f"gated, {width}",
-        mixture.gated,
+        feed_forward.gated,
         _gated,
         [torch.randn(33, 2 * width), torch.rand(33)],
         torch.float32,
     )
+    compare(
+        f"gated without weights, {width}",
+        lambda up: feed_forward.gated(up, None),
+        lambda up: F.silu(up[:, :width]) * up[:, width:],
+        [torch.randn(33, 2 * width)],
+        torch.float32,
+    )
     rows, places = torch.randn(50, width), torch.randint(0, 51, (30, 3)).sort(1).values
-    sums = mixture.sums(rows, places), _sums(rows, places)
+    sums = feed_forward.sums(rows, places), _sums(rows, places)
     results[f"sums, {width}"] = float((sums[0] - sums[1]).abs().max())
-assert mixture.sums(rows[:0], places[:4] * 0).equal(torch.zeros(4, width))
+assert feed_forward.sums(rows[:0], places[:4] * 0).equal(torch.zeros(4, width))
 
 group = {"betas": (0.9, 0.95), "lr": 1e-2, "weight_decay": 0.1, "eps": 1e-8}
 adamw.PIECE = 3000
@@ -121,7 +128,8 @@ for kinds in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16))
             piece=adamw.PIECE, golden=adamw._GOLDEN, offset=adamw._offset(step),
         )
         for place in adamw.pieces(5001):
-            adamw.update(*(t[place] for t in (theirs[0], gradient, *theirs[1:])), float(step), group)
+            pieces = (tensor[place] for tensor in (theirs[0], gradient, *theirs[1:]))
+            adamw.update(*pieces, float(step), group)
     name = " ".join(str(kind).removeprefix("torch.") for kind in kinds)
     results[f"weights, {name}"] = float((ours[0] - theirs[0]).abs().max())
     # A number at a threshold goes the other way where it differs by the order of operations.
@@ -141,6 +149,8 @@ BOUNDS = {
     "logits of another rank's word": 1e-5,
     "gated, 40": 1e-5,
     "gated, 150": 1e-5,
+    "gated without weights, 40": 1e-5,
+    "gated without weights, 150": 1e-5,
     "sums, 40": 1e-6,
     "sums, 150": 1e-6,
     "weights, bfloat16 bfloat16": 1e-4,

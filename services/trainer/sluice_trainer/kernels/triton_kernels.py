@@ -132,10 +132,12 @@ def softmax_gradient(
 
 
 @triton.jit
-def gated_forward(up, weights, out, width, COLUMNS: tl.constexpr):
+def gated_forward(up, weights, out, width, WEIGHED: tl.constexpr, COLUMNS: tl.constexpr):
     """out[row]: SwiGLU of up[row], times the row's weight."""
     row = tl.program_id(0).to(tl.int64)
-    weight = tl.load(weights + row).to(tl.float32)
+    weight = 1.0
+    if WEIGHED:
+        weight = tl.load(weights + row).to(tl.float32)
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = column < width
@@ -147,10 +149,14 @@ def gated_forward(up, weights, out, width, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def gated_backward(up, weights, of, of_up, of_weights, width, COLUMNS: tl.constexpr):
+def gated_backward(
+    up, weights, of, of_up, of_weights, width, WEIGHED: tl.constexpr, COLUMNS: tl.constexpr
+):
     """The gradients of `gated_forward` by that of its result, `of`."""
     row = tl.program_id(0).to(tl.int64)
-    weight = tl.load(weights + row).to(tl.float32)
+    weight = 1.0
+    if WEIGHED:
+        weight = tl.load(weights + row).to(tl.float32)
     along = tl.zeros((COLUMNS,), dtype=tl.float32)
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
@@ -166,7 +172,8 @@ def gated_backward(up, weights, of, of_up, of_weights, width, COLUMNS: tl.conste
         by_gate = result * value * (open_ + silu * (1.0 - open_))
         tl.store(of_up + of_gate, by_gate.to(of_up.dtype.element_ty), mask=inside)
         tl.store(of_up + of_gate + width, (result * silu).to(of_up.dtype.element_ty), mask=inside)
-    tl.store(of_weights + row, tl.sum(along, axis=0).to(of_weights.dtype.element_ty))
+    if WEIGHED:
+        tl.store(of_weights + row, tl.sum(along, axis=0).to(of_weights.dtype.element_ty))
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
+from sluice_trainer.megatron.model import swiglu
 from sluice_trainer.megatron.model.spec import block_spec, join_head_norms, set_latent_rotary
 from sluice_trainer.megatron.model.weight_gradients import separate
 
@@ -44,6 +45,7 @@ def build(
     Weights are not set: load them. On the device `meta` the model has no memory: it tells names and
     shapes.
     """
+    swiglu.use_ours()
     stages = config.virtual_pipeline_model_parallel_size
     with device if device.type == "meta" else nullcontext():
         return [

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sluice_trainer.compiled import COMPILED
-from sluice_trainer.kernels import mixture
+from sluice_trainer.kernels import feed_forward
 
 
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]
@@ -144,7 +144,7 @@ class _Grouped(torch.autograd.Function):
 def _gated(up: Tensor, weights: Tensor) -> Tensor:
     """SwiGLU of [n, 2 f], times each token's weight for its expert [n]: [n, f]."""
     if COMPILED and up.is_cuda:
-        return mixture.gated(up, weights)
+        return feed_forward.gated(up, weights)
     gate, value = up.float().chunk(2, dim=-1)
     return (F.silu(gate) * value * weights[:, None]).to(up.dtype)
 

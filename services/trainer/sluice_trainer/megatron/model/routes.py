@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sluice_trainer.compiled import COMPILED
-from sluice_trainer.kernels import mixture
+from sluice_trainer.kernels import feed_forward
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Joined(torch.autograd.Function):
 def _sums(rows: Tensor, places: Tensor) -> Tensor:
     """rows: [rows, h]; places: [tokens, most]. Gives [tokens, h]."""
     if COMPILED and rows.is_cuda:
-        return mixture.sums(rows, places)
+        return feed_forward.sums(rows, places)
     if not len(rows) or not len(places):
         return rows.new_zeros(len(places), rows.shape[1])
     wide = torch.promote_types(rows.dtype, torch.float32)

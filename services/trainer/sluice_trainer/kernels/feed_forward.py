@@ -1,4 +1,4 @@
-"""The passes over memory between a mixture's matrix products."""
+"""The passes over memory between the matrix products of a feed-forward layer, or of a mixture."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ COLUMNS = 1024
 """The most channels of a row that are computed together."""
 
 
-def gated(up: Tensor, weights: Tensor) -> Tensor:
-    """SwiGLU of [n, 2 f], times each row's weight [n], in float32 until it is stored: [n, f]."""
+def gated(up: Tensor, weights: Tensor | None) -> Tensor:
+    """SwiGLU of [n, 2 f] in float32 until it is stored, times each row's weight [n] where there are
+    weights: [n, f].
+    """
     return _apply(up, weights)
 
 
@@ -40,26 +42,32 @@ def sums(rows: Tensor, places: Tensor) -> Tensor:
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, up: Tensor, weights: Tensor) -> Tensor:
-        up, weights = up.contiguous(), weights.contiguous()
+    def forward(ctx: Any, up: Tensor, weights: Tensor | None) -> Tensor:
+        up, weights = up.contiguous(), None if weights is None else weights.contiguous()
         ctx.save_for_backward(up, weights)
         count, width = up.shape[0], up.shape[1] // 2
         out = torch.empty((count, width), dtype=up.dtype, device=up.device)
         if count:
             _kernels().gated_forward[(count,)](
-                *(up, weights, out, width), COLUMNS=_columns(width), num_warps=4
+                *(up, weights, out, width),
+                WEIGHED=weights is not None,
+                COLUMNS=_columns(width),
+                num_warps=4,
             )
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor | None]:
         up, weights = ctx.saved_tensors
         count, width = up.shape[0], up.shape[1] // 2
-        of_up, of_weights = torch.empty_like(up), torch.empty_like(weights)
+        of_up, of_weights = torch.empty_like(up), None
+        if weights is not None:
+            of_weights = torch.empty_like(weights)
         if count:
             _kernels().gated_backward[(count,)](
                 *(up, weights, of.contiguous(), of_up, of_weights, width),
+                WEIGHED=weights is not None,
                 COLUMNS=_columns(width),
                 num_warps=4,
             )
