@@ -11,8 +11,10 @@ from megatron.core.optimizer import clip_grads
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
+from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.model.experts import GroupedExperts, _as_one
 from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.step.all_at_once import clip_all_at_once
 from sluice_trainer.megatron.step.optimizer import gradients
 from sluice_trainer.storages import Storages
 from tests.integration.trainer import tiny
@@ -20,8 +22,13 @@ from tests.integration.trainer import tiny
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def make(model: Path) -> Policy:
-    spec = tiny.spec(model, trainer={"precision": "bf16", "optimizer": {"lr": 1e-4}})
+def make(model: Path, moments: str = "fp32") -> Policy:
+    trainer = {
+        "gpusPerNode": int(DEVICE.type == "cuda"),
+        "precision": "bf16",
+        "optimizer": {"lr": 1e-4, "expAvgDtype": moments, "expAvgSqDtype": moments},
+    }
+    spec = tiny.spec(model, trainer=trainer)
     return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
@@ -66,6 +73,12 @@ def test_gradients_are_those_of_one_after_another_and_are_added_in_place(
     close(ours, theirs)
 
 
+def test_a_mixture_learns_with_moments_in_bf16(models: dict[str, Path]) -> None:
+    exact, compact = make(models["qwen3-moe"]), make(models["qwen3-moe"], "bf16")
+    for seed in range(3):
+        close(sums(compact, seed), sums(exact, seed))
+
+
 def test_memory_that_leaves_and_comes_back_is_used_where_it_is(models: dict[str, Path]) -> None:
     stays, moves = make(models["qwen3-moe"]), make(models["qwen3-moe"])
     for seed in range(2):
@@ -74,7 +87,9 @@ def test_memory_that_leaves_and_comes_back_is_used_where_it_is(models: dict[str,
         room = Storages(lambda: gradients(moves._learner.chunks), of_use=False)
         for each in (weights, room):
             each.leave()
-        taken = [torch.ones(1000) for _ in range(100)]  # so that it comes back elsewhere
+        taken = [
+            torch.ones(1000, device=DEVICE) for _ in range(100)
+        ]  # so that it comes back elsewhere
         for each in (weights, room):
             each.come_back()
         del taken
@@ -82,7 +97,7 @@ def test_memory_that_leaves_and_comes_back_is_used_where_it_is(models: dict[str,
 
 def test_weights_that_do_not_learn_lie_anywhere(models: dict[str, Path]) -> None:
     (experts, *_) = mixtures(make(models["qwen3-moe"]))
-    hidden, probs = torch.randn(32, 64).bfloat16(), torch.rand(32)
+    hidden, probs = (x.to(DEVICE) for x in (torch.randn(32, 64).bfloat16(), torch.rand(32)))
     counts = torch.tensor([7, 0, 20, 5])
     expected, _ = SequentialMLP.forward(experts, hidden, counts, probs)
     for expert in experts.local_experts:
@@ -109,6 +124,7 @@ def test_only_tensors_at_equal_distances_are_one() -> None:
 
 def test_all_gradients_are_clipped_by_their_norm_together() -> None:
     each = [torch.full((3,), 2.0), torch.full((2, 2), -1.0)]
+    clip_all_at_once()
     total, _ = clip_grads.l2_norm_impl(1, torch.zeros(1), [each], False)
     assert total.tolist() == [4.0]
     clip_grads.multi_tensor_scale_impl(1, torch.zeros(1), [each, each], 0.5)
