@@ -60,6 +60,7 @@ CASES = {
     "two-gpus-async": Case("two-gpus-async.yaml"),
     "four-gpus": Case("four-gpus.yaml"),
     "countdown": Case("countdown.yaml", "sft-countdown.yaml"),
+    "countdown-two-gpus": Case("countdown-two-gpus.yaml", "sft-countdown.yaml"),
     "calculator": Case("calculator.yaml", "sft-calculator.yaml"),
     "agent": Case(
         "calculator.yaml",
