@@ -25,6 +25,8 @@ from sluice.api import RLJobSpec, RLJobStatus
 MIN_STEPS = 3
 """Fewer tell the start's story."""
 WORTH_TELLING = 1.1
+WORTH_BUYING = 1.3
+"""Times as fast, for which devices are spoken of that the job has not."""
 STALENESS = (1, 2)
 """rollout.maxStaleness that a synchronous job may be told to try."""
 TAIL_WORTH_TELLING = 0.2
@@ -72,7 +74,8 @@ class Work:
 class Advice:
     """The fastest split, beside the present one. idle, waiting: shares of the engines' and the
     trainer's time without work, after their start; tail: of the engines' with the last few
-    responses of a batch.
+    responses of a batch. more: where no other split is faster, devices more, and how many times as
+    fast a step is with them.
     """
 
     now: Split
@@ -81,6 +84,7 @@ class Advice:
     idle: float
     waiting: float
     tail: float = 0.0
+    more: tuple[Split, float] | None = None
 
     def text(self) -> str:
         """`engines wait 61%, the trainer 8%: one engine device fewer ... gives about 1.3x`."""
@@ -88,13 +92,21 @@ class Advice:
         if self.tail >= TAIL_WORTH_TELLING:
             waits += f"; engines spend {self.tail:.0%} on the last few responses of a batch"
         if self.speedup < WORTH_TELLING:
-            return f"{waits}; no other split of these devices is 1.1 times as fast"
+            return f"{waits}; no other split of these devices is 1.1 times as fast" + self._more()
         changes = [
             _change(self.best.engines - self.now.engines, "engine"),
             _change(self.best.trainer - self.now.trainer, "trainer"),
             _mode(self.now.staleness, self.best.staleness),
         ]
         return f"{waits}: {', '.join(filter(None, changes))} gives about {self.speedup:.1f}x"
+
+    def _more(self) -> str:
+        if self.more is None:
+            return ""
+        split, speedup = self.more
+        engine = _change(split.engines - self.now.engines, "engine")
+        trainer = _change(split.trainer - self.now.trainer, "trainer")
+        return f"; {engine or trainer} would give about {speedup:.1f}x"
 
 
 def work_of(states: Mapping[str, float], steps: int, now: Split) -> Work | None:
@@ -135,6 +147,22 @@ def fastest(work: Work, now: Split, choices: Sequence[Split]) -> Split:
     return best
 
 
+def one_more(
+    work: Work, now: Split, *, engine_unit: int, trainer_unit: int
+) -> tuple[Split, float] | None:
+    """An engine more, or a copy of the model more to train, whichever gains more for each device,
+    and how many times as fast a step is with it; None where neither is worth it.
+    """
+    larger = {
+        replace(now, engines=now.engines + engine_unit): engine_unit,
+        replace(now, trainer=now.trainer + trainer_unit): trainer_unit,
+    }
+    gains = {split: work.seconds(now) / work.seconds(split) for split in larger}
+    worth = [split for split in larger if gains[split] >= WORTH_BUYING]
+    best = max(worth, key=lambda split: (gains[split] - 1) / larger[split], default=None)
+    return (best, gains[best]) if best else None
+
+
 def advise(
     states: Mapping[str, float], steps: int, spec: RLJobSpec, engines: int | None = None
 ) -> Advice | None:
@@ -162,6 +190,7 @@ def advise(
         _share(states, "rollout", "idle"),
         _share(states, "trainer", "waiting"),
         _share(states, "rollout", "tail"),
+        one_more(work, now, engine_unit=unit, trainer_unit=trainer.model_parallel_size),
     )
 
 

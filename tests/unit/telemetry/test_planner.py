@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.api import GoodputStatus, RLJobSpec, RLJobStatus
-from sluice.telemetry.planner import Split, Work, advice_for, advise, splits, work_of
+from sluice.telemetry.planner import Split, Work, advice_for, advise, one_more, splits, work_of
 
 
 def spec(**changes: Any) -> RLJobSpec:
@@ -159,7 +159,45 @@ def test_older_samples_are_not_taken_for_little() -> None:
     advice = advise(states, 10, spec(rollout={"replicas": 1}))
     assert advice is not None
     assert not advice.best.staleness
-    assert advice.text().endswith("no other split of these devices is 1.1 times as fast")
+    assert advice.text().endswith(
+        "no other split of these devices is 1.1 times as fast; 1 trainer GPU more would give about "
+        "1.4x"
+    )
+
+
+def test_an_engine_that_is_always_busy_could_do_with_another() -> None:
+    """A run of two GPUs: the trainer has waited for three quarters of its time."""
+    states = {
+        "rollout/generating": 274.2,
+        "rollout/idle": 1.3,
+        "trainer/training": 67.0,
+        "trainer/waiting": 241.6,
+        "trainer/publishing": 4.2,
+    }
+    job = spec(trainer={"gpusPerNode": 1}, rollout={"replicas": 1, **ASYNC})
+    advice = advise(states, 63, job)
+    assert advice is not None
+    assert advice.text() == (
+        "engines wait 0%, the trainer 77%; no other split of these devices is 1.1 times as fast; "
+        "1 engine GPU more would give about 2.0x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "units", "expected"),
+    [
+        pytest.param(Work(8, 2, 0), (1, 1), Split(3, 1, 1), id="an engine"),
+        pytest.param(Work(2, 4, 0), (1, 1), Split(2, 2, 1), id="a trainer"),
+        pytest.param(Work(8, 4, 0), (1, 1), None, id="balanced: one alone gains nothing"),
+        pytest.param(Work(16, 2, 0), (8, 1), Split(10, 1, 1), id="a large engine"),
+        pytest.param(Work(8, 3.5, 0), (1, 1), None, id="little"),
+    ],
+)
+def test_what_is_spoken_of_is_worth_it(
+    work: Work, units: tuple[int, int], expected: Split | None
+) -> None:
+    more = one_more(work, Split(2, 1, 1), engine_unit=units[0], trainer_unit=units[1])
+    assert (more[0] if more else None) == expected
 
 
 def test_splits_are_of_whole_engines_and_whole_models() -> None:
