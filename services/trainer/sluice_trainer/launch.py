@@ -12,6 +12,7 @@ import socket
 import sys
 
 from sluice import environment
+from sluice.engines import kernels
 from sluice.environment import Environment
 from sluice.telemetry import logs
 from sluice.wire import membership
@@ -24,6 +25,8 @@ WAIT_SECONDS = 1800.0
 async def main() -> int:
     env = environment.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
+    if warning := kernels.leave_unwritable():
+        logs.get().warning(warning)
     trainer = env.job().spec.trainer
     if trainer.world_size == 1:
         os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - our own program

@@ -155,9 +155,11 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    from sluice_sglang import open_files
+    from sluice_sglang import kernels, open_files
 
     signal.signal = noting  # type: ignore[assignment]
+    if warning := kernels.leave_unwritable():
+        print(warning, file=sys.stderr, flush=True)
     open_files.raise_limit()  # SGLang asks for 65,535, and takes nothing where it may have fewer
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
     if os.environ.get("SLUICE_DETERMINISTIC"):
