@@ -40,7 +40,9 @@ class Environment:
         return _integer(self.variables, f"SLUICE_PORT_{name.upper()}", 0)
 
     def directory(self, name: str) -> Path:
-        """A directory such as `storage` or `checkpoint_dir`, made if it is not there."""
+        """A directory to write in, such as `storage` or `checkpoint_dir`, made if it is not
+        there.
+        """
         value = self.variables.get(f"SLUICE_{name.upper()}", "")
         if not value:
             raise ConfigurationError(f"SLUICE_{name.upper()} is not set: expected a directory")
@@ -51,6 +53,12 @@ class Environment:
             raise ConfigurationError(
                 f"{path}: cannot make this directory: {error.strerror}"
             ) from error
+        if not os.access(path, os.W_OK):
+            raise ConfigurationError(
+                f"{path}: user {os.getuid()} cannot write here: it is mounted read-only, or not "
+                "that user's. Of a hostPath or an NFS export give the directory to the user or its "
+                "group; other volumes get the group by themselves"
+            )
         return path
 
     def job(self) -> RLJob:

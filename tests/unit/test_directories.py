@@ -1,0 +1,53 @@
+"""Directories that a role writes in are looked at when it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice import environment
+from sluice.environment import ConfigurationError
+
+ASK = """
+import os
+from sluice import environment
+os.setgroups([])
+os.setgid(65532)
+os.setuid(65532)
+environment.read("trainer").directory("checkpoint_dir")
+"""
+
+
+def test_one_that_is_not_there_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLUICE_STORAGE", str(tmp_path / "a/b"))
+    assert environment.read("buffer").directory("storage").is_dir()
+
+
+def test_a_file_in_its_place_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SLUICE_STORAGE", str(tmp_path / "file/storage"))
+    with pytest.raises(ConfigurationError, match="file/storage: cannot make this directory"):
+        environment.read("buffer").directory("storage")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone may become another user")
+@pytest.mark.parametrize(("rights", "told"), [(0o755, True), (0o777, False)])
+def test_one_of_another_user_is_told(tmp_path: Path, rights: int, told: bool) -> None:
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(0o755)
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    place.chmod(rights)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        env=os.environ | {"SLUICE_CHECKPOINT_DIR": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    message = f"{place}: user 65532 cannot write here"
+    assert (message in done.stderr, done.returncode != 0) == (told, told), done.stderr
