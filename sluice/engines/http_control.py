@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,7 +30,8 @@ class HttpControl:
     def request(
         self, method: str, path: str, **options: Any
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        timeout, headers = aiohttp.ClientTimeout(total=self.timeout), {SOURCE_HEADER: self.source}
+        timeout = aiohttp.ClientTimeout(total=self.timeout)
+        headers = {SOURCE_HEADER: self.source, **options.pop("headers", {})}
         url = f"http://{self.address}{path}"
         return http.request(self.session, method, url, timeout=timeout, headers=headers, **options)
 
@@ -44,11 +46,13 @@ class HttpControl:
             )
         return value
 
-    async def call(self, method: str, path: str, body: Any = None) -> Any:
+    async def call(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
         """The answer, read from JSON; None: it is empty. Raises EngineRefusedError."""
         started = time.monotonic()
         try:
-            async with self.request(method, path, json=body) as answer:
+            async with self.request(method, path, json=body, headers=headers or {}) as answer:
                 text = await answer.text()
                 if answer.status != 200:
                     raise EngineRefusedError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sluice.engines.sglang.control import TURN_HEADER, Control
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.chain import Chain
@@ -91,6 +92,26 @@ async def test_each_engine_passes_the_weights_on_to_the_next(
     assert transport._links == links
     assert await all_serve(engines, model, 2)
     assert {e.member.version for e in (await rendezvous.ledger()).values()} == {2}
+
+
+async def test_a_bucket_whose_request_is_held_up_is_not_taken_for_the_next_one(
+    engines: list[Sglang], source: Make, other_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request for a bucket goes out while the one before it is on its way to the engine."""
+    asked = Control.call
+
+    async def late(
+        control: Control, method: str, path: str, body: Any = None, headers: Any = None
+    ) -> Any:
+        turn = (headers or {}).get(TURN_HEADER, "")
+        if turn.startswith("sluice-link-") and turn.endswith("/1"):
+            await asyncio.sleep(0.5)
+        return await asked(control, method, path, body, headers)
+
+    monkeypatch.setattr(Control, "call", late)
+    update = await publish(source(chain()), 1, other_model)
+    assert (list(update.relayed), update.failed, update.rerouted) == (NAMES[1:], {}, {})
+    assert await all_serve(engines, other_model, 1)
 
 
 async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_same_update(

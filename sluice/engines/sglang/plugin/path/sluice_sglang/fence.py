@@ -1,10 +1,13 @@
-"""SGLang's HTTP application stands behind the fence of `attempts`, and says what the plugin can."""
+"""SGLang's HTTP application stands behind the fence of `attempts`, takes buckets by `turns`, and
+says what the plugin can.
+"""
 
 import logging
 import multiprocessing
 
 from . import receive
 from .attempts import Fence
+from .turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +24,7 @@ def register() -> None:
             error,
         )
         return
+    app.add_middleware(Turns)
     app.add_middleware(Fence)
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
