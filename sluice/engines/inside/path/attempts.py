@@ -33,11 +33,7 @@ class Fence:
         if scope["type"] == "http":
             refusal = next((self.refusal(v) for k, v in scope["headers"] if k == HEADER), "")
             if refusal:
-                log.warning("%s is refused: %s", scope["path"], refusal)
-                body = json.dumps({"success": False, "message": refusal}).encode()
-                headers = [(b"content-type", b"application/json")]
-                await send({"type": "http.response.start", "status": 409, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
+                await refuse(scope, send, refusal)
                 return
         await self.app(scope, receive, send)
 
@@ -52,3 +48,12 @@ class Fence:
             return f"{name}: attempt {attempt} was replaced by attempt {newest}"
         self.newest[name] = attempt
         return ""
+
+
+async def refuse(scope: Scope, send: Send, reason: str) -> None:
+    """Answer a request with 409 and the reason, in the engine's place."""
+    log.warning("%s is refused: %s", scope["path"], reason)
+    body = json.dumps({"success": False, "message": reason}).encode()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 409, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -7,10 +7,10 @@ weights. So each says its number, and waits for those before it.
 """
 
 import asyncio
-import json
-import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+from .attempts import Receive, Scope, Send, refuse
 
 HEADER = b"x-sluice-turn"
 """`sluice-link-rollout-0-.../3`: what a bucket comes over, and its number there, from 0."""
@@ -18,10 +18,6 @@ WAIT_SECONDS = 10.0
 """For the bucket before, whose request was made earlier. The trainer gives up one that is lost."""
 _KEPT = 8
 """Communicators that are remembered: an engine has one sender at a time."""
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-log = logging.getLogger(__name__)
 
 
 class Turns:
@@ -43,8 +39,7 @@ class Turns:
         source, _, number = turn.rpartition("/")
         body = await _whole(receive)
         if refusal := await self._wait(source, int(number)):
-            log.warning("%s is refused: %s", scope["path"], refusal)
-            await _refuse(send, refusal)
+            await refuse(scope, send, refusal)
             return
         # From here on the application takes requests in the order in which they come to it.
         first: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -90,10 +85,3 @@ async def _whole(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _refuse(send: Send, message: str) -> None:
-    body = json.dumps({"success": False, "message": message}).encode()
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 409, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
