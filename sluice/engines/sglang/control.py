@@ -22,7 +22,7 @@ from sluice.engines.http_control import HttpControl
 _FLUSH_POLL_SECONDS = 0.02
 _PASSES_ON = "/sluice_passes_on"
 """Path that the plugin adds to a server whose engine can pass weights on."""
-TURN_HEADER = "x-sluice-turn"
+BUCKET_HEADER = "x-sluice-bucket"
 """What a bucket comes over, and its number there: an engine with our plugin takes them in order."""
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """Error of SGLang's loader of single experts that gets a tensor of all of them."""
@@ -36,7 +36,7 @@ class Control(HttpControl):
 
     has_session: bool | None = field(default=None)
     passes_on: bool = field(default=False)
-    _turns: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
     _cacheless: bool = field(default=False)
 
     async def learn(self) -> None:
@@ -183,10 +183,10 @@ class Control(HttpControl):
         if version is not None:
             body["weight_version"] = str(version)
         source = group.partition("|")[0]
-        number = self._turns.get(source, 0)
-        self._turns[source] = number + 1
-        turn = {TURN_HEADER: f"{source}/{number}"}
-        await self.call("POST", "/update_weights_from_distributed", body, turn)
+        number = self._numbers.get(source, 0)
+        self._numbers[source] = number + 1
+        headers = {BUCKET_HEADER: f"{source}/{number}"}
+        await self.call("POST", "/update_weights_from_distributed", body, headers)
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.control import TURN_HEADER, Control
+from sluice.engines.sglang.control import BUCKET_HEADER, Control
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.chain import Chain
@@ -103,7 +103,7 @@ async def test_a_bucket_whose_request_is_held_up_is_not_taken_for_the_next_one(
     async def late(
         control: Control, method: str, path: str, body: Any = None, headers: Any = None
     ) -> Any:
-        turn = (headers or {}).get(TURN_HEADER, "")
+        turn = (headers or {}).get(BUCKET_HEADER, "")
         if turn.startswith("sluice-link-") and turn.endswith("/1"):
             await asyncio.sleep(0.5)
         return await asked(control, method, path, body, headers)

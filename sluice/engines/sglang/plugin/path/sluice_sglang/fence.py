@@ -1,4 +1,4 @@
-"""SGLang's HTTP application stands behind the fence of `attempts`, takes buckets by `turns`, and
+"""SGLang's HTTP application stands behind the fence of `attempts`, takes buckets `in_order`, and
 says what the plugin can.
 """
 
@@ -7,7 +7,7 @@ import multiprocessing
 
 from . import receive
 from .attempts import Fence
-from .turns import Turns
+from .in_order import InOrder
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def register() -> None:
             error,
         )
         return
-    app.add_middleware(Turns)
+    app.add_middleware(InOrder)
     app.add_middleware(Fence)
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.control import TURN_HEADER
+from sluice.engines.sglang.control import BUCKET_HEADER
 from sluice.engines.sglang.plugin.__main__ import PATH
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.turns as module
+    import sluice_sglang.in_order as plugin
 
-    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
-    return module
+    monkeypatch.setattr(plugin, "WAIT_SECONDS", 0.2)
+    return plugin
 
 
 class Engine:
     """An application that works on one request at a time, in the order in which it gets them."""
 
-    def __init__(self, turns: Any) -> None:
+    def __init__(self, module: Any) -> None:
         self.taken: list[str] = []
-        self.door = turns.Turns(self.serve)
+        self.door = module.InOrder(self.serve)
         self._work = asyncio.Lock()
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
@@ -50,13 +50,13 @@ class Engine:
             await asyncio.sleep(0.005)
             return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
-        headers = [(b"host", b"a"), *([(TURN_HEADER.encode(), turn.encode())] if turn else [])]
+        headers = [(b"host", b"a"), *([(BUCKET_HEADER.encode(), turn.encode())] if turn else [])]
         await self.door({"type": "http", "path": "/x", "headers": headers}, receive, send)
         return sent[0]["status"], json.loads(sent[1]["body"]).get("message", "")
 
 
-async def test_a_later_bucket_waits_for_those_before_it(turns: ModuleType) -> None:
-    engine = Engine(turns)
+async def test_a_later_bucket_waits_for_those_before_it(module: ModuleType) -> None:
+    engine = Engine(module)
     order = (2, 0, 3, 1)
     answers = await asyncio.gather(
         *(engine.ask(str(number), f"link/{number}", late=3 - number) for number in order)
@@ -65,14 +65,14 @@ async def test_a_later_bucket_waits_for_those_before_it(turns: ModuleType) -> No
     assert answers == [(200, "")] * 4
 
 
-async def test_one_whose_body_comes_slowly_is_not_overtaken(turns: ModuleType) -> None:
-    engine = Engine(turns)
+async def test_one_whose_body_comes_slowly_is_not_overtaken(module: ModuleType) -> None:
+    engine = Engine(module)
     await asyncio.gather(engine.ask("0", "link/0", late=20), engine.ask("1", "link/1"))
     assert engine.taken == ["0", "1"]
 
 
-async def test_a_bucket_whose_predecessor_never_comes_is_refused(turns: ModuleType) -> None:
-    engine = Engine(turns)
+async def test_a_bucket_whose_predecessor_never_comes_is_refused(module: ModuleType) -> None:
+    engine = Engine(module)
     assert await engine.ask("0", "link/0") == (200, "")
     message = "link: bucket 1 has not come before bucket 2"
     assert await engine.ask("2", "link/2") == (409, message)
@@ -80,30 +80,30 @@ async def test_a_bucket_whose_predecessor_never_comes_is_refused(turns: ModuleTy
     assert engine.taken == ["0", "1"]
 
 
-async def test_a_bucket_is_not_received_twice(turns: ModuleType) -> None:
-    engine = Engine(turns)
+async def test_a_bucket_is_not_received_twice(module: ModuleType) -> None:
+    engine = Engine(module)
     assert await engine.ask("0", "link/0") == (200, "")
     assert await engine.ask("0", "link/0") == (409, "link: bucket 0 has come before")
 
 
 async def test_ways_do_not_wait_for_each_other_and_old_ones_are_forgotten(
-    turns: ModuleType,
+    module: ModuleType,
 ) -> None:
-    engine = Engine(turns)
+    engine = Engine(module)
     for way in range(20):
         assert await engine.ask(f"{way}", f"way-{way}/0") == (200, "")
     assert await engine.ask("second", "way-19/1") == (200, "")
-    assert len(engine.door.following) <= turns._KEPT + 1
+    assert len(engine.door.following) <= module._KEPT + 1
 
 
-async def test_what_has_no_turn_passes(turns: ModuleType) -> None:
-    engine = Engine(turns)
+async def test_what_has_no_turn_passes(module: ModuleType) -> None:
+    engine = Engine(module)
     assert await engine.ask("generate") == (200, "")
     assert engine.door.following == {}
 
 
-async def test_an_application_that_fails_holds_up_nobody(turns: ModuleType) -> None:
-    engine = Engine(turns)
+async def test_an_application_that_fails_holds_up_nobody(module: ModuleType) -> None:
+    engine = Engine(module)
 
     async def fail(*_: Any) -> None:
         raise RuntimeError("no")

@@ -12,7 +12,7 @@ from typing import Any
 
 from .attempts import Receive, Scope, Send, refuse
 
-HEADER = b"x-sluice-turn"
+HEADER = b"x-sluice-bucket"
 """`sluice-link-rollout-0-.../3`: what a bucket comes over, and its number there, from 0."""
 WAIT_SECONDS = 10.0
 """For the bucket before, whose request was made earlier. The trainer gives up one that is lost."""
@@ -20,7 +20,7 @@ _KEPT = 8
 """Communicators that are remembered: an engine has one sender at a time."""
 
 
-class Turns:
+class InOrder:
     """Stands before an engine's HTTP application. following: the number of the next bucket, by what
     it comes over.
     """
