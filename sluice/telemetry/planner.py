@@ -74,8 +74,8 @@ class Work:
 class Advice:
     """The fastest split, beside the present one. idle, waiting: shares of the engines' and the
     trainer's time without work, after their start; tail: of the engines' with the last few
-    responses of a batch. more: where no other split is faster, devices more, and how many times as
-    fast a step is with them.
+    responses of a batch. more: devices more, and how many times as fast a step is with them; told
+    where no other split is faster.
     """
 
     now: Split

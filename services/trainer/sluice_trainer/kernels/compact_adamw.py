@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sluice_trainer.kernels import in_triton
+
 BLOCK = 2048
 
 
@@ -27,14 +29,12 @@ def update(
     An element's threshold is its place in its piece times `golden`, plus `offset`, cut off at 32
     bits, without its lower half.
     """
-    from sluice_trainer.kernels import triton_kernels  # a trainer on a CPU may have no Triton
-
     beta1, beta2 = group["betas"]
     count, lr = len(weights), group["lr"]
     # Triton's interpreter has no bf16, and the kernel needs nothing but its bits.
     stored = [m.view(torch.int16) if m.dtype == torch.bfloat16 else m for m in moments]
     if count:
-        triton_kernels.compact_adamw[(-(-count // BLOCK),)](
+        in_triton().compact_adamw[(-(-count // BLOCK),)](
             *(weights, gradient, *stored, count, piece, golden, offset),
             *(1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
             *(lr / (1.0 - beta1 ** (step + 1)), math.sqrt(1.0 - beta2 ** (step + 1))),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sluice_trainer.kernels import in_triton
 
 COLUMNS = 1024
 """The most channels of a row that are computed together."""
@@ -31,7 +32,7 @@ def sums(rows: Tensor, places: Tensor) -> Tensor:
     out = torch.empty((tokens, width), dtype=rows.dtype, device=rows.device)
     if tokens:
         columns = _columns(width)
-        _kernels().sums_of_rows[(tokens, -(-width // columns))](
+        in_triton().sums_of_rows[(tokens, -(-width // columns))](
             *(rows, places.contiguous(), out, len(rows), width),
             MOST=most,
             COLUMNS=columns,
@@ -48,7 +49,7 @@ class _Gated(torch.autograd.Function):
         count, width = up.shape[0], up.shape[1] // 2
         out = torch.empty((count, width), dtype=up.dtype, device=up.device)
         if count:
-            _kernels().gated_forward[(count,)](
+            in_triton().gated_forward[(count,)](
                 *(up, weights, out, width),
                 WEIGHED=weights is not None,
                 COLUMNS=_columns(width),
@@ -65,7 +66,7 @@ class _Gated(torch.autograd.Function):
         if weights is not None:
             of_weights = torch.empty_like(weights)
         if count:
-            _kernels().gated_backward[(count,)](
+            in_triton().gated_backward[(count,)](
                 *(up, weights, of.contiguous(), of_up, of_weights, width),
                 WEIGHED=weights is not None,
                 COLUMNS=_columns(width),
@@ -76,13 +77,6 @@ class _Gated(torch.autograd.Function):
 
 def _columns(width: int) -> int:
     return min(1 << (width - 1).bit_length(), COLUMNS)
-
-
-def _kernels() -> ModuleType:
-    """Imported when they are first needed: a trainer on a CPU may have no Triton."""
-    from sluice_trainer.kernels import triton_kernels
-
-    return triton_kernels
 
 
 _apply: Callable[..., Tensor] = _Gated.apply

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sluice_trainer.kernels import in_triton
+
 WORDS = 4096
 """Logits that a program computes."""
 
@@ -21,13 +23,11 @@ def gradient(
     """[n, words], in the logits' precision. Arguments as `sluice_trainer.step.logits` has them:
     [n] each, of: by log-probs and by entropies.
     """
-    from sluice_trainer.kernels import triton_kernels  # a trainer on a CPU may have no Triton
-
     count, words = logits.shape
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     out = torch.empty((count, words), dtype=logits.dtype, device=logits.device)
     if count:
-        triton_kernels.softmax_gradient[(count, -(-words // WORDS))](
+        in_triton().softmax_gradient[(count, -(-words // WORDS))](
             *(logits, place, log_total, entropy, at_target, of[0].contiguous(), of[1].contiguous()),
             *(out, words, logits.stride(0), scale),
             WORDS=WORDS,

@@ -7,12 +7,13 @@ and write it once each, and keep nothing for the backward pass but what goes in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sluice_trainer.kernels import in_triton
 
 ROWS = 32
 """Heads of tokens that are computed together."""
@@ -45,7 +46,7 @@ class _NormAndTurn(torch.autograd.Function):
         tokens, heads, width = x.shape
         out = torch.empty((tokens, heads, width), dtype=x.dtype, device=x.device)
         if rows := tokens * heads:
-            _kernels().turn_forward[(-(-rows // ROWS),)](
+            in_triton().turn_forward[(-(-rows // ROWS),)](
                 *(x, weight, cos, sin, out, rows, x.stride(0), x.stride(1), eps),
                 NORMED=weight is not None,
                 HEADS=heads,
@@ -68,7 +69,7 @@ class _NormAndTurn(torch.autograd.Function):
         parts = torch.empty(shape, dtype=torch.float32, device=x.device)
         strides = (x.stride(0), x.stride(1), of.stride(0), of.stride(1))
         if rows:
-            _kernels().turn_backward[(programs,)](
+            in_triton().turn_backward[(programs,)](
                 *(x, weight, cos, sin, of, of_x, parts, rows, *strides, ctx.eps),
                 NORMED=weight is not None,
                 HEADS=heads,
@@ -78,13 +79,6 @@ class _NormAndTurn(torch.autograd.Function):
             )
         of_weight = None if weight is None else parts.sum(0).to(weight.dtype)
         return of_x, of_weight, None, None, None
-
-
-def _kernels() -> ModuleType:
-    """Imported when they are first needed: a trainer on a CPU may have no Triton."""
-    from sluice_trainer.kernels import triton_kernels
-
-    return triton_kernels
 
 
 _apply: Callable[..., Tensor] = _NormAndTurn.apply
