@@ -86,6 +86,14 @@ async def test_a_bucket_is_not_received_twice(module: ModuleType) -> None:
     assert await engine.ask("0", "link/0") == (409, "link: bucket 0 has come before")
 
 
+@pytest.mark.parametrize("turn", ["link", "link/x", "link/-1", "link/"])
+async def test_a_turn_that_is_none_is_refused_by_its_name(module: ModuleType, turn: str) -> None:
+    engine = Engine(module)
+    expected = "expected a communicator and a number, as sluice-rollout-0/3"
+    assert await engine.ask("0", turn) == (409, f"x-sluice-bucket: {turn!r}: {expected}")
+    assert engine.taken == []
+
+
 async def test_ways_do_not_wait_for_each_other_and_old_ones_are_forgotten(
     module: ModuleType,
 ) -> None:

@@ -36,9 +36,13 @@ class InOrder:
         if not turn:
             await self.app(scope, receive, send)
             return
-        source, _, number = turn.rpartition("/")
-        body = await _whole(receive)
-        if refusal := await self._wait(source, int(number)):
+        source, _, digits = turn.rpartition("/")
+        if not digits.isdecimal():
+            expected = "expected a communicator and a number, as sluice-rollout-0/3"
+            await refuse(scope, send, f"{HEADER.decode()}: {turn!r}: {expected}")
+            return
+        number, body = int(digits), await _whole(receive)
+        if refusal := await self._wait(source, number):
             await refuse(scope, send, refusal)
             return
         # From here on the application takes requests in the order in which they come to it.
@@ -47,13 +51,13 @@ class InOrder:
         async def replay() -> Any:
             if not first:
                 return await receive()
-            await self._next(source, int(number))
+            await self._next(source, number)
             return first.pop()
 
         try:
             await self.app(scope, replay, send)
         finally:
-            await self._next(source, int(number))
+            await self._next(source, number)
 
     async def _wait(self, source: str, number: int) -> str:
         """Wait for the bucket's turn. Why it is refused; empty: it is its turn."""
