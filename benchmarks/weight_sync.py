@@ -246,11 +246,16 @@ def engine_member(number: int, address: str, gpus: int) -> pb.Member:
 
 
 async def with_members(address: str, servers: list[str], options: argparse.Namespace) -> None:
-    """Join the engines, as the workers beside them do, while the sources measure."""
+    """Join the engines, as the workers beside them do, while the sources measure. Raises SystemExit
+    where engines that were sent the same weights do not answer alike.
+    """
     busy: list[asyncio.Task[None]] = []
+    clients: list[Client] = []
+    answers: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         for number, server in enumerate(servers):
             one = await stack.enter_async_context(Client(f"http://{server}"))
+            clients.append(one)
             for _ in range(600):
                 if (await one.health(timeout=5.0))[0]:
                     break
@@ -270,8 +275,22 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
         for attempt, way in enumerate(options.fan_out.split(","), 1):
             more = ["--fan-out", way, "--attempt", str(attempt)]
             await asyncio.to_thread(run, options, "source", options.sources, gpus, env, more)
+            for number, said in enumerate(await asyncio.gather(*map(answer, clients))):
+                answers[f"{way}, engine {number}"] = said
         for task in busy:
             task.cancel()
+    print("log-probs of the weights: " + "; ".join(f"{k}: {v}" for k, v in answers.items()))
+    if len(set(answers.values())) > 1 and not options.load:
+        raise SystemExit("error: engines with the same weights do not answer alike")
+
+
+async def answer(one: Client) -> str:
+    """The sum of an engine's log-probs of 32 tokens, which tells other weights by other digits. The
+    first one on a GPU waits for kernels that are compiled.
+    """
+    prompt = [(i * 104729) % 2000 + 10 for i in range(64)]
+    sampling = {"max_new_tokens": 32, "ignore_eos": True, "temperature": 0.0}
+    return f"{sum((await one.generate('answer', prompt, sampling)).log_probs):.6f}"
 
 
 async def keep_busy(one: Client, number: int) -> None:
@@ -305,8 +324,10 @@ def run(
     subprocess.run(command, env=env, check=True, timeout=900)
 
 
-def visible(gpus: Any) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)}
+def visible(gpus: Sequence[int]) -> dict[str, str]:
+    """The variable with which a process sees these of our GPUs."""
+    ours = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(ours[gpu] if ours else str(gpu) for gpu in gpus)}
 
 
 @contextmanager

@@ -196,6 +196,12 @@ class Control(Protocol):
     passes_on: bool
     """True where the engine can pass a bucket on to another one, once `learn` has returned."""
 
+    @property
+    def in_order(self) -> bool:
+        """True where it takes buckets in the order in which they were asked of it, so that one may
+        be asked for while others are on their way. Known once `learn` has returned.
+        """
+
     async def learn(self) -> None:
         """Learn which interface the server has, where releases differ."""
 

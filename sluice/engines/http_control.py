@@ -30,7 +30,7 @@ class HttpControl:
     def request(
         self, method: str, path: str, **options: Any
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        timeout = aiohttp.ClientTimeout(total=self.timeout)
+        timeout = aiohttp.ClientTimeout(total=options.pop("seconds", None) or self.timeout)
         headers = {SOURCE_HEADER: self.source, **options.pop("headers", {})}
         url = f"http://{self.address}{path}"
         return http.request(self.session, method, url, timeout=timeout, headers=headers, **options)
@@ -47,12 +47,21 @@ class HttpControl:
         return value
 
     async def call(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
     ) -> Any:
-        """The answer, read from JSON; None: it is empty. Raises EngineRefusedError."""
+        """The answer, read from JSON; None: it is empty. Raises EngineRefusedError.
+
+        seconds: to wait for it; None: as for any call.
+        """
         started = time.monotonic()
+        options = {"json": body, "headers": headers or {}, "seconds": seconds}
         try:
-            async with self.request(method, path, json=body, headers=headers or {}) as answer:
+            async with self.request(method, path, **options) as answer:
                 text = await answer.text()
                 if answer.status != 200:
                     raise EngineRefusedError(

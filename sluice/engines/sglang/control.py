@@ -24,6 +24,8 @@ _PASSES_ON = "/sluice_passes_on"
 """Path that the plugin adds to a server whose engine can pass weights on."""
 BUCKET_HEADER = "x-sluice-bucket"
 """What a bucket comes over, and its number there: an engine with our plugin takes them in order."""
+_TURNS = 3
+"""Buckets for which one may wait that is asked for ahead, its own time included."""
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
 """Error of SGLang's loader of single experts that gets a tensor of all of them."""
 
@@ -38,6 +40,10 @@ class Control(HttpControl):
     passes_on: bool = field(default=False)
     _numbers: dict[str, int] = field(default_factory=dict)
     _cacheless: bool = field(default=False)
+
+    @property
+    def in_order(self) -> bool:
+        return self.passes_on  # both are the plugin's
 
     async def learn(self) -> None:
         """Find out which of the two interfaces the server has, and that our plugin passes on."""
@@ -186,7 +192,9 @@ class Control(HttpControl):
         number = self._numbers.get(source, 0)
         self._numbers[source] = number + 1
         headers = {BUCKET_HEADER: f"{source}/{number}"}
-        await self.call("POST", "/update_weights_from_distributed", body, headers)
+        await self.call(
+            "POST", "/update_weights_from_distributed", body, headers, self.timeout * _TURNS
+        )
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy

@@ -28,6 +28,7 @@ class Control(HttpControl):
     """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`."""
 
     passes_on: bool = field(default=False, init=False)
+    in_order: bool = field(default=False, init=False)
     _sleeps: bool | None = field(default=None)
     _cacheless: bool = field(default=False)
     _coming: str | None = field(default=None)

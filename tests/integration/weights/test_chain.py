@@ -101,12 +101,12 @@ async def test_a_bucket_whose_request_is_held_up_is_not_taken_for_the_next_one(
     asked = Control.call
 
     async def late(
-        control: Control, method: str, path: str, body: Any = None, headers: Any = None
+        control: Control, method: str, path: str, body: Any = None, headers: Any = None, *rest: Any
     ) -> Any:
         turn = (headers or {}).get(BUCKET_HEADER, "")
         if turn.startswith("sluice-link-") and turn.endswith("/1"):
             await asyncio.sleep(0.5)
-        return await asked(control, method, path, body, headers)
+        return await asked(control, method, path, body, headers, *rest)
 
     monkeypatch.setattr(Control, "call", late)
     update = await publish(source(chain()), 1, other_model)

@@ -116,6 +116,7 @@ async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
         log = engine.log.read_text()
         assert "weights are received into one buffer" in log
         assert "stacked experts are copied at once" in log
+        assert "buckets are announced to the scheduler while it loads earlier ones" in log
 
 
 @pytest.mark.timeout(600)

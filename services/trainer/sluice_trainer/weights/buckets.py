@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,7 +19,8 @@ class Bucket:
     """The raw bytes of several tensors, one after the other, without padding.
 
     data: [bytes] uint8. names, dtypes and shapes are those of the Hugging Face checkpoint, in the
-    order of the bytes.
+    order of the bytes. number: in its update, from 0. ready: on a GPU, the event behind what fills
+    it.
     """
 
     names: tuple[str, ...]
@@ -24,6 +28,16 @@ class Bucket:
     shapes: tuple[tuple[int, ...], ...]
     data: Tensor
     last: bool
+    number: int = 0
+    ready: torch.cuda.Event | None = None
+
+    def behind(self) -> AbstractContextManager[object]:
+        """A stream for what waits for this bucket, and not for later ones that are being filled."""
+        if self.ready is None:
+            return nullcontext()
+        stream = _sending(self.data.device)
+        stream.wait_event(self.ready)
+        return torch.cuda.stream(stream)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors again, as views of the bytes (copies where the bytes are not aligned)."""
@@ -37,6 +51,12 @@ class Bucket:
             start += size
 
 
+@cache
+def _sending(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which broadcasts wait for their buckets."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def buckets(
     tensors: Iterable[tuple[str, Tensor]], max_bytes: int, layout: Layout
 ) -> Iterator[Bucket]:
@@ -44,32 +64,47 @@ def buckets(
     one is marked.
     """
     pending: list[tuple[str, Tensor]] = []
-    size = 0
+    size, numbers = 0, itertools.count()
     for together in layout.inseparable(layout.in_parts(tensors, max_bytes)):
         more = sum(tensor.nbytes for _, tensor in together)
         if pending and size + more > max_bytes:
-            yield _flatten(pending, last=False)
+            yield _flatten(pending, next(numbers), last=False)
             pending, size = [], 0
         pending += together
         size += more
-    yield _flatten(pending, last=True)
+    yield _flatten(pending, next(numbers), last=True)
 
 
-def _flatten(tensors: list[tuple[str, Tensor]], *, last: bool) -> Bucket:
-    """Copy into one buffer: one copy a tensor, at the speed of the memory; nothing waits for a
-    GPU.
+@torch.no_grad()
+def _flatten(tensors: list[tuple[str, Tensor]], number: int, *, last: bool) -> Bucket:
+    """Copy into one buffer, at the speed of the memory; nothing waits for a GPU. All copies are one
+    call: each by itself waits for its turn in Python, beside the threads that send.
     """
     device = tensors[0][1].device if tensors else torch.device("cpu")
-    data = torch.empty(sum(t.nbytes for _, t in tensors), dtype=torch.uint8, device=device)
-    start = 0
-    for _, tensor in tensors:
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        data[start : start + flat.numel()].copy_(flat)
-        start += flat.numel()
+    sizes = [tensor.nbytes for _, tensor in tensors]
+    data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    if tensors:
+        parts = zip(data.split_with_sizes(sizes), tensors, strict=True)
+        places, sources = zip(*(_place(part, tensor) for part, (_, tensor) in parts), strict=True)
+        torch._foreach_copy_(places, sources)
+    ready = torch.cuda.Event() if data.is_cuda else None  # type: ignore[no-untyped-call]
+    if ready:
+        ready.record(torch.cuda.current_stream(data.device))
     return Bucket(
         names=tuple(name for name, _ in tensors),
         dtypes=tuple(str(t.dtype).removeprefix("torch.") for _, t in tensors),
         shapes=tuple(tuple(t.shape) for _, t in tensors),
         data=data,
         last=last,
+        number=number,
+        ready=ready,
     )
+
+
+def _place(part: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor's place in a bucket, and a view of the tensor that fits it. part: the place's bytes,
+    which may not be aligned to the tensor's numbers.
+    """
+    if part.storage_offset() % tensor.itemsize:
+        return part, tensor.contiguous().view(-1).view(torch.uint8)
+    return part.view(tensor.dtype).view(tensor.shape), tensor

@@ -31,6 +31,7 @@ from sluice_trainer.weights.transport import (
     Peer,
     TransferError,
     Transport,
+    succeeded,
 )
 
 PIECE_BYTES = 64 << 20
@@ -119,11 +120,25 @@ class Chain(Transport):
             self._reroute([peer.name], str(error) or f"no link after {self._patience:g} s")
             await self._direct.prepare(peer)
 
+    def announce(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        """To engines that get it from the trainer. Over links one request is ahead anyway."""
+        way = self._way(peer.name)
+        if not way.link:
+            self._direct.announce(
+                peer, bucket, version, flush=flush, onward=way.onward, piece=self._piece
+            )
+
     async def stage(self, bucket: Bucket, version: int) -> None:
         """Fix the ways to all engines at once: both ends of a link must agree on a bucket."""
-        links = {name: self._links[name].name for name in self._upstream}
-        onward = {before: links[name] for name, before in self._upstream.items()}
-        self._ways = {name: Way(links.get(name, ""), onward.get(name, "")) for name in self._peers}
+        self._ways = {name: self._way(name) for name in self._peers}
+
+    def _way(self, name: str) -> Way:
+        """An engine's way of now."""
+        behind = next((each for each, before in self._upstream.items() if before == name), "")
+        link, onward = (
+            self._links[each].name if each in self._upstream else "" for each in (name, behind)
+        )
+        return Way(link, onward)
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
         way = self._ways[peer.name]
@@ -172,7 +187,7 @@ class Chain(Transport):
             flush=flush and bucket.last,
         )
         announcing = asyncio.create_task(announced)
-        announcing.add_done_callback(_succeeded)  # nobody may ask for its failure
+        announcing.add_done_callback(succeeded)  # nobody may ask for its failure
         pending = self._pending.setdefault(peer.name, [])
         pending.append((bucket, announcing))
         while len(pending) > (0 if bucket.last else 1):
@@ -182,7 +197,7 @@ class Chain(Transport):
     def _missed(self, name: str) -> list[Bucket]:
         """Buckets that an engine may not have from its link, which is waited for no more."""
         pending = self._pending.pop(name, [])
-        while pending and _succeeded(pending[0][1]):
+        while pending and succeeded(pending[0][1]):
             del pending[0]
         for _, announced in pending:
             announced.cancel()
@@ -253,7 +268,3 @@ class Chain(Transport):
         cut = [e for e in engines if e in self._upstream and e not in self._complete]
         if cut:
             self._reroute(cut, reason)
-
-
-def _succeeded(task: asyncio.Task[None]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None

@@ -181,9 +181,9 @@ class Session:
         """
         self._background.call(self._source.keep(engines))
 
-    def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
-        """Begin to bring `version` to this rank's share of the engines."""
-        self._background.call(self._source.prepare(version, engines))
+    def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> Future[None]:
+        """Begin to bring `version` to this rank's share of the engines, beside the caller."""
+        return self._background.start(self._source.prepare(version, engines))
 
     def pause(self) -> None:
         self._background.call(self._source.pause())

@@ -159,13 +159,18 @@ class Source:
         update = self._update()
 
         async def send(peer: Peer) -> None:
-            flush = peer.control.may_flush(self._sync.pause_mode)
-            await self._transport.send(peer, bucket, update.version, flush=flush)
+            await self._transport.send(peer, bucket, update.version, flush=self._flushes(peer))
 
+        for peer in update.peers.values():
+            self._transport.announce(peer, bucket, update.version, flush=self._flushes(peer))
         async with self._sending:
             await self._transport.stage(bucket, update.version)
             await self._phase(pb.UPDATE_PHASE_TRANSFER, send)
         update.bytes += bucket.data.numel() * len(update.peers)
+
+    def _flushes(self, peer: Peer) -> bool:
+        """True where the last bucket empties an engine's prefix cache."""
+        return peer.control.may_flush(self._sync.pause_mode)
 
     async def finish(self) -> Outcome:
         """Verify and resume; only then the rendezvous hears that an engine serves the
@@ -196,9 +201,8 @@ class Source:
     async def _verify(self, peer: Peer) -> None:
         if self._transport.in_session:
             await peer.control.end()
-        flushed = peer.control.may_flush(self._sync.pause_mode)
         async with asyncio.TaskGroup() as group:
-            if not flushed:
+            if not self._flushes(peer):
                 group.create_task(peer.control.try_flush())
             if self._sync.verify:
                 group.create_task(self._check_version(peer))

@@ -16,10 +16,11 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,10 @@ from sluice.engines.base import Control, EngineRefusedError
 from sluice_trainer import store
 from sluice_trainer.weights.buckets import Bucket
 
-_POLL_SECONDS = 0.0001
+_POLL_SECONDS = 0.0005
+_POLL_SHARE = 0.05
+"""Of the time that a broadcast takes, the time between two looks at it: with many engines each
+waits for its turn on the link, and looks are what the event loop would be busy with."""
 
 
 class TransferError(Exception):
@@ -57,6 +61,16 @@ class Peer:
     control: Control
 
 
+class Request(NamedTuple):
+    """An engine is asked to take part in the broadcast of a bucket. sent: done once that has gone;
+    answer: once the engine says that it has it.
+    """
+
+    bucket: Bucket
+    sent: asyncio.Task[None]
+    answer: asyncio.Task[None]
+
+
 class Transport(Protocol):
     in_session: bool
     """True where an engine loads bucket after bucket, between `begin` and `end`."""
@@ -71,6 +85,10 @@ class Transport(Protocol):
 
     async def prepare(self, peer: Peer) -> None:
         """Make ready to send to this engine."""
+
+    def announce(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
+        """Begin to send a bucket behind earlier ones that are still on their way."""
+        return
 
     async def stage(self, bucket: Bucket, version: int) -> None:
         """Once for each bucket, before it is sent to anybody."""
@@ -87,8 +105,8 @@ class Transport(Protocol):
 class Collective(Transport):
     """Broadcasts over one process group per engine.
 
-    While an engine loads a bucket the request for the next one is already with it: engines take
-    them one by one.
+    While an engine receives and loads a bucket the request for the next one is already with it, if
+    it takes them in order; else that goes out once the bucket has gone.
     """
 
     in_session = True
@@ -103,7 +121,12 @@ class Collective(Transport):
         self.timeout = timeout
         self._numbers = itertools.count()
         self._groups: dict[str, tuple[int, str, Any]] = {}
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._requests: dict[str, deque[Request]] = {}
+        """Those that an engine has not answered, or that nobody has asked for their answers."""
+        self._asked: dict[str, int] = {}
+        """Number of the bucket that was asked of an engine last, over the communicator of now."""
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Broadcasts are queued in the order in which they are asked for."""
 
     async def prepare(self, peer: Peer) -> None:
         generation, group, _ = self._groups.get(peer.name, (0, "", None))
@@ -123,6 +146,7 @@ class Collective(Transport):
         )
         await _both(engine, ours)
         self._groups[peer.name] = (peer.generation, group, ours.result())
+        self._turns[peer.name] = asyncio.Lock()
 
     def _join(self, group: str, listening: socket.socket, size: int) -> Any:
         """Our side of a process group outside of torch's default one, as SGLang makes its own."""
@@ -142,6 +166,41 @@ class Collective(Transport):
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(size)}
         return process_group
 
+    def announce(
+        self,
+        peer: Peer,
+        bucket: Bucket,
+        version: int,
+        *,
+        flush: bool,
+        onward: str = "",
+        piece: int = 0,
+    ) -> None:
+        asked = self._asked.get(peer.name, -1) if bucket.number else -1
+        follows = peer.name in self._groups and asked == bucket.number - 1
+        if peer.control.in_order and follows:
+            self._ask(peer, bucket, version, flush=flush, onward=onward, piece=piece)
+
+    def _ask(
+        self, peer: Peer, bucket: Bucket, version: int, *, flush: bool, onward: str, piece: int
+    ) -> Request:
+        _, group, _ = self._groups[peer.name]
+        receiving = peer.control.receive(
+            f"{group}|{onward}|{piece}" if onward else group,
+            bucket.names,
+            bucket.dtypes,
+            bucket.shapes,
+            version=version if bucket.last else None,
+            flush=flush and bucket.last,
+        )
+        sending = self._broadcast(bucket, piece if onward else 0, peer.name)
+        request = Request(bucket, asyncio.create_task(sending), asyncio.create_task(receiving))
+        for task in (request.sent, request.answer):
+            task.add_done_callback(succeeded)  # nobody may ask for its failure
+        self._asked[peer.name] = bucket.number
+        self._requests.setdefault(peer.name, deque()).append(request)
+        return request
+
     async def stage(self, bucket: Bucket, version: int) -> None:
         return
 
@@ -158,72 +217,55 @@ class Collective(Transport):
         onward: str = "",
         piece: int = 0,
     ) -> None:
-        """Broadcast a bucket to an engine, in pieces of so many bytes (0: in one), which it passes
-        on over its link `onward`.
+        """Broadcast a bucket to an engine, in pieces of so many bytes, which it passes on over its
+        link `onward`. One that was announced comes as that said.
         """
-        _, group, process_group = self._groups[peer.name]
-        loading = asyncio.create_task(
-            peer.control.receive(
-                f"{group}|{onward}|{piece}" if onward else group,
-                bucket.names,
-                bucket.dtypes,
-                bucket.shapes,
-                version=version if bucket.last else None,
-                flush=flush and bucket.last,
-            )
-        )
-        earlier = self._loading.pop(peer.name, None)
-        answers = [loading] if earlier is None else [earlier, loading]
+        requests = self._requests.setdefault(peer.name, deque())
+        request = next((request for request in requests if request.bucket is bucket), None)
+        if request is None:
+            request = self._ask(peer, bucket, version, flush=flush, onward=onward, piece=piece)
         try:
-            await self._broadcast(bucket.data, process_group, answers, piece)
-            for answer in answers if bucket.last else answers[:-1]:
-                await answer
+            await _until(request.sent, [each.answer for each in requests])
+            while requests and (bucket.last or requests[0] is not request):
+                await requests[0].answer
+                requests.popleft()
         except BaseException:
-            for answer in answers:
-                answer.cancel()
+            self._forget(peer.name)
             raise
-        if not bucket.last:
-            self._loading[peer.name] = loading
 
-    async def _broadcast(
-        self, data: torch.Tensor, process_group: Any, answers: list[asyncio.Task[None]], piece: int
-    ) -> None:
+    async def _broadcast(self, bucket: Bucket, piece: int, name: str) -> None:
         """Broadcast in a thread of its own: NCCL makes its communicator in the first one, and waits
-        for the peer there.
+        for the peer there. The next bucket is queued behind this one while that is on its way.
 
         NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, its
         answers say.
         """
-        give_up = threading.Event()
+        _, _, process_group = self._groups[name]
 
-        def broadcast() -> None:
-            works = [
-                dist.broadcast(part, src=0, group=process_group, async_op=True)
-                for part in pieces(data, piece)
-            ]
-            for work in works:
-                while work is not None and not work.is_completed() and not give_up.is_set():
-                    time.sleep(_POLL_SECONDS)
+        def queue() -> list[Any]:
+            with bucket.behind():
+                return [
+                    dist.broadcast(part, src=0, group=process_group, async_op=True)
+                    for part in pieces(bucket.data, piece)
+                ]
 
-        begun = asyncio.ensure_future(_in_daemon(broadcast, dispose=lambda _: None))
-        try:
-            async with asyncio.timeout(self.timeout):
-                waiting = {begun, *answers}
-                while not begun.done():
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    for future in done:
-                        future.result()  # an engine that refused will never join this collective
-        except TimeoutError:
-            raise TransferError(
-                f"the broadcast of {data.nbytes >> 20} MiB took over {self.timeout:g} s"
-            ) from None
-        finally:
-            give_up.set()
-            begun.cancel()
+        async with self._turns[name]:
+            works = await _in_daemon(queue, dispose=lambda _: None)
+        started = time.monotonic()
+        while any(work is not None and not work.is_completed() for work in works):
+            waited = time.monotonic() - started
+            await asyncio.sleep(max(_POLL_SECONDS, waited * _POLL_SHARE))
+
+    def _forget(self, name: str) -> None:
+        """Wait for no answer of an engine any more."""
+        for request in self._requests.pop(name, ()):
+            request.sent.cancel()
+            request.answer.cancel()
 
     def abandon(self, name: str) -> None:
-        if loading := self._loading.pop(name, None):
-            loading.cancel()
+        self._forget(name)
+        self._asked.pop(name, None)
+        self._turns.pop(name, None)
         _, _, process_group = self._groups.pop(name, (0, "", None))
         if process_group is not None:
             self._bury(process_group)
@@ -257,10 +299,24 @@ class Collective(Transport):
             time.sleep(self.timeout)
 
 
+def succeeded(task: asyncio.Task[None]) -> bool:
+    """True where it has come to its end, and to no failure."""
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
 def pieces(data: torch.Tensor, size: int) -> list[torch.Tensor]:
     """Views of a bucket's bytes, each of `size` but the last; 0: one of all."""
     step = size or max(len(data), 1)
     return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
+
+
+async def _until(sent: asyncio.Task[None], answers: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until a bucket has gone. An engine that refuses will never take part in that."""
+    waiting: set[asyncio.Task[None]] = {sent, *answers}
+    while sent in waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
 
 async def _both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:

@@ -33,9 +33,9 @@ def update_engines(
 
     tensors: names and full tensors as the engines' layout wants them. They are gathered and laid
     into buckets by all ranks, each of which sends them to its share of the engines. The first
-    bucket is made before the engines are paused, and the others while earlier ones are on their
-    way. hand_over: what every rank does once all engines have all weights, before any of them
-    generates.
+    bucket is made while engines are prepared, before they are paused, and the others while earlier
+    ones are on their way. hand_over: what every rank does once all engines have all weights, before
+    any of them generates.
     """
     plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
@@ -45,8 +45,12 @@ def update_engines(
     if not plan.engines:
         return []
     if engines:
-        session.prepare(version, engines)
-        _send(buckets(tensors, bucket_bytes, session.layout), session)
+        preparing = session.prepare(version, engines)
+        filled = buckets(tensors, bucket_bytes, session.layout)
+        first = next(filled)
+        preparing.result()
+        session.pause()
+        _send(first, filled, session)
     else:
         deque(tensors, maxlen=0)  # the others need our part of the weights
     if hand_over:
@@ -57,9 +61,7 @@ def update_engines(
     return [outcome for outcome in outcomes if outcome]
 
 
-def _send(filled: Iterator[Bucket], session: Session) -> None:
-    first = next(filled)
-    session.pause()
+def _send(first: Bucket, filled: Iterator[Bucket], session: Session) -> None:
     sending = deque([session.send(first)])
     for bucket in filled:
         sending.append(session.send(bucket))

@@ -129,7 +129,6 @@ def _module(name: str) -> str:
     return expert[0] if expert else name.rpartition(".")[0]
 
 
-@torch.no_grad()
 def hf_tensors(
     chunks: list[Any], shape: ModelShape, stack_name: StackName | None = None
 ) -> Iterator[tuple[str, Tensor]]:

@@ -1,11 +1,11 @@
-"""SGLang's HTTP application stands behind the fence of `attempts`, takes buckets `in_order`, and
-says what the plugin can.
+"""SGLang's HTTP application stands behind the fence of `attempts`, takes buckets `in_order` and
+passes them on `ahead`, and says what the plugin can.
 """
 
 import logging
 import multiprocessing
 
-from . import receive
+from . import ahead, receive
 from .attempts import Fence
 from .in_order import InOrder
 
@@ -28,3 +28,4 @@ def register() -> None:
     app.add_middleware(Fence)
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
+        ahead.register()
