@@ -6,6 +6,7 @@ in which nothing is received. Here the scheduler finds the next request when it 
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,6 +18,7 @@ from .transfer import GROUP_PREFIX
 MANAGER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 COMMUNICATOR = "sglang.srt.managers.communicator.FanOutCommunicator"
 Waiting = deque[tuple[list[Any], "asyncio.Future[None]"]]
+log = logging.getLogger(__name__)
 _waiting: WeakKeyDictionary[Any, Waiting] = WeakKeyDictionary()
 """Answers to requests that are on their way, in their order, by the communicator. The scheduler
 answers in the order in which it is asked."""
@@ -25,8 +27,28 @@ answers in the order in which it is asked."""
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    if not is_known():
+        log.warning(
+            "this SGLang passes requests for weights on in a way of its own, one after the other, "
+            "and the plugin leaves it at that"
+        )
+        return
     HookRegistry.register(f"{MANAGER}.update_weights_from_distributed", ask, HookType.AROUND)
     HookRegistry.register(f"{COMMUNICATOR}.handle_recv", answered, HookType.AROUND)
+
+
+def is_known() -> bool:
+    """True for SGLang's way of 0.5.17 to 0.5.23: both hooks are needed, or no answer would come."""
+    try:
+        from sglang.srt.managers.communicator import FanOutCommunicator
+        from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
+    except ImportError:
+        return False
+    communicator = FanOutCommunicator(lambda _: None, 1)
+    parts = ("_queueing_lock", "_send", "_fan_out", "handle_recv", "merge_results")
+    return all(hasattr(communicator, part) for part in parts) and hasattr(
+        TokenizerControlMixin, "update_weights_from_distributed"
+    )
 
 
 def goes_ahead(manager: Any, request: Any) -> bool:
