@@ -94,6 +94,12 @@ def main() -> None:
         "--single-experts", action="store_true", help="each of a mixture's experts by itself"
     )
     parser.add_argument("--updates", type=int, default=7)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="ask all engines the same, whose answers must agree; on a GPU the first ones wait a "
+        "minute and more for kernels that are compiled",
+    )
     parser.add_argument("--out", type=Path, help="directory of the result's JSON file")
     parser.add_argument(
         "--role", choices=["parent", "source", "bare"], default="parent", help=argparse.SUPPRESS
@@ -275,19 +281,19 @@ async def with_members(address: str, servers: list[str], options: argparse.Names
         for attempt, way in enumerate(options.fan_out.split(","), 1):
             more = ["--fan-out", way, "--attempt", str(attempt)]
             await asyncio.to_thread(run, options, "source", options.sources, gpus, env, more)
-            for number, said in enumerate(await asyncio.gather(*map(answer, clients))):
+            checked = clients if options.check else []
+            for number, said in enumerate(await asyncio.gather(*map(answer, checked))):
                 answers[f"{way}, engine {number}"] = said
         for task in busy:
             task.cancel()
-    print("log-probs of the weights: " + "; ".join(f"{k}: {v}" for k, v in answers.items()))
-    if len(set(answers.values())) > 1 and not options.load:
+    for place, said in answers.items():
+        print(f"log-probs of the weights, {place}: {said}")
+    if len(set(answers.values())) > 1:
         raise SystemExit("error: engines with the same weights do not answer alike")
 
 
 async def answer(one: Client) -> str:
-    """The sum of an engine's log-probs of 32 tokens, which tells other weights by other digits. The
-    first one on a GPU waits for kernels that are compiled.
-    """
+    """The sum of an engine's log-probs of 32 tokens, which tells other weights by other digits."""
     prompt = [(i * 104729) % 2000 + 10 for i in range(64)]
     sampling = {"max_new_tokens": 32, "ignore_eos": True, "temperature": 0.0}
     return f"{sum((await one.generate('answer', prompt, sampling)).log_probs):.6f}"
