@@ -18,8 +18,8 @@ from sluice.engines.vllm import Vllm
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import buckets
+from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.source import Source
-from sluice_trainer.weights.transport import Collective
 from tests.integration.engines import backend
 from tests.integration.weights.tools import BUCKET, begin, on_device
 

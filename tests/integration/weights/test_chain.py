@@ -14,8 +14,8 @@ from sluice.engines.sglang.control import BUCKET_HEADER, Control
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.chain import Chain
+from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.source import Source
-from sluice_trainer.weights.transport import Collective
 from tests.integration.engines import Sglang, backend, gpus
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT

@@ -12,7 +12,8 @@ import torch
 
 from sluice.engines.base import Control, EngineRefusedError
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.transport import Collective, Peer
+from sluice_trainer.weights.collective import Collective
+from sluice_trainer.weights.transport import Peer
 
 
 @dataclass

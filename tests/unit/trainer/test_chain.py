@@ -17,8 +17,9 @@ from sluice.engines.base import Control, EngineRefusedError
 from sluice.environment import read
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain, Way
+from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.session import Session
-from sluice_trainer.weights.transport import Collective, Peer
+from sluice_trainer.weights.transport import Peer
 from tests.unit.operator.world import make_job
 
 SECOND = timedelta(seconds=5)

@@ -25,14 +25,9 @@ from sluice.telemetry import logs
 from sluice_trainer import store
 from sluice_trainer.weights import routes
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.transport import (
-    FAILURES,
-    Collective,
-    Peer,
-    TransferError,
-    Transport,
-    succeeded,
-)
+from sluice_trainer.weights.collective import Collective
+from sluice_trainer.weights.transport import FAILURES, Peer, TransferError, Transport
+from sluice_trainer.weights.waiting import succeeded
 
 PIECE_BYTES = 64 << 20
 _POLL_SECONDS = 0.01

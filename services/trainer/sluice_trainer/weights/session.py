@@ -22,10 +22,11 @@ from sluice_trainer.background import Background
 from sluice_trainer.member import Member
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
+from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.disk import Disk, Nothing
 from sluice_trainer.weights.ipc import Ipc, beside
 from sluice_trainer.weights.source import Outcome, Source, share
-from sluice_trainer.weights.transport import Collective, Transport
+from sluice_trainer.weights.transport import Transport
 
 CALL_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
