@@ -1,12 +1,9 @@
-"""`sluice run`: the reconciler on a LocalCluster, with something to look at,
-and a report at the end.
-"""
+"""`sluice run`: the reconciler on a LocalCluster, with something to look at."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +11,21 @@ from typing import Any
 
 from rich.console import Console
 
-from sluice.api import ConditionType, ManifestError, RLJob, RLJobSpec, RLJobStatus, load_job
+from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job
 from sluice.engines import engine_of
 from sluice.telemetry import health, run_directory
-from sluice.telemetry.books import Totals
-from sluice.telemetry.summary import summarize
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_cli import containers as images
 from sluice_cli import contents
 from sluice_cli.continued import LENGTH, words
+from sluice_cli.ending import finish, write_summary
 from sluice_cli.monitor import Monitor, Snapshot
 from sluice_cli.resolve import check_files, resolve
 from sluice_cli.run_dir import prepare, read_json
 from sluice_cli.run_files import RunFiles
-from sluice_cli.view import PlainView, View, duration
+from sluice_cli.view import PlainView, View
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress, names
@@ -44,6 +40,11 @@ CHECKED_ROWS = 1000
 """
 ENDS: tuple[ConditionType, ConditionType] = ("Failed", "Succeeded")
 """A failed run is tried again. One that has succeeded goes on only where it has become longer."""
+
+OVER = (
+    "this run has succeeded before, and nothing is trained now: --fresh throws it away and begins "
+    "again, more trainer.steps go on with it"
+)
 
 
 def run_here(
@@ -73,9 +74,10 @@ def run_here(
     except OSError as error:
         raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
     console = Console()
-    for text in [*words(changed, job), *images.words(job, containers)]:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
     reopen = ENDS if any(change.path in LENGTH for change in changed) else ENDS[:1]
+    over = [OVER] if is_over(directory, reopen) else []
+    for text in [*words(changed, job), *images.words(job, containers), *over]:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     view = view_of(console, job, directory, plain=plain)
     try:
         status = asyncio.run(_run(job, directory, view, reopen, containers))
@@ -90,6 +92,13 @@ def run_here(
     finally:
         view.close()
     return finish(console, directory, job, status)
+
+
+def is_over(directory: Path, reopen: Sequence[ConditionType]) -> bool:
+    """True where a run has succeeded, and has become no longer since."""
+    path = directory / run_directory.SUMMARY
+    succeeded = path.exists() and read_json(path).get("state") == "Succeeded"
+    return succeeded and "Succeeded" not in reopen
 
 
 def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> View:
@@ -232,94 +241,3 @@ def tls_of(job: RLJob, observed: Observed) -> Tls:
         if secret
         else PLAIN
     )
-
-
-def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
-    """By the last statistics that we have of the buffer, or by those that the trainer
-    ended with.
-    """
-    path = directory / run_directory.TOTALS
-    closing = Totals(**read_json(path)) if path.exists() else None
-    return Totals.latest(closing, Totals.of(stats.counters, stats.failed) if stats else None)
-
-
-def write_summary(
-    directory: Path,
-    status: RLJobStatus | None,
-    monitor: Monitor,
-    seconds: float,
-    *,
-    spec: RLJobSpec,
-) -> None:
-    """summary.json. Wall time and device time add up over the runs that continued each other."""
-    path = directory / run_directory.SUMMARY
-    before = read_json(path) if path.exists() else {}
-    earlier = before.get("wall_seconds", 0.0)
-    device_seconds = Counter(monitor.devices.total())
-    device_seconds.update(before.get("device_seconds", {}))
-    totals = totals_of(directory, monitor.latest.stats)
-    summary = summarize(
-        directory,
-        state=status.state if status else "Unknown",
-        restarts=status.restarts if status else 0,
-        wall_seconds=earlier + seconds,
-        totals=totals,
-        device_seconds=dict(device_seconds),
-        spec=spec,
-    )
-    run_directory.write_json(path, summary)
-
-
-def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> int:
-    """The last words, and the report, which takes seconds to draw."""
-    summary = read_json(directory / run_directory.SUMMARY)
-    code = last_words(console, directory, summary, status)
-    if summary["steps"]:
-        from sluice.telemetry.report import write_report
-
-        report = write_report(directory, f"RLJob {job.metadata.name}")
-        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
-    return code
-
-
-def last_words(
-    console: Console, directory: Path, summary: dict[str, Any], status: RLJobStatus | None
-) -> int:
-    """Tell how the run has ended. Answers the exit code."""
-    if status is None:
-        console.print("stopped; the same command goes on from here")
-        return 130
-    words = f"{status.state} after {duration(summary['wall_seconds'])}"
-    if summary["steps"]:
-        learned = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
-        ends = [f"{what}_{when}" for what in learned for when in ("first", "last")]
-        shown = {k: summary[k] for k in ("steps", *ends, "restarts") if summary[k] is not None}
-        words += ": " + ", ".join(
-            f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()
-        )
-    console.print(words, highlight=False, soft_wrap=True)
-    if any(summary["trainer_seconds"].values()):
-        parts = summary["trainer_seconds"].items()
-        text = ", ".join(f"{part} {value:g} s" for part, value in parts)
-        console.print(f"trainer: {text}", highlight=False, soft_wrap=True)
-    if summary["goodput_text"]:
-        console.print(f"goodput: {summary['goodput_text']}", highlight=False, soft_wrap=True)
-    if summary["plan"]:
-        console.print(f"plan: {summary['plan']}", highlight=False, soft_wrap=True)
-    for warning in summary["warnings"]:
-        console.print(
-            f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True
-        )
-    if status.state == "Failed":
-        condition, failure = status.condition("Failed"), status.last_failure
-        reason = condition.message if condition else "the job failed"
-        console.print(f"error: {reason}", markup=False, highlight=False, soft_wrap=True)
-        if (
-            failure
-            and failure.message
-            and failure.message.splitlines()[-1].removeprefix("error: ") not in reason
-        ):
-            console.print(failure.message, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
-        return 1
-    return 0

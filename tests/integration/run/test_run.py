@@ -76,12 +76,14 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     again = laptop("trainer.steps=12", "data.seed=3")
     assert again.run(60) == 0
     assert again.step() == 12, "a finished run is not run again"
+    assert "this run has succeeded before, and nothing is trained now" in again.text()
     other = laptop("trainer.steps=13", "data.seed=4")
     assert other.run(60) == 2
     assert "spec.data.seed: 3 -> 4: it cannot change in a run that goes on" in other.text()
     longer = laptop("trainer.steps=13", "data.seed=3", "evaluation.everySteps=13")
     assert longer.run() == 0, longer.text()[-3000:]
     assert "changed, from the last checkpoint on: spec.trainer.steps: 12 -> 13" in longer.text()
+    assert "nothing is trained now" not in longer.text()
     check_sound(longer, 13)
 
 
