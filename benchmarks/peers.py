@@ -55,7 +55,7 @@ from benchmarks.peers_table import (
     by_run,
 )
 from benchmarks.peers_trl_run import trl_run
-from benchmarks.peers_verl_run import verl_run
+from benchmarks.peers_verl_run import handicap, verl_run
 from benchmarks.processes import sluice_run
 from sluice.api import RLJob, load_job
 from sluice.api.data import MADE_ROWS
@@ -143,6 +143,8 @@ def main() -> None:
         with ThreadPoolExecutor(MOST_SEEDS) as pool:
             list(pool.map(lambda one: add(*one), together))
     print(report(options.case, case, read(lines), systems[1:]))
+    if VERL in systems:
+        print(handicap(python_of(VERL)))
 
 
 def keep_own(directory: Path, target: Path) -> None:

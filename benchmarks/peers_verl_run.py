@@ -25,6 +25,21 @@ FIELDS = {
 }
 """Of a step here, and in verl's own log."""
 BETWEEN_LOOKS = 0.05
+_CROSS_ENTROPY = "flash_attn.ops.triton.cross_entropy"
+
+
+def handicap(python: Path) -> str:
+    """One sentence for a comparison with verl: whether it has the kernel for log-probs that its
+    users have. python: of its environment.
+    """
+    found = subprocess.run([python, "-c", f"import {_CROSS_ENTROPY}"], capture_output=True)
+    if not found.returncode:
+        return f"verl has {_CROSS_ENTROPY} for its log-probs."
+    return (
+        f"verl has no {_CROSS_ENTROPY}, and takes log-probs row by row in Python, on padded rows "
+        "one for each token: most of its step on a GPU. Its users have that kernel: compare "
+        "generation and weights, not steps."
+    )
 
 
 def verl_run(
