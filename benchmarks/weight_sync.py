@@ -374,10 +374,9 @@ def source(options: argparse.Namespace) -> None:
     stack = ExitStack()
     session = stack.enter_context(connected(env, spec, threading.Event(), rank=ranks.rank)).engines
 
-    def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        return mapping.hf_tensors(
-            net, shape, None if options.single_experts else Layout().stack_name
-        )
+    def weights(receivers: frozenset[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        stack_name = None if options.single_experts else Layout().stack_name
+        return mapping.hf_tensors(net, shape, stack_name, receivers)
 
     def update(version: int, bucket: int) -> tuple[float, dict[str, float]]:
         if options.load:
@@ -386,7 +385,7 @@ def source(options: argparse.Namespace) -> None:
             )  # or the engine still computes what it took back in the update before
         synchronise()
         started = time.perf_counter()
-        outcomes = update_engines(weights(), version, session, ranks, bucket_bytes=bucket << 20)
+        outcomes = update_engines(weights, version, session, ranks, bucket_bytes=bucket << 20)
         seconds = time.perf_counter() - started
         failed = [reason for one in outcomes for reason in one.failed.values()]
         if failed or not outcomes:
@@ -406,12 +405,12 @@ def source(options: argparse.Namespace) -> None:
             {"bucket": size, "fan_out": options.fan_out}
             | {key: statistics.median(timing[key] for timing in timings) for key in timings[0]}
         )
+    senders = min(options.sources, options.engines)
+    receivers = frozenset(i * options.sources // senders for i in range(senders))
+    convert, total = conversion(partial(weights, receivers), sizes[-1])
     if ranks.rank == 0:
-        convert, total = conversion(weights, sizes[-1])
         report = {"first": first, "rows": rows, "convert": convert, "bytes": total}
         updates(options.directory, options.fan_out).write_text(json.dumps(report))
-    else:
-        conversion(weights, sizes[-1])
     stack.close()
 
 

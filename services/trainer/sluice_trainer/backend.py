@@ -38,11 +38,14 @@ class Weights(Protocol):
     step: int
     """Version held: training steps done."""
 
-    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of all weights as a Hugging Face checkpoint holds them.
 
-        stack_name: all experts of a layer come as one tensor, under this name. All ranks must
-        iterate to the end.
+        stack_name: all experts of a layer come as one tensor, under this name. receivers: ranks
+        that get the tensors, where others may get none; None: all. All ranks must iterate to the
+        end.
         """
 
     def reserve_copies(self) -> None:

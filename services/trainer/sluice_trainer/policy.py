@@ -106,7 +106,9 @@ class LearningPolicy(ABC):
         """Restore checkpoint `step` into all `_learners`; returns its state."""
 
     @abstractmethod
-    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]: ...
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]: ...
 
     @property
     def _learners(self) -> Mapping[str, Learner]:
@@ -302,7 +304,7 @@ class LearningPolicy(ABC):
 
     def export_hf(self, directory: Path) -> None:
         """Every rank gathers, rank 0 writes."""
-        tensors = self.hf_tensors()
+        tensors = self.hf_tensors(receivers=frozenset({0}))
         if self.ranks.rank == 0:
             save_hf(tensors, directory, self.model_dir)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from sluice.api.weight_sync import WeightSync
 from sluice.telemetry import tracing
@@ -50,7 +51,7 @@ class Publishing:
             self.peers.member.state("publishing")
         started = time.perf_counter()
         outcomes = update_engines(
-            self.policy.hf_tensors(self.peers.engines.stack_name),
+            partial(self.policy.hf_tensors, self.peers.engines.stack_name),
             version,
             self.peers.engines,
             self.ranks,

@@ -106,6 +106,7 @@ def train(
             new_memory = got.call_count
     saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
     tensors = dict(policy.hf_tensors())
+    check_receivers(policy, tensors)
     if dump and policy.ranks.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, dump)
     return {
@@ -116,6 +117,16 @@ def train(
         "weights": digest(tensors),
         "rng": torch.rand(1).item(),
     }
+
+
+def check_receivers(policy: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Ranks that are to have all tensors get them, to the bit, whichever they are."""
+    last = policy.ranks.world_size - 1
+    for receivers in ({0}, {last}, {last}, {0, last}):
+        gathered = dict(policy.hf_tensors(receivers=frozenset(receivers)))
+        if policy.ranks.rank in receivers:
+            assert list(gathered) == list(tensors)
+            assert all(torch.equal(gathered[name], tensor) for name, tensor in tensors.items())
 
 
 if __name__ == "__main__":

@@ -110,7 +110,10 @@ class ShardedPolicy(LearningPolicy):
             teaching=self._teaching,
         )
 
-    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """All ranks get all tensors: FSDP2 gathers to all."""
         return export.hf_tensors(self._learner.net.model, self._compute, stack_name)
 
     @property

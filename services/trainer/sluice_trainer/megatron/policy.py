@@ -122,10 +122,11 @@ class Policy(LearningPolicy):
             for s, log_probs, experts in zip(shard, old, recorder.experts(len(shard)), strict=True)
         ]
 
-    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
-        return mapping.hf_tensors(
-            [chunk.module for chunk in self._learner.chunks], self.shape, stack_name
-        )
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        chunks = [chunk.module for chunk in self._learner.chunks]
+        return mapping.hf_tensors(chunks, self.shape, stack_name, receivers)
 
     @property
     def _parts(self) -> checkpoint.Parts:

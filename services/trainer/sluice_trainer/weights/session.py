@@ -168,13 +168,18 @@ class Session:
             self._source.plan(version, joiners_only=joiners_only), stoppable=True
         )
 
-    def share(self, engines: Sequence[pb.EngineMember], world_size: int) -> list[pb.EngineMember]:
-        """The engines that this rank sends to. A directory has one writer; memory of a GPU is
+    def shares(
+        self, engines: Sequence[pb.EngineMember], world_size: int
+    ) -> list[list[pb.EngineMember]]:
+        """The engines that each rank sends to. A directory has one writer; memory of a GPU is
         opened on that GPU.
         """
+        ranks = range(world_size)
         if self._transport_kind == "ipc" and self._spec.on_gpu:
-            return beside(engines, self._rank, self._spec.rollout.gpus_per_replica)
-        return share(engines, self._rank, 1 if self._transport_kind == "disk" else world_size)
+            gpus = self._spec.rollout.gpus_per_replica
+            return [beside(engines, rank, gpus) for rank in ranks]
+        senders = 1 if self._transport_kind == "disk" else world_size
+        return [share(engines, rank, senders) for rank in ranks]
 
     def keep(self, engines: Sequence[pb.EngineMember]) -> None:
         """Give up what is open towards all engines but these, which are this rank's share of all

@@ -19,7 +19,7 @@ is needed."""
 
 
 def update_engines(
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Callable[[frozenset[int]], Iterable[tuple[str, Tensor]]],
     version: int,
     session: Session,
     ranks: Ranks,
@@ -31,28 +31,30 @@ def update_engines(
     """Bring the weights to the engines. Answers what each rank's share of the update came to,
     everywhere. Collective.
 
-    tensors: names and full tensors as the engines' layout wants them. They are gathered and laid
-    into buckets by all ranks, each of which sends them to its share of the engines. The first
+    tensors: names and full tensors as the engines' layout wants them, for ranks with engines, to
+    which all ranks give their part. Each of those lays them into buckets for its engines. The first
     bucket is made while engines are prepared, before they are paused, and the others while earlier
     ones are on their way. hand_over: what every rank does once all engines have all weights, before
     any of them generates.
     """
     plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
-    engines = session.share(plan.engines, ranks.world_size)
+    shares = session.shares(plan.engines, ranks.world_size)
+    engines = shares[ranks.rank]
     if not joiners_only:
         session.keep(engines)
     if not plan.engines:
         return []
+    whole = tensors(frozenset(rank for rank, some in enumerate(shares) if some))
     if engines:
         preparing = session.prepare(version, engines)
-        filled = buckets(tensors, bucket_bytes, session.layout)
+        filled = buckets(whole, bucket_bytes, session.layout)
         first = next(filled)
         preparing.result()
         session.pause()
         _send(first, filled, session)
     else:
-        deque(tensors, maxlen=0)  # the others need our part of the weights
+        deque(whole, maxlen=0)  # the others need our part of the weights
     if hand_over:
         ranks.gather(None)  # all engines have their weights
         hand_over()

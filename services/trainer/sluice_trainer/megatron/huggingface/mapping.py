@@ -21,6 +21,7 @@ from sluice.engines.base import StackName
 from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.huggingface_files import EMBEDDING
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
+from sluice_trainer.megatron.huggingface.receivers import Wanted, wanted
 
 T = TypeVar("T")
 _EXPERT = re.compile(r"(\.local_experts\.)(\d+)(\.)")
@@ -130,29 +131,35 @@ def _module(name: str) -> str:
 
 
 def hf_tensors(
-    chunks: list[Any], shape: ModelShape, stack_name: StackName | None = None
+    chunks: list[Any],
+    shape: ModelShape,
+    stack_name: StackName | None = None,
+    receivers: frozenset[int] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the
     parameters' dtype.
 
     stack_name: all experts of a layer come as one tensor, under this name (`with_stacks`).
+    receivers: ranks that get the tensors; None: all. Others may get none.
 
-    Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end, and
-    all get all tensors. One all-gather and one broadcast for each entry: all experts of a layer
+    Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end. One
+    gather and one broadcast for each entry: all experts of a layer
     travel together. Tensors may share memory with the parameters: copy what must outlive the next
     optimizer step. Tied weights come once, under the embedding's name.
     """
     held = named_tensors(chunks)
     owners = _kept(chunks[0], "owners", lambda: _owners(held))
     like = next(iter(held.values()))[0]
+    for_whom = _wanted(chunks[0], receivers)
 
-    def whole(entry: Entry) -> Tensor:
+    def whole(entry: Entry) -> Tensor | None:
         tensors = held.get(entry.parameter)
-        full = _gather(entry, [tensor.detach() for tensor in tensors]) if tensors else None
-        return _over_pipeline(entry, full, owners, like)
+        parts = [tensor.detach() for tensor in tensors or ()]
+        full = _gather(entry, parts, for_whom) if parts else None
+        return _over_pipeline(entry, full, owners, like) if for_whom.here else None
 
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
-    arranged = ((entry, whole(entry)) for entry in table)
+    arranged = ((entry, full) for entry in table if (full := whole(entry)) is not None)
     yield from with_stacks(arranged, stack_name) if stack_name else in_order(shape, arranged)
 
 
@@ -188,16 +195,41 @@ def in_order(
             following = next(order, "")
 
 
-def _gather(entry: Entry, tensors: list[Tensor]) -> Tensor:
-    """The full tensor, from the parts of all ranks of the entry's group. Collective."""
+def _wanted(model: Any, receivers: frozenset[int] | None) -> Wanted:
+    """Who gathers, asked again where others receive than the last time."""
+    known = vars(model).setdefault("sluice", {})
+    if "receivers" not in known or known["receivers"] != receivers:
+        known |= {"receivers": receivers, "wanted": wanted(receivers)}
+    answer: Wanted = known["wanted"]
+    return answer
+
+
+def _gather(entry: Entry, tensors: list[Tensor], for_whom: Wanted) -> Tensor | None:
+    """The full tensor, from the parts of all ranks of the entry's group; None where this rank is
+    not to have it. Collective.
+    """
     group = _group(entry)
+    takers = for_whom.takers(group)
+    if not takers:
+        return None
     part = torch.stack(tensors) if entry.group == "expert" else tensors[0]
     part = part.reshape(entry.local(group.size()))
     if entry.split is None or group.size() == 1:
         return part
+    if len(takers) == 1 and not for_whom.here:
+        dist.gather(_bytes(part), dst=takers[0], group=group)
+        return None
     parts = torch.empty((group.size(), *part.shape), dtype=part.dtype, device=part.device)
-    dist.all_gather_into_tensor(parts.view(-1), part.reshape(-1), group=group)
+    if len(takers) == 1:
+        dist.gather(_bytes(part), [_bytes(one) for one in parts], dst=takers[0], group=group)
+    else:
+        dist.all_gather_into_tensor(parts.view(-1), part.reshape(-1), group=group)
     return parts.movedim(0, entry.split).reshape(entry.full)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Flat, as gloo gathers numbers of any kind."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 @lru_cache(maxsize=4)
