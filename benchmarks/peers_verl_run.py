@@ -32,8 +32,8 @@ def handicap(python: Path) -> str:
     """One sentence for a comparison with verl: whether it has the kernel for log-probs that its
     users have. python: of its environment.
     """
-    found = subprocess.run([python, "-c", f"import {_CROSS_ENTROPY}"], capture_output=True)
-    if not found.returncode:
+    importing = subprocess.run([python, "-c", f"import {_CROSS_ENTROPY}"], capture_output=True)
+    if not importing.returncode:
         return f"verl has {_CROSS_ENTROPY} for its log-probs."
     return (
         f"verl has no {_CROSS_ENTROPY}, and takes log-probs row by row in Python, on padded rows "

@@ -37,7 +37,9 @@ class Unchanged:
     step: int
     _durable: int | None = None
 
-    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
         yield "unchanged", torch.zeros(1)
 

@@ -185,5 +185,7 @@ class Plain(LearningPolicy):
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
         raise NotImplementedError
 
-    def hf_tensors(self, stack_name: StackName | None = None) -> Iterator[tuple[str, Tensor]]:
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, p.detach()) for name, p in self._model.named_parameters())

@@ -196,7 +196,7 @@ def in_order(
 
 
 def _wanted(model: Any, receivers: frozenset[int] | None) -> Wanted:
-    """Who gathers, asked again where others receive than the last time."""
+    """The ranks that gather. They ask each other again where others receive than the last time."""
     known = vars(model).setdefault("sluice", {})
     if "receivers" not in known or known["receivers"] != receivers:
         known |= {"receivers": receivers, "wanted": wanted(receivers)}

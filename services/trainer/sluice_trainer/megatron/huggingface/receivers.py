@@ -32,7 +32,9 @@ class Wanted:
 
 
 def wanted(receivers: Collection[int] | None) -> Wanted:
-    """Who gathers, where these ranks get all tensors (None: all do). Collective unless all do."""
+    """The ranks that gather, where these get all tensors (None: all do). Collective unless all
+    do.
+    """
     size = dist.get_world_size()
     if receivers is None:
         return Wanted((True,) * size)
