@@ -37,8 +37,8 @@ def handicap(python: Path) -> str:
         return f"verl has {_CROSS_ENTROPY} for its log-probs."
     return (
         f"verl has no {_CROSS_ENTROPY}, and takes log-probs row by row in Python, on padded rows "
-        "one for each token: most of its step on a GPU. Its users have that kernel: compare "
-        "generation and weights, not steps."
+        "one for each token: by its code and its times most of its step on a GPU. Its users have "
+        "that kernel: compare generation and weights, not steps."
     )
 
 

@@ -46,6 +46,7 @@ from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import Environment, free_port, read
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_operator.cluster.local.gpus import visible_gpus
 from sluice_operator.cluster.local.inherited import NVLINK
 
 GPUS = torch.cuda.device_count()
@@ -332,8 +333,8 @@ def run(
 
 def visible(gpus: Sequence[int]) -> dict[str, str]:
     """The variable with which a process sees these of our GPUs."""
-    ours = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(ours[gpu] if ours else str(gpu) for gpu in gpus)}
+    ours = visible_gpus()
+    return {"CUDA_VISIBLE_DEVICES": ",".join(ours[gpu] for gpu in gpus)}
 
 
 @contextmanager
@@ -374,7 +375,11 @@ def source(options: argparse.Namespace) -> None:
     stack = ExitStack()
     session = stack.enter_context(connected(env, spec, threading.Event(), rank=ranks.rank)).engines
 
-    def weights(receivers: frozenset[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    receivers: frozenset[int] = frozenset()
+
+    def weights(ranks_with_engines: frozenset[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal receivers
+        receivers = ranks_with_engines
         stack_name = None if options.single_experts else Layout().stack_name
         return mapping.hf_tensors(net, shape, stack_name, receivers)
 
@@ -405,8 +410,6 @@ def source(options: argparse.Namespace) -> None:
             {"bucket": size, "fan_out": options.fan_out}
             | {key: statistics.median(timing[key] for timing in timings) for key in timings[0]}
         )
-    senders = min(options.sources, options.engines)
-    receivers = frozenset(i * options.sources // senders for i in range(senders))
     convert, total = conversion(partial(weights, receivers), sizes[-1])
     if ranks.rank == 0:
         report = {"first": first, "rows": rows, "convert": convert, "bytes": total}

@@ -117,23 +117,21 @@ class Chain(Transport):
 
     def announce(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
         """To engines that get it from the trainer. Over links one request is ahead anyway."""
-        way = self._way(peer.name)
-        if not way.link:
+        if peer.name not in self._upstream:
+            onward = self._onward().get(peer.name, "")
             self._direct.announce(
-                peer, bucket, version, flush=flush, onward=way.onward, piece=self._piece
+                peer, bucket, version, flush=flush, onward=onward, piece=self._piece
             )
 
     async def stage(self, bucket: Bucket, version: int) -> None:
         """Fix the ways to all engines at once: both ends of a link must agree on a bucket."""
-        self._ways = {name: self._way(name) for name in self._peers}
+        links = {name: self._links[name].name for name in self._upstream}
+        onward = self._onward()
+        self._ways = {name: Way(links.get(name, ""), onward.get(name, "")) for name in self._peers}
 
-    def _way(self, name: str) -> Way:
-        """An engine's way of now."""
-        behind = next((each for each, before in self._upstream.items() if before == name), "")
-        link, onward = (
-            self._links[each].name if each in self._upstream else "" for each in (name, behind)
-        )
-        return Way(link, onward)
+    def _onward(self) -> dict[str, str]:
+        """The link over which each engine passes a bucket on that comes now."""
+        return {before: self._links[name].name for name, before in self._upstream.items()}
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
         way = self._ways[peer.name]
