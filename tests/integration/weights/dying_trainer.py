@@ -36,7 +36,7 @@ async def main(rendezvous: str, weights: Path, engine: str) -> None:
     await source.send(first)
     assert source.current
     (peer,) = source.current.peers.values()
-    _, group, _ = transport._groups[peer.name]
+    group = transport.communicators[peer.name].name
     telling = asyncio.create_task(
         peer.control.receive(
             group, second.names, second.dtypes, second.shapes, version=None, flush=False

@@ -86,7 +86,7 @@ async def test_each_engine_passes_the_weights_on_to_the_next(
     assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
     assert await all_serve(engines, other_model, 1)
     links = dict(transport._links)
-    assert [*transport._direct._groups] == NAMES[:1]
+    assert [*transport._direct.communicators] == NAMES[:1]
     update = await publish(one, 2, model)
     assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
     assert transport._links == links

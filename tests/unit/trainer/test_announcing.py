@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from sluice.engines.base import Control, EngineRefusedError
+from sluice_trainer.weights import process_group
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.collective import Collective
+from sluice_trainer.weights.communicator import Communicator
 from sluice_trainer.weights.transport import Peer
 
 
@@ -33,20 +35,15 @@ class Engine:
             await asyncio.Event().wait()
 
 
-class Broadcasts(Collective):
+class Broadcasts(Communicator):
     """Remembers the pieces in which each bucket went out. held: none gets anywhere."""
 
     def __init__(self) -> None:
-        super().__init__("gloo", "127.0.0.1", 10.0, "trainer-0-1-0")
+        super().__init__(1, "group", None)
         self.sent: list[tuple[str, int]] = []
         self.held = False
 
-    def connect(self, peer: Peer, group: str = "group") -> None:
-        """In place of `prepare`: a communicator that is new."""
-        self._asked.pop(peer.name, None)
-        self._groups[peer.name] = (peer.generation, group, None)
-
-    async def _broadcast(self, bucket: Bucket, piece: int, name: str) -> None:
+    async def broadcast(self, bucket: Bucket, piece: int) -> None:
         self.sent.append((bucket.names[0], piece))
         await asyncio.sleep(3600 if self.held else 0)
 
@@ -59,32 +56,32 @@ def bucket(number: int, *, last: bool = False) -> Bucket:
 BUCKETS = [bucket(0), bucket(1), bucket(2, last=True)]
 
 
-def setting(**engine: Any) -> tuple[Broadcasts, Engine, Peer]:
-    transport, asked = Broadcasts(), Engine(**engine)
+def setting(**engine: Any) -> tuple[Collective, Broadcasts, Engine, Peer]:
+    transport, asked = Collective("gloo", "127.0.0.1", 10.0, "trainer-0-1-0"), Engine(**engine)
     peer = Peer("rollout-0", 1, 1, 1, cast(Control, asked))
-    transport.connect(peer)
-    return transport, asked, peer
+    broadcasts = transport.communicators[peer.name] = Broadcasts()
+    return transport, broadcasts, asked, peer
 
 
 async def test_all_buckets_that_are_there_are_asked_for_at_once_and_each_once() -> None:
-    transport, engine, peer = setting()
+    transport, broadcasts, engine, peer = setting()
     for each in BUCKETS:
         transport.announce(peer, each, 1, flush=False)
     await asyncio.sleep(0)
     expected = [f"group w{number}" for number in range(3)]
     assert engine.asked == expected
-    assert transport.sent == [("w0", 0), ("w1", 0), ("w2", 0)]
+    assert broadcasts.sent == [("w0", 0), ("w1", 0), ("w2", 0)]
     for each in BUCKETS:
         await transport.send(peer, each, 1, flush=False)
-    assert (engine.asked, len(transport.sent)) == (expected, 3)
-    assert not transport._requests[peer.name]
+    assert (engine.asked, len(broadcasts.sent)) == (expected, 3)
+    assert not broadcasts.requests
     transport.announce(peer, bucket(0), 2, flush=False)  # the next update begins anew
     await asyncio.sleep(0)
     assert engine.asked == [*expected, "group w0"]
 
 
 async def test_an_engine_that_knows_no_order_is_asked_when_it_is_a_buckets_turn() -> None:
-    transport, engine, peer = setting(in_order=False)
+    transport, _, engine, peer = setting(in_order=False)
     for each in BUCKETS:
         transport.announce(peer, each, 1, flush=False)
     await transport.send(peer, BUCKETS[0], 1, flush=False)
@@ -92,16 +89,16 @@ async def test_an_engine_that_knows_no_order_is_asked_when_it_is_a_buckets_turn(
 
 
 async def test_what_was_said_of_a_bucket_holds_though_its_way_has_changed_since() -> None:
-    transport, engine, peer = setting()
+    transport, broadcasts, engine, peer = setting()
     transport.announce(peer, BUCKETS[0], 1, flush=False, onward="link", piece=64)
     await transport.bring(peer, BUCKETS[0], 1, flush=False)
     await transport.bring(peer, BUCKETS[1], 1, flush=False, piece=64)
     assert engine.asked == ["group|link|64 w0", "group w1"]
-    assert transport.sent == [("w0", 64), ("w1", 0)]
+    assert broadcasts.sent == [("w0", 64), ("w1", 0)]
 
 
 async def test_nothing_is_asked_for_before_what_an_engine_of_a_broken_link_has_missed() -> None:
-    transport, engine, peer = setting()
+    transport, _, engine, peer = setting()
     transport.announce(peer, BUCKETS[2], 1, flush=False)  # the communicator was made for bucket 1
     await transport.bring(peer, BUCKETS[1], 1, flush=False)
     transport.announce(peer, BUCKETS[2], 1, flush=False)
@@ -110,20 +107,23 @@ async def test_nothing_is_asked_for_before_what_an_engine_of_a_broken_link_has_m
 
 
 async def test_a_refusal_ends_all_that_was_asked() -> None:
-    transport, _, peer = setting(refuses="w0", silent=True)
-    transport.held = True
+    transport, broadcasts, _, peer = setting(refuses="w0", silent=True)
+    broadcasts.held = True
     for each in BUCKETS:
         transport.announce(peer, each, 1, flush=False)
-    requests = [*transport._requests[peer.name]]
+    requests = [*broadcasts.requests]
     with pytest.raises(EngineRefusedError, match="no memory"):
         await transport.send(peer, BUCKETS[1], 1, flush=False)
     await asyncio.sleep(0)
     assert all(request.answer.done() and request.sent.done() for request in requests)
-    assert peer.name not in transport._requests
+    assert not broadcasts.requests
 
 
-async def test_an_engine_that_is_given_up_is_not_asked_again() -> None:
-    transport, engine, peer = setting(silent=True)
+async def test_an_engine_that_is_given_up_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_group, "bury", lambda *_: None)
+    transport, _, engine, peer = setting(silent=True)
     transport.announce(peer, BUCKETS[0], 1, flush=False)
     transport.abandon(peer.name)
     transport.announce(peer, BUCKETS[1], 1, flush=False)
