@@ -154,19 +154,19 @@ class Loop:
         Rank 0 asks the buffer and tells the others what to do, at least once a second: an engine
         that joins gets its weights here, between two steps, when the weights are at rest.
         """
-        self._state("waiting")
+        self._wait()
         while True:
             self.saving.finish(wait=False)
             action, batch = self._decide(step)
             if action is Action.SYNC:
                 self._publish(step, joiners_only=True)
-                self._state("waiting")
+                self._wait()
             elif action is Action.SAVE:
                 self.saving.tell_early(step)
                 self._checkpoint(step)
                 if self.turns.colocated and self.turns.ours:
                     self._publish(step)
-                self._state("waiting")
+                self._wait()
             elif action is Action.STOP:
                 self._checkpoint(step)
                 self.saving.finish(wait=True)
@@ -320,6 +320,10 @@ class Loop:
             failures := self.peers.buffer.failures(self.recorder.last_failure)
         ):
             self.recorder.failures(failures)
+
+    def _wait(self) -> None:
+        """Say that the trainer waits for samples: until an engine has weights, the job starts."""
+        self._state("waiting" if self.started or self.publishing.served else "starting")
 
     def _state(self, word: str) -> None:
         if self.ranks.rank == 0:

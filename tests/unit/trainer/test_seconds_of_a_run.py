@@ -150,6 +150,8 @@ def test_every_second_is_in_the_start_a_step_or_the_end(
         assert spans["start"] + of_steps + spans["end"] == pytest.approx(whole)
         assert spans["start"] == IMPORT + ENGINE + PUBLISH, "until the first engine has its weights"
         assert spans["end"] == SAVE + WRITE
+        assert parts[0]["seconds"]["starting"] == IMPORT + ENGINE, "an engine's start is the job's"
+        assert not parts[0]["seconds"].get("waiting")
 
 
 def test_a_checkpoint_stands_in_the_step_that_it_held_up(
