@@ -3,10 +3,11 @@
     python benchmarks/fan_out.py [--bandwidth GB/s] [--piece-us MICROSECONDS]
 
 Nothing is measured here. The figures come from the time that one transfer takes (`weight_sync.py`
-prints it as `bare`), and from the order in which buckets and pieces go, which is that of
-`sluice_trainer/weights/chain.py`: a bucket goes in pieces of 64 MiB, each of which an engine passes
-on as soon as it has it, and the trainer begins a bucket once all engines have the one before the
-last. What an update costs beside the transfer (10 ms of pause for 4B on an H200) is not in them.
+prints it as `bare`), from what a piece costs beside its moving, and from the order in which buckets
+and pieces go, which is that of `sluice_trainer/weights/chain.py`: a bucket goes in pieces, each of
+which an engine passes on as soon as it has it, and the trainer begins a bucket once all engines
+have the one before the last. What an update costs beside the transfer (10 ms of pause for 4B on an
+H200) is not in them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from sluice_trainer.weights.chain import PIECE_BYTES
+from sluice.api import WeightSync
+from sluice_trainer.weights.routes import LARGEST_PIECE, piece_bytes
 
-BUCKET_BYTES = 2048 << 20
+BUCKET_BYTES = WeightSync().bucket_mi_b << 20
 MODELS = {"Qwen3-4B, 8 GB": 8.0e9, "Qwen3-30B-A3B, 61 GB": 61.0e9}
 LINKS = {"NVLink, 360 GB/s": 360e9, "InfiniBand 400 Gb/s, 50 GB/s": 50e9}
 ENGINES = (1, 3, 8, 64, 1000)
-PIECE_SECONDS = 50e-6
-"""For one piece beside the moving: starting two operations, and one waiting for the other."""
+PIECE_SECONDS = 130e-6
+"""For one piece beside the moving: starting two operations, and one waiting for the other. Measured
+with three engines: what a bucket of 1 GiB takes in 4, 8 and 16 pieces."""
 _IN_HAND = 2
 """Buckets that the trainer keeps for engines that may miss them."""
 
@@ -38,19 +41,23 @@ def chain(
     bandwidth: float,
     *,
     bucket: float = BUCKET_BYTES,
-    piece: float = PIECE_BYTES,
+    piece: float = 0.0,
     piece_seconds: float = PIECE_SECONDS,
 ) -> float:
     """Seconds until the last engine of a chain has all weights.
 
-    piece_seconds: of a piece beside its moving.
+    piece: bytes (0: what the trainer takes for so many engines); piece_seconds: of a piece beside
+    its moving, at each engine that passes on.
     """
+    piece = piece or piece_bytes(engines)
     behind = (engines - 1) * (piece / bandwidth + piece_seconds)
+    passing_on = piece_seconds if engines > 1 else 0.0
     begun: list[float] = []
     sent = 0.0
     ends: list[float] = []
     for number in range(math.ceil(size / bucket)):
-        seconds = min(bucket, size - number * bucket) / bandwidth
+        part = min(bucket, size - number * bucket)
+        seconds = part / bandwidth + math.ceil(part / piece) * passing_on
         kept = ends[number - _IN_HAND] if number >= _IN_HAND else 0.0
         begun.append(max(sent, kept))
         sent = begun[-1] + seconds
@@ -63,7 +70,7 @@ def tree(
     size: float,
     bandwidth: float,
     *,
-    piece: float = PIECE_BYTES,
+    piece: float = float(LARGEST_PIECE),
     piece_seconds: float = PIECE_SECONDS,
 ) -> float:
     """Seconds of a tree of two branches: each engine that passes on sends everything twice."""

@@ -63,7 +63,7 @@ async def engines(sglang: Sglang, others: list[Sglang], join: Join) -> list[Sgla
 
 def chain(timeout: float = PATIENCE, attempt: int = 1) -> Chain:
     direct = Collective(backend(), "127.0.0.1", timeout, f"trainer-0-{attempt}")
-    return Chain(direct, PIECE)
+    return Chain(direct, lambda _: PIECE)
 
 
 def hurry(source: Source, transport: Chain, seconds: float = 2 * TIMEOUT) -> None:

@@ -18,6 +18,7 @@ from sluice.environment import read
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain, Way
 from sluice_trainer.weights.collective import Collective
+from sluice_trainer.weights.routes import piece_bytes
 from sluice_trainer.weights.session import Session
 from sluice_trainer.weights.transport import Peer
 from tests.unit.operator.world import make_job
@@ -117,6 +118,14 @@ async def test_only_the_first_engine_gets_the_weights_from_the_trainer() -> None
     assert update.direct.brought == [("a", "w0", True), ("a", "w1", True)]
     assert (update.chain.relayed, update.chain.rerouted) == (["b", "c"], {})
     assert update.chain._ways["b"] == Way(*(update.chain._links[n].name for n in ("b", "c")))
+
+
+def test_the_size_of_pieces_is_that_of_the_chains_length() -> None:
+    update = Update(Engine("alone", passes_on=False), *map(Engine, "abcdefgh"))
+    update.chain.arrange(update.peers)
+    assert update.chain._piece == piece_bytes(8)
+    update.chain.arrange(update.peers[:6])
+    assert update.chain._piece == piece_bytes(5) > piece_bytes(8)
 
 
 async def test_an_engine_that_cannot_pass_on_is_served_by_the_trainer() -> None:

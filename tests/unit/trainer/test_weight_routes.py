@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_trainer.weights.routes import behind, in_order, upstream
+from sluice_trainer.weights.routes import behind, in_order, piece_bytes, upstream
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,7 @@ def test_all_engines_behind_one_depend_on_it() -> None:
     assert behind("b", chain) == ["c", "d"]
     assert behind("d", chain) == []
     assert behind("somebody else", chain) == []
+
+
+def test_the_longer_a_chain_the_smaller_its_pieces() -> None:
+    assert [piece_bytes(engines) >> 20 for engines in (0, 1, 4, 16, 64)] == [256, 256, 256, 128, 64]

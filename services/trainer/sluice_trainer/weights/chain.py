@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -29,7 +29,6 @@ from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.transport import FAILURES, Peer, TransferError, Transport
 from sluice_trainer.weights.waiting import succeeded
 
-PIECE_BYTES = 64 << 20
 _POLL_SECONDS = 0.01
 _JOINED = "joined"
 """Word of an engine's rank that is in a link. Another one says why it is not."""
@@ -65,10 +64,13 @@ class Chain(Transport):
 
     in_session = True
 
-    def __init__(self, direct: Collective, piece_bytes: int = PIECE_BYTES) -> None:
-        """direct: the trainer's own communicators."""
+    def __init__(
+        self, direct: Collective, piece_bytes: Callable[[int], int] = routes.piece_bytes
+    ) -> None:
+        """direct: the trainer's own communicators; piece_bytes: of a chain of so many engines."""
         self._direct = direct
-        self._piece = piece_bytes
+        self._piece_bytes = piece_bytes
+        self._piece = piece_bytes(1)
         self._patience = direct.timeout / 2
         """Seconds for a way over other engines, which leaves as much for the direct one."""
         self._order: list[str] = []
@@ -90,6 +92,7 @@ class Chain(Transport):
         self._order = routes.in_order(self._order, self._peers)
         able = [name for name, peer in self._peers.items() if peer.control.passes_on]
         self._upstream = routes.upstream(self._order, able)
+        self._piece = self._piece_bytes(1 + len(self._upstream))
         self.relayed, self.rerouted = [], {}
         self._complete, self._ways = set(), {}
         for name in [*self._pending]:

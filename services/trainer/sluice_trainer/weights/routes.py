@@ -2,19 +2,20 @@
 
 Sent to one engine after another, N engines cost N transfers over the same link. In a chain each
 engine passes on what it has to the next one, piece by piece: N engines cost one transfer and N - 1
-pieces. With pieces of 64 MiB and at 360 GB/s (NVLink) a piece takes 0.2 ms, at 50 GB/s (InfiniBand
-of 400 Gb/s) 1.3 ms.
+pieces.
 
 In a tree of two branches an engine sends everything twice, so it costs two transfers and some 2
-log2(N) pieces. A chain is faster up to 64 engines of a rank (8 GB over NVLink: 46 ms, one after
-another 1,422; 61 GB over InfiniBand: 1.9 s, a tree 2.5), a tree with many hundreds (1,000: 489 and
-49 ms). But who has 1,000 engines has dozens of trainer ranks, each with a chain of its own, so
-there are chains alone. `benchmarks/fan_out.py` computes these figures.
+log2(N) pieces: with many hundreds of engines a tree is faster. But who has 1,000 engines has dozens
+of trainer ranks, each with a chain of its own, so there are chains alone. `benchmarks/fan_out.py`
+computes the times of all of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+
+LARGEST_PIECE = 256 << 20
 
 
 def in_order(known: Sequence[str], engines: Collection[str]) -> list[str]:
@@ -41,3 +42,13 @@ def behind(name: str, upstream: dict[str, str]) -> list[str]:
     while name := downstream.get(name, ""):
         engines.append(name)
     return engines
+
+
+def piece_bytes(engines: int) -> int:
+    """Bytes of the pieces in which a chain of so many engines passes a bucket on.
+
+    Each engine after the first costs the time of a piece, and each piece 0.13 ms of an engine's
+    Python (three engines: 60, 63 and 72 ms with 256, 128 and 64 MiB). So the best size falls with
+    the square root of the number of engines.
+    """
+    return int(LARGEST_PIECE * min(1.0, 2 / math.sqrt(max(engines, 1))))

@@ -1,5 +1,5 @@
-"""Weights of a bucket are received into one buffer, from a trainer or an engine that may die
-meanwhile, and passed on to the next engine.
+"""Weights of a bucket are received into one buffer, while the bucket before is loaded, from a
+trainer or an engine that may die meanwhile, and passed on to the next engine.
 
 SGLang allocates each tensor of a bucket, copies them all into a second buffer only to know its
 size, and receives there: twice the memory, and a copy of all weights while nobody generates.
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .buffers import Buffers
 from .relay import LINK_PREFIX, Link, Links, Route, route
 from .transfer import (
     GROUP_PREFIX,
@@ -29,6 +30,7 @@ PASSES_ON = "/sluice_passes_on"
 """Path of the HTTP server that says that this engine passes weights on."""
 log = logging.getLogger(__name__)
 links = Links()
+buffers = Buffers()
 _ways: dict[str, Route] = {}
 """The way of the bucket that is being received, by the name of what it comes over."""
 
@@ -91,12 +93,14 @@ def receive_bucket(
     original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str
 ) -> Named:
     """In place of SGLang 0.5.21's method."""
-    links.make_room()
-    data = memory(dtypes, shapes, updater.device)
     source = updater._model_update_group[group_name]
-    links.begin(source, data, _ways.pop(group_name, Route(group_name)))
-    if not isinstance(source, Link):
-        look_after(source, data)
+    links.make_room()
+    with buffers.receiving(updater.device):
+        data = memory(dtypes, shapes, updater.device)
+        buffers.keep(data)
+        links.begin(source, data, _ways.pop(group_name, Route(group_name)))
+        if not isinstance(source, Link):
+            look_after(source, data)
     return unpack(data, names, dtypes, shapes)
 
 
@@ -214,6 +218,7 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
     as all do after a `retract`, and all that come (`in_new_cache`), also those whose sender knows
     nothing of the update.
     """
+    buffers.release()
     if not scheduler.is_fully_idle():
         scheduler.sluice_refusals = getattr(scheduler, "sluice_refusals", 0) + 1
         for request in scheduler.waiting_queue:
