@@ -51,7 +51,8 @@ class WeightSync(Model):
     engine_plugin: bool = Field(
         True,
         description="Start SGLang with sluice's plugin (vLLM always has its own): it receives a "
-        "bucket into one buffer while it loads the one before, loads all experts of a mixture's layer at once, survives a "
+        "bucket into one buffer while it loads the one before, loads all experts of a mixture's "
+        "layer at once, survives a "
         "trainer that dies in the middle of an update, keeps requests from what older weights have "
         "left in its prefix cache, tells which weights sampled each token, and ends when it is "
         "told to, not seconds later. false: for an engine image whose SGLang has no plugins, or "
