@@ -1,0 +1,97 @@
+"""Rules of a run that is slower than it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from sluice.api.trainer import MOST_TOKENS
+from sluice.telemetry.health_records import Record, Rule, shown, values
+
+_MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
+_BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
+_TAIL_SHARE, _TAIL_STEPS = 0.3, 3
+_LATE_SHARE, _LATE_STEPS = 0.3, 10
+
+
+def _small_kernels(history: Sequence[Record]) -> str | None:
+    """Of a small model, whose kernels the CPU cannot launch as fast as the GPU runs them."""
+    shares = values(history, "perf/mfu")[-_MFU_STEPS:]
+    seconds = values(history, "perf/actor_train_time")[-_MFU_STEPS:]
+    if len(shares) < _MFU_STEPS or len(seconds) < _MFU_STEPS:
+        return None
+    if max(shares) >= _MFU_LEAST or min(seconds) < _TRAINING_SECONDS:
+        return None
+    grown = values(history, "perf/micro_batch_tokens")[-1:]
+    if grown and grown[0] < MOST_TOKENS:  # as far as memory and batch let them, or still growing
+        return None
+    memory = values(history, "perf/gpu_memory/training_gib")[-1:]
+    return (
+        f"training takes {median(seconds):.1f} s a step and uses {median(shares):.1%} of the GPUs' "
+        f"arithmetic{shown(' and {:.0f} GiB of memory', memory)}"
+        f"{shown(', with micro-batches that have grown to {:,.0f} tokens', grown)}. Try a higher "
+        "trainer.maxTokensPerGpu, for fewer and larger micro-batches, as far as the memory allows"
+    )
+
+
+def _busy_worker(history: Sequence[Record]) -> str | None:
+    """Of workers that keep their engines waiting, and so the trainer."""
+    names = ("rollout/worker_busy", "perf/train_wait_time", "perf/step_time")
+    busy, waits, steps = (values(history, name)[-_BUSY_STEPS:] for name in names)
+    if min(map(len, (busy, waits, steps))) < _BUSY_STEPS:
+        return None
+    waiting = sum(waits) / max(sum(steps), 1e-6)
+    if min(busy) < _BUSY_SHARE or waiting < _WAITING_SHARE:
+        return None
+    return (
+        f"the rollout workers compute for {median(busy):.0%} of the time, on one core each, and "
+        f"the trainer waits for {waiting:.0%} of a step: what happens between the engine's answers "
+        "(the generate function, its client, the reward) takes longer than they do. Try a cheaper "
+        "client (episode.gateway.openai()), programs with processes of their own "
+        "(rollout.environment), or more engines: each has a worker"
+    )
+
+
+def _long_tail(history: Sequence[Record]) -> str | None:
+    """Of a synchronous run whose steps wait for a few long responses. In other modes no step waits
+    for the whole of a batch, and workers tell of no tail.
+    """
+    tails = values(history, "rollout/tail_time")[-_TAIL_STEPS:]
+    steps = values(history, "perf/step_time")[-_TAIL_STEPS:]
+    if min(len(tails), len(steps)) < _TAIL_STEPS:
+        return None
+    if any(t <= _TAIL_SHARE * step for t, step in zip(tails, steps, strict=True)):
+        return None
+    shared = values([history[-1]], "perf/wake_up_time")
+    ways = (
+        "rollout.overSampling, which takes what is finished first, or rollout.partial, which goes "
+        "on with the rest in the next step"
+        if shared
+        else "rollout.mode: async, in which they lie beside the next batch's"
+    )
+    return (
+        f"a step waits {sum(tails) / sum(steps):.0%} of its time for the last quarter of a batch's "
+        f"responses, with engines that have little else to do. Try {ways}"
+    )
+
+
+def _late_groups(history: Sequence[Record]) -> str | None:
+    """Of an asynchronous run whose batches wait for groups that may not become older."""
+    late = values(history, "perf/train_wait_late_time")[-_LATE_STEPS:]
+    steps = values(history, "perf/step_time")[-_LATE_STEPS:]
+    if min(len(late), len(steps)) < _LATE_STEPS or sum(late) <= _LATE_SHARE * sum(steps):
+        return None
+    return (
+        f"steps wait {sum(late) / sum(steps):.0%} of their time for a few groups that would be too "
+        "old for the next batch: rollout.maxStaleness holds for every sample. Try a larger one, or "
+        "rollout.partial with weightSync.pauseMode: in_place, with which the groups that are done "
+        "first make the batch, and older ones are trained all the same and counted"
+    )
+
+
+RULES: dict[str, Rule] = {
+    "small kernels": _small_kernels,
+    "busy worker": _busy_worker,
+    "long tail": _long_tail,
+    "late groups": _late_groups,
+}
