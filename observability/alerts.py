@@ -1,6 +1,6 @@
 """Alerts. Each has a section of its name in docs/runbooks.md.
 
-Bounds that `sluice run` warns at are the same here (sluice/telemetry/health_learning.py, health_speed.py).
+Bounds that `sluice run` warns at are the same here (sluice/telemetry/health_*.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ _MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
 _BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
 _TAIL_SHARE, _TAIL_STEPS = 0.3, 3
 _LATE_SHARE, _LATE_STEPS = 0.3, 10
+_WEIGHTS_SHARE, _WEIGHTS_STEPS, _CHAIN = 0.1, 3, 3
 
 
 def _small_kernels(history: Sequence[Record]) -> str | None:
@@ -89,9 +90,26 @@ def _late_groups(history: Sequence[Record]) -> str | None:
     )
 
 
+def _weights_in_turn(history: Sequence[Record]) -> str | None:
+    """Of trainer ranks that send the weights to many engines, one after another."""
+    names = ("perf/update_weights_time", "perf/step_time", "perf/update_weights/engines_in_turn")
+    updates, steps, engines = (values(history, name)[-_WEIGHTS_STEPS:] for name in names)
+    if min(map(len, (updates, steps, engines))) < _WEIGHTS_STEPS or min(engines) < _CHAIN:
+        return None
+    share = sum(updates) / max(sum(steps), 1e-6)
+    if share < _WEIGHTS_SHARE:
+        return None
+    return (
+        f"weight updates take {share:.0%} of the time: a trainer rank sends to {engines[-1]:.0f} "
+        "engines, one after another. Try weightSync.fanOut: chain, in which engines pass the "
+        "weights on to each other; where it is set, the trainer's log names those that cannot"
+    )
+
+
 RULES: dict[str, Rule] = {
     "small kernels": _small_kernels,
     "busy worker": _busy_worker,
     "long tail": _long_tail,
     "late groups": _late_groups,
+    "weights in turn": _weights_in_turn,
 }

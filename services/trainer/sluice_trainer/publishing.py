@@ -21,7 +21,9 @@ _LONGEST_BACK_OFF = 30.0
 
 @dataclass(slots=True)
 class Publishing:
-    """times: seconds of the parts of an update, under the names of metrics."""
+    """times: seconds of the parts of an update, and engines that the fullest rank
+    sent to one after another, under the names of metrics.
+    """
 
     spec: WeightSync
     policy: Weights
@@ -68,6 +70,8 @@ class Publishing:
             self.times[f"perf/update_weights/{phase}_time"] = max(
                 outcome.seconds[phase] for outcome in outcomes
             )
+        in_turn = max(outcome.in_turn for outcome in outcomes)
+        self.times["perf/update_weights/engines_in_turn"] = float(in_turn)
         self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
         seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
         metrics.observe_update(outcomes, seconds, version)

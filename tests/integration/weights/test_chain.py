@@ -84,6 +84,7 @@ async def test_each_engine_passes_the_weights_on_to_the_next(
     update = await publish(one, 1, other_model)
     assert (list(update.engines), update.failed) == (NAMES, {})
     assert (list(update.relayed), update.rerouted) == (NAMES[1:], {})
+    assert update.in_turn == 1
     assert await all_serve(engines, other_model, 1)
     links = dict(transport._links)
     assert [*transport._direct.communicators] == NAMES[:1]

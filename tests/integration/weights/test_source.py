@@ -190,7 +190,7 @@ async def test_joiners_alone_get_the_weights_that_others_have(
     await one.finish()
     await join("rollout-0", sglang.address)
     update = await publish(one, 1, model, joiners_only=True)
-    assert list(update.engines) == ["rollout-0"]
+    assert (list(update.engines), update.in_turn) == (["rollout-0"], 1)
     assert call(fake_engine.url + "/received")[1] == before
     assert await serves(sglang.url, model, 1)
     assert all(entry.admitted for entry in (await rendezvous.ledger()).values())
@@ -487,6 +487,7 @@ async def test_a_directory_brings_the_weights_too(
     one = source(Disk(tmp_path, model, 1), transport="disk")
     update = await publish(one, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
+    assert update.in_turn == 0
     assert await serves(server.url, other_model, 1, server.engine)
     await publish(one, 2, model)
     assert await serves(server.url, model, 2, server.engine)

@@ -31,6 +31,7 @@ TEACHER = "train/opd_reverse_kl"
 MFU, TRAINING, SIZE = "perf/mfu", "perf/actor_train_time", "perf/micro_batch_tokens"
 BUSY, WAITING, STEP = "rollout/worker_busy", "perf/train_wait_time", "perf/step_time"
 TAIL, LATE = "rollout/tail_time", "perf/train_wait_late_time"
+UPDATE, IN_TURN = "perf/update_weights_time", "perf/update_weights/engines_in_turn"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
 
@@ -126,6 +127,12 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "steps wait 72% of their time for a few groups that would be too old for the next "
             "batch: rollout.maxStaleness holds for every sample. Try a larger one",
         ),
+        (
+            steps(3, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
+            "weights in turn",
+            "weight updates take 20% of the time: a trainer rank sends to 8 engines, one after "
+            "another. Try weightSync.fanOut: chain",
+        ),
     ],
     ids=[
         "deterministic, and yet apart",
@@ -150,6 +157,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "long tail",
         "long tail on shared GPUs",
         "late groups",
+        "weights to many engines",
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -194,6 +202,10 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(9, **{TAIL: 0.0, STEP: 8.0}),
         steps(9, **{LATE: 5.0, STEP: 6.0}),
         steps(10, **{LATE: 1.5, STEP: 6.0}),
+        steps(9, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 2.0}),
+        steps(9, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 0.0}),
+        steps(9, **{UPDATE: 0.9, STEP: 10.0, IN_TURN: 8.0}),
+        steps(2, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
     ],
     ids=[
         "no steps",
@@ -226,6 +238,10 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "asynchronous mode",
         "nine steps with late groups",
         "late groups for a quarter of the time",
+        "weights to two engines of a rank",
+        "weights over a chain, or by a directory",
+        "quick weights to many engines",
+        "two updates to many engines",
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:

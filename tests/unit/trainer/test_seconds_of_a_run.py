@@ -23,7 +23,7 @@ from sluice_trainer import metrics, publishing
 from sluice_trainer.loop import Loop
 from sluice_trainer.recorder import Recorder
 from sluice_trainer.rollout_only import ALONE
-from sluice_trainer.weights.source import Outcome
+from sluice_trainer.weights.outcome import Outcome
 
 STEPS = 4
 GENERATE, TRAIN, PUBLISH, SAVE, WRITE, IMPORT, ENGINE = 3.0, 2.0, 1.0, 9.0, 0.5, 7.0, 20.0
@@ -101,7 +101,7 @@ class World:
     def update(self, *_: object, **__: object) -> list[Outcome]:
         self.now += PUBLISH if self.engine_is_there else 0.0
         seconds = dict.fromkeys(("prepare", "transfer", "paused"), 0.0)
-        return [Outcome(("e",), {}, seconds, 0)] if self.engine_is_there else []
+        return [Outcome(("e",), {}, seconds, 0, in_turn=1)] if self.engine_is_there else []
 
 
 @contextmanager
@@ -175,3 +175,4 @@ def test_the_parts_of_a_step_are_all_of_it(tmp_path: Path, monkeypatch: pytest.M
             assert sum(parts.values()) == record["perf/step_time"], json.dumps(record)
             assert parts["perf/seconds/training"] == TRAIN
             assert record["perf/train_wait_time"] == parts["perf/seconds/waiting"]
+            assert record["perf/update_weights/engines_in_turn"] == 1

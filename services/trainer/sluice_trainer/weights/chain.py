@@ -63,6 +63,7 @@ class Chain(Transport):
     """Engines that can pass weights on do; all others get them from the trainer."""
 
     in_session = True
+    in_turn = True
 
     def __init__(
         self, direct: Collective, piece_bytes: Callable[[int], int] = routes.piece_bytes

@@ -27,6 +27,7 @@ class Collective(Transport):
     """
 
     in_session = True
+    in_turn = True
 
     def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
         """source: name and attempt of the sender. An engine remembers the names of groups whose

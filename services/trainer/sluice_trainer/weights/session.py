@@ -25,7 +25,8 @@ from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.disk import Disk, Nothing
 from sluice_trainer.weights.ipc import Ipc, beside
-from sluice_trainer.weights.source import Outcome, Source, share
+from sluice_trainer.weights.outcome import Outcome
+from sluice_trainer.weights.source import Source, share
 from sluice_trainer.weights.transport import Transport
 
 CALL_SECONDS = 60.0

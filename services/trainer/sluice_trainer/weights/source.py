@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -25,41 +24,10 @@ from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.outcome import Outcome, Update
 from sluice_trainer.weights.transport import FAILURES, Peer, Transport
 
 CALL_SECONDS = 30.0
-
-
-@dataclass(slots=True)
-class Update:
-    """One update on its way: the engines that are still in it, and the time that each
-    phase took.
-    """
-
-    version: int
-    peers: dict[str, Peer]
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    paused_since: float = 0.0
-    bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of an update: engines that serve it, why others do not, the seconds of each
-    phase, and the bytes sent to all of them.
-
-    relayed: those of them that got the weights from another engine. rerouted: those that should
-    have, and why they did not. `paused` spans the phases from the first engine's pause to the last
-    one's resume.
-    """
-
-    engines: tuple[str, ...]
-    failed: dict[str, str]
-    seconds: dict[str, float]
-    bytes: int
-    relayed: tuple[str, ...] = ()
-    rerouted: Mapping[str, str] = field(default_factory=dict)
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
@@ -182,13 +150,15 @@ class Source:
         update.seconds["paused"] = time.monotonic() - update.paused_since
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
+        relayed = tuple(sorted(self._transport.relayed))
         return Outcome(
             tuple(update.peers),
             update.failed,
             update.seconds,
             update.bytes,
-            tuple(sorted(self._transport.relayed)),
+            relayed,
             dict(self._transport.rerouted),
+            len(update.peers.keys() - set(relayed)) if self._transport.in_turn else 0,
         )
 
     async def _pause(self, peer: Peer) -> None:

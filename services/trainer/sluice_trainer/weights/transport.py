@@ -34,6 +34,8 @@ class Peer:
 class Transport(Protocol):
     in_session: bool
     """True where an engine loads bucket after bucket, between `begin` and `end`."""
+    in_turn: bool = False
+    """True where a rank sends to one engine after another, each over the same link."""
     relayed: Collection[str] = ()
     """Engines that got the weights of this update from another engine."""
     rerouted: Mapping[str, str] = {}

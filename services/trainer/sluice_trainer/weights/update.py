@@ -10,8 +10,8 @@ from torch import Tensor
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket, buckets
+from sluice_trainer.weights.outcome import Outcome
 from sluice_trainer.weights.session import Session
-from sluice_trainer.weights.source import Outcome
 
 _AHEAD = 2
 """Buckets that are being sent or wait for it, while the next is made: memory for one more than that
