@@ -56,7 +56,9 @@ def test_no_bucket_is_overwritten_before_it_is_loaded(buffers: Any) -> None:
 
 def test_a_bucket_comes_while_the_one_before_is_loaded(buffers: Any) -> None:
     first, second = torch.cuda.Event(), torch.cuda.Event()
-    receive(buffers, 1)
+    for value in range(3):  # then there is memory for both
+        receive(buffers, value)
+    torch.cuda.synchronize()
     torch.cuda._sleep(100 * CYCLES)
     first.record()
     with buffers.receiving("cuda"):
