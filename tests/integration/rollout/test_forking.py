@@ -17,7 +17,7 @@ import pytest
 
 from sluice_rollout.environments import home, inputs, keeper
 from sluice_rollout.environments.forking import Forking, pause
-from sluice_rollout.environments.nursery_process import NurseryLostError
+from sluice_rollout.environments.nursery_process import Nursery, NurseryLostError
 from sluice_rollout.environments.process import KEPT_BYTES, Ended
 
 MODULE = Path(__file__).with_name("forked_play.py")
@@ -262,6 +262,24 @@ async def test_one_that_cannot_be_forked_has_an_interpreter_for_each_episode(
     assert [ended.status for ended, _ in played] == [0, 0]
     assert all(seen["loader"] == seen["pid"] for _, seen in played)
     assert said == [{"environment": "words", "reason": why}]
+
+
+async def test_one_that_ends_before_anybody_listens_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    begin = loop.subprocess_exec
+
+    async def late(*arguments: Any, **options: Any) -> Any:
+        transport, protocol = await begin(*arguments, **options)
+        if isinstance(protocol, Nursery):
+            await protocol.exited.wait()
+        return transport, protocol
+
+    monkeypatch.setattr(loop, "subprocess_exec", late)
+    async with opened("file") as (one, root):
+        ended, seen = await play(one, root, 0)
+    assert (ended.status, seen["loader"]) == (0, seen["pid"])
 
 
 async def test_one_that_cannot_be_loaded_is_tried_again_later() -> None:

@@ -64,7 +64,8 @@ class Nursery(Process):
             except BaseException:
                 ours.close()
                 raise
-        asyncio.get_running_loop().add_reader(ours, nursery._hear)
+        if not nursery.lost:  # it may have said all that it has to say, and ended
+            asyncio.get_running_loop().add_reader(ours, nursery._hear)
         return nursery
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,6 +74,7 @@ class Nursery(Process):
 
     def process_exited(self) -> None:
         super().process_exited()
+        self._hear()  # what it has said last
         self._lose()
 
     def kill(self) -> None:
