@@ -104,7 +104,6 @@ GAUGES = {
     "perf/mfu": ("mfu_ratio", "Model FLOP/s in training as a share of the GPU's peak."),
 }
 """Name in the record of a step -> (name of the metric, its text)."""
-_UPDATE = "perf/update_weights/"
 
 
 class _LastStep(Collector):
