@@ -322,8 +322,8 @@ class Loop:
             self.recorder.failures(failures)
 
     def _wait(self) -> None:
-        """Say that the trainer waits for samples: until an engine has weights, the job starts."""
-        self._state("waiting" if self.started or self.publishing.served else "starting")
+        """Say that the trainer waits: for samples, or until an engine is there, for the start."""
+        self._state("waiting" if self.started else "starting")
 
     def _state(self, word: str) -> None:
         if self.ranks.rank == 0:

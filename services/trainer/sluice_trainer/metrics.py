@@ -25,8 +25,8 @@ _UPDATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 30
 
 PHASES = Phases(
     "sluice_trainer_phase_seconds",
-    "Time in each phase: starting, waiting (for samples), training, publishing (weights), saving, "
-    "taking_turn (of shared GPUs), evaluating, exporting.",
+    "Time in each phase: starting (until the first engine is there), waiting (for samples), "
+    "training, publishing (weights), saving, taking_turn (of shared GPUs), evaluating, exporting.",
     first="starting",
     before=process_age(),
 )

@@ -31,8 +31,6 @@ class Publishing:
     ranks: Ranks
     turns: Turns
     times: dict[str, float]
-    served: bool = False
-    """True once an engine has had weights from this process."""
     _joiners_after: float = 0.0
     _failed_joins: int = 0
 
@@ -65,7 +63,6 @@ class Publishing:
         )
         if not outcomes:
             return False
-        self.served = self.served or any(outcome.engines for outcome in outcomes)
         for phase in outcomes[0].seconds:
             self.times[f"perf/update_weights/{phase}_time"] = max(
                 outcome.seconds[phase] for outcome in outcomes
