@@ -15,6 +15,12 @@ def values(history: Sequence[Record], name: str) -> list[float]:
     return [float(record[name]) for record in history if isinstance(record.get(name), int | float)]
 
 
+def recent(history: Sequence[Record], steps: int, *names: str) -> list[list[float]] | None:
+    """These metrics of the last `steps` that have them; None: there are not so many."""
+    last = [values(history, name)[-steps:] for name in names]
+    return None if min(map(len, last)) < steps else last
+
+
 def shown(text: str, values: Sequence[float]) -> str:
     """The text with the last value; empty where there is none."""
     return text.format(values[-1]) if values else ""

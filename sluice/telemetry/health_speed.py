@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sluice.api.trainer import MOST_TOKENS
-from sluice.telemetry.health_records import Record, Rule, shown, values
+from sluice.telemetry.health_records import Record, Rule, recent, shown, values
 
 _MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0
 _BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
@@ -17,10 +17,10 @@ _WEIGHTS_SHARE, _WEIGHTS_STEPS, _CHAIN = 0.1, 3, 3
 
 def _small_kernels(history: Sequence[Record]) -> str | None:
     """Of a small model, whose kernels the CPU cannot launch as fast as the GPU runs them."""
-    shares = values(history, "perf/mfu")[-_MFU_STEPS:]
-    seconds = values(history, "perf/actor_train_time")[-_MFU_STEPS:]
-    if len(shares) < _MFU_STEPS or len(seconds) < _MFU_STEPS:
+    last = recent(history, _MFU_STEPS, "perf/mfu", "perf/actor_train_time")
+    if last is None:
         return None
+    shares, seconds = last
     if max(shares) >= _MFU_LEAST or min(seconds) < _TRAINING_SECONDS:
         return None
     grown = values(history, "perf/micro_batch_tokens")[-1:]
@@ -38,9 +38,10 @@ def _small_kernels(history: Sequence[Record]) -> str | None:
 def _busy_worker(history: Sequence[Record]) -> str | None:
     """Of workers that keep their engines waiting, and so the trainer."""
     names = ("rollout/worker_busy", "perf/train_wait_time", "perf/step_time")
-    busy, waits, steps = (values(history, name)[-_BUSY_STEPS:] for name in names)
-    if min(map(len, (busy, waits, steps))) < _BUSY_STEPS:
+    last = recent(history, _BUSY_STEPS, *names)
+    if last is None:
         return None
+    busy, waits, steps = last
     waiting = sum(waits) / max(sum(steps), 1e-6)
     if min(busy) < _BUSY_SHARE or waiting < _WAITING_SHARE:
         return None
@@ -57,10 +58,10 @@ def _long_tail(history: Sequence[Record]) -> str | None:
     """Of a synchronous run whose steps wait for a few long responses. In other modes no step waits
     for the whole of a batch, and workers tell of no tail.
     """
-    tails = values(history, "rollout/tail_time")[-_TAIL_STEPS:]
-    steps = values(history, "perf/step_time")[-_TAIL_STEPS:]
-    if min(len(tails), len(steps)) < _TAIL_STEPS:
+    last = recent(history, _TAIL_STEPS, "rollout/tail_time", "perf/step_time")
+    if last is None:
         return None
+    tails, steps = last
     if any(t <= _TAIL_SHARE * step for t, step in zip(tails, steps, strict=True)):
         return None
     shared = values([history[-1]], "perf/wake_up_time")
@@ -78,9 +79,11 @@ def _long_tail(history: Sequence[Record]) -> str | None:
 
 def _late_groups(history: Sequence[Record]) -> str | None:
     """Of an asynchronous run whose batches wait for groups that may not become older."""
-    late = values(history, "perf/train_wait_late_time")[-_LATE_STEPS:]
-    steps = values(history, "perf/step_time")[-_LATE_STEPS:]
-    if min(len(late), len(steps)) < _LATE_STEPS or sum(late) <= _LATE_SHARE * sum(steps):
+    last = recent(history, _LATE_STEPS, "perf/train_wait_late_time", "perf/step_time")
+    if last is None:
+        return None
+    late, steps = last
+    if sum(late) <= _LATE_SHARE * sum(steps):
         return None
     return (
         f"steps wait {sum(late) / sum(steps):.0%} of their time for a few groups that would be too "
@@ -93,11 +96,12 @@ def _late_groups(history: Sequence[Record]) -> str | None:
 def _weights_in_turn(history: Sequence[Record]) -> str | None:
     """Of trainer ranks that send the weights to many engines, one after another."""
     names = ("perf/update_weights_time", "perf/step_time", "perf/update_weights/engines_in_turn")
-    updates, steps, engines = (values(history, name)[-_WEIGHTS_STEPS:] for name in names)
-    if min(map(len, (updates, steps, engines))) < _WEIGHTS_STEPS or min(engines) < _CHAIN:
+    last = recent(history, _WEIGHTS_STEPS, *names)
+    if last is None:
         return None
+    updates, steps, engines = last
     share = sum(updates) / max(sum(steps), 1e-6)
-    if share < _WEIGHTS_SHARE:
+    if min(engines) < _CHAIN or share < _WEIGHTS_SHARE:
         return None
     return (
         f"weight updates take {share:.0%} of the time: a trainer rank sends to {engines[-1]:.0f} "
