@@ -410,6 +410,9 @@ def source(options: argparse.Namespace) -> None:
             {"bucket": size, "fan_out": options.fan_out}
             | {key: statistics.median(timing[key] for timing in timings) for key in timings[0]}
         )
+        if ranks.rank == 0:  # a machine may be taken away before the table
+            ways = f"{options.fan_out}, buckets of {size} MiB"
+            print(f"{ways}: {rows[-1]['update'] * 1e3:.1f} ms", flush=True)
     convert, total = conversion(partial(weights, receivers), sizes[-1])
     if ranks.rank == 0:
         report = {"first": first, "rows": rows, "convert": convert, "bytes": total}

@@ -95,10 +95,21 @@ def _failure(error: BaseException, name: str = "") -> dict[str, str]:
     if isinstance(error, RewardError):
         return {"error": str(error), "reason": error.reason}
     return {
-        "error": f"{name} raised {causes.cause(error)}",
+        "error": f"{name} raised {causes.cause(error)}{_if_memory_was_short(error)}",
         "reason": "raised",
         "details": causes.full(error),
     }
+
+
+def _if_memory_was_short(error: BaseException) -> str:
+    """What a user can do about it, to be added to the error's words; empty: it was something else.
+
+    A judging process hears that its address space has come to an end, and nothing of the limit.
+    """
+    if not any(isinstance(each, MemoryError) for each in (error, error.__cause__)):
+        return ""
+    size = configuration.here().memory / 2**30
+    return f": a judging process may take {size:.3g} GiB (spec.reward.sandbox.memory)"
 
 
 def _outcomes(value: Any, argument: Any) -> list[Any]:
@@ -221,7 +232,7 @@ def main() -> int:
     try:
         rewards = _Rewards(limits)
     except (user_code.LoadError, ImportError) as error:
-        outbox.send(error=str(error))
+        outbox.send(error=str(error).strip().rstrip(":") + _if_memory_was_short(error))
         return 1
     outbox.send(ready=True, concurrent=rewards.concurrent)
     with suppress(EOFError):

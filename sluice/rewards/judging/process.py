@@ -15,6 +15,7 @@ from typing import Any
 from sluice.rewards.judging import child
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError
+from sluice.threads import ONE_THREAD
 
 START_SECONDS = 120.0
 _LONGEST_ANSWER = 4 << 20
@@ -136,7 +137,7 @@ async def _spawn(configuration: Configuration) -> asyncio.subprocess.Process:
         *(sys.executable, "-m", "sluice.rewards.judging.child", configuration.text()),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=ONE_THREAD | {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         limit=_READ_BYTES,
         start_new_session=True,
     )

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sluice.threads import ONE_THREAD
+
 # The zygote must not import what `import sluice` imports (numpy starts threads): it gets the
 # package's folders alone.
 _BOOT = """
@@ -24,12 +26,7 @@ for name, path in zip(("sluice", "sluice.rewards", "sluice.rewards.sandbox"), sy
 from sluice.rewards.sandbox.zygote import main
 main()
 """
-_ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"} | ONE_THREAD
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0
 """For what a zygote does around a test: to fork, and to clean up."""

@@ -120,7 +120,7 @@ async def test_one_bad_sample_fails_alone(user: Path) -> None:
         "nan": "the reward is nan, expected a finite number",
         "inf": "reward part 'score' is inf",
         "huge": "dictionary of 100001 entries, expected at most 64",
-        "eat": "raised MemoryError",
+        "eat": "raised MemoryError .*: a judging process may take 4 GiB .spec.reward.sandbox",
     }
     words = ["ok", *expected, "print", "ok"]
     async with judging(
@@ -279,6 +279,36 @@ async def test_a_wrong_path_is_said_at_the_start_and_for_every_sample(
         assert re.search(message, str(outcome))
     finally:
         await judge.close()
+
+
+async def test_a_function_that_needs_more_memory_to_load_says_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(
+        "table = bytearray(1 << 30)\ndef score(sample): return float(len(table))\n"
+    )
+    path = f"{tmp_path}/large.py:score"
+    async with judging(function=path) as judge:
+        assert await judge([sample("a")]) == [(float(1 << 30), {})]
+    async with judging(function=path, sandbox={"memory": "1Gi"}) as judge:
+        message = (
+            f"{path}: cannot import {tmp_path}/large.py: MemoryError: a judging process may take 1 "
+            "GiB (spec.reward.sandbox.memory)"
+        )
+        with pytest.raises(RewardError, match=re.escape(message)):
+            await judge.check()
+
+
+async def test_what_a_function_loads_computes_on_one_core_unless_the_job_says_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of many cores gives `import numpy` more threads than their limit has memory for."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    (tmp_path / "cores.py").write_text(
+        "import os\nvariables = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS')\n"
+        "def score(sample): return float(''.join(os.environ[each] for each in variables))\n"
+    )
+    async with judging(function=f"{tmp_path}/cores.py:score") as judge:
+        assert await judge([sample("a")]) == [(13.0, {})]
 
 
 async def test_a_row_may_name_its_own_reward(user: Path) -> None:

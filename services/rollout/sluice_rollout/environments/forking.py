@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from sluice.telemetry import logs
+from sluice.threads import ONE_THREAD
 from sluice_rollout.environments import inputs, keeper, process
 from sluice_rollout.environments.ending import words_of
 from sluice_rollout.environments.nursery_process import Nursery, NurseryLostError
@@ -25,8 +26,6 @@ Run = Callable[[str, Mapping[str, str]], Awaitable[Ended]]
 """Runs a program in an episode's directory, with these variables, as process.run does."""
 LOAD_SECONDS = 300.0
 _PROGRAM = Path(__file__).with_name("nursery.py")
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""So that what is loaded starts no threads: an interpreter that has some cannot be forked."""
 _ROOM = "/" * 128
 """Behind the nursery's directory in its own mark: a child's directory is written in its place."""
 _LONGEST_PAUSE = 60.0
@@ -119,6 +118,6 @@ class Forking:
         place = inputs.of_place(directory) | {keeper.MARK: directory + _ROOM}
         words = [self.python, "-P", str(_PROGRAM), str(self.module), self.config]
         try:
-            return await Nursery.start(words, directory, _ONE_THREAD | {**self.variables} | place)
+            return await Nursery.start(words, directory, ONE_THREAD | {**self.variables} | place)
         except OSError as error:
             raise NurseryLostError(f"{self.name} cannot be run here: {error}") from error
