@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -232,15 +233,15 @@ def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: Modul
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        pytest.param("sluice-a", ("sluice-a", "", 0), id="a communicator alone"),
+        pytest.param("sluice-a", ("sluice-a", "", 0, 0), id="a communicator alone"),
         pytest.param(
-            "sluice-a|sluice-link-b|64", ("sluice-a", "sluice-link-b", 64), id="passed on"
+            "sluice-a|sluice-link-b|64", ("sluice-a", "sluice-link-b", 64, 0), id="passed on"
         ),
-        pytest.param("sluice-link-a||64", ("sluice-link-a", "", 64), id="the last of a chain"),
+        pytest.param("sluice-link-a||64|1", ("sluice-link-a", "", 64, 1), id="the last of a chain"),
     ],
 )
 def test_a_request_says_the_way_of_a_bucket(
-    receive: ModuleType, name: str, expected: tuple[str, str, int]
+    receive: ModuleType, name: str, expected: tuple[str, str, int, int]
 ) -> None:
     assert receive.route(name) == expected
 
@@ -251,7 +252,7 @@ def test_sglang_looks_up_the_communicator_of_a_route(receive: ModuleType) -> Non
 
     call = {"names": [], "group_name": "sluice-a|sluice-link-b|64"}
     assert receive.along_route(original, None, **call) == "sluice-a"
-    assert receive._ways == {"sluice-a": ("sluice-a", "sluice-link-b", 64)}
+    assert receive._ways == {"sluice-a": ("sluice-a", "sluice-link-b", 64, 0)}
 
 
 def test_a_late_bucket_over_a_link_that_was_replaced_does_not_end_an_engine_of_0_5_17(
@@ -264,11 +265,65 @@ def test_a_late_bucket_over_a_link_that_was_replaced_does_not_end_an_engine_of_0
     assert answer == (False, "Group sluice-link-a not in []")
 
 
+@pytest.fixture
+def coming(receive: ModuleType) -> Any:
+    """A link whose buckets are their numbers. lost: those that never come; waited: for which."""
+
+    class Coming(receive.Link):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            self.name, self.failure = "sluice-link-a", "it is gone"
+            self.lost: set[int] = set()
+            self.begun: list[int] = []
+            self.waited: list[int] = []
+
+        def receive(self, data: torch.Tensor, piece: int, onward: Any) -> int:
+            self.begun.append(len(self.begun))
+            return self.begun[-1]
+
+        def arrived(self, event: int) -> bool:
+            self.waited.append(event)
+            return event not in self.lost
+
+    return Coming()
+
+
+def test_an_engine_answers_for_a_bucket_once_the_one_before_has_come(
+    receive: ModuleType, coming: Any
+) -> None:
+    links = receive.Links()
+    for ahead, waited in ((1, []), (1, [0]), (0, [0, 1, 2])):
+        links.begin(coming, torch.empty(1), receive.Route("sluice-link-a", ahead=ahead))
+        assert (links.failure(), coming.waited) == ("", waited)
+
+
+def test_a_bucket_that_never_comes_is_told_with_the_next_one(
+    receive: ModuleType, coming: Any
+) -> None:
+    links, way = receive.Links(), receive.Route("sluice-link-a", ahead=1)
+    coming.lost = {1}
+    for failure in ("", "", "sluice-link-a: it is gone"):
+        links.begin(coming, torch.empty(1), way)
+        assert links.failure() == failure
+
+
+def test_nothing_of_a_link_that_was_given_up_comes_into_what_the_trainer_sends_instead(
+    receive: ModuleType, coming: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links, taken = receive.Links(), []
+    monkeypatch.setattr(
+        sys.modules[receive.Links.__module__], "take", lambda *_: taken.append([*coming.waited])
+    )
+    coming.lost = {0}
+    links.begin(coming, torch.empty(1), receive.Route("sluice-link-a", ahead=1))
+    links.begin("the trainer", torch.empty(1), receive.Route("sluice-b"))
+    assert (taken, links.failure(), links.comes_over_link) == ([[0]], "", False)
+
+
 def test_a_bucket_that_has_not_come_over_its_link_is_told(
     receive: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = SimpleNamespace(name="sluice-link-a", failure="it is gone", arrived=lambda: False)
-    monkeypatch.setattr(receive.links, "_coming", broken)
+    broken = SimpleNamespace(name="sluice-link-a", failure="it is gone", arrived=lambda _: False)
+    monkeypatch.setattr(receive.links, "_coming", deque([(broken, None)]))
     monkeypatch.setattr(receive, "engine_ranks", lambda: None)
     loaded = receive.load_whole(lambda updater, tensors: (True, "loaded"), None, [])
     assert loaded == (False, "sluice-link-a: it is gone")

@@ -184,7 +184,8 @@ async def test_engines_behind_one_that_fails_get_what_they_miss_from_the_trainer
     assert (update.chain.relayed, sorted(update.chain.rerouted)) == (["b"], ["c", "d"])
 
 
-async def test_what_an_engine_has_reported_is_not_sent_again() -> None:
+async def test_what_an_engine_has_for_certain_is_not_sent_again() -> None:
+    """Its answer for a bucket says that the one before it has come."""
     update = Update(*map(Engine, "ab"))
     await update.prepare()
     [late] = update.pending("b", 2)
@@ -192,7 +193,7 @@ async def test_what_an_engine_has_reported_is_not_sent_again() -> None:
     late.set_exception(EngineRefusedError("the link has ended"))
     await update.send(bucket(2), bucket(3, last=True))
     assert [one for one in update.direct.brought if one[0] == "b"] == [
-        ("b", "w2", False), ("b", "w3", False),
+        ("b", "w1", False), ("b", "w2", False), ("b", "w3", False),
     ]  # fmt: skip
 
 

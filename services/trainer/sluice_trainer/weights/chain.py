@@ -1,10 +1,10 @@
 """Weights go to the first engine of a chain, and from each engine to the next one.
 
-Engines report a bucket as loaded once it has come. The trainer keeps a bucket until all engines
-have, and begins the next but one only then. So where an engine of the chain dies or hangs, those
-behind it miss two buckets at most, which the trainer still has: it gives up their links, sends
-them what they miss, and the rest of this update, itself. Their chain is closed again in the next
-update.
+An engine answers for a bucket once the one before it has come, so that it takes the next one while
+this one comes; for the last bucket once all have. The trainer keeps a bucket until all engines have
+it. So where an engine of the chain dies or hangs, those behind it miss three buckets at most, which
+the trainer still has: it gives up their links, sends them what they miss, and the rest of this
+update, itself. Their chain is closed again in the next update.
 
 An engine takes nothing any more over a link that has been given up, nor over one that a
 communicator with the trainer has replaced: a late bucket of the old way changes no weights.
@@ -80,8 +80,8 @@ class Chain(Transport):
         self._links: dict[str, Link] = {}
         self._ways: dict[str, Way] = {}
         self._pending: dict[str, Pending] = {}
-        """Buckets that have been announced to an engine over its link, and that it has not
-        reported."""
+        """Buckets that have been announced to an engine over its link, and of which it is not known
+        that they have come."""
         self._complete: set[str] = set()
         self._numbers = itertools.count()
         self._told = False
@@ -172,11 +172,12 @@ class Chain(Transport):
     async def _over_link(
         self, peer: Peer, bucket: Bucket, way: Way, version: int, *, flush: bool
     ) -> None:
-        """Announce a bucket that comes over a link, and wait for the engine's word on the one
-        before it; on the last one, too.
+        """Announce a bucket that comes over a link, and wait for the engine's word on those before
+        it; on the last one, too.
         """
+        ahead = 0 if bucket.last else 1
         announced = peer.control.receive(
-            f"{way.link}|{way.onward}|{self._piece}",
+            f"{way.link}|{way.onward}|{self._piece}|{ahead}",
             bucket.names,
             bucket.dtypes,
             bucket.shapes,
@@ -187,14 +188,15 @@ class Chain(Transport):
         announcing.add_done_callback(succeeded)  # nobody may ask for its failure
         pending = self._pending.setdefault(peer.name, [])
         pending.append((bucket, announcing))
-        while len(pending) > (0 if bucket.last else 1):
-            await pending[0][1]
-            del pending[0]
+        for _, answer in pending[: len(pending) - ahead]:
+            await answer
+        # An answer is word of the bucket before; that to the last one, of all.
+        del pending[: -2 if ahead else None]
 
     def _missed(self, name: str) -> list[Bucket]:
         """Buckets that an engine may not have from its link, which is waited for no more."""
         pending = self._pending.pop(name, [])
-        while pending and succeeded(pending[0][1]):
+        while len(pending) > 1 and succeeded(pending[1][1]):
             del pending[0]
         for _, announced in pending:
             announced.cancel()

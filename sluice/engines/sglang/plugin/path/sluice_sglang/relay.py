@@ -40,21 +40,23 @@ log = logging.getLogger(__name__)
 
 class Route(NamedTuple):
     """The way of a bucket through this engine. A trainer's request says it in place of the name of
-    a communicator, as `source|onward|piece`.
+    a communicator, as `source|onward|piece` or `source|onward|piece|ahead`.
 
     source: the communicator or link that the bucket comes over. onward: the link to the next
-    engine; empty: this is the last one. piece: bytes; 0: a bucket comes in one.
+    engine; empty: this is the last one. piece: bytes; 0: a bucket comes in one. ahead: buckets of a
+    link that may still be coming when the engine answers, this one included.
     """
 
     source: str
     onward: str = ""
     piece: int = 0
+    ahead: int = 0
 
 
 def route(name: str) -> Route:
     """The route in a request. The name of a communicator alone: nothing is passed on."""
     source, *rest = name.split("|")
-    return Route(source, rest[0], int(rest[1])) if rest else Route(source)
+    return Route(source, rest[0], *map(int, rest[1:])) if rest else Route(source)
 
 
 class Link:
@@ -83,10 +85,11 @@ class Link:
 
     # --- the end that receives
 
-    def receive(self, data: torch.Tensor, piece: int, onward: "Link | None") -> None:
+    def receive(self, data: torch.Tensor, piece: int, onward: "Link | None") -> Any:
         """Begin to fill `data`, and to pass it on. `arrived` says what became of it.
 
-        Returns when loading may be queued: on a GPU behind what comes, on a CPU after it.
+        Returns when loading may be queued: on a GPU behind what comes, on a CPU after it. Answers
+        the event behind what comes; None on a CPU.
         """
         issued = threading.Event()
         self._deadline = time.monotonic() + self._seconds
@@ -95,13 +98,14 @@ class Link:
         self._wait(issued.is_set)
         if self._arrived is not None:
             torch.cuda.current_stream().wait_event(self._arrived)
+        return self._arrived
 
-    def arrived(self) -> bool:
-        """Wait until the bucket that `receive` began has come. False: it never will, wholly.
+    def arrived(self, event: Any) -> bool:
+        """Wait until a bucket that `receive` began has come. False: it never will, wholly.
 
-        Then nothing writes to its memory any more.
+        Then nothing writes to its memory any more. event: what `receive` answered.
         """
-        self._wait(lambda: self._arrived is None or self._arrived.query())
+        self._wait(lambda: event is None or event.query())
         if self._aborting:
             self._aborting.join(ABORT_SECONDS)
         return not self.failure
@@ -255,26 +259,39 @@ class Links:
 
     def __init__(self) -> None:
         self.onward: Link | None = None
-        self._coming: Link | None = None
-        """The link over which the bucket comes that is being loaded."""
-
-    @property
-    def comes_over_link(self) -> bool:
-        return self._coming is not None
+        self.comes_over_link = False
+        """True where the bucket that was begun last comes over a link."""
+        self._coming: deque[tuple[Link, Any]] = deque()
+        """Buckets of which it is not known that they have come: link, and the event behind it."""
+        self._ahead = 0
 
     def begin(self, source: Any, data: torch.Tensor, way: Route) -> None:
         """Begin to receive a bucket over a communicator with the trainer, or over a link."""
         onward = self.onward if self.onward and self.onward.name == way.onward else None
+        self._forget_all_but(source)
+        self._ahead, self.comes_over_link = way.ahead, isinstance(source, Link)
         if isinstance(source, Link):
-            self._coming = source
-            source.receive(data, way.piece, onward)
+            self._coming.append((source, source.receive(data, way.piece, onward)))
         else:
             take(data, source, way.piece, onward)
 
     def failure(self) -> str:
-        """Wait for the bucket that was begun. Why it has not come; empty: it has."""
-        coming, self._coming = self._coming, None
-        return "" if coming is None or coming.arrived() else f"{coming.name}: {coming.failure}"
+        """Wait until all buckets but those that may be ahead have come. Why one has not; empty:
+        they have.
+        """
+        while len(self._coming) > self._ahead:
+            link, event = self._coming.popleft()
+            if not link.arrived(event):
+                return f"{link.name}: {link.failure}"
+        return ""
+
+    def _forget_all_but(self, source: Any) -> None:
+        """Buckets of a link that has been given up will be sent again. First nothing of them may
+        come any more.
+        """
+        while self._coming and self._coming[0][0] is not source:
+            link, event = self._coming.popleft()
+            link.arrived(event)
 
     def make_room(self) -> None:
         """Wait until there is memory for a bucket."""
