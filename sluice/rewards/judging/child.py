@@ -102,7 +102,7 @@ def _failure(error: BaseException, name: str = "") -> dict[str, str]:
 
 
 def _if_memory_was_short(error: BaseException) -> str:
-    """What a user can do about it, to be added to the error's words; empty: it was something else.
+    """Words on the limit, behind an error that memory was short for; empty: it was not.
 
     A judging process hears that its address space has come to an end, and nothing of the limit.
     """
