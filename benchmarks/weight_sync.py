@@ -48,6 +48,7 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_operator.cluster.local.gpus import visible_gpus
 from sluice_operator.cluster.local.inherited import NVLINK
+from sluice_trainer.huggingface_config import read_shape
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
@@ -65,6 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-4b" if GPUS else "tiny")
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has, to save time")
     parser.add_argument("--sources", type=int, default=1, help="trainer ranks")
     parser.add_argument("--tensor", type=int, default=1, help="tensor parallel size of the trainer")
     parser.add_argument("--expert", type=int, default=1, help="expert parallel size of the trainer")
@@ -123,7 +125,8 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> None:
     directory = options.directory
     dtype = "bfloat16" if GPUS else "float32"
-    write_config(directory, options.shape, dtype)
+    changes = {"num_hidden_layers": options.layers} if options.layers else {}
+    write_config(directory, options.shape, dtype, **changes)
     with ExitStack() as stack:
         address = stack.enter_context(rendezvous(directory))
         servers = [
@@ -143,6 +146,7 @@ def measure(options: argparse.Namespace) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__,
         "shape": options.shape,
+        "layers": read_shape(directory).layers,
         "sources": options.sources,
         "tensor": options.tensor,
         "expert": options.expert,
@@ -156,6 +160,7 @@ def measure(options: argparse.Namespace) -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"weight-sync-{options.shape}"
+        name += f"-{options.layers}-layers" if options.layers else ""
         name += f"-{options.sources}-to-{options.engines}x{options.engine_gpus}"
         name += f"-{options.pause_mode}-{options.load}"
         name += "-single-experts.json" if options.single_experts else ".json"
@@ -168,7 +173,8 @@ def table(result: dict[str, Any]) -> None:
     )
     engines = f"{result['engines']} engines of {result['engine_gpus']} GPUs"
     print(
-        f"{result['shape']}, {result['bytes'] / 1e6:.0f} MB: {trainer} -> {engines}, "
+        f"{result['shape']}, {result['layers']} layers, {result['bytes'] / 1e6:.0f} MB: {trainer} "
+        f"-> {engines}, "
         f"{result['machine']}"
     )
     print(f"pause mode {result['pause_mode']}, {result['load']} requests running at each engine")
@@ -354,7 +360,6 @@ def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[None
 
 
 def source(options: argparse.Namespace) -> None:
-    from sluice_trainer.huggingface_config import read_shape
     from sluice_trainer.megatron import parallel
     from sluice_trainer.megatron.huggingface import mapping
     from sluice_trainer.megatron.model import building
