@@ -59,7 +59,7 @@ def run(sandbox: Sandbox, source: str, **changes: Any) -> Ran:
         ("import sys; print('before'); sys.exit()", "before"),
         (
             "import os; print(sorted(os.environ))",
-            "['LANG', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH']",
+            "['LANG', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH']",
         ),
     ],
 )
