@@ -122,7 +122,11 @@ _COMMON = {
 }
 
 
-def write_config(directory: Path, shape: str, dtype: str, **changes: Any) -> None:
-    """A config.json of this shape, as Hugging Face writes it."""
+def write_config(
+    directory: Path, shape: str, dtype: str, layers: int | None = None, **changes: Any
+) -> None:
+    """A config.json of this shape, as Hugging Face writes it. layers: None for those it has."""
+    if layers:
+        changes["num_hidden_layers"] = layers
     config = _COMMON | SHAPES[shape] | {"dtype": dtype, "torch_dtype": dtype} | changes
     (directory / "config.json").write_text(json.dumps(config))

@@ -110,9 +110,12 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         longest = max(options.tokens, 4096)
-        changes = {"num_hidden_layers": options.layers} if options.layers else {}
         write_config(
-            Path(directory), options.shape, "bfloat16", max_position_embeddings=longest, **changes
+            Path(directory),
+            options.shape,
+            "bfloat16",
+            options.layers,
+            max_position_embeddings=longest,
         )
         results = []
         for way in product(options.cpu_offload, options.weight_gradients, options.moments):

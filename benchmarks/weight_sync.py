@@ -125,8 +125,7 @@ def main() -> None:
 def measure(options: argparse.Namespace) -> None:
     directory = options.directory
     dtype = "bfloat16" if GPUS else "float32"
-    changes = {"num_hidden_layers": options.layers} if options.layers else {}
-    write_config(directory, options.shape, dtype, **changes)
+    write_config(directory, options.shape, dtype, options.layers)
     with ExitStack() as stack:
         address = stack.enter_context(rendezvous(directory))
         servers = [
@@ -174,8 +173,7 @@ def table(result: dict[str, Any]) -> None:
     engines = f"{result['engines']} engines of {result['engine_gpus']} GPUs"
     print(
         f"{result['shape']}, {result['layers']} layers, {result['bytes'] / 1e6:.0f} MB: {trainer} "
-        f"-> {engines}, "
-        f"{result['machine']}"
+        f"-> {engines}, {result['machine']}"
     )
     print(f"pause mode {result['pause_mode']}, {result['load']} requests running at each engine")
     print(f"bare broadcast of the same bytes: {result['bare'] * 1e3:.1f} ms")

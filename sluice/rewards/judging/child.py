@@ -232,7 +232,7 @@ def main() -> int:
     try:
         rewards = _Rewards(limits)
     except (user_code.LoadError, ImportError) as error:
-        outbox.send(error=str(error).strip().rstrip(":") + _if_memory_was_short(error))
+        outbox.send(error=str(error).rstrip(": ") + _if_memory_was_short(error))
         return 1
     outbox.send(ready=True, concurrent=rewards.concurrent)
     with suppress(EOFError):
