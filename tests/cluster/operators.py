@@ -16,8 +16,9 @@ from typing import Any
 from sluice.environment import free_port
 
 READY_SECONDS = 30
-RIVALS = "3"
-"""Lease of operators that have names: another one is waiting for it."""
+RIVALS = "6"
+"""Lease of operators that have names: another one is waiting for it. A shorter one would be lost by
+a single write that the API server's disk holds up for two seconds."""
 ALONE = "30"
 """Lease of an operator that nobody succeeds: a disk that stalls for seconds must not end it."""
 
