@@ -1,4 +1,5 @@
-"""Adaptations that run megatron-core 0.19.2 without CUDA, and without TransformerEngine.
+"""Adaptations that run megatron-core 0.19.2 without CUDA, without TransformerEngine, and without a
+C++ compiler.
 
 Megatron names the device "cuda" outright. `megatron_device()` makes that mean the CPU, **only
 inside the `with` block and only where there is no GPU**: everything that this package does with
@@ -26,6 +27,19 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+
+def _bring_back(output: Tensor, computed_again: Tensor) -> None:
+    """Fill a storage that recomputation has emptied, below autograd, which does not notice."""
+    storage, source = output.untyped_storage(), computed_again.untyped_storage()
+    storage.resize_(source.size())
+    storage.copy_(source)
+
+
+# Megatron's own takes the other storage without a copy, by C++ that torch builds in the first step
+# of each pod: half a minute, with ninja and a C++ compiler, of which our image has neither. Here
+# the bytes are copied once more.
+megatron_random._get_share_storage = lambda: _bring_back
 
 
 class _Stream:
