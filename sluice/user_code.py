@@ -54,6 +54,11 @@ def load(dotted: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def is_loaded() -> bool:
+    """Whether this process has loaded a user's function."""
+    return load.cache_info().currsize > 0
+
+
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")

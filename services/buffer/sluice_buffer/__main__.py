@@ -16,6 +16,7 @@ import grpc.aio
 from sluice import environment
 from sluice.api import quantity_value
 from sluice.api.room import budget_bytes
+from sluice.data import chat
 from sluice.environment import Environment
 from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire import rpc
@@ -153,6 +154,8 @@ async def main() -> int:
     env = environment.read("buffer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
+    if env.job().spec.algorithm.sft:  # answers are encoded here
+        chat.leave_torch_out()
     buffer = open_buffer(env.job(), env.directory("storage"))
     durable(buffer)
     _keep_memory()

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sluice import environment, open_files
+from sluice import environment, open_files, user_code
 from sluice.api import RLJobSpec
+from sluice.data import chat
 from sluice.engines import engine_of
 from sluice.engines.base import UNKNOWN_VERSION, Client, EngineError
 from sluice.environment import Environment
@@ -73,6 +74,8 @@ async def serve() -> None:
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     pods = _episode_pods(env, spec)
     code = Code.of(spec, pods)
+    if not (user_code.is_loaded() or spec.model.trust_remote_code):
+        chat.leave_torch_out()
     teacher: Teachers | None = None
     try:
         async with pulse.beating(), engine_of(spec).client(url) as engine:

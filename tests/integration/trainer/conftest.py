@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.trainer.tiny import FAMILIES, TIMEOUT, save_model, save_reward_model
+from tests.integration.trainer.tiny import TIMEOUT, save_model, save_reward_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,11 +18,22 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+class Models(dict[str, Path]):
+    """Checkpoints of the families, as transformers writes them, each made when it is asked for:
+    name -> directory."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def __missing__(self, family: str) -> Path:
+        self[family] = save_model(family, self._root / family)
+        return self[family]
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each family, as transformers writes it: name -> directory."""
-    root = tmp_path_factory.mktemp("models")
-    return {name: save_model(name, root / name) for name in FAMILIES}
+    return Models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from sluice.data import chat
 from sluice.data.chat import load_tokenizer
 from sluice.environment import ConfigurationError
+from tests.integration.engines import save_model
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,26 @@ def test_a_broken_tokenizer_is_a_configuration_error(tmp_path: Path, content: st
 def test_an_empty_directory_has_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"^{tmp_path} has no tokenizer$"):
         load_tokenizer(tmp_path)
+
+
+MESSAGES = [{"role": "user", "content": "w0001"}]
+LOADS = """
+import os, sys
+from pathlib import Path
+from sluice.data import chat
+chat.leave_torch_out()
+tokenizer = chat.load_tokenizer(Path(sys.argv[1]))
+print(chat.encode(tokenizer, [{"role": "user", "content": "w0001"}], chat=True))
+print("libtorch" in Path("/proc/self/maps").read_text())
+print("TRANSFORMERS_NO_ADVISORY_WARNINGS" in os.environ)
+"""
+
+
+def test_a_process_without_torch_encodes_the_same(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", seed=1)
+    ours = chat.encode(load_tokenizer(model), MESSAGES, chat=True)
+    process = subprocess.run(
+        [sys.executable, "-c", LOADS, model], capture_output=True, text=True, timeout=120
+    )
+    assert process.stdout.splitlines() == [str(ours), "False", "False"]
+    assert process.stderr == "", "nobody is told that models cannot be had"
