@@ -114,13 +114,13 @@ test: $(VENV)/.dev agents
 # Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
 # tests show part by part.
 test-long: $(VENV)/.dev agents
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/integration $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations=15 -m long tests/chaos tests/integration $(ARGS)
 
 # The claims that every engine has to keep, with the real server.
 test-vllm: $(VENV)/.dev .venv-vllm/.ready
 	SLUICE_TESTS_MUST_RUN=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/integration tests/unit -m vllm --durations=15 $(ARGS)
 
-# The short one, tests/chaos/test_chaos_short.py, is part of `make test`.
+# The short one, tests/chaos/test_chaos_short.py, is part of `make test-long`.
 test-chaos: $(VENV)/.dev
 	FAULTS=$(or $(FAULTS),200) OMP_NUM_THREADS=1 $(PY) -m tests.chaos
 

@@ -16,6 +16,7 @@ changes something."""
 FAULTS, STEPS, LONGEST_SECONDS = 7, 60, 5.0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_run_survives_one_fault_of_each_kind(example: Path, tmp_path: Path) -> None:
     chosen = int(os.environ.get("SLUICE_TEST_SEED", SEED))

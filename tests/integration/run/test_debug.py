@@ -27,6 +27,7 @@ def sound(run: Laptop) -> dict[str, object]:
     return summary
 
 
+@pytest.mark.long
 def test_dumped_rollouts_train_the_same_model_again_and_engines_go_without_a_trainer(
     laptop: Make,
 ) -> None:

@@ -3,8 +3,11 @@ real engines."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,11 +61,14 @@ def test_a_reward_that_raises_for_some_prompts_fails_those_alone(
     assert "warning: " in run.text()
 
 
-def test_storage_for_two_steps_trains_six_with_early_checkpoints(laptop: Make) -> None:
+def test_storage_for_two_steps_trains_six_with_early_checkpoints(
+    laptop: Make, tmp_path: Path
+) -> None:
+    rows = tmp_path / "large.jsonl"
+    rows.write_text("".join(json.dumps(large_row(number)) + "\n" for number in range(64)))
     run = laptop(
         *SMALL,
-        "rollout.sampling.maxResponseTokens=16",
-        "rollout.batchSize=64",
+        f"data.prompts[0].path={rows}",
         "buffer.storage.size=1Mi",
         "checkpoint.everySteps=100",
         "trainer.steps=6",
@@ -71,4 +77,10 @@ def test_storage_for_two_steps_trains_six_with_early_checkpoints(laptop: Make) -
     assert run.run() == 0, run.text()[-3000:]
     log = "".join(path.read_text() for path in (run.directory / "logs").glob("*trainer*"))
     assert "is taken early: buffer.storage.size has no room" in log
-    assert run.summary()["groups_trained"] == 6 * 64
+    assert run.summary()["groups_trained"] == 6 * 8
+
+
+def large_row(number: int) -> dict[str, Any]:
+    """A row of 50 kB, so that a batch of eight takes two fifths of a MiB."""
+    prompt, note = f"max {number % 10} 2 5 =", random.Random(number).randbytes(25_000).hex()
+    return {"prompt": prompt, "label": str(max(number % 10, 5)), "metadata": {"note": note}}

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.run.laptop import PROGRAMS, Laptop, processes_of
 
 pytestmark = pytest.mark.timeout(900)
-STEPS_BETWEEN = 4
+STEPS_BETWEEN, GROUPS = 2, 8
 
 
 def seed() -> int:
@@ -32,7 +32,7 @@ def test_every_process_may_be_killed(laptop: Callable[..., Laptop], engine: str)
     run = laptop(
         f"rollout.engine={engine}",
         f"trainer.steps={total}",
-        "rollout.batchSize=16",
+        f"rollout.batchSize={GROUPS}",
         f"data.seed={chosen % 1000}",
     )
     run.start()
@@ -50,7 +50,7 @@ def test_every_process_may_be_killed(laptop: Callable[..., Laptop], engine: str)
     assert (
         summary["groups_lost"] == summary["groups_trained_twice"] == summary["groups_failed"] == 0
     )
-    assert summary["groups_trained"] == summary["groups_leased"] == total * 16
+    assert summary["groups_trained"] == summary["groups_leased"] == total * GROUPS
     assert summary["logprob_diff_max"] <= 1e-4
     for step, records in run.replayed().items():
         seen = {(r["train/loss"], r["train/grad_norm"], r["rollout/raw_reward"]) for r in records}

@@ -50,7 +50,7 @@ def trained(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
     """A run of a new task: interrupted, and made longer."""
     folder = Path(shutil.copytree(task, tmp_path_factory.mktemp("reader") / "task"))
     (folder / "runs").mkdir()
-    settings = ("checkpoint.everySteps=5", "evaluation.everySteps=5")
+    settings = ("checkpoint.everySteps=5", "evaluation.everySteps=5", "rollout.batchSize=8")
     run = Laptop(folder, folder / "runs/digits", *settings, "trainer.steps=13")
     longer = Laptop(folder, run.directory, *settings, "trainer.steps=14", "checkpoint.keep=3")
     try:
@@ -71,7 +71,7 @@ def trained(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
 
 def test_an_interrupted_run_of_a_new_task_goes_on(trained: Trained) -> None:
     run = trained.run
-    check_sound(run, 14)
+    check_sound(run, 14, groups=8)
     replayed = run.replayed()
     assert not replayed or min(replayed) > trained.stopped_at - 5
     assert all(len({r["train/loss"] for r in records}) == 1 for records in replayed.values())

@@ -96,7 +96,7 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=one_gpu)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[one_gpu, pytest.mark.long])])
 async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
     mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path, ranks: int
 ) -> None:
@@ -136,7 +136,9 @@ async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(gpus() > 0, reason="its set-up is SGLang 0.5.21's")
-@pytest.mark.parametrize(("ranks", "expert_ranks"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "expert_ranks"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 1), (2, 2)]
+)
 def test_layers_in_any_layout_load_stacks_and_only_plain_ones_at_once(
     mixture: Path, ranks: int, expert_ranks: int
 ) -> None:
