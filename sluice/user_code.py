@@ -55,7 +55,7 @@ def load(dotted: str) -> Callable[..., Any]:
 
 
 def is_loaded() -> bool:
-    """Whether this process has loaded a user's function."""
+    """True where this process has loaded a user's function."""
     return load.cache_info().currsize > 0
 
 

@@ -65,16 +65,16 @@ def test_every_process_of_a_run_listens_on_the_loopback_alone(laptop: Make) -> N
 def test_two_trainer_processes_and_several_optimizer_steps(laptop: Make) -> None:
     """They train as one does, and listen on the loopback alone."""
     run = laptop(
-        "trainer.steps=5",
+        "trainer.steps=3",
         "trainer.processesPerNode=2",
         "trainer.stepsPerBatch=2",
         "trainer.maxTokensPerGpu=256",
-        "rollout.batchSize=16",
+        "rollout.batchSize=8",
         "algorithm.kl={lossCoef: 0.001, type: low_var_kl}",
         "algorithm.normalizeAdvantages=true",
     )
     check_loopback(listeners_of(run))
-    check_sound(run, 5, groups=16)
+    check_sound(run, 3, groups=8)
     records = list(run.steps().values())
     assert max(values(records, "train/train_rollout_logprob_abs_diff_max")) <= 1e-4
     assert values(records, "train/kl_loss")[-1] > 0

@@ -15,6 +15,8 @@ from tests.integration.run.otlp import Receiver, Span
 
 pytestmark = pytest.mark.timeout(600)
 Make = Callable[..., Laptop]
+GROUPS = 8
+"""Of a step of the run that leaves its story."""
 
 
 def check_sound(run: Laptop, steps: int, groups: int = 32) -> None:
@@ -45,9 +47,10 @@ def check_seconds(run: Laptop, records: list[dict[str, Any]]) -> None:
 
 
 def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: Receiver) -> None:
-    run = laptop("trainer.steps=12", "data.seed=3")
+    seeded = (f"rollout.batchSize={GROUPS}", "data.seed=3")
+    run = laptop("trainer.steps=12", *seeded)
     assert run.run() == 0, run.text()[-3000:]
-    check_sound(run, 12)
+    check_sound(run, 12, GROUPS)
     check_traces(traces.spans, 12)
     records = list(run.steps().values())
     check_seconds(run, records)
@@ -73,25 +76,25 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     assert {"prompt", "response", "label", "reward", "weight_versions"} <= row.keys()
     assert row["weight_versions"] in ([11], [])
     exported_model_answers(run.directory / "checkpoints/hf")
-    again = laptop("trainer.steps=12", "data.seed=3")
+    again = laptop("trainer.steps=12", *seeded)
     assert again.run(60) == 0
     assert again.step() == 12, "a finished run is not run again"
     assert "this run has succeeded before, and nothing is trained now" in again.text()
-    other = laptop("trainer.steps=13", "data.seed=4")
+    other = laptop("trainer.steps=13", *seeded, "data.seed=4")
     assert other.run(60) == 2
     assert "spec.data.seed: 3 -> 4: it cannot change in a run that goes on" in other.text()
-    longer = laptop("trainer.steps=13", "data.seed=3", "evaluation.everySteps=13")
+    longer = laptop("trainer.steps=13", *seeded, "evaluation.everySteps=13")
     assert longer.run() == 0, longer.text()[-3000:]
     assert "changed, from the last checkpoint on: spec.trainer.steps: 12 -> 13" in longer.text()
     assert longer.text().count("nothing is trained now") == 1, "said by the run before"
-    check_sound(longer, 13)
+    check_sound(longer, 13, GROUPS)
 
 
 def check_traces(spans: list[Span], steps: int) -> None:
     """Each group is one trace over three services, whose training is linked to its step."""
     roots = [span for span in spans if span.name == "prompt group"]
     trained = [span for span in roots if span.attributes["sluice.outcome"] == "trained"]
-    assert len(trained) == steps * 32
+    assert len(trained) == steps * GROUPS
     of_step = {span.span_id: span for span in spans if span.name == "step"}
     assert sorted(s.attributes["sluice.step"] for s in of_step.values()) == [*range(1, steps + 1)]
     commits = {s.span_id: of_step[s.trace_root(spans)] for s in spans if s.name == "CommitStep"}
