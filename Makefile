@@ -125,10 +125,10 @@ test-chaos: $(VENV)/.dev
 	FAULTS=$(or $(FAULTS),200) OMP_NUM_THREADS=1 $(PY) -m tests.chaos
 
 # Needs an API server: KUBECONFIG, KUBEBUILDER_ASSETS or kind (tests/cluster/control_plane.py); and helm and kubectl.
-# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG. Two files at a time where each
+# Beside one that drops CEL rules it starts another one, or takes that of CEL_KUBECONFIG. Three files at a time where each
 # process starts a server of its own.
 test-cluster: $(VENV)/.dev
-	$(PY) -m pytest $(if $(KUBECONFIG),,-n 2 --dist loadfile) --durations=15 tests/cluster -m cluster $(ARGS)
+	$(PY) -m pytest $(if $(KUBECONFIG),,-n 3 --dist loadfile) --durations=15 tests/cluster -m cluster $(ARGS)
 
 # Needs root and a node: that of KUBECONFIG, or one that tests/node/node.py finds and starts.
 test-node: $(VENV)/.dev

@@ -14,7 +14,7 @@ from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import owner_uid
 
 Object = dict[str, Any]
-WAIT_SECONDS = 40.0
+WAIT_SECONDS = 60.0
 OWNED = ("ConfigMap", "Secret", "Service", "PersistentVolumeClaim", "Pod")
 SPEC: Object = {
     "model": {"path": "/models/tiny"},
