@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice.wire import codec
-from tests.integration.engines import CONTEXT, Sglang
+from tests.integration.engines import CONTEXT, Sglang, until
 from tests.integration.house import DEADLINE, Rendezvous
 from tests.integration.rollout.pods import House, Pod
 
@@ -43,6 +43,18 @@ async def test_sigterm_returns_the_leases_with_what_they_have(
         partial = [codec.sample_from_message(s) for g in again for s in g.partial.samples]
         assert sum(s.response_length for s in partial) >= 8 * 20
     assert not [line for line in worker.lines if "Traceback" in line]
+
+
+async def test_a_users_function_finds_torch_in_its_worker(
+    house: Make, pod: Start, tmp_path: Path
+) -> None:
+    """It may import it whenever it likes, so transformers has it from the start."""
+    (tmp_path / "hook.py").write_text("def hook(prompt, sample): ...")
+    one = house(rollout__hooks={"beforeReward": f"{tmp_path}/hook.py:hook"})
+    async with await one.start_buffer():
+        worker = pod(one, NOBODY)
+        maps = Path(f"/proc/{worker.process.pid}/maps")
+        await asyncio.to_thread(until, lambda: "libtorch" in maps.read_text(), 60, "torch is there")
 
 
 async def test_an_engine_that_is_gone_ends_the_pod_with_its_name(
