@@ -22,7 +22,7 @@ TAG      ?= 0.1.0
 help:
 	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
 	@echo "                  (ENGINE=vllm: on vLLM, which make vllm sets up in an environment of its own)"
-	@echo "make test         all tests that need no GPU and no cluster"
+	@echo "make test         tests that need no GPU and no cluster, but those of make test-long"
 	@echo "make test-vllm    those that an engine has to pass, on vLLM"
 	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
 	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"

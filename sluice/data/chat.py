@@ -38,7 +38,7 @@ def leave_torch_out() -> None:
     """Keep this process from importing torch, in which no user's code may run.
 
     transformers imports torch wherever it is installed, for a tokenizer as well, which has no use
-    for it: 330 MB of memory and three seconds of each process.
+    for it: hundreds of megabytes and some seconds of each process.
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as Python marks what is absent
     advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"

@@ -154,9 +154,10 @@ async def main() -> int:
     env = environment.read("buffer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
-    if env.job().spec.algorithm.sft:  # answers are encoded here
+    job = env.job()
+    if job.spec.algorithm.sft:  # answers are encoded here
         chat.leave_torch_out()
-    buffer = open_buffer(env.job(), env.directory("storage"))
+    buffer = open_buffer(job, env.directory("storage"))
     durable(buffer)
     _keep_memory()
     await serve(env, buffer)

@@ -74,11 +74,11 @@ async def serve() -> None:
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     pods = _episode_pods(env, spec)
     code = Code.of(spec, pods)
-    if not (user_code.is_loaded() or spec.model.trust_remote_code):
-        chat.leave_torch_out()
     teacher: Teachers | None = None
     try:
         async with pulse.beating(), engine_of(spec).client(url) as engine:
+            if not (user_code.is_loaded() or spec.model.trust_remote_code):
+                await asyncio.to_thread(chat.leave_torch_out)
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
             teacher = teacher_of(spec, encoder.tokenizer)
             await code.check()

@@ -38,7 +38,7 @@ def _bring_back(output: Tensor, computed_again: Tensor) -> None:
 
 # Megatron's own takes the other storage without a copy, by C++ that torch builds in the first step
 # of each pod: half a minute, with ninja and a C++ compiler, of which our image has neither. Here
-# the bytes are copied once more.
+# the bytes are copied, and both copies of one layer's live until its backward pass has ended.
 megatron_random._get_share_storage = lambda: _bring_back
 
 
