@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +45,33 @@ async def test_a_job_goes_on_after_its_host_was_killed(tmp_path: Path) -> None:
     assert (first[0], second[0]) == ("1", "2")
     assert first[1:] == second[1:]  # the rendezvous is where it was
     assert {role.attempt for role in status.roles} == {2}
+
+
+DEAF = f"""
+    import os, signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    {write("log", "os.environ['SLUICE_ATTEMPT']")}
+    time.sleep(600 if os.environ["SLUICE_ATTEMPT"] == "1" else 0)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+async def test_pods_that_were_being_deleted_are_gone_with_their_host(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    """A run that is killed, or told twice to stop, while pods take their time to end: the next one
+    does not wait for them (a trainer has 300 s, and a pod of a dead node 300 more)."""
+    log, state = tmp_path / "volumes/run/log", tmp_path / "state.json"
+    host = await spawn_host(tmp_path, make_job(DEAF))
+    await until(lambda: log.exists() and bool(log.read_text()), "the trainer started")
+    host.terminate()
+    await until(lambda: "deletionTimestamp" in state.read_text(), "pods are being deleted")
+    host.send_signal(end)
+    async with LocalCluster(tmp_path) as cluster:
+        status = await asyncio.wait_for(run_job(cluster, make_job(DEAF)), 60)
+    await host.wait()
+    assert (status.state, status.restarts) == ("Succeeded", 0)
+    assert log.read_text().split() == ["1", "2"]
 
 
 async def test_a_port_that_somebody_took_is_replaced_between_runs(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from sluice_operator.cluster.local.translate import (
     PodPlace,
     commands,
 )
+from sluice_operator.plan import podstate
 from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
 
 _CLOSE_DEADLINE = 15.0
@@ -104,7 +105,11 @@ class LocalCluster:
         self._store = run_state.StateFile(self.run_dir)
         self._state = self._store.load()
         self._keys = JobKeys(run_state.key(self.run_dir))
-        self._pods = {name: lost_pod(pod) for name, pod in self._state.pods.items()}
+        self._pods = {
+            name: lost_pod(pod)
+            for name, pod in self._state.pods.items()
+            if not podstate.is_terminating(pod)  # it was to go, and went with its host
+        }
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
         services.renew_addresses(self._state.objects, self._state.ports, self._taken_ports())
         self._save()
