@@ -18,7 +18,7 @@ from sluice_operator.plan.decide.gangs import (
     Step,
     advance,
     by_gang,
-    force_times,
+    exit_times,
     living,
     present_facts,
     rollout_replicas,
@@ -80,7 +80,7 @@ def running(
         + events.of_deletions(delete)
     )
     emitted += events.of_defaults(job, observed)
-    moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + force_times(observed.pods)
+    moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + exit_times(observed.pods)
     moments += [step.due for step in steps if step.due]
     if give_back := podgroup.give_back_time(new):
         moments += [now + timedelta(seconds=QUEUE_LOOK_SECONDS), give_back]
@@ -163,7 +163,7 @@ def _ending(
     if tired is not None:
         return Finding("Failed", "True", *tired)
     waiting = conditions.running(
-        status, steps, observed.pods, observed.progress, warned=observed.warned
+        status, steps, observed.pods, observed.progress, now, warned=observed.warned
     )
     late = deadlines.job_deadline(job.spec, status, now, waiting.message)
     return Finding("Failed", "True", *late) if late else None
@@ -181,7 +181,13 @@ def _running_status(
     findings = [
         admission.admitted(job, observed),
         conditions.running(
-            status, steps, observed.pods, observed.progress, queued=queued, warned=observed.warned
+            status,
+            steps,
+            observed.pods,
+            observed.progress,
+            now,
+            queued=queued,
+            warned=observed.warned,
         ),
         conditions.weights_in_sync(observed.progress),
     ]

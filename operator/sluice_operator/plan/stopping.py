@@ -18,7 +18,7 @@ from sluice_operator.plan.constants import (
 from sluice_operator.plan.decide.drain import drain, to_drain
 from sluice_operator.plan.decide.gangs import (
     Step,
-    force_times,
+    exit_times,
     living,
     present_facts,
     rollout_replicas,
@@ -84,7 +84,7 @@ def finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime)
             (),
             delete,
             events.of_deletions(delete),
-            clock.until_next(force_times(observed.pods), now),
+            clock.until_next(exit_times(observed.pods), now),
         )
     if now < moment:
         return Plan(new, requeue_after=clock.until_next([moment], now))
@@ -123,7 +123,7 @@ def suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
     )
     delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
     emitted = events.of_change(observed.status, new) + events.of_deletions(delete)
-    return Plan(new, (), delete, emitted, clock.until_next(force_times(observed.pods), now))
+    return Plan(new, (), delete, emitted, clock.until_next(exit_times(observed.pods), now))
 
 
 def _stopped_status(

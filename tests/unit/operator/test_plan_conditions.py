@@ -72,7 +72,7 @@ def steps(**facts: GangFacts) -> list[Step]:
     ],
 )
 def test_running(status, gang_steps, progress, expected) -> None:  # type: ignore[no-untyped-def]
-    finding = running(status, gang_steps, [], progress)
+    finding = running(status, gang_steps, [], progress, START)
     assert (finding.status, finding.reason) == expected
 
 
@@ -84,7 +84,7 @@ def test_running_says_why_a_pod_waits() -> None:
         "message": "no GPUs",
     }
     pod = make_pod(phase="Pending", conditions=[condition])
-    finding = running(STARTED, [Step(Gang("trainer", 0, 1), FRESH)], [pod], None)
+    finding = running(STARTED, [Step(Gang("trainer", 0, 1), FRESH)], [pod], None, START)
     assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable: no GPUs"
 
 

@@ -214,17 +214,22 @@ def _grace(pod: KubeObject) -> int:
 
 
 def is_stuck(pod: KubeObject, now: datetime) -> bool:
-    return now >= _force_time(pod)
+    return now >= force_time(pod)
 
 
-def force_times(pods: Sequence[KubeObject]) -> list[datetime]:
-    """When pods that are being deleted count as stuck."""
-    return [_force_time(pod) for pod in pods if podstate.is_terminating(pod)]
+def exit_times(pods: Sequence[KubeObject]) -> list[datetime]:
+    """When pods that are being deleted have had their grace, and when they count as stuck."""
+    leaving = [pod for pod in pods if podstate.is_terminating(pod)]
+    return [moment(pod) for pod in leaving for moment in (grace_end, force_time)]
 
 
-def _force_time(pod: KubeObject) -> datetime:
+def grace_end(pod: KubeObject) -> datetime:
     """DeletionTimestamp already contains the grace."""
-    return clock.parse(pod["metadata"]["deletionTimestamp"]) + timedelta(seconds=FORCE_DELETE_AFTER)
+    return clock.parse(pod["metadata"]["deletionTimestamp"])
+
+
+def force_time(pod: KubeObject) -> datetime:
+    return grace_end(pod) + timedelta(seconds=FORCE_DELETE_AFTER)
 
 
 def living(observed: Observed) -> Observed:

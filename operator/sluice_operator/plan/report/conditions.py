@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from sluice.api import Condition, ConditionType, RLJobStatus
-from sluice_operator.plan import clock
+from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.constants import (
     HOPELESS,
     HOPELESS_AFTER,
@@ -27,6 +27,7 @@ from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.model import KubeObject, Progress, Warned
 from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.report.blocked import blocked
+from sluice_operator.plan.report.overdue import overdue
 
 Value = Literal["True", "False", "Unknown"]
 _ORDER: tuple[ConditionType, ...] = (
@@ -108,6 +109,7 @@ def running(
     steps: Sequence[Step],
     pods: Sequence[KubeObject],
     progress: Progress | None,
+    now: datetime,
     *,
     queued: str | None = None,
     warned: Mapping[str, Warned] | None = None,
@@ -132,9 +134,11 @@ def running(
         gangs = ", ".join(
             f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering
         )
-        text = RESTARTING.text(
-            gangs=gangs, detail=_detail(trouble.text() if trouble else _last_failure(status))
+        causes = (
+            _staying(recovering, pods, now),
+            trouble.text() if trouble else _last_failure(status),
         )
+        text = RESTARTING.text(gangs=gangs, detail=_detail("; ".join(filter(None, causes))))
         return Finding("Running", "False", RESTARTING.name, text)
     if any(step.facts.running + step.facts.succeeded < step.gang.size for step in missing):
         text = PENDING.text(
@@ -162,6 +166,14 @@ def running(
             STARTING.text(waiting="no engine holds the weights yet"),
         )
     return Finding("Running", "True", RUNNING.name, RUNNING.text(ready=ready, desired=desired))
+
+
+def _staying(steps: Sequence[Step], pods: Sequence[KubeObject], now: datetime) -> str:
+    """The pod for whose end one of these gangs waits too long."""
+    gangs = {(step.gang.role, step.gang.replica) for step in steps}
+    return overdue(
+        [pod for pod in pods if (podstate.role(pod), podstate.replica(pod)) in gangs], now
+    )
 
 
 def _detail(text: str) -> str:
