@@ -55,7 +55,9 @@ DEAF = f"""
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told twice to stop"]
+)
 async def test_pods_that_were_being_deleted_are_gone_with_their_host(
     tmp_path: Path, end: signal.Signals
 ) -> None:
