@@ -1,5 +1,5 @@
-"""Applies faults, one after the other, to real runs of the quickstart; checks recovery and books
-after each."""
+"""Applies faults to real runs of the quickstart, some before the run has recovered from the one
+before; checks recovery and books."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.telemetry.books import Books
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_operator.cluster.local import run_state
-from tests.chaos.faults import KILL, STOP, Fault
+from tests.chaos.faults import KILL, LEAVE, LEAVE_AT_ONCE, STOP, Fault
 from tests.chaos.network import PAIRS, Network
 from tests.chaos.proxy import Harm
 from tests.integration.run.laptop import Laptop, processes_of
@@ -35,7 +35,11 @@ SMALL = (
 )
 MODES = (("rollout.mode=async", "rollout.maxStaleness=2"), ("rollout.mode=sync",))
 START_SECONDS = 180.0
-RECOVERY_SECONDS = 400.0
+LEAVE_SECONDS = 60.0
+"""For a run that was told to stop, in which nothing is frozen."""
+STOPPED = (130, -signal.SIGINT)
+"""Its exit codes: its own, and Python's where its last lines were written."""
+RECOVERY_SECONDS = 200.0
 """For another committed step after a fault, on a machine that is busy with other tests too."""
 ASK_SECONDS = 0.2
 
@@ -69,8 +73,10 @@ def _one_run(
         try:
             run.until_step(2, START_SECONDS)
             while faults:
-                run.suffer(faults[0])
-                faults = faults[1:]
+                fault, *faults = faults
+                run.suffer(fault)
+                if not (faults and faults[0].hasty):
+                    run.recover(str(fault))
             run.until_end()
         except Ended:
             pass
@@ -88,19 +94,26 @@ class Victim:
     def __init__(self, laptop: Laptop, network: Network) -> None:
         self.laptop = laptop
         self.network = network
+        self._committed = 0
 
     def suffer(self, fault: Fault) -> None:
-        """One fault, recovery, and the books. Raises Ended where the run ends before it."""
+        """One fault. Raises Ended where the run ends before it."""
         self._sleep(fault.after)
-        before, start = self._alive().step, time.monotonic()
-        print(f"  step {before}: {fault}", flush=True)
-        with contextlib.suppress(Ended):  # a run may well do its last steps with one link down
-            with self._harmed(fault):
-                time.sleep(fault.seconds)
-            told = self.until_step(
-                max(before, self.laptop.step()) + 1, RECOVERY_SECONDS, str(fault)
-            )
-            print(f"    step {told.step} after {time.monotonic() - start:.1f} s", flush=True)
+        if not fault.hasty:
+            self.until_step(0, RECOVERY_SECONDS)
+        print(f"  step {self._known()}: {fault}", flush=True)
+        # A run may well do its last steps with one link down.
+        with contextlib.suppress(Ended), self._harmed(fault):
+            time.sleep(fault.seconds)
+
+    def recover(self, why: str) -> None:
+        """Another step, and the books. Raises Ended where the run ends instead."""
+        start = time.monotonic()
+        told = self.until_step(self._known() + 1, RECOVERY_SECONDS, why)
+        print(f"    step {told.step} after {time.monotonic() - start:.1f} s", flush=True)
+
+    def _known(self) -> int:
+        return max(self._committed, self.laptop.step())
 
     def until_step(self, step: int, seconds: float, why: str = "start") -> buffer_pb2.BufferStats:
         """The buffer's words once it has committed a step. Every word of it on the way has balanced
@@ -110,6 +123,7 @@ class Victim:
             told = self._ask()
             if told:
                 check_books(told, why)
+                self._committed = max(self._committed, told.step)
                 if told.step >= step:
                     return told
             if time.monotonic() > end:
@@ -132,6 +146,9 @@ class Victim:
         elif fault.kind == KILL:
             self._kill(fault.target, fault.part)
             yield
+        elif fault.kind in (LEAVE, LEAVE_AT_ONCE):
+            self._leave(fault)
+            yield
         else:
             assert fault.kind == STOP
             stopped = self._family(fault.target)
@@ -149,6 +166,18 @@ class Victim:
             family = self._family(role)
             _signal([family[int(part * len(family))]], signal.SIGKILL)
 
+    def _leave(self, fault: Fault) -> None:
+        """The user ends the run, and starts it again. Raises Ended where it was just over."""
+        self.laptop.kill("run", signal.SIGINT)
+        if fault.kind == LEAVE_AT_ONCE:
+            time.sleep(fault.part)
+            self.laptop.kill("run", signal.SIGINT)
+        code = self.laptop.wait(LEAVE_SECONDS)
+        if code == 0:
+            raise Ended
+        assert code in STOPPED, f"{fault}: exit code {code}\n{self.laptop.text()[-3000:]}"
+        self.laptop.start()
+
     def _family(self, role: str) -> list[psutil.Process]:
         """A role's processes, the first first; of `sluice run` itself only that, as its children
         are the roles."""
@@ -158,9 +187,6 @@ class Victim:
             if role == "run"
             else [first, *sorted(first.children(recursive=True), key=lambda p: p.pid)]
         )
-
-    def _alive(self) -> buffer_pb2.BufferStats:
-        return self.until_step(0, RECOVERY_SECONDS)
 
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -10,9 +10,14 @@ from tests.chaos.network import PAIRS
 from tests.chaos.proxy import Harm
 
 KILL, STOP = "kill -9", "SIGSTOP"
+LEAVE, LEAVE_AT_ONCE = "Ctrl-C", "Ctrl-C twice"
+"""The user ends `sluice run`, waiting for its pods or not, and starts it again."""
+LASTING = (STOP, *Harm)
 ROLES = ("engine", "worker", "buffer", "rendezvous", "trainer", "run")
 """Processes that may be killed or stopped; `run` is `sluice run` itself."""
 LONGEST_SECONDS = 20.0
+HASTY = 0.3
+"""How many of the faults do not wait for recovery: what is broken then is recovery itself."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,8 @@ class Fault:
     """after: seconds from when it may come until it comes; seconds: how long it lasts; 0: a moment.
 
     part: which of the role's processes is killed, of all from its first (0.0) to the last that it
-    started.
+    started; of Ctrl-C twice: seconds between the two. hasty: it comes though the run has not
+    recovered from the one before.
     """
 
     kind: str
@@ -28,25 +34,33 @@ class Fault:
     after: float
     seconds: float
     part: float = 0.0
+    hasty: bool = False
 
     def __str__(self) -> str:
         where = self.target if isinstance(self.target, str) else " -> ".join(self.target)
         length = f" for {self.seconds:.1f} s" if self.seconds else ""
-        part = f", process {self.part:.2f}" if self.part else ""
-        return f"{self.kind} {where}{part}{length}, after {self.after:.1f} s"
+        part = f", process {self.part:.2f}" if self.part and self.kind == KILL else ""
+        hasty = ", without recovery" if self.hasty else ""
+        return f"{self.kind} {where}{part}{length}, after {self.after:.1f} s{hasty}"
 
 
 def draw(seed: int, number: int, longest: float = LONGEST_SECONDS) -> list[Fault]:
     """Rounds of one fault of each kind, in random order; of the targets of a kind none comes twice
     before all came."""
     chance = random.Random(seed)
-    kinds: list[str] = [KILL, STOP, *Harm]
-    targets = {kind: _decks(chance, ROLES if kind in (KILL, STOP) else PAIRS) for kind in kinds}
+    kinds: list[str] = [KILL, LEAVE, LEAVE_AT_ONCE, *LASTING]
+    targets = {kind: _decks(chance, _targets(kind)) for kind in kinds}
     faults: list[Fault] = []
     while len(faults) < number:
         chance.shuffle(kinds)
         faults += [_fault(chance, kind, next(targets[kind]), longest) for kind in kinds]
     return faults[:number]
+
+
+def _targets(kind: str) -> tuple[object, ...]:
+    if kind in (LEAVE, LEAVE_AT_ONCE):
+        return ("run",)
+    return ROLES if kind in (KILL, STOP) else PAIRS
 
 
 def _decks(chance: random.Random, targets: tuple[object, ...]) -> Iterator[object]:
@@ -57,7 +71,8 @@ def _decks(chance: random.Random, targets: tuple[object, ...]) -> Iterator[objec
 def _fault(chance: random.Random, kind: str, target: object, longest: float) -> Fault:
     assert isinstance(target, str | tuple)
     after, seconds = chance.uniform(0.0, 2.0), chance.uniform(1.0, longest)
-    part = chance.choice((0.0, chance.random()))
-    if kind != KILL:
-        return Fault(kind, target, after, seconds)
-    return Fault(kind, target, after, 0.0, 0.0 if target == "run" else part)
+    part, hasty = chance.choice((0.0, chance.random())), chance.random() < HASTY
+    if kind in LASTING:
+        return Fault(kind, target, after, seconds, hasty=hasty)
+    whole = kind == KILL and target == "run"
+    return Fault(kind, target, after, 0.0, 0.0 if whole else part, hasty)
