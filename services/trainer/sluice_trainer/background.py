@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,15 +43,22 @@ class Background:
         """The result of a coroutine. stoppable: raises Stopped where it still waits long after
         SIGTERM.
         """
-        future = self.start(coroutine)
-        give_up = math.inf
-        while stoppable and not wait([future], timeout=_TICK_SECONDS).done:
-            if self._stop.is_set():
-                give_up = min(give_up, time.monotonic() + STOP_SECONDS)
-            if time.monotonic() > give_up:
-                future.cancel()
-                raise Stopped
-        return future.result()
+        return self.start(self.until_stopped(coroutine) if stoppable else coroutine).result()
+
+    async def until_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that waits for a peer, on the loop. Raises Stopped where it
+        still waits STOP_SECONDS after SIGTERM.
+        """
+        waiting, give_up = asyncio.ensure_future(coroutine), math.inf
+        try:
+            while not (await asyncio.wait([waiting], timeout=_TICK_SECONDS))[0]:
+                if self._stop.is_set():
+                    give_up = min(give_up, time.monotonic() + STOP_SECONDS)
+                if time.monotonic() > give_up:
+                    raise Stopped
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin a coroutine, and do not wait for it."""

@@ -10,6 +10,7 @@ import pytest
 
 from sluice import environment
 from sluice.environment import free_port
+from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer import background as background_module
 from sluice_trainer.background import Stopped
 from sluice_trainer.peers import Peers, connected
@@ -27,10 +28,19 @@ def told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pee
         yield peers
 
 
+def prepare(peers: Peers) -> None:
+    """Begin an update of an engine that is away, too: its failure is reported."""
+    gone = pb.Member(
+        role="rollout", name="rollout-0", attempt=1, address=f"127.0.0.1:{free_port()}"
+    )
+    peers.engines.prepare(1, [pb.EngineMember(member=gone, generation=1)]).result(timeout=30)
+
+
 @pytest.mark.parametrize(
     "call",
     [
         pytest.param(lambda peers: peers.engines.plan(1, joiners_only=False), id="begin an update"),
+        pytest.param(prepare, id="report what an update came to"),
         pytest.param(lambda peers: peers.engines.rest(), id="take a turn"),
         pytest.param(lambda peers: peers.engines.joiners(), id="look for joiners"),
     ],

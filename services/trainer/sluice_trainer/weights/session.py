@@ -62,6 +62,7 @@ class Session:
             self._transport(),
             engine_of(self._spec),
             colocated=colocated,
+            until_stopped=self._background.until_stopped,
         )
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
@@ -27,6 +27,7 @@ from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.outcome import Outcome, Update
 from sluice_trainer.weights.transport import FAILURES, Peer, Transport
 
+T = TypeVar("T")
 CALL_SECONDS = 30.0
 
 
@@ -38,6 +39,16 @@ def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> lis
     if count >= world_size:
         return [engine for i, engine in enumerate(engines) if i % world_size == rank]
     return [engine for i, engine in enumerate(engines) if i * world_size // count == rank]
+
+
+class UntilStopped(Protocol):
+    """Awaits a coroutine; may give it up and raise Stopped once the trainer was told to end."""
+
+    async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
+
+
+async def _for_ever(coroutine: Coroutine[Any, Any, T]) -> T:
+    return await coroutine
 
 
 class Source:
@@ -52,14 +63,19 @@ class Source:
         engine: Engine,
         *,
         colocated: bool = False,
+        until_stopped: UntilStopped = _for_ever,
     ) -> None:
-        """colocated: engines wake for an update, and have rested before it (`rest`)."""
+        """colocated: engines wake for an update, and have rested before it (`rest`).
+
+        until_stopped: how to wait for a rendezvous that is away.
+        """
         self._stub = stub
         self._colocated = colocated
         self._name, self._attempt = caller
         self._sync = sync
         self._transport = transport
         self._engine = engine
+        self._until_stopped = until_stopped
         self._http: aiohttp.ClientSession | None = None
         self._controls: dict[tuple[str, int], Control] = {}
         self._prepared: set[str] = set()
@@ -252,7 +268,8 @@ class Source:
 
         if not errors:
             return
-        ack = await rpc.retrying(call, what="ReportPhase at the rendezvous", seconds=60.0)
+        reporting = rpc.retrying(call, what="ReportPhase at the rendezvous", seconds=60.0)
+        ack = await self._until_stopped(reporting)
         gone = set(ack.gone)
         for peer, error in errors.items():
             if error or peer.name in gone:
