@@ -1,4 +1,4 @@
-"""What `kernelCache` saves: a job's start with a claim that is empty, and with one that is filled.
+"""Times a job's start without `kernelCache`, with an empty claim for it, and with a filled one.
 
     python benchmarks/kernel_cache.py examples/reasoning/one-gpu.yaml [--rounds 2]
         [--set FIELD=VALUE ...]
