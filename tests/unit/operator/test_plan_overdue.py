@@ -52,6 +52,7 @@ def test_once_it_is_removed_the_next_attempt_starts() -> None:
     world.now += timedelta(seconds=GRACE + FORCE_DELETE_AFTER)
     world.step()
     assert world.events[-1].reason == "PodForceDeleted"
+    assert message(world).endswith(f"{TRAINER} is being removed by force")
     world.step()
     assert "demo-trainer-0-2-0" in world.pods
     assert TRAINER not in message(world)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Literal
 
 from sluice.api import Condition, ConditionType, RLJobStatus
-from sluice_operator.plan import clock, podstate
+from sluice_operator.plan import clock
 from sluice_operator.plan.constants import (
     HOPELESS,
     HOPELESS_AFTER,
@@ -23,7 +24,7 @@ from sluice_operator.plan.constants import (
     SYNC_UNKNOWN,
     UNREACHABLE,
 )
-from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.decide.gangs import Step, by_gang
 from sluice_operator.plan.model import KubeObject, Progress, Warned
 from sluice_operator.plan.podstate import headline
 from sluice_operator.plan.report.blocked import blocked
@@ -170,10 +171,9 @@ def running(
 
 def _staying(steps: Sequence[Step], pods: Sequence[KubeObject], now: datetime) -> str:
     """The pod for whose end one of these gangs waits too long."""
-    gangs = {(step.gang.role, step.gang.replica) for step in steps}
-    return overdue(
-        [pod for pod in pods if (podstate.role(pod), podstate.replica(pod)) in gangs], now
-    )
+    members = by_gang(pods)
+    gangs = (members[step.gang.role, step.gang.replica] for step in steps)
+    return overdue(list(chain.from_iterable(gangs)), now)
 
 
 def _detail(text: str) -> str:

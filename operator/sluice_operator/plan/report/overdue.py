@@ -25,6 +25,6 @@ def overdue(pods: Sequence[KubeObject], now: datetime) -> str:
             f"{name} was deleted and has not ended in its grace: its node may be dead; "
             f"the operator removes it at {clock.text(moment)}"
         )
-    finalizers = pod["metadata"].get("finalizers")
-    keeper = f"its finalizers keep it ({', '.join(finalizers)})" if finalizers else "it stays"
-    return f"{name} was removed by force, and {keeper}"
+    if finalizers := pod["metadata"].get("finalizers"):
+        return f"{name} was removed by force, and its finalizers keep it ({', '.join(finalizers)})"
+    return f"{name} is being removed by force"
