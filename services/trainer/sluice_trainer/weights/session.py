@@ -166,9 +166,7 @@ class Session:
     def plan(self, version: int, *, joiners_only: bool) -> pb.UpdatePlan:
         """Rank 0: fix who takes part in the update to `version`; the plan goes to every rank."""
         self._member.version = version
-        return self._background.call(
-            self._source.plan(version, joiners_only=joiners_only), stoppable=True
-        )
+        return self._background.call(self._source.plan(version, joiners_only=joiners_only))
 
     def shares(
         self, engines: Sequence[pb.EngineMember], world_size: int

@@ -98,7 +98,7 @@ class Source:
             )
             return plan
 
-        return await rpc.retrying(call, what="BeginUpdate at the rendezvous", seconds=600.0)
+        return await self._asked(call, "BeginUpdate", 600.0)
 
     async def keep(self, engines: Sequence[pb.EngineMember]) -> None:
         """Give up what is open towards all others: they were scaled away, replaced, or are another
@@ -268,8 +268,7 @@ class Source:
 
         if not errors:
             return
-        reporting = rpc.retrying(call, what="ReportPhase at the rendezvous", seconds=60.0)
-        ack = await self._until_stopped(reporting)
+        ack = await self._asked(call, "ReportPhase", 60.0)
         gone = set(ack.gone)
         for peer, error in errors.items():
             if error or peer.name in gone:
@@ -278,6 +277,11 @@ class Source:
                 self._transport.abandon(peer.name)
                 update.failed[peer.name] = reason
                 del update.peers[peer.name]
+
+    async def _asked(self, call: Callable[[], Awaitable[T]], what: str, seconds: float) -> T:
+        """The rendezvous' answer, once it is there; may raise Stopped while it is away."""
+        asking = rpc.retrying(call, what=f"{what} at the rendezvous", seconds=seconds)
+        return await self._until_stopped(asking)
 
     def _peer(self, engine: pb.EngineMember) -> Peer:
         member = engine.member
