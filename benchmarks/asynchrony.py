@@ -43,12 +43,11 @@ from benchmarks.processes import sluice_run
 from sluice.api import load_job
 from sluice.telemetry import run_directory
 from sluice.telemetry.planner import Split, work_of
+from sluice_cli.exits import Exit
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
 WARM_UP = 3
 AREAL = 2.77
-STOPPED = 130
-"""The exit code of a run that Ctrl-C has ended."""
 STARTS = ("starting", "restarting")
 TAIL = '''"""One response behind a wait whose length has a long tail."""
 
@@ -182,7 +181,7 @@ def run(
         for name in (run_directory.METRICS, run_directory.EVALUATION, run_directory.SUMMARY):
             if (directory / name).exists():
                 shutil.copy(directory / name, out / f"{way}-{name}")
-    if code not in (0, STOPPED) or len(records) <= WARM_UP + 4:
+    if code not in (0, Exit.STOPPED) or len(records) <= WARM_UP + 4:
         sys.exit(f"{output[-3000:]}\n{way}: {len(records)} steps, exit code {code}")
     return figures_of(records, json.loads((directory / run_directory.SUMMARY).read_text()))
 

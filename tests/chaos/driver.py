@@ -16,6 +16,7 @@ import psutil
 from sluice.telemetry.books import Books
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
+from sluice_cli.exits import Exit
 from sluice_operator.cluster.local import run_state
 from tests.chaos.faults import KILL, LEAVE, LEAVE_AT_ONCE, STOP, Fault
 from tests.chaos.network import PAIRS, Network
@@ -37,7 +38,7 @@ MODES = (("rollout.mode=async", "rollout.maxStaleness=2"), ("rollout.mode=sync",
 START_SECONDS = 180.0
 LEAVE_SECONDS = 60.0
 """For a run that was told to stop, in which nothing is frozen."""
-STOPPED = (130, -signal.SIGINT)
+STOPPED = (Exit.STOPPED, -signal.SIGINT)
 """Its exit codes: its own, and Python's where its last lines were written."""
 RECOVERY_SECONDS = 200.0
 """For another committed step after a fault, on a machine that is busy with other tests too."""
