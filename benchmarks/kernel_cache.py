@@ -4,8 +4,9 @@
         [--set FIELD=VALUE ...]
     python benchmarks/kernel_cache.py            the quickstart, on a CPU
 
-Each start is a `sluice run` of two steps with a home directory of its own, as a new pod has it:
-without a claim, with an empty one, and then with the same one again. All seconds are from the
+Each start is a `sluice run` of two steps with a home directory of its own, and places of its own
+for what compilers else keep in /tmp, as a new pod has them: without a claim, with an empty one, and
+then with the same one again. All seconds are from the
 start of the command: until the engine is healthy (of its worker's log, which has whole seconds),
 and until the end of the first and of the second step, of which the first compiles what training
 needs. The lengths of both steps stand beside that, and what the claim holds afterwards.
@@ -27,6 +28,7 @@ from benchmarks.asynchrony import QUICKSTART
 from benchmarks.end_to_end import make_data
 from benchmarks.processes import sluice_run
 from sluice.api import load_job
+from sluice.engines import kernels
 from sluice.telemetry import run_directory
 
 STEPS = 2
@@ -91,7 +93,8 @@ def run(
     if claim is not None:
         volume = f"{{hostPath: {{path: {claim}, type: DirectoryOrCreate}}}}"
         settings.append(f"kernelCache.volume={volume}")
-    variables = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+    variables = kernels.caches(str(home / "kernels"))
+    variables |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
     began = time.time()
     code, output = sluice_run(manifest, directory, settings, seconds, variables)
     if code:
