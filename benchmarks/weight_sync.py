@@ -50,6 +50,9 @@ def main() -> None:
         "--engine-gpus", type=int, default=1, help="GPUs, and tensor parallel size, of an engine"
     )
     parser.add_argument(
+        "--engine-args", default="", help="further arguments of the engines' servers, as one word"
+    )
+    parser.add_argument(
         "--buckets", default="512,1024,2048,4096,16384", help="MiB, one measurement each"
     )
     parser.add_argument(

@@ -32,6 +32,9 @@ CPU_ARGUMENTS = (
     "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
 )
 
+READY_SECONDS = 600
+"""An engine that compiles kernels for several GPUs takes minutes."""
+
 
 @contextmanager
 def rendezvous(directory: Path) -> Iterator[str]:
@@ -57,6 +60,7 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
         " --skip-tokenizer-init --skip-server-warmup --mem-fraction-static 0.6 --host 127.0.0.1"
     )
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
+    command += f" {options.engine_args}"
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
     first = options.sources + number * options.engine_gpus
     gpus = [(first + one) % GPUS for one in range(options.engine_gpus)] if GPUS else []
@@ -90,14 +94,15 @@ async def with_members(
         for number, server in enumerate(servers):
             one = await stack.enter_async_context(Client(f"http://{server}"))
             clients.append(one)
-            for _ in range(600):
+            for _ in range(2 * READY_SECONDS):
                 if (await one.health(timeout=5.0))[0]:
                     break
                 await asyncio.sleep(0.5)
             else:
                 log = directory / f"engine-{number}.log"
                 raise SystemExit(
-                    f"error: engine {number} is not ready after 300 s:\n{log.read_text()[-3000:]}"
+                    f"error: engine {number} is not ready after {READY_SECONDS} s:\n"
+                    f"{log.read_text()[-3000:]}"
                 )
             hello = partial(engine_member, number, server, options.engine_gpus)
             membership = await stack.enter_async_context(Membership(address, hello))

@@ -131,7 +131,7 @@ async def _expire(service: Service, snapshot: LatestStats) -> None:
         expired = await committer.run(committer.buffer.expire)
         if expired:
             logs.get().warning("leases ran out", groups=expired)
-        service.waiting.call_up()
+        service.leasing.call_up()
         snapshot.refresh()
 
 

@@ -112,6 +112,40 @@ async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> 
     assert [g.prompt.group_id for g in (await waiting_worker).groups] == [4]
 
 
+async def test_workers_share_a_step_and_one_that_is_gone_gets_no_part(
+    server: Callable[..., Server],
+) -> None:
+    one = server()
+    async with Client(one.start()) as first, Client(one.address) as second:
+
+        async def both(version: int) -> list[list[pb.LeasedGroup]]:
+            asking = (
+                client.lease(name, 4, version, wait=20)
+                for name, client in (("rollout-0", first), ("rollout-1", second))
+            )
+            return [leases.groups for leases in await asyncio.gather(*asking)]
+
+        async def train(step: int, groups: list[pb.LeasedGroup]) -> None:
+            await first.submit(make_group(g.prompt, version=step - 1) for g in groups)
+            assert (await first.take(step, wait=20)).state == READY
+            await first.commit(step)
+
+        groups = (await first.lease(count=4)).groups
+        waiting = asyncio.create_task(both(0))
+        await asyncio.sleep(0.3)
+        await train(1, groups)
+        assert await waiting == [[], []]
+        halves = await both(1)
+        assert [len(half) for half in halves] == [2, 2]
+        waiting = asyncio.create_task(both(1))
+        await asyncio.sleep(0.3)
+        await second.channel.close()
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await waiting
+        await train(2, [*halves[0], *halves[1]])
+        assert len((await first.lease("rollout-0", 4, version=2, wait=20)).groups) == 4
+
+
 async def test_a_wait_ends_empty_and_says_what_is_missing(client: Client) -> None:
     await client.lease(count=4)
     assert not (await client.lease(wait=0.3)).groups

@@ -167,7 +167,7 @@ class House:
     ) -> list[pb.LeasedGroup]:
         keys = self.buffer.lease(self.call(worker, attempt), count, version)
         self.sync()
-        return [self._arrived(key) for key in keys]
+        return [self.arrived(key) for key in keys]
 
     def call(self, worker: str, attempt: int = 1) -> LeaseCall:
         """The call of a worker that knows all of its leases."""
@@ -177,7 +177,7 @@ class House:
             held=frozenset(self.buffer.leases.lease_id(key) for key in keys),
         )
 
-    def _arrived(self, key: GroupKey) -> pb.LeasedGroup:
+    def arrived(self, key: GroupKey) -> pb.LeasedGroup:
         return pb.LeasedGroup.FromString(
             assembled(leased_chunks(self.buffer, leased(self.buffer, key), 0))
         )

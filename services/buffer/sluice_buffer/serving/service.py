@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -28,8 +29,8 @@ from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.intake import Intake
+from sluice_buffer.serving.leasing import Leasing
 from sluice_buffer.serving.sending import (
-    Leased,
     evaluations,
     example_sizes,
     failures,
@@ -39,7 +40,6 @@ from sluice_buffer.serving.sending import (
 )
 from sluice_buffer.serving.stats import stats as stats_of
 from sluice_buffer.serving.traces import GroupTraces
-from sluice_buffer.serving.waiting import WaitingCalls
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.state.storage import StorageError, StorageFullError
 from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
@@ -98,8 +98,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     def __init__(self, committer: Committer, budget: Budget) -> None:
         self.committer, self.budget = committer, budget
-        self.waiting = WaitingCalls(committer.buffer)
-        committer.landed_hooks.append(self.waiting.call_up)
+        self.leasing = Leasing(committer.buffer)
+        committer.landed_hooks.append(self.leasing.call_up)
         self.traces = GroupTraces(committer.buffer) if tracing.enabled() else None
         self._asked = _Asked()
         self._timed = 0
@@ -141,31 +141,16 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         worker = await _worker(request.worker, context)
         held = frozenset(lease.lease_id for lease in request.held)
         call = LeaseCall(worker, request.request, held, request.session)
+        seconds = min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
         with metrics.LEASE_WAIT_SECONDS.time():
-            leases = await self._lease(call, request, context)
-        for number, lease in enumerate(leases):
+            keys = await self.leasing.lease(
+                call, request.max_groups, request.version, seconds, partial(self._run, context)
+            )
+        for number, lease in enumerate([leased(self.buffer, key) for key in keys]):
             async with self.budget.reserved(lease.size):
                 for chunk in await asyncio.to_thread(leased_chunks, self.buffer, lease, number):
                     yield pb.LeasePromptsResponse(group=chunk)
-        yield pb.LeasePromptsResponse(exhausted=not leases and self.buffer.over)
-
-    async def _lease(
-        self, call: LeaseCall, request: pb.LeasePromptsRequest, context: ServicerContext
-    ) -> list[Leased]:
-        """Leases for a worker, as soon as there are any; empty after its wait, or where newer
-        weights are there.
-
-        With newer weights the worker asks again, for prompts of the version that it then serves.
-        """
-        end = time.monotonic() + min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
-        while True:
-            keys = await self._run(
-                context, lambda: self.buffer.lease(call, request.max_groups, request.version)
-            )
-            left = end - time.monotonic()
-            if keys or left <= 0 or self.waiting.news(request.version):
-                return [leased(self.buffer, key) for key in keys]
-            await self.waiting.wait(request.version, left)
+        yield pb.LeasePromptsResponse(exhausted=not keys and self.buffer.over)
 
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: ServicerContext

@@ -1,0 +1,199 @@
+"""A step's groups are shared by all workers that ask, and nobody waits for one that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_buffer.group import TRAINING, GroupKey
+from sluice_buffer.rules.sharing import part
+from sluice_buffer.serving.leasing import QUIET_SECONDS, SHARE_SECONDS, Leasing
+from tests.unit.buffer.buffer_tools import Clock, House
+
+MakeHouse = Callable[..., House]
+BATCH = 8
+
+
+@pytest.mark.parametrize(
+    ("room", "available", "workers", "rooms", "groups"),
+    [
+        pytest.param(64, 64, 1, 64, 64, id="one worker gets all"),
+        pytest.param(64, 64, 2, 128, 32, id="each of two gets half"),
+        pytest.param(32, 32, 2, 96, 0, id="who has its half leaves the rest to the other"),
+        pytest.param(64, 32, 2, 96, 32, id="who gets the rest"),
+        pytest.param(64, 64, 3, 192, 22, id="rounded up"),
+        pytest.param(32, 8, 1000, 32000, 1, id="fewer groups than workers: one each"),
+        pytest.param(4, 64, 2, 20, 4, id="no more than there is room for"),
+        pytest.param(32, 20, 3, 36, 27, id="the emptiest gets the most"),
+        pytest.param(2, 20, 3, 36, 0, id="the fullest nothing, where others are emptier"),
+        pytest.param(32, 0, 3, 96, 0, id="of nothing"),
+    ],
+)
+def test_a_workers_part(room: int, available: int, workers: int, rooms: int, groups: int) -> None:
+    assert part(room, available=available, workers=workers, rooms=rooms) == groups
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=50), st.integers(0, 2000))
+def test_all_parts_together_leave_nothing(rooms: list[int], available: int) -> None:
+    left, order = list(rooms), available
+    for number, room in enumerate(rooms):
+        groups = min(order, part(room, available=order, workers=len(rooms), rooms=sum(left)))
+        left[number] -= groups
+        order -= groups
+    assert order == max(0, available - sum(rooms))
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 64))
+def test_equal_workers_get_equally_many(workers: int, batch: int, spare: int) -> None:
+    room, available = batch + spare, batch
+    rooms, sizes = workers * room, list[int]()
+    for _ in range(workers):
+        groups = min(available, part(room, available=available, workers=workers, rooms=rooms))
+        rooms, available = rooms - groups, available - groups
+        sizes.append(groups)
+    assert sum(sizes) == batch
+    assert max(sizes) == -(-batch // workers)
+
+
+@dataclass
+class Workers:
+    """Workers that ask a buffer in this process."""
+
+    house: House
+    clock: Callable[[], float] = time.monotonic
+    leasing: Leasing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leasing = Leasing(self.house.buffer, self.clock)
+
+    async def ask(
+        self, worker: str, room: int = BATCH, version: int = 0, seconds: float = 10.0
+    ) -> list[int]:
+        """Ids of the groups that it gets."""
+
+        async def run(transition: Callable[[], list[GroupKey]]) -> list[GroupKey]:
+            keys = transition()
+            self.house.sync()
+            self.leasing.call_up()
+            return keys
+
+        keys = await self.leasing.lease(self.house.call(worker), room, version, seconds, run)
+        return [key.group_id for key in keys]
+
+
+@pytest.fixture
+def workers(house: MakeHouse) -> Workers:
+    return Workers(house(rollout__batchSize=BATCH))
+
+
+async def test_the_first_to_ask_leaves_the_others_their_part(workers: Workers) -> None:
+    first = await workers.ask("rollout-0")
+    assert len(first) == BATCH, "who is alone gets all"
+    finish(workers, first)
+    calls = [
+        asyncio.create_task(workers.ask(name, version=0)) for name in ("rollout-0", "rollout-1")
+    ]
+    await asyncio.sleep(0.05)
+    commit(workers, 1)
+    assert [len(await call) for call in calls] == [0, 0], "newer weights are there"
+    halves = [await workers.ask(name, version=1) for name in ("rollout-1", "rollout-0")]
+    assert [len(half) for half in halves] == [BATCH / 2, BATCH / 2]
+
+
+async def test_after_a_long_step_all_have_the_time_to_ask_again(house: MakeHouse) -> None:
+    slow = Workers(house(rollout__batchSize=BATCH), Clock())
+    assert isinstance(slow.clock, Clock)
+    finish(slow, await slow.ask("rollout-0"))
+    calls = [asyncio.create_task(slow.ask(f"rollout-{number}")) for number in range(4)]
+    await asyncio.sleep(0.05)
+    slow.clock.now += 100 * QUIET_SECONDS
+    commit(slow, 1)
+    await asyncio.gather(*calls)
+    slow.clock.now += QUIET_SECONDS / 2
+    assert len(await slow.ask("rollout-0", version=1)) == BATCH / 4
+
+
+async def test_who_comes_again_for_the_rest_waits_until_the_other_has_its_part(
+    workers: Workers,
+) -> None:
+    await both_have_asked(workers)
+    half = await workers.ask("rollout-0", version=1)
+    again = asyncio.create_task(workers.ask("rollout-0", BATCH - len(half), version=1))
+    await asyncio.sleep(QUIET_SECONDS / 4)
+    assert not again.done()
+    assert len(await workers.ask("rollout-1", version=1)) == BATCH / 2
+    again.cancel()
+
+
+async def test_nobody_waits_long_for_one_that_does_not_come(workers: Workers) -> None:
+    await both_have_asked(workers)
+    half = await workers.ask("rollout-0", version=1)
+    rest = await asyncio.wait_for(
+        workers.ask("rollout-0", BATCH - len(half), version=1), SHARE_SECONDS
+    )
+    assert len(half) + len(rest) == BATCH
+
+
+async def test_one_that_breaks_off_does_not_count(workers: Workers) -> None:
+    finish(workers, await workers.ask("rollout-0"))
+    gone = asyncio.create_task(workers.ask("rollout-1"))
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    await asyncio.wait([gone])
+    commit(workers, 1)
+    assert len(await workers.ask("rollout-0", version=1)) == BATCH
+
+
+async def test_the_emptier_engine_gets_more(workers: Workers) -> None:
+    await both_have_asked(workers, rooms=(2, BATCH))
+    sizes = {
+        name: len(await workers.ask(name, room, version=1))
+        for name, room in (("rollout-0", 2), ("rollout-1", BATCH))
+    }
+    assert sizes == {"rollout-0": 1, "rollout-1": BATCH - 1}
+
+
+async def test_who_has_most_room_is_called_up_first(workers: Workers) -> None:
+    groups = await workers.ask("rollout-0")
+    full = asyncio.create_task(workers.ask("rollout-1", 1))
+    empty = asyncio.create_task(workers.ask("rollout-2", BATCH))
+    await asyncio.sleep(0.05)
+    release(workers, groups[0])
+    workers.leasing.call_up()
+    assert await empty == [groups[0]]
+    assert not full.done()
+    full.cancel()
+
+
+async def both_have_asked(workers: Workers, rooms: tuple[int, int] = (BATCH, BATCH)) -> None:
+    """A step is over, and both were answered that newer weights are there."""
+    finish(workers, await workers.ask("rollout-0"))
+    calls = [
+        asyncio.create_task(workers.ask(f"rollout-{number}", room))
+        for number, room in enumerate(rooms)
+    ]
+    await asyncio.sleep(0.05)
+    commit(workers, 1)
+    await asyncio.gather(*calls)
+
+
+def finish(workers: Workers, groups: list[int]) -> None:
+    """Submit what was leased."""
+    for group_id in groups:
+        workers.house.submit(workers.house.arrived(GroupKey(TRAINING, group_id)))
+
+
+def commit(workers: Workers, step: int) -> None:
+    workers.house.step(step)
+    workers.leasing.call_up()
+
+
+def release(workers: Workers, group_id: int) -> None:
+    """The group comes back unfinished."""
+    workers.house.give_back(workers.house.arrived(GroupKey(TRAINING, group_id)))
