@@ -34,7 +34,10 @@ SMALL = (
     "failurePolicy.rolloutBackoff.baseSeconds=1",
     "failurePolicy.rolloutBackoff.maxSeconds=2",
 )
-MODES = (("rollout.mode=async", "rollout.maxStaleness=2"), ("rollout.mode=sync",))
+MODES = (
+    ("rollout.mode=async", "rollout.maxStaleness=2"),
+    ("rollout.mode=sync", "rollout.replicas=2"),
+)
 START_SECONDS = 180.0
 LEAVE_SECONDS = 60.0
 """For a run that was told to stop, in which nothing is frozen."""

@@ -47,6 +47,11 @@ class BufferClient:
         self._caller = caller
         self._calls, self._session = itertools.count(1), secrets.randbits(64)
 
+    @property
+    def worker(self) -> str:
+        """Name of the worker that calls."""
+        return str(self._caller.name)
+
     async def close(self) -> None:
         await self._buffer.close()
 

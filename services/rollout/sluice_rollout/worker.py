@@ -22,7 +22,7 @@ from sluice import causes
 from sluice.api import RLJobSpec
 from sluice.engines.base import Client, EngineError, RequestTimeoutError
 from sluice.environment import ConfigurationError
-from sluice.sample import WORKER_BUSY, WORKER_TAIL, Purpose, SampleGroup, SampleStatus
+from sluice.sample import WORKER, WORKER_BUSY, WORKER_TAIL, Purpose, SampleGroup, SampleStatus
 from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
@@ -257,8 +257,11 @@ class Worker:
         reason = await self.keep(group) if judged else None
         if reason is not None:
             group.samples[0].metadata["filtered"] = reason
-        told = {WORKER_BUSY: round(busy, 3), WORKER_TAIL: round(self.load.tail_seconds, 3)}
-        group.samples[0].metadata |= told
+        group.samples[0].metadata |= {
+            WORKER: self.buffer.worker,
+            WORKER_BUSY: round(busy, 3),
+            WORKER_TAIL: round(self.load.tail_seconds, 3),
+        }
         with tracing.span("submit"):
             answer = await self.submits.send(group)
         if (

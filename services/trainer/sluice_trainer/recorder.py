@@ -21,7 +21,7 @@ from tensorboard.summary import Writer
 from sluice import engines
 from sluice.api import RLJob, manifest
 from sluice.environment import Environment
-from sluice.sample import WORKER_BUSY, WORKER_TAIL, SampleGroup
+from sluice.sample import WORKER, WORKER_BUSY, WORKER_TAIL, SampleGroup
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
 from sluice.telemetry.books import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
@@ -172,6 +172,7 @@ def versions() -> dict[str, str]:
 
 
 def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
+    workers = [one.metadata[WORKER] for one in group.samples if WORKER in one.metadata]
     return {
         "group_id": group.group_id,
         "index": sample.index,
@@ -184,6 +185,7 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
         "status": str(sample.status),
         "response_length": sample.response_length,
         "weight_versions": [span.version for span in sample.weight_versions],
+        **({WORKER: workers[0]} if workers else {}),
         **({"error": sample.error} if sample.error else {}),
     }
 
@@ -231,16 +233,19 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
 
 
 def group_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
-    """Metrics of how groups were made: their turns, how busy their workers were, and for how long
-    the slowest had only the last few samples of the batch.
+    """Metrics of how groups were made: their turns, at how many engines, how busy their workers
+    were, and for how long the slowest had only the last few samples of the batch.
     """
     told = [sample.metadata for group in groups for sample in group.samples]
-    busy, tails = (
+    workers, busy, tails = (
         [metadata[name] for metadata in told if name in metadata]
-        for name in (WORKER_BUSY, WORKER_TAIL)
+        for name in (WORKER, WORKER_BUSY, WORKER_TAIL)
     )
+    of_engine = Counter(workers)
     return {
         **turn_metrics(groups),
+        **({"rollout/engines": float(len(of_engine))} if workers else {}),
+        **({"rollout/engine_share/max": max(of_engine.values()) / len(workers)} if workers else {}),
         **({"rollout/worker_busy": fmean(busy)} if busy else {}),
         **({"rollout/tail_time": max(tails)} if tails else {}),
     }

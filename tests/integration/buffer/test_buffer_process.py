@@ -144,7 +144,9 @@ async def recovers(client: Client, full_at: int, response: int) -> None:
     assert (stats.step, stats.counters["groups_lost"]) == (full_at - 1, 0)
     assert await client.checkpoint(full_at - 1) == 4 * (full_at - 1)
     leased = list((await client.lease("rollout-1", 4, version=full_at - 1, attempt=1)).groups)
-    leased += (await client.lease("rollout-0", 4, version=full_at - 1, attempt=2)).groups
+    while len(leased) < 4:  # what rollout-1 does not come for
+        answer = await client.lease("rollout-0", 4, version=full_at - 1, attempt=2, wait=20)
+        leased += answer.groups
     await client.submit(
         make_group(g.prompt, response=response, version=full_at - 1) for g in leased
     )

@@ -74,6 +74,7 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     assert list((run.directory / "tensorboard").glob("events*"))
     row = json.loads((run.directory / "samples/step_0000012.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "label", "reward", "weight_versions"} <= row.keys()
+    assert row["worker"] == "rollout-0"
     assert row["weight_versions"] in ([11], [])
     exported_model_answers(run.directory / "checkpoints/hf")
     again = laptop("trainer.steps=12", *seeded)
@@ -126,6 +127,15 @@ def exported_model_answers(directory: Path) -> None:
     ids = AutoTokenizer.from_pretrained(directory)("max 3 7 2 =", return_tensors="pt").input_ids
     with torch.no_grad():
         assert model(ids).logits.shape == (1, 5, 16)
+
+
+def test_two_engines_make_half_of_a_step_each(laptop: Make) -> None:
+    run = laptop("trainer.steps=5", "rollout.replicas=2", f"rollout.batchSize={GROUPS}")
+    assert run.run() == 0, run.text()[-3000:]
+    check_sound(run, 5, GROUPS)
+    later = list(run.steps().values())[2:]  # the first ones begin before both engines are there
+    assert values(later, "rollout/engines") == [2, 2, 2]
+    assert values(later, "rollout/engine_share/max") == [0.5, 0.5, 0.5]
 
 
 def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:

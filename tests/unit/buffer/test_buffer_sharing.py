@@ -150,6 +150,12 @@ async def test_one_that_breaks_off_does_not_count(workers: Workers) -> None:
     assert len(await workers.ask("rollout-0", version=1)) == BATCH
 
 
+async def test_a_full_one_that_gives_all_back_does_not_count(workers: Workers) -> None:
+    for group_id in await workers.ask("rollout-0", BATCH):
+        release(workers, group_id)
+    assert len(await workers.ask("rollout-1", BATCH)) == BATCH
+
+
 async def test_the_emptier_engine_gets_more(workers: Workers) -> None:
     await both_have_asked(workers, rooms=(2, BATCH))
     sizes = {

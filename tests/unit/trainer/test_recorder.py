@@ -106,6 +106,14 @@ def test_groups_tell_how_busy_their_workers_were() -> None:
     assert group_metrics([group(2)]) == {}
 
 
+def test_groups_tell_how_many_engines_made_them() -> None:
+    def group(number: int, worker: str) -> SampleGroup:
+        return SampleGroup(Prompt(number, "?"), [Sample(0, metadata={"worker": worker}), Sample(1)])
+
+    groups = [group(number, f"rollout-{number // 3}") for number in range(4)]
+    assert group_metrics(groups) == {"rollout/engines": 2, "rollout/engine_share/max": 0.75}
+
+
 def test_a_turn_that_branches_share_is_counted_once() -> None:
     def turns(*numbers: int) -> list[dict[str, Any]]:
         return [{"by": "model", "length": 1, "turn": number} for number in numbers]

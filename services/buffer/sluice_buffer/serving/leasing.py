@@ -100,8 +100,8 @@ class Leasing:
 
     @contextmanager
     def _asking_for(self, worker: WorkerAttempt, room: int) -> Iterator[Asking]:
-        """A call of a worker. One that was answered still counts for a moment: its worker comes
-        again. One that was broken off does not.
+        """A call of a worker. One that was answered and has room still counts for a moment: its
+        worker comes again. One that was broken off does not.
         """
         call = Asking(worker, max(room, 0) + self._leased(worker.name))
         self._forget(self._asking.get(worker.name))
@@ -113,7 +113,9 @@ class Leasing:
         except BaseException:
             self._forget(call)
             raise
-        if self._asking.get(worker.name) is call:
+        if not self._room(call):  # full: it asks again once something of it is finished
+            self._forget(call)
+        elif self._asking.get(worker.name) is call:
             self._last = self._clock()
             call.until = self._last + SHARE_SECONDS
             self._answered[call] = None
