@@ -22,7 +22,7 @@ BASELINE_REWARD = "baseline_reward"
 """Key of a sample's metadata for the reward of the greedy response to its prompt; only for the
 estimator remax."""
 
-WORKER = "worker"
+WORKER = "rollout_worker"
 """Key of the metadata of a group's first sample: the worker that submitted it, and so the engine
 that it was made at, or ended at."""
 WORKER_BUSY = "worker_busy"

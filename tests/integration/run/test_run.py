@@ -74,7 +74,7 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     assert list((run.directory / "tensorboard").glob("events*"))
     row = json.loads((run.directory / "samples/step_0000012.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "label", "reward", "weight_versions"} <= row.keys()
-    assert row["worker"] == "rollout-0"
+    assert row["rollout_worker"] == "rollout-0"
     assert row["weight_versions"] in ([11], [])
     exported_model_answers(run.directory / "checkpoints/hf")
     again = laptop("trainer.steps=12", *seeded)
