@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,19 +81,20 @@ def run_here(
     for text in [*words(changed, job), *images.words(job, containers), *over]:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     view = view_of(console, job, directory, plain=plain)
-    try:
-        status = asyncio.run(_run(job, directory, view, reopen, containers))
-    except run_state.RunDirectoryError as error:
-        raise ManifestError(str(error)) from error
-    except OSError as error:
-        text = (
-            f"{directory}: the run cannot go on: {error}; when that is mended, the same command "
-            "continues it"
-        )
-        raise ManifestError(text) from error
-    finally:
-        view.close()
-    return finish(console, directory, job, status)
+    with contextlib.ExitStack() as written:  # nobody may delete the directory before that
+        try:
+            status = asyncio.run(_run(job, directory, view, reopen, containers, written))
+        except run_state.RunDirectoryError as error:
+            raise ManifestError(str(error)) from error
+        except OSError as error:
+            text = (
+                f"{directory}: the run cannot go on: {error}; when that is mended, the same "
+                "command continues it"
+            )
+            raise ManifestError(text) from error
+        finally:
+            view.close()
+        return finish(console, directory, job, status)
 
 
 def is_over(directory: Path, reopen: Sequence[ConditionType]) -> bool:
@@ -141,8 +144,11 @@ async def _run(
     view: View,
     reopen: Sequence[ConditionType],
     containers: str | None,
+    written: contextlib.ExitStack,
 ) -> RLJobStatus | None:
-    """Reconcile until the end; None where the user stopped it."""
+    """Reconcile until the end; None where the user stopped it. written: keeps the directory locked
+    until the last file of the run is there.
+    """
     started = time.monotonic()
     monitor, files = Monitor(directory / run_directory.TIMELINE), RunFiles(directory)
     watch = HealthWarnings(
@@ -152,6 +158,7 @@ async def _run(
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     variables = images.variables(containers)
     async with LocalCluster(directory, volumes=volumes, env=variables) as cluster:
+        written.callback(os.close, cluster.keep_lock())
 
         async def probe() -> Progress | None:
             observed = await cluster.observe(job)

@@ -109,11 +109,15 @@ class Machine:
             raise ClientError((place / "output.log").read_text().strip()[-4000:])
 
     async def _stop(self, name: str) -> None:
-        """End the run's processes; what is trained is saved."""
+        """End the run's processes; what is trained is saved. One that has ended may still be
+        writing its report: then wait for that.
+        """
         directory = self._directory / name
         if not run_state.held(directory):
             return
-        os.kill(json.loads((directory / run_state.LOCK_FILE).read_text())["pid"], signal.SIGINT)
+        status = run_state.StateFile(directory).load().status or {}
+        if status.get("state") not in ("Succeeded", "Failed"):
+            os.kill(json.loads((directory / run_state.LOCK_FILE).read_text())["pid"], signal.SIGINT)
         waiting = self._started.pop(name, None)
         await _until(lambda: not run_state.held(directory), STOP_SECONDS, f"{name} has not stopped")
         if waiting:

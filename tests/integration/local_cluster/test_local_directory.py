@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator.cluster import LocalCluster, RunDirectoryError
+from sluice_operator.cluster.local import run_state
 from sluice_operator.plan import clock
 from sluice_operator.reconcile import reconcile, run_job
 from tests.integration.local_cluster.local_jobs import alive, make_job, spawn_host, until, write
@@ -20,6 +21,16 @@ SECOND_TIME = f"""
     {write("log", "os.environ['SLUICE_ATTEMPT'] + os.environ['SLUICE_RENDEZVOUS']")}
     time.sleep(600 if os.environ["SLUICE_ATTEMPT"] == "1" else 0)
 """
+
+
+async def test_who_writes_after_the_end_keeps_the_directory(tmp_path: Path) -> None:
+    async with LocalCluster(tmp_path) as cluster:
+        kept = cluster.keep_lock()
+    assert run_state.held(tmp_path)
+    with pytest.raises(RunDirectoryError, match="is in use by process"):
+        await run_state.lock(tmp_path, 0.1)
+    os.close(kept)
+    assert not run_state.held(tmp_path)
 
 
 async def test_a_second_host_is_told_who_is_there(tmp_path: Path) -> None:

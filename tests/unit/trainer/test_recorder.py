@@ -108,7 +108,9 @@ def test_groups_tell_how_busy_their_workers_were() -> None:
 
 def test_groups_tell_how_many_engines_made_them() -> None:
     def group(number: int, worker: str) -> SampleGroup:
-        return SampleGroup(Prompt(number, "?"), [Sample(0, metadata={"rollout_worker": worker}), Sample(1)])
+        return SampleGroup(
+            Prompt(number, "?"), [Sample(0, metadata={"rollout_worker": worker}), Sample(1)]
+        )
 
     groups = [group(number, f"rollout-{number // 3}") for number in range(4)]
     assert group_metrics(groups) == {"rollout/engines": 2, "rollout/engine_share/max": 0.75}

@@ -129,6 +129,12 @@ class LocalCluster:
             processes.reap_adopted(self._supervisors())
             self._resources.close()
 
+    def keep_lock(self) -> int:
+        """A descriptor with which the directory stays locked until it is closed, also after this
+        cluster's end: for who writes there then.
+        """
+        return os.dup(self._lock)
+
     @property
     def logs_dir(self) -> Path:
         return self.run_dir / "logs"
