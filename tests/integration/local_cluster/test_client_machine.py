@@ -15,10 +15,11 @@ from sluice_operator.cluster.local import run_state
 from tests.integration.local_cluster.local_jobs import until
 
 WRITER = """
-import asyncio, sys, time
+import asyncio, signal, sys, time
 from pathlib import Path
 from sluice_operator.cluster.local import run_state
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
 directory, state_file = Path(sys.argv[1]), run_state.StateFile(Path(sys.argv[1]))
 lock = asyncio.run(run_state.lock(directory, 1.0))
 try:
