@@ -241,13 +241,20 @@ def group_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
         [metadata[name] for metadata in told if name in metadata]
         for name in (WORKER, WORKER_BUSY, WORKER_TAIL)
     )
-    of_engine = Counter(workers)
     return {
         **turn_metrics(groups),
-        **({"rollout/engines": float(len(of_engine))} if workers else {}),
-        **({"rollout/engine_share/max": max(of_engine.values()) / len(workers)} if workers else {}),
+        **(engine_metrics(workers) if workers else {}),
         **({"rollout/worker_busy": fmean(busy)} if busy else {}),
         **({"rollout/tail_time": max(tails)} if tails else {}),
+    }
+
+
+def engine_metrics(workers: Sequence[str]) -> dict[str, float]:
+    """How many engines made groups, and the largest share of one. workers: of each group."""
+    groups = Counter(workers)
+    return {
+        "rollout/engines": float(len(groups)),
+        "rollout/engine_share/max": max(groups.values()) / len(workers),
     }
 
 

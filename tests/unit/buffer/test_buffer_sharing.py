@@ -140,6 +140,18 @@ async def test_nobody_waits_long_for_one_that_does_not_come(workers: Workers) ->
     assert len(half) + len(rest) == BATCH
 
 
+async def test_nobody_waits_for_ever_for_one_that_asks_in_vain(house: MakeHouse) -> None:
+    slow = Workers(house(rollout__batchSize=BATCH), Clock())
+    assert isinstance(slow.clock, Clock)
+    await both_have_asked(slow)
+    half = await slow.ask("rollout-0", version=1)
+    again = asyncio.create_task(slow.ask("rollout-0", BATCH - len(half), version=1))
+    await asyncio.sleep(0.05)
+    slow.clock.now += SHARE_SECONDS
+    assert await slow.ask("rollout-1", version=0) == [], "it does not hear of newer weights"
+    assert len(half) + len(await again) == BATCH
+
+
 async def test_one_that_breaks_off_does_not_count(workers: Workers) -> None:
     finish(workers, await workers.ask("rollout-0"))
     gone = asyncio.create_task(workers.ask("rollout-1"))

@@ -18,7 +18,7 @@ from functools import partial
 from sluice_buffer.core import Buffer
 from sluice_buffer.group import GroupKey
 from sluice_buffer.rules.sharing import part
-from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
+from sluice_buffer.transitions.leases import LeaseCall
 
 Transition = Callable[[], list[GroupKey]]
 
@@ -32,14 +32,10 @@ SHARE_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class Asking:
-    """A worker's call for prompts. places: groups that it has room for when it holds none.
+    """A worker's call for prompts. places: groups that it has room for when it holds none."""
 
-    until: by `Leasing`'s clock, when an answered one counts no more.
-    """
-
-    worker: WorkerAttempt
+    worker: str
     places: int
-    until: float = math.inf
 
 
 class Leasing:
@@ -51,8 +47,8 @@ class Leasing:
         self._buffer, self._clock = buffer, clock
         self._waiting: dict[int, dict[asyncio.Future[None], Asking]] = {}
         self._asking: dict[str, Asking] = {}
-        self._answered: dict[Asking, None] = {}
-        """Those of them whose calls are over, the oldest first."""
+        self._answered: dict[Asking, float] = {}
+        """Those of them whose calls are over, the oldest first, and until when they count."""
         self._last = -math.inf
         """When somebody asked, or was answered."""
         self._rooms: int | None = None
@@ -82,7 +78,7 @@ class Leasing:
             self._add(-len(keys))
             return keys
 
-        with self._asking_for(call.worker, limit) as asking:
+        with self._asking_for(call.worker.name, limit) as asking:
             while True:
                 keys = await run(partial(take, asking))
                 now = self._clock()
@@ -99,13 +95,13 @@ class Leasing:
     # -- shares
 
     @contextmanager
-    def _asking_for(self, worker: WorkerAttempt, room: int) -> Iterator[Asking]:
+    def _asking_for(self, worker: str, room: int) -> Iterator[Asking]:
         """A call of a worker. One that was answered and has room still counts for a moment: its
         worker comes again. One that was broken off does not.
         """
-        call = Asking(worker, max(room, 0) + self._leased(worker.name))
-        self._forget(self._asking.get(worker.name))
-        self._asking[worker.name] = call
+        call = Asking(worker, max(room, 0) + self._leased(worker))
+        self._forget(self._asking.get(worker))
+        self._asking[worker] = call
         self._last = self._clock()
         self._add(self._room(call))
         try:
@@ -115,17 +111,16 @@ class Leasing:
             raise
         if not self._room(call):  # full: it asks again once something of it is finished
             self._forget(call)
-        elif self._asking.get(worker.name) is call:
+        elif self._asking.get(worker) is call:
             self._last = self._clock()
-            call.until = self._last + SHARE_SECONDS
-            self._answered[call] = None
+            self._answered[call] = self._last + SHARE_SECONDS
 
     def _part(self, call: Asking, version: int) -> int:
         """How many groups the call may get now, with weights of `version`."""
         now = self._clock()
         quiet = now >= self._last + QUIET_SECONDS
-        for answered in list(self._answered):
-            if answered.until > now and not quiet:
+        for answered, until in list(self._answered.items()):
+            if until > now and not quiet:
                 break
             self._forget(answered)
         if self._rooms is None:
@@ -138,16 +133,16 @@ class Leasing:
 
     def _room(self, call: Asking) -> int:
         """Groups that its worker has room for now."""
-        return max(0, call.places - self._leased(call.worker.name))
+        return max(0, call.places - self._leased(call.worker))
 
     def _add(self, room: int) -> None:
         if self._rooms is not None:
             self._rooms += room
 
     def _forget(self, call: Asking | None) -> None:
-        if call is None or self._asking.get(call.worker.name) is not call:
+        if call is None or self._asking.get(call.worker) is not call:
             return
-        del self._asking[call.worker.name]
+        del self._asking[call.worker]
         self._answered.pop(call, None)
         self._add(-self._room(call))
 
