@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sluice.api import RLJobStatus
+from sluice.api import FINISHED, RLJobStatus
 from sluice.telemetry.run_directory import JOB
 from sluice_cli import jobs
 from sluice_cli.output import Format, written
@@ -68,8 +68,7 @@ def _run(directory: Path) -> Listed:
         status = status_of({"status": StateFile(directory).load().status})
     except (OSError, ValueError, KeyError, RunDirectoryError):
         return Listed(directory.name, str(directory), "Unreadable")
-    ended = status.state in ("Succeeded", "Failed")
-    state = status.state if ended or held(directory) else "Stopped"
+    state = status.state if status.state in FINISHED or held(directory) else "Stopped"
     return _listed(name, str(directory), state, status)
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sluice.api import manifest
+from sluice.api import FINISHED, manifest
 from sluice.telemetry import run_directory
 from sluice_cli import run_dir
 from sluice_cli.listing import Listed, runs_of
@@ -116,7 +116,7 @@ class Machine:
         if not run_state.held(directory):
             return
         status = run_state.StateFile(directory).load().status or {}
-        if status.get("state") not in ("Succeeded", "Failed"):
+        if status.get("state") not in FINISHED:
             os.kill(json.loads((directory / run_state.LOCK_FILE).read_text())["pid"], signal.SIGINT)
         waiting = self._started.pop(name, None)
         await _until(lambda: not run_state.held(directory), STOP_SECONDS, f"{name} has not stopped")

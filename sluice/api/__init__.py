@@ -15,6 +15,7 @@ from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, ObjectMeta, RLJob,
 from sluice.api.load import ManifestError, load_job, parse_documents, parse_job, read_documents
 from sluice.api.rollout import Rollout, Sampling
 from sluice.api.status import (
+    FINISHED,
     ROLES,
     Condition,
     ConditionType,
@@ -32,6 +33,7 @@ from sluice.api.weight_sync import WeightSync
 
 __all__ = [
     "API_VERSION",
+    "FINISHED",
     "GROUP",
     "KIND",
     "MANAGER",

@@ -9,6 +9,8 @@ from pydantic import Field
 from sluice.api.base import Model, Once
 
 ConditionType = Literal["Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed"]
+FINISHED = ("Succeeded", "Failed")
+"""States of a job that trains no more, unless it is made longer."""
 ROLES = ("rendezvous", "buffer", "rollout", "trainer")
 RoleName = Literal["rendezvous", "buffer", "rollout", "trainer"]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]

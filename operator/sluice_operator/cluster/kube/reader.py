@@ -15,6 +15,7 @@ from typing import Any
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import list_kube_config_contexts
 
+from sluice.api import FINISHED
 from sluice.environment import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
@@ -66,7 +67,7 @@ class KubeReader:
 
     async def streams(self) -> tuple[list[Stream], bool]:
         job, pods = await asyncio.gather(self._job(), self._pods())
-        ended = (job.get("status") or {}).get("state") in ("Succeeded", "Failed")
+        ended = (job.get("status") or {}).get("state") in FINISHED
         return [stream for pod in pods for stream in streams_of(pod)], ended
 
     async def lines(

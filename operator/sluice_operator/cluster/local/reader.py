@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sluice.api import FINISHED
 from sluice.telemetry import run_directory
 from sluice_operator.cluster.local.run_state import RunDirectoryError, State, StateFile
 from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream
@@ -50,10 +51,7 @@ class RunReader:
         """All that was ever written there, older attempts too."""
         state = self._state().status or {}
         streams = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
-        return [stream for stream in streams if stream], state.get("state") in (
-            "Succeeded",
-            "Failed",
-        )
+        return [stream for stream in streams if stream], state.get("state") in FINISHED
 
     async def lines(
         self, stream: Stream, *, follow: bool, tail: int | None
