@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from sluice import environment, open_files, user_code
@@ -74,26 +76,32 @@ async def serve() -> None:
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     pods = _episode_pods(env, spec)
     code = Code.of(spec, pods)
+    buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     teacher: Teachers | None = None
     try:
         async with pulse.beating(), engine_of(spec).client(url) as engine:
+            # Its first call frees what an attempt that was killed had leased. Others go on with
+            # that while the engine starts, which takes minutes.
+            if env.attempt > 1 and not await _ended(buffer.heartbeat([]), stop):
+                return
             if not (user_code.is_loaded() or spec.model.trust_remote_code):
                 await asyncio.to_thread(chat.leave_torch_out)
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
             teacher = teacher_of(spec, encoder.tokenizer)
             await code.check()
-            if not await _ready(engine, stop):
+            if not await _ended(engine.wait_ready(START_SECONDS), stop):
                 return
             encoder.fit(engine.info.context_tokens)
             if teacher:
                 readiness.waits_for = f"the teacher {teacher.url} does not answer yet"
-                if not await _ready(teacher, stop):
+                if not await _ended(teacher.wait_ready(START_SECONDS), stop):
                     return
                 log.info("teacher ready", url=teacher.url)
             # What imports have left would be looked through: 0.2 s in which no response goes on.
             gc.freeze()
-            await _work(env, spec, stop, engine, encoder, code, readiness, teacher, pods)
+            await _work(env, spec, stop, engine, encoder, code, readiness, teacher, pods, buffer)
     finally:
+        await buffer.close()
         await code.close()
         if teacher:
             await teacher.close()
@@ -110,16 +118,16 @@ def _episode_pods(env: Environment, spec: RLJobSpec) -> EpisodePods | None:
     return EpisodePods.of(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, where, terms)
 
 
-async def _ready(server: Client | Teachers, stop: asyncio.Event) -> bool:
+async def _ended(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:
     """Wait for it. False where SIGTERM came first."""
-    starting = asyncio.create_task(server.wait_ready(START_SECONDS))
+    working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
-    done, waiting = await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    done, waiting = await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
-    if starting in done:
-        starting.result()
-    return starting in done
+    if working in done:
+        working.result()
+    return working in done
 
 
 async def _work(
@@ -132,6 +140,7 @@ async def _work(
     readiness: Readiness,
     teacher: Teachers | None,
     pods: EpisodePods | None,
+    buffer: BufferClient,
 ) -> None:
     member = rendezvous_pb2.Member(
         role="rollout",
@@ -168,17 +177,13 @@ async def _work(
     desk = Desk.of(spec, encoder, Place(env.bind, env.port("gateway"), pods) if pods else None)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
     make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
-    buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
     load = Load(batches=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(
         spec, engine, make, code.keep, buffer, membership, submits, returns, load=load
     )
-    try:
-        async with desk, membership:
-            await worker.run(stop)
-    finally:
-        await buffer.close()
+    async with desk, membership:
+        await worker.run(stop)
 
 
 def side_by_side(concurrency: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from sluice.engines.base import Client
+from sluice.environment import free_port
 from sluice.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
 from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
@@ -22,7 +24,7 @@ from sluice_rollout.worker import WorkerError
 from tests.integration.conftest import Server
 from tests.integration.engines import call, distance, log_probs
 from tests.integration.house import DEADLINE, Rendezvous
-from tests.integration.rollout.pods import House, leases
+from tests.integration.rollout.pods import House, Pod, leases
 
 READY = pb.TakeBatchResponse.STATE_READY
 LONG = {"rollout__sampling__maxResponseTokens": 3000}
@@ -335,3 +337,26 @@ async def test_a_buffer_that_will_never_take_it_ends_the_worker() -> None:
     with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED: no room for group 3"):
         await asyncio.wait_for(outbox.run(), 5)
     sent.cancel()
+
+
+async def test_what_a_killed_worker_had_is_free_before_its_successors_engine_is_there(
+    house: Callable[..., House], pod: Callable[..., Pod], server: Server
+) -> None:
+    one = house(buffer__leaseSeconds=600, rollout__sampling__maxResponseTokens=400)
+    async with await one.start_buffer() as client:
+        killed = pod(one, server.url)
+        async with asyncio.timeout(DEADLINE):
+            while "rollout-0" not in await one.rendezvous.ledger():
+                await asyncio.sleep(0.1)
+            await one.rendezvous.serve(0)
+            while (await client.stats()).leases < 4:
+                await asyncio.sleep(0.01)
+        killed.kill()
+        assert (await client.stats()).leases == 4
+        successor = pod(one, f"http://127.0.0.1:{free_port()}", SLUICE_ATTEMPT="2")
+        async with asyncio.timeout(DEADLINE):
+            while (await client.stats()).leases:
+                await asyncio.sleep(0.1)
+        stats = await client.stats()
+        assert (stats.returned, successor.process.poll()) == (4, None)
+        assert await successor.end(20, signal.SIGTERM) == 0
