@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from sluice_cli.exits import Exit
+
 app = typer.Typer(
     help="Checkpoints of training from and to Hugging Face's format.", no_args_is_help=True
 )
@@ -25,7 +27,7 @@ def _run(direction: str, *paths: Path) -> None:
             "error: sluice convert needs torch and megatron-core: install sluice's extra `trainer`",
             err=True,
         )
-        raise typer.Exit(2)
+        raise typer.Exit(Exit.INVALID)
     command = [
         sys.executable,
         "-W",

@@ -24,6 +24,7 @@ from sluice.data.rows import RowError, parse_row
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
+from sluice_cli.exits import Exit
 from sluice_cli.options import lacking
 
 app = typer.Typer(help="Look at prompt files, convert and split them.", no_args_is_help=True)
@@ -60,7 +61,7 @@ def _refusing() -> Iterator[None]:
         yield
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(Exit.INVALID) from error
     except ModuleNotFoundError as error:
         raise lacking(error) from error
 
@@ -167,7 +168,7 @@ def inspect(
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
         show(facts, inspection)
-    raise typer.Exit(1 if inspection.broken else 0)
+    raise typer.Exit(Exit.FAILED if inspection.broken else Exit.DONE)
 
 
 def _shortening(

@@ -13,6 +13,7 @@ from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.summary import summarize
 from sluice.wire.v1.buffer_pb2 import BufferStats
+from sluice_cli.exits import Exit
 from sluice_cli.monitor import Monitor
 from sluice_cli.run_dir import read_json
 from sluice_cli.view import duration
@@ -54,7 +55,7 @@ def write_summary(
     run_directory.write_json(path, summary)
 
 
-def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> int:
+def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> Exit:
     """The last words, and the report, which takes seconds to draw."""
     summary = read_json(directory / run_directory.SUMMARY)
     code = last_words(console, directory, summary, status)
@@ -68,11 +69,11 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
 
 def last_words(
     console: Console, directory: Path, summary: dict[str, Any], status: RLJobStatus | None
-) -> int:
+) -> Exit:
     """Tell how the run has ended. Answers the exit code."""
     if status is None:
         console.print("stopped; the same command goes on from here")
-        return 130
+        return Exit.STOPPED
     words = f"{status.state} after {duration(summary['wall_seconds'])}"
     if summary["steps"]:
         learned = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
@@ -105,5 +106,5 @@ def last_words(
         ):
             console.print(failure.message, markup=False, highlight=False, soft_wrap=True)
         console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
-        return 1
-    return 0
+        return Exit.FAILED
+    return Exit.DONE

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sluice_cli.exits import Exit
 from sluice_cli.importing.draft import Draft, ImportFailedError, job_name
 from sluice_cli.importing.shell import ScriptError
 
@@ -150,7 +151,7 @@ def _import(
             draft.name = job_name(name)
     except (ImportFailedError, ScriptError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(Exit.INVALID) from error
     wrong = settle(draft)
     text = to_text(draft, source)
     if as_json:
@@ -169,7 +170,7 @@ def _import(
     _report(draft)
     if wrong:
         typer.echo(f"error: not a valid job yet:\n{wrong}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.FAILED)
 
 
 def _report(draft: Draft) -> None:
