@@ -1,6 +1,7 @@
 """No process outlives its pod, whatever dies and however."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -80,10 +81,11 @@ async def test_host_terminated(tmp_path: Path) -> None:
 
 def supervisor_of(run_dir: Path, container: str) -> psutil.Process:
     for pid in alive(run_dir):
-        process = psutil.Process(pid)
-        name = process.environ().get("SLUICE_POD_ID", "")
-        if name.endswith(f"/{container}/") and "supervisor.py" in " ".join(process.cmdline()):
-            return process
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            process = psutil.Process(pid)
+            name = process.environ().get("SLUICE_POD_ID", "")
+            if name.endswith(f"/{container}/") and "supervisor.py" in " ".join(process.cmdline()):
+                return process
     raise AssertionError(f"no supervisor of {container}")
 
 
