@@ -177,6 +177,20 @@ async def test_the_emptier_engine_gets_more(workers: Workers) -> None:
     assert sizes == {"rollout-0": 1, "rollout-1": BATCH - 1}
 
 
+async def test_where_places_are_few_the_faster_engine_makes_more(workers: Workers) -> None:
+    await both_have_asked(workers, rooms=(2, 2))
+    slow = await workers.ask("rollout-0", 2, version=1)
+    fast = await workers.ask("rollout-1", 2, version=1)
+    assert (len(slow), len(fast)) == (2, 2)
+    made = len(fast)
+    for _ in range(2):
+        finish(workers, fast)
+        asking = workers.ask("rollout-1", 2, version=1)
+        fast = await asyncio.wait_for(asking, QUIET_SECONDS / 2)
+        made += len(fast)
+    assert made == BATCH - len(slow)
+
+
 async def test_who_has_most_room_is_called_up_first(workers: Workers) -> None:
     groups = await workers.ask("rollout-0")
     full = asyncio.create_task(workers.ask("rollout-1", 1))
