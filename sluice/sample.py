@@ -31,6 +31,9 @@ that all of its worker's groups, functions and gateway have in common was comput
 WORKER_TAIL = "worker_tail"
 """Key of the metadata of a group's first sample: seconds for which its worker had been in the tail
 of the batch when it submitted the group."""
+ENGINE_LATENCY = "engine_latency"
+"""Key of the metadata of a group's first sample: seconds that its engine took for a token of one of
+its responses."""
 PROMPT_TOO_LONG = "prompt_too_long"
 """Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -13,6 +14,7 @@ _BUSY_SHARE, _WAITING_SHARE, _BUSY_STEPS = 0.8, 0.5, 3
 _TAIL_SHARE, _TAIL_STEPS = 0.3, 3
 _LATE_SHARE, _LATE_STEPS = 0.3, 10
 _WEIGHTS_SHARE, _WEIGHTS_STEPS, _CHAIN = 0.1, 3, 3
+_SLOW_TIMES, _SLOW_STEPS = 1.5, 5
 
 
 def _small_kernels(history: Sequence[Record]) -> str | None:
@@ -110,10 +112,32 @@ def _weights_in_turn(history: Sequence[Record]) -> str | None:
     )
 
 
+def _slow_engine(history: Sequence[Record]) -> str | None:
+    """Of one engine that is slower than the others, step after step but one."""
+    names = ("rollout/engine_latency/max", "rollout/engine_latency/p25", "rollout/slowest_engine")
+    last = recent(history, _SLOW_STEPS, *names)
+    if last is None:
+        return None
+    slow, fast, engines = last
+    times = [own / max(others, 1e-9) for own, others in zip(slow, fast, strict=True)]
+    [(engine, steps)] = Counter(engines).most_common(1)
+    if steps < _SLOW_STEPS - 1 or min(times) < _SLOW_TIMES:
+        return None
+    return (
+        f"the engine of rollout-{engine:.0f} takes {median(times):.1f} times as long for a "
+        f"token as the faster ones ({1000 * median(slow):.3g} ms), for {_SLOW_STEPS} steps: "
+        "synchronous steps wait for it, others get less of it. Look what else uses its GPUs, and "
+        "whether they are throttled (nvidia-smi -q -d PERFORMANCE). A pod that is deleted starts "
+        "again, maybe on another node. Where engines are unequal by their kind, a lower "
+        "rollout.concurrency lets the faster ones make more"
+    )
+
+
 RULES: dict[str, Rule] = {
     "small kernels": _small_kernels,
     "busy worker": _busy_worker,
     "long tail": _long_tail,
     "late groups": _late_groups,
     "weights in turn": _weights_in_turn,
+    "slow engine": _slow_engine,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,10 +33,21 @@ _PAUSES_AFTER_ERRORS = (0.5, 2.0)
 
 @dataclass(slots=True)
 class Requests:
-    """Those of one group. at_engine: how many are there now, or have just failed there."""
+    """Those of one group. at_engine: how many are there now, or have just failed there. seconds,
+    tokens: at the engine, and from it, of all that were answered.
+    """
 
     group_id: int
     at_engine: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds for a token of theirs: a request's time by the length of its answer, as the
+        normalized latency of the vLLM paper has it. None: they have none.
+        """
+        return self.seconds / self.tokens if self.tokens else None
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -172,7 +184,7 @@ class Generator:
 
     async def _asked(self, sample: Sample, sampling: dict[str, Any]) -> Generation:
         """The engine's answer to one request, counted."""
-        finish = "error"
+        finish, started = "error", time.monotonic()
         with (
             metrics.REQUESTS_AT_ENGINE.track_inprogress(),
             metrics.REQUEST_SECONDS.time(),
@@ -191,6 +203,9 @@ class Generator:
                 metrics.REQUESTS.labels(finish).inc()
         metrics.PROMPT_TOKENS.inc(len(sample.tokens))
         metrics.GENERATED_TOKENS.inc(len(generation.tokens))
+        requests = REQUESTS.get()
+        requests.seconds += time.monotonic() - started
+        requests.tokens += len(generation.tokens)
         return generation
 
     def _engine_answered(self) -> None:

@@ -22,7 +22,15 @@ from sluice import causes
 from sluice.api import RLJobSpec
 from sluice.engines.base import Client, EngineError, RequestTimeoutError
 from sluice.environment import ConfigurationError
-from sluice.sample import WORKER, WORKER_BUSY, WORKER_TAIL, Purpose, SampleGroup, SampleStatus
+from sluice.sample import (
+    ENGINE_LATENCY,
+    WORKER,
+    WORKER_BUSY,
+    WORKER_TAIL,
+    Purpose,
+    SampleGroup,
+    SampleStatus,
+)
 from sluice.telemetry import logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
@@ -234,7 +242,7 @@ class Worker:
         """Finish the group, or as much of it as a drain leaves time for."""
         group = await self.make(*work.read())
         if all(sample.status.finished for sample in group.samples):
-            await self._submit(group, work.busy)
+            await self._submit(group, work)
             work.settled = work.submitted = True
             metrics.GROUPS.labels("submitted").inc()
         else:
@@ -246,7 +254,7 @@ class Worker:
         work.settled = True
         metrics.GROUPS.labels("returned").inc()
 
-    async def _submit(self, group: SampleGroup, busy: float) -> None:
+    async def _submit(self, group: SampleGroup, work: Work) -> None:
         if self.spec.rollout.partial.mask_off_policy:
             for sample in group.samples:
                 mask_off_policy(sample)
@@ -259,9 +267,11 @@ class Worker:
             group.samples[0].metadata["filtered"] = reason
         group.samples[0].metadata |= {
             WORKER: self.buffer.worker,
-            WORKER_BUSY: round(busy, 3),
+            WORKER_BUSY: round(work.busy, 3),
             WORKER_TAIL: round(self.load.tail_seconds, 3),
         }
+        if (latency := work.requests.latency) is not None:
+            group.samples[0].metadata[ENGINE_LATENCY] = round(latency, 6)
         with tracing.span("submit"):
             answer = await self.submits.send(group)
         if (

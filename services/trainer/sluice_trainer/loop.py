@@ -44,9 +44,10 @@ from sluice_trainer.flops import ModelFlops, utilisation
 from sluice_trainer.last_evaluation import LastEvaluation
 from sluice_trainer.peers import Peers
 from sluice_trainer.profiling import Profiles, region
+from sluice_trainer.provenance import Provenance
 from sluice_trainer.publishing import Publishing
 from sluice_trainer.ranks import Ranks
-from sluice_trainer.recorder import Recorder, batch_metrics, group_metrics, merged, time_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, merged, time_metrics
 from sluice_trainer.saving import Saving
 from sluice_trainer.turns import Turns
 
@@ -226,22 +227,24 @@ class Loop:
             self.recorder.samples(step, groups)
             self._dump(step)
         metrics.count_samples(batch)
-        learned |= self._utilisation(groups)
-        return batch_metrics(batch, step, judged=self.spec.judged) | group_metrics(groups) | learned
+        provenance = self._provenance(groups)
+        learned |= self._utilisation(provenance.lengths)
+        of_batch = batch_metrics(batch, step, judged=self.spec.judged)
+        return of_batch | provenance.metrics() | learned
 
-    def _utilisation(self, groups: list[SampleGroup]) -> dict[str, float]:
-        """The use that training made of the GPUs; nothing on CPUs. groups: this rank's. Collective
-        where there are GPUs.
-        """
+    def _provenance(self, groups: list[SampleGroup]) -> Provenance:
+        """How the batch was made. groups: this rank's. Collective."""
+        of_ranks = self.ranks.gather((self.ranks.data_parallel_rank, Provenance.of(groups)))
+        return Provenance.together(dict(of_ranks).values())
+
+    def _utilisation(self, lengths: list[int]) -> dict[str, float]:
+        """The use that training made of the GPUs; nothing on CPUs. lengths: of all sequences."""
         if self.flops is None or not torch.cuda.is_available():
             return {}
-        samples = [sample for group in groups for sample in group.samples]
-        lengths = [len(sequence.tokens) for sample in samples for sequence in sample.sequences]
-        of_rank = dict(self.ranks.gather((self.ranks.data_parallel_rank, lengths)))
         trainer = self.spec.trainer
         return utilisation(
             self.flops,
-            [length for rank in of_rank.values() for length in rank],
+            lengths,
             self.times["perf/actor_train_time"],
             trainer.nodes * trainer.gpus_per_node,
             torch.cuda.get_device_name(),

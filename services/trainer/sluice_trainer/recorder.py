@@ -21,12 +21,12 @@ from tensorboard.summary import Writer
 from sluice import engines
 from sluice.api import RLJob, manifest
 from sluice.environment import Environment
-from sluice.sample import WORKER, WORKER_BUSY, WORKER_TAIL, SampleGroup
+from sluice.sample import WORKER, SampleGroup
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
 from sluice.telemetry.books import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
-from sluice.turns import BRANCH_TURNS, TURNS, turn_rewards
+from sluice.turns import BRANCH_TURNS, TURNS
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.metrics import EVALUATION_REWARD
@@ -229,51 +229,6 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
         "rollout/zero_std/ratio": equal.total() / len(rewards),
         **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in equal.items()},
         **{f"passrate/{name}": rate for name, rate in rates.items()},
-    }
-
-
-def group_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
-    """Metrics of how groups were made: their turns, at how many engines, how busy their workers
-    were, and for how long the slowest had only the last few samples of the batch.
-    """
-    told = [sample.metadata for group in groups for sample in group.samples]
-    workers, busy, tails = (
-        [metadata[name] for metadata in told if name in metadata]
-        for name in (WORKER, WORKER_BUSY, WORKER_TAIL)
-    )
-    return {
-        **turn_metrics(groups),
-        **(engine_metrics(workers) if workers else {}),
-        **({"rollout/worker_busy": fmean(busy)} if busy else {}),
-        **({"rollout/tail_time": max(tails)} if tails else {}),
-    }
-
-
-def engine_metrics(workers: Sequence[str]) -> dict[str, float]:
-    """How many engines made groups, and the largest share of one. workers: of each group."""
-    groups = Counter(workers)
-    return {
-        "rollout/engines": float(len(groups)),
-        "rollout/engine_share/max": max(groups.values()) / len(workers),
-    }
-
-
-def turn_metrics(groups: Sequence[SampleGroup]) -> dict[str, float]:
-    """Turns of the model in a sample, of those that a generate function made, and sequences of it;
-    nothing where there is none.
-    """
-    played = [s for group in groups for s in group.samples if TURNS in s.metadata]
-    if not played:
-        return {}
-    rewards = [turn_rewards(sample) for sample in played]
-    counts = {
-        "turns": [sum(map(len, of_sample.values())) for of_sample in rewards],
-        "branches": [len(sample.sequences) for sample in played],
-    }
-    return {
-        f"multi_turn/{name}/{kind}": float(value)
-        for name, values in counts.items()
-        for kind, value in (("mean", fmean(values)), ("max", max(values)))
     }
 
 

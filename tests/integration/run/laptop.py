@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,38 @@ class Laptop:
 
         return int(self.until(look, what, seconds))
 
+    @contextlib.contextmanager
+    def slowed(self, name: str, share: float) -> Iterator[None]:
+        """The engine of a replica, such as rollout-1, has only a share of the time, as on a
+        throttled device: all its processes are stopped and continued five times a second."""
+
+        def is_it(process: psutil.Process) -> bool:
+            supervisor = process.parent()  # an engine has a title in the place of its environment
+            return (
+                supervisor is not None
+                and _runs(process, PROGRAMS["engine"])
+                and f"-{name}-" in supervisor.environ().get("SLUICE_POD_ID", "")
+            )
+
+        pid = self.until_process(is_it, f"engine of {name}", 60)
+        engine, over = psutil.Process(pid), threading.Event()
+        processes = [engine, *engine.children(recursive=True)]
+
+        def hold_back() -> None:
+            while not over.is_set():
+                _signal(processes, signal.SIGSTOP)
+                over.wait(0.2 * (1 - share))
+                _signal(processes, signal.SIGCONT)
+                over.wait(0.2 * share)
+
+        thread = threading.Thread(target=hold_back)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def step(self) -> int:
         return max(self.steps(), default=0)
 
@@ -147,6 +180,12 @@ def _runs(process: psutil.Process, program: str) -> bool:
     return any(
         program in word for word in process.cmdline()[1:3]
     )  # python FILE, or python -m MODULE
+
+
+def _signal(processes: Iterable[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            process.send_signal(number)
 
 
 def processes_of(directory: Path) -> list[str]:

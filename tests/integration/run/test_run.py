@@ -136,6 +136,19 @@ def test_two_engines_make_half_of_a_step_each(laptop: Make) -> None:
     later = list(run.steps().values())[2:]  # the first ones begin before both engines are there
     assert values(later, "rollout/engines") == [2, 2, 2]
     assert values(later, "rollout/engine_share/max") == [0.5, 0.5, 0.5]
+    for step in later:
+        assert 0 < step["rollout/engine_latency/p25"] < step["rollout/engine_latency/max"] < 10
+        assert step["rollout/slowest_engine"] in (0, 1)
+
+
+@pytest.mark.long
+def test_an_engine_that_becomes_slow_is_named(laptop: Make) -> None:
+    run = laptop("trainer.steps=16", "rollout.replicas=2", f"rollout.batchSize={GROUPS}")
+    run.start()
+    run.until_step(4)
+    with run.slowed("rollout-1", share=0.1):
+        assert run.wait(400) == 0, run.text()[-3000:]
+    assert "the engine of rollout-1 takes" in run.text()
 
 
 def test_asynchronous_with_partial_rollouts_over_disk(laptop: Make) -> None:

@@ -31,6 +31,11 @@ TEACHER = "train/opd_reverse_kl"
 MFU, TRAINING, SIZE = "perf/mfu", "perf/actor_train_time", "perf/micro_batch_tokens"
 BUSY, WAITING, STEP = "rollout/worker_busy", "perf/train_wait_time", "perf/step_time"
 TAIL, LATE = "rollout/tail_time", "perf/train_wait_late_time"
+SLOW, FAST, WHICH = (
+    "rollout/engine_latency/max",
+    "rollout/engine_latency/p25",
+    "rollout/slowest_engine",
+)
 UPDATE, IN_TURN = "perf/update_weights_time", "perf/update_weights/engines_in_turn"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
@@ -133,6 +138,13 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "weight updates take 20% of the time: a trainer rank sends to 8 engines, one after "
             "another. Try weightSync.fanOut: chain",
         ),
+        (
+            steps(1, **{SLOW: 0.036, FAST: 0.02, WHICH: 5.0})
+            + steps(4, 2, **{SLOW: 0.036, FAST: 0.02, WHICH: 3.0}),
+            "slow engine",
+            "the engine of rollout-3 takes 1.8 times as long for a token as the faster ones "
+            "(36 ms), for 5 steps: synchronous steps wait for it",
+        ),
     ],
     ids=[
         "deterministic, and yet apart",
@@ -158,6 +170,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "long tail on shared GPUs",
         "late groups",
         "weights to many engines",
+        "a slow engine",
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
@@ -206,6 +219,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(9, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 0.0}),
         steps(9, **{UPDATE: 0.9, STEP: 10.0, IN_TURN: 8.0}),
         steps(2, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
+        steps(9, **{SLOW: 0.029, FAST: 0.02, WHICH: 3.0}),
+        steps(3, **{SLOW: 0.09, FAST: 0.02, WHICH: 3.0})
+        + steps(3, 4, **{SLOW: 0.09, FAST: 0.02, WHICH: 2.0}),
     ],
     ids=[
         "no steps",
@@ -242,6 +258,8 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "weights over a chain, or by a directory",
         "quick weights to many engines",
         "two updates to many engines",
+        "engines that are nearly equal",
+        "a slow engine that is another one each time",
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:

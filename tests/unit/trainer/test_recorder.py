@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence
+from sluice.sample import Prompt, Sample, SampleGroup
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.recorder import Recorder, batch_metrics, group_metrics, merged, turn_metrics
+from sluice_trainer.recorder import Recorder, batch_metrics, merged
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
@@ -82,48 +82,6 @@ def test_tokens_that_are_trained_are_counted_apart_from_observations() -> None:
         9,
         4,
     )
-
-
-def test_turns_of_the_model_are_counted() -> None:
-    def turns(*by: str) -> Sample:
-        return Sample(0, metadata={"turns": [{"by": one, "length": 1} for one in by]})
-
-    groups = [SampleGroup(Prompt(0, "?"), [turns("model"), turns("model", "environment", "model")])]
-    counted = turn_metrics(groups)
-    assert (counted["multi_turn/turns/mean"], counted["multi_turn/turns/max"]) == (1.5, 2)
-    assert (counted["multi_turn/branches/mean"], counted["multi_turn/branches/max"]) == (1, 1)
-    assert turn_metrics([SampleGroup(Prompt(0, "?"), [Sample(0)])]) == {}
-
-
-def test_groups_tell_how_busy_their_workers_were() -> None:
-    def group(number: int, **metadata: float) -> SampleGroup:
-        return SampleGroup(Prompt(number, "?"), [Sample(0, metadata=metadata), Sample(1)])
-
-    groups = [group(0, worker_busy=0.9), group(1, worker_busy=0.5), group(2)]
-    assert group_metrics(groups) == {"rollout/worker_busy": pytest.approx(0.7)}
-    tails = [group(0, worker_tail=0.0), group(1, worker_tail=1.5), group(2, worker_tail=4.0)]
-    assert group_metrics(tails) == {"rollout/tail_time": 4.0}, "the last to be submitted"
-    assert group_metrics([group(2)]) == {}
-
-
-def test_groups_tell_how_many_engines_made_them() -> None:
-    def group(number: int, worker: str) -> SampleGroup:
-        return SampleGroup(
-            Prompt(number, "?"), [Sample(0, metadata={"rollout_worker": worker}), Sample(1)]
-        )
-
-    groups = [group(number, f"rollout-{number // 3}") for number in range(4)]
-    assert group_metrics(groups) == {"rollout/engines": 2, "rollout/engine_share/max": 0.75}
-
-
-def test_a_turn_that_branches_share_is_counted_once() -> None:
-    def turns(*numbers: int) -> list[dict[str, Any]]:
-        return [{"by": "model", "length": 1, "turn": number} for number in numbers]
-
-    metadata = {"turns": turns(0, 1), "branch_turns": [turns(0, 2), turns(3)]}
-    tree = Sample(0, metadata=metadata, branches=[TokenSequence(), TokenSequence()])
-    counted = turn_metrics([SampleGroup(Prompt(0, "?"), [tree])])
-    assert (counted["multi_turn/turns/max"], counted["multi_turn/branches/max"]) == (4, 3)
 
 
 def test_shards_make_whole_groups_again() -> None:
