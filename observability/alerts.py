@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from observability.recording import ENGINE_LAG, RESTARTS, REWARD, STATE, STEP, STORAGE
+from observability.recording import (
+    ENGINE_LAG,
+    ENGINE_LATENCY,
+    RESTARTS,
+    REWARD,
+    STATE,
+    STEP,
+    STORAGE,
+)
 
 RUNBOOKS = "https://github.com/sluice-dev/sluice/blob/main/docs/runbooks.md"
 _JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
@@ -65,6 +73,16 @@ def _of_jobs() -> list[Alert]:
             f"{ENGINE_LAG} > 2",
             f"engine {{{{ $labels.replica }}}} of {_JOB} serves old weights",
             "It is {{ $value }} versions behind: weights do not reach it, or it takes no updates.",
+        ),
+        Alert(
+            "SluiceSlowEngine",
+            "warning",
+            "15m",
+            f"{ENGINE_LATENCY} > on (namespace, job) group_left () "
+            f"(1.5 * quantile {_BY_JOB} (0.25, {ENGINE_LATENCY}))",
+            f"engine {{{{ $labels.replica }}}} of {_JOB} is slower than the others",
+            "It takes {{ $value | humanizeDuration }} for a token, more than 1.5 times what the "
+            "faster ones take. Synchronous steps wait for it.",
         ),
         Alert(
             "SluiceNoEngine",

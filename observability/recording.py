@@ -23,6 +23,7 @@ PLANNED = "namespace_job_role:sluice_plan_devices:max"
 SPEEDUP = "namespace_job:sluice_plan_speedup:max"
 STORAGE = "namespace_job:sluice_storage_used:ratio"
 ENGINE_LAG = "namespace_job_replica:sluice_engine_lag:versions"
+ENGINE_LATENCY = "namespace_job_replica:sluice_engine_latency:seconds10m"
 STATES = {
     0: ("pending", "text"),
     1: ("running", "green"),
@@ -33,6 +34,7 @@ STATES = {
 }
 """Words and colours for the values of STATE."""
 _BY_JOB = "by (namespace, job)"
+_BY_ENGINE = "by (namespace, job, replica)"
 _RENAMED = '"job", "$1", "name", "(.+)"'
 """The operator calls a job `name`; all other series call it `job`."""
 
@@ -84,9 +86,12 @@ def _progress() -> Iterator[Recording]:
     room = f"max {_BY_JOB} (sluice_buffer_capacity_bytes > 0)"
     yield Recording(STORAGE, f"max {_BY_JOB} (sluice_buffer_stored_bytes) / {room}")
     newest = f"max {_BY_JOB} (sluice_rendezvous_version)"
-    served = "min by (namespace, job, replica) (sluice_rollout_version)"
+    served = f"min {_BY_ENGINE} (sluice_rollout_version)"
     lag = f"{newest} - on (namespace, job) group_right () {served}"
     yield Recording(ENGINE_LAG, f"clamp_min({lag}, 0)")
+    seconds = f"sum {_BY_ENGINE} (rate(sluice_rollout_request_seconds_sum[10m]))"
+    tokens = f"sum {_BY_ENGINE} (rate(sluice_rollout_generated_tokens_total[10m]))"
+    yield Recording(ENGINE_LATENCY, f"{seconds} / ({tokens} > 0)")
 
 
 def _waste() -> Iterator[Recording]:

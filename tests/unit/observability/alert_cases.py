@@ -33,6 +33,17 @@ def of_job(metric: str, values: str, **labels: str) -> dict[str, str]:
     return one(f"sluice_{metric}", values, **OF_JOB, **labels)
 
 
+def engine(replica: str, seconds: int, slow: int | None = None) -> dict[str, str]:
+    """A hundred tokens a minute, for which its requests take so many seconds together; half an hour
+    of them `slow`, between others."""
+    slow = seconds if slow is None else slow
+    middle, end = 20 * seconds, 20 * seconds + 30 * slow
+    course = f"0+{seconds}x20 {middle + slow}+{slow}x29 {end + seconds}+{seconds}x50"
+    return of_job("rollout_request_seconds_sum", course, replica=replica) | of_job(
+        "rollout_generated_tokens_total", "0+100x120", replica=replica
+    )
+
+
 def of_operator(*, workers: str, leads: str) -> dict[str, str]:
     """Of one replica: its workers, and whether it leads."""
     controller = "controller_runtime_max_concurrent_reconciles"
@@ -57,6 +68,11 @@ CASES = [
         | of_job("rollout_version", "0+1x60", replica="0")
         | of_job("rollout_version", "0+1x10 10x20 32+1x30", replica="1"),
         OF_JOB | {"replica": "1"},
+    ),
+    Case(
+        *("SluiceSlowEngine", 30, 50, 80),
+        engine("0", 2) | engine("1", 2) | engine("2", 2, slow=6),
+        OF_JOB | {"replica": "2"},
     ),
     Case(
         *("SluiceNoEngine", 9, 30, 35),
