@@ -21,9 +21,9 @@ _OF_GROUPS = (WORKER, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY)
 
 @dataclass(slots=True)
 class Provenance:
-    """What samples tell. groups: of each group whose first sample is here. lengths: tokens of each
-    sequence. turns, branches: of each sample that a generate function has made, turns of the model
-    and sequences.
+    """Facts that samples tell. groups: of each group whose first sample is here. lengths: tokens of
+    each sequence. turns, branches: of each sample that a generate function has made, turns of the
+    model and sequences.
     """
 
     groups: list[Mapping[str, Any]] = field(default_factory=list)

@@ -182,13 +182,13 @@ async def test_where_places_are_few_the_faster_engine_makes_more(workers: Worker
     slow = await workers.ask("rollout-0", 2, version=1)
     fast = await workers.ask("rollout-1", 2, version=1)
     assert (len(slow), len(fast)) == (2, 2)
-    made = len(fast)
+    of_fast = len(fast)
     for _ in range(2):
         finish(workers, fast)
         asking = workers.ask("rollout-1", 2, version=1)
         fast = await asyncio.wait_for(asking, QUIET_SECONDS / 2)
-        made += len(fast)
-    assert made == BATCH - len(slow)
+        of_fast += len(fast)
+    assert of_fast == BATCH - len(slow)
 
 
 async def test_who_has_most_room_is_called_up_first(workers: Workers) -> None:
