@@ -133,6 +133,21 @@ def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)
 
 
+def test_what_a_bucket_asks_of_a_whole_model_is_asked_in_functions_of_this_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.syspath_prepend(str(PATH))
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    import sluice_sglang.once
+
+    sluice_sglang.once.register()
+    targets = [*HookRegistry._hooks]
+    assert len(targets) == 6
+    assert all(callable(pkgutil.resolve_name(target)) for target in targets)
+
+
 def test_prompts_wait_at_a_function_of_this_release(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sluice.engines.sglang.layout import Layout
+from sluice_trainer.weights.buckets import buckets
 
 UP, DOWN = "model.layers.3.mlp.experts.w13_weight", "model.layers.3.mlp.experts.w2_weight"
 
@@ -50,3 +51,19 @@ def test_other_tensors_stay_whole() -> None:
     [(name, part)] = Layout().in_parts([("model.embed_tokens.weight", tensor)], 10)
     assert name == "model.embed_tokens.weight"
     assert part is tensor
+
+
+def test_little_of_a_bucket_stays_empty() -> None:
+    """Qwen3-30B-A3B's layers, a byte for a MiB: whole stacks would leave half of each empty."""
+    layers = [f"model.layers.{number}" for number in range(48)]
+    sizes = {"self_attn.qkv_proj.weight": 36, "mlp.experts.w13_weight": 768}
+    sizes |= {"mlp.experts.w2_weight": 384}
+    weights = [
+        (f"{layer}.{name}", torch.zeros(128 if "experts" in name else 1, size // 128 or size))
+        for layer in layers
+        for name, size in sizes.items()
+    ]
+    as_bytes = [(name, tensor.to(torch.int8)) for name, tensor in weights]
+    full = [bucket.data.nbytes / 1024 for bucket in buckets(as_bytes, 1024, Layout())]
+    assert min(full[:-1]) > 0.9
+    assert sum(full) == pytest.approx(48 * (36 + 768 + 384) / 1024)

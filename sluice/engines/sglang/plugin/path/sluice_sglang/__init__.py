@@ -9,10 +9,22 @@ from functools import cache
 
 
 def register() -> None:
-    from . import ending, exact, fence, gather, host_memory, loopback, receive, stacks, versions
+    from . import (
+        ending,
+        exact,
+        fence,
+        gather,
+        host_memory,
+        loopback,
+        once,
+        receive,
+        stacks,
+        versions,
+    )
 
     stacks.register()
     receive.register()
+    once.register()
     ending.register()
     loopback.register()
     host_memory.register()

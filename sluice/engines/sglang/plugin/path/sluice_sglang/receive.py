@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .buffers import Buffers
+from .once import same_parameters
 from .relay import LINK_PREFIX, Link, Links, Route, route
 from .transfer import (
     GROUP_PREFIX,
@@ -110,7 +111,8 @@ def load_whole(original: Any, updater: Any, *args: Any, **kwargs: Any) -> tuple[
     Where it has not come the engine is told so, and will get it again: it has loaded what was in
     the memory.
     """
-    success, message = original(updater, *args, **kwargs)
+    with same_parameters(updater):
+        success, message = original(updater, *args, **kwargs)
     failure = failed_link()
     return (False, failure) if failure else (success, message)
 
@@ -143,7 +145,8 @@ def update_bucket(
         bucket = receive_bucket(
             None, updater, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name
         )
-        updater.get_model().load_weights(bucket)
+        with same_parameters(updater):
+            updater.get_model().load_weights(bucket)
     except Exception as error:
         message = f"Failed to update parameter online: {error}. The weights are partially updated."
         log.exception(message)
