@@ -90,6 +90,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "vocab_size": 151936,
     },
+    "narrow-4b": {  # layers of Qwen3-4B, with hardly any bytes in them
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 2048,
+    },
     "qwen3-8b": {
         "hidden_size": 4096,
         "intermediate_size": 12288,
