@@ -75,13 +75,14 @@ class HttpClient:
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until the server answers, and learn how it was started."""
-        end = time.monotonic() + seconds
+        began = time.monotonic()
         reason = "no answer"
-        while time.monotonic() < end:
+        while time.monotonic() < began + seconds:
             healthy, reason = await self.health(timeout=10.0)
             if healthy:
                 await self.learn()
-                logs.get().info("engine ready", url=self.url)
+                waited = time.monotonic() - began
+                logs.get().info("engine ready", url=self.url, seconds=round(waited, 1))
                 return
             await asyncio.sleep(0.25)
         raise EngineError(f"engine {self.url} was not ready after {seconds:.0f} s: {reason}")
