@@ -34,11 +34,14 @@ class View(Protocol):
 
 
 class PlainView:
-    """One line for each step, each event and each change of state."""
+    """One line for each step, each event and each change of state, and while a job starts for each
+    change of what it waits for.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._state = ""
+        self._waits = ""
 
     def show(
         self,
@@ -47,9 +50,8 @@ class PlainView:
         files: RunFiles,
         fresh: list[Record],
     ) -> None:
-        if status and status.state != self._state:
-            self._state = status.state
-            self._print(f"state {status.state}{f': {waits}' if (waits := waiting(status)) else ''}")
+        if status:
+            self._show_state(status.state, waiting(status))
         total = snapshot.stats.total_steps if snapshot.stats else 0
         for record in fresh:
             evaluation = evaluation_text(snapshot)
@@ -60,6 +62,12 @@ class PlainView:
                 f"{record['perf/tokens_per_second']:.0f} tok/s "
                 f"lag {record['rollout/policy_lag']:.2f} step {record['perf/step_time']:.2f} s"
             )
+
+    def _show_state(self, state: str, waits: str) -> None:
+        changed = state != self._state or (state == "Starting" and waits != self._waits)
+        self._state, self._waits = state, waits
+        if changed:
+            self._print(f"state {state}{f': {waits}' if waits else ''}")
 
     def event(self, kind: str, text: str) -> None:
         self._print(f"{'warning: ' if kind == 'Warning' else ''}{text}")

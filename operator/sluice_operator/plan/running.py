@@ -163,7 +163,13 @@ def _ending(
     if tired is not None:
         return Finding("Failed", "True", *tired)
     waiting = conditions.running(
-        status, steps, observed.pods, observed.progress, now, warned=observed.warned
+        status,
+        steps,
+        observed.pods,
+        observed.progress,
+        now,
+        warned=observed.warned,
+        may_compile=_may_compile(job),
     )
     late = deadlines.job_deadline(job.spec, status, now, waiting.message)
     return Finding("Failed", "True", *late) if late else None
@@ -188,6 +194,7 @@ def _running_status(
             now,
             queued=queued,
             warned=observed.warned,
+            may_compile=_may_compile(job),
         ),
         conditions.weights_in_sync(observed.progress),
     ]
@@ -203,6 +210,11 @@ def _running_status(
         rollout_replicas=rollout_replicas(job, status),
         checkpoint_claim=checkpoint_name(job) if job.spec.checkpoint.claim else None,
     )
+
+
+def _may_compile(job: RLJob) -> bool:
+    """True where a new pod's engine may find no compiled kernels."""
+    return job.spec.on_gpu and job.spec.kernel_cache is None
 
 
 def _retries(steps: Sequence[Step]) -> list[datetime]:

@@ -76,6 +76,29 @@ def test_running(status, gang_steps, progress, expected) -> None:  # type: ignor
     assert (finding.status, finding.reason) == expected
 
 
+@pytest.mark.parametrize(
+    ("progress", "may_compile", "waits"),
+    [
+        (None, True, "no engine is ready yet"),
+        (Progress(0), False, "no engine has started yet"),
+        (
+            Progress(0),
+            True,
+            "no engine has started yet, which takes minutes where kernels are compiled first "
+            "(kernelCache keeps them)",
+        ),
+        (Progress(0, engines=1), True, "no engine holds the weights yet"),
+    ],
+)
+def test_a_job_that_starts_says_what_it_waits_for(
+    progress: Progress | None, may_compile: bool, waits: str
+) -> None:
+    others = [step for step in steps() if step.gang.role != "rollout"]
+    engine = Step(Gang("rollout", 0, 1), FRESH, GangFacts(running=1))
+    finding = running(STARTED, [*others, engine], [], progress, START, may_compile=may_compile)
+    assert finding.message == f"pods are running; {waits}"
+
+
 def test_running_says_why_a_pod_waits() -> None:
     condition = {
         "type": "PodScheduled",

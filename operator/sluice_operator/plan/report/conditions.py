@@ -114,13 +114,14 @@ def running(
     *,
     queued: str | None = None,
     warned: Mapping[str, Warned] | None = None,
+    may_compile: bool = False,
 ) -> Finding:
     """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready,
     and began to work.
 
     A rollout replica that is down while another serves is no matter of this condition: training
     goes on. queued: why a queue has not admitted the job, as far as that is known; None: no queue
-    holds it. warned: as Observed has it.
+    holds it. warned: as Observed has it. may_compile: engines find no kernels in a `kernelCache`.
     """
     if queued is not None:
         return Finding(
@@ -164,9 +165,21 @@ def running(
             "Running",
             "False",
             STARTING.name,
-            STARTING.text(waiting="no engine holds the weights yet"),
+            STARTING.text(waiting=_engines(progress, may_compile=may_compile)),
         )
     return Finding("Running", "True", RUNNING.name, RUNNING.text(ready=ready, desired=desired))
+
+
+def _engines(progress: Progress | None, *, may_compile: bool) -> str:
+    """The next thing to come of the engines, of which none can generate yet."""
+    if progress is None:
+        return "no engine is ready yet"
+    if progress.engines:
+        return "no engine holds the weights yet"
+    text = "no engine has started yet"
+    if may_compile:
+        text += ", which takes minutes where kernels are compiled first (kernelCache keeps them)"
+    return text
 
 
 def _staying(steps: Sequence[Step], pods: Sequence[KubeObject], now: datetime) -> str:
