@@ -54,24 +54,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
         "tie_word_embeddings": False,
     },
-    "narrow-30b-a3b": {  # layers and experts of Qwen3-30B-A3B, with hardly any bytes in them
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 32,
-        "intermediate_size": 128,
-        "moe_intermediate_size": 32,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 2048,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "tie_word_embeddings": False,
-    },
     "qwen3-0.6b": {
         "hidden_size": 1024,
         "intermediate_size": 3072,
@@ -89,15 +71,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": 151936,
-    },
-    "narrow-4b": {  # layers of Qwen3-4B, with hardly any bytes in them
-        "hidden_size": 64,
-        "intermediate_size": 256,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 2048,
     },
     "qwen3-8b": {
         "hidden_size": 4096,
@@ -128,6 +101,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+_NARROW = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 2048,
+}
+"""Layers and experts of a real model, with hardly any bytes in them: what is left is software."""
+SHAPES["narrow-4b"] = SHAPES["qwen3-4b"] | _NARROW | {"hidden_size": 64, "intermediate_size": 256}
+SHAPES["narrow-30b-a3b"] = (
+    SHAPES["qwen3-30b-a3b"]
+    | _NARROW
+    | {"hidden_size": 32, "intermediate_size": 128, "moe_intermediate_size": 32}
+)
 _COMMON = {
     "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],

@@ -162,17 +162,30 @@ def _ending(
     tired = deadlines.queue_timeout(job.spec, status, now, admission.cause(job, observed))
     if tired is not None:
         return Finding("Failed", "True", *tired)
-    waiting = conditions.running(
+    waiting = _running(job, status, steps, observed, now)
+    late = deadlines.job_deadline(job.spec, status, now, waiting.message)
+    return Finding("Failed", "True", *late) if late else None
+
+
+def _running(
+    job: RLJob,
+    status: RLJobStatus,
+    steps: Sequence[Step],
+    observed: Observed,
+    now: datetime,
+    queued: str | None = None,
+) -> Finding:
+    """Can the job train? queued: as `conditions.running` has it."""
+    return conditions.running(
         status,
         steps,
         observed.pods,
         observed.progress,
         now,
+        queued=queued,
         warned=observed.warned,
-        may_compile=_may_compile(job),
+        may_compile=job.spec.on_gpu and job.spec.kernel_cache is None,
     )
-    late = deadlines.job_deadline(job.spec, status, now, waiting.message)
-    return Finding("Failed", "True", *late) if late else None
 
 
 def _running_status(
@@ -186,16 +199,7 @@ def _running_status(
     queued = admission.cause(job, observed) if status.queued_time else None
     findings = [
         admission.admitted(job, observed),
-        conditions.running(
-            status,
-            steps,
-            observed.pods,
-            observed.progress,
-            now,
-            queued=queued,
-            warned=observed.warned,
-            may_compile=_may_compile(job),
-        ),
+        _running(job, status, steps, observed, now, queued),
         conditions.weights_in_sync(observed.progress),
     ]
     if status.condition("Suspended"):
@@ -210,11 +214,6 @@ def _running_status(
         rollout_replicas=rollout_replicas(job, status),
         checkpoint_claim=checkpoint_name(job) if job.spec.checkpoint.claim else None,
     )
-
-
-def _may_compile(job: RLJob) -> bool:
-    """True where a new pod's engine may find no compiled kernels."""
-    return job.spec.on_gpu and job.spec.kernel_cache is None
 
 
 def _retries(steps: Sequence[Step]) -> list[datetime]:

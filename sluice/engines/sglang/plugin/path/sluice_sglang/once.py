@@ -54,7 +54,8 @@ def register() -> None:
         with_same_parameters,
         HookType.AROUND,
     )
-    if "model" in signature(getattr(weight_updater, CHECK, register)).parameters:
+    check = getattr(weight_updater, CHECK, None)
+    if check and "model" in signature(check).parameters:  # from 0.5.21 on
         HookRegistry.register(f"{UPDATER}.{CHECK}", refusal, HookType.AROUND)
 
 
