@@ -9,6 +9,7 @@ dropped) reads it from `latest`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -137,10 +138,9 @@ class Membership:
         while True:
             self._beat.clear()
             yield pb.MemberMessage(heartbeat=self._heartbeat())
-            try:
-                await asyncio.wait_for(self._beat.wait(), self.interval)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.interval):
+                    await self._beat.wait()
 
 
 def _refusal(

@@ -241,7 +241,8 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         """Wait for a member of this role (empty: of any) to join, for at most `seconds`."""
         arrival = self._arrivals.setdefault(role, asyncio.Event())
         try:
-            await asyncio.wait_for(arrival.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await arrival.wait()
         except TimeoutError:
             return
 

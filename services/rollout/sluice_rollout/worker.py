@@ -169,9 +169,8 @@ class Worker:
                 self.load.leasing(waits=False)
             else:  # nothing is left, or weights have come that this worker has not heard of yet
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        self.membership.news(news), 1.0 if self.exhausted else NEWS_SECONDS
-                    )
+                    async with asyncio.timeout(1.0 if self.exhausted else NEWS_SECONDS):
+                        await self.membership.news(news)
 
     def _start(self, group: asyncio.TaskGroup, work: Work) -> None:
         older = self.work.get(work.prompt.lease_id)
@@ -321,11 +320,11 @@ class Worker:
             logs.get().warning("cannot abort at the engine", error=str(error))
 
     async def _heartbeats(self) -> None:
+        interval = min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS)
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._new_weights(), min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS)
-                )
+                async with asyncio.timeout(interval):
+                    await self._new_weights()
             leases = self._leases()
             for lease in await self.buffer.heartbeat(leases) if leases else []:
                 work = self.work.get(lease.lease_id)

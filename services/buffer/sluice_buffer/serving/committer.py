@@ -234,7 +234,8 @@ class Committer:
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watchers.add(watcher)
         try:
-            await asyncio.wait_for(watcher, seconds)
+            async with asyncio.timeout(seconds):
+                await watcher
         except TimeoutError:
             return
         finally:

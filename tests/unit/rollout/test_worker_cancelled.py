@@ -1,0 +1,80 @@
+"""A worker's loops end when they are told to, whatever they wait for ends in that very moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sluice.wire.membership import Membership
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_rollout import worker as worker_module
+from sluice_rollout.worker import Worker
+
+TURNS_OF_THE_LOOP = range(12)
+"""Between the news and the cancellation; the last are later than all that the news starts."""
+
+Loop = Callable[[Worker, asyncio.TaskGroup], Coroutine[Any, Any, None]]
+
+
+class NothingLeft:
+    """A buffer all of whose prompts are leased."""
+
+    async def lease(self, *_: Any) -> tuple[list[Any], bool]:
+        return [], True
+
+
+def make_worker(membership: Membership) -> Worker:
+    rollout = SimpleNamespace(samples_at_once=8, samples_per_prompt=2)
+    spec = SimpleNamespace(buffer=SimpleNamespace(lease_seconds=600), rollout=rollout)
+    parts: list[Any] = [spec, None, None, None, NothingLeft(), membership, None, None]
+    return Worker(*parts)
+
+
+@pytest.mark.parametrize("turns", TURNS_OF_THE_LOOP)
+@pytest.mark.parametrize(
+    "loop",
+    [lambda worker, _: worker._heartbeats(), lambda worker, group: worker._lease_forever(group)],
+    ids=["heartbeats", "leasing"],
+)
+async def test_a_loop_ends_when_weights_come_with_its_cancellation(
+    loop: Loop, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "NEWS_SECONDS", 0)
+    membership = Membership("nowhere:1", pb.Member)
+    membership.latest = pb.ServerMessage(admitted=True, version=0)
+    async with asyncio.TaskGroup() as group:
+        running = asyncio.create_task(loop(make_worker(membership), group))
+        await asyncio.sleep(0.01)
+        membership.latest = pb.ServerMessage(admitted=True, version=1)
+        membership._tell()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=5)
+        running.cancel()
+    assert done, "it went on after its cancellation"
+    assert running.cancelled()
+
+
+@pytest.mark.parametrize("turns", TURNS_OF_THE_LOOP)
+async def test_heartbeats_end_when_one_is_asked_for_with_their_cancellation(turns: int) -> None:
+    membership = Membership("nowhere:1", lambda: pb.Member(name="rollout-0"))
+
+    async def send() -> None:
+        async for _ in membership._messages():
+            pass
+
+    sending = asyncio.create_task(send())
+    await asyncio.sleep(0.01)
+    membership.beat()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    sending.cancel()
+    done, _ = await asyncio.wait([sending], timeout=5)
+    sending.cancel()
+    assert done, "they went on after their cancellation"
+    assert sending.cancelled()
