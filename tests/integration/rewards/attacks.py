@@ -259,7 +259,7 @@ def main() -> None:
 
         def run(source: str) -> list[str]:
             ran = sandbox.run(
-                source=tools + source, input="", seconds=20.0, memory=1 << 30, cpu_seconds=20
+                source=tools + source, input="", seconds=60.0, memory=1 << 30, cpu_seconds=60
             )
             return [ran.status, ran.output, ran.error]
 

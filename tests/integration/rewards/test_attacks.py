@@ -20,7 +20,7 @@ on_every_machine = pytest.mark.parametrize("machine", MACHINES)
 def outcome(machine: str) -> dict[str, Any]:
     command = MACHINES[machine].command(str(Path(attacks.__file__)))
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=240
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
