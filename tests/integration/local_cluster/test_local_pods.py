@@ -151,7 +151,7 @@ async def test_trainer_and_engines_share_the_gpus_that_they_claim_together(tmp_p
 
 
 async def test_a_claim_that_cannot_be_met_says_what_it_waits_for(tmp_path: Path) -> None:
-    job = make_job("", trainer_spec={"gpusPerNode": 2, "colocate": True}, startupDeadlineSeconds=1,
+    job = make_job("", trainer_spec={"gpusPerNode": 2, "colocate": True}, startupDeadlineSeconds=3,
                    rollout={"gpusPerReplica": 1})  # fmt: skip
     async with LocalCluster(tmp_path, gpus=["0"]) as cluster:
         status = await run_job(cluster, job)
@@ -161,7 +161,7 @@ async def test_a_claim_that_cannot_be_met_says_what_it_waits_for(tmp_path: Path)
 
 
 async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None:
-    job = make_job("", trainer_spec={"gpusPerNode": 1}, startupDeadlineSeconds=1)
+    job = make_job("", trainer_spec={"gpusPerNode": 1}, startupDeadlineSeconds=3)
     async with LocalCluster(tmp_path, gpus=[]) as cluster:
         status = await run_job(cluster, job)
     condition = status.condition("Failed")
