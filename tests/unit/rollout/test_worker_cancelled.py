@@ -17,7 +17,7 @@ from sluice_rollout.worker import Worker
 TURNS_OF_THE_LOOP = range(12)
 """Between the news and the cancellation; the last are later than all that the news starts."""
 
-Loop = Callable[[Worker, asyncio.TaskGroup], Coroutine[Any, Any, None]]
+Loop = Callable[[Worker], Coroutine[Any, Any, None]]
 
 
 class NothingLeft:
@@ -34,10 +34,21 @@ def make_worker(membership: Membership) -> Worker:
     return Worker(*parts)
 
 
+async def check_that_it_ends(running: asyncio.Task[None], turns: int) -> None:
+    """Cancel it after so many turns of the loop."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=5)
+    running.cancel()  # where the first one was swallowed
+    assert done, "it went on after its cancellation"
+    assert running.cancelled()
+
+
 @pytest.mark.parametrize("turns", TURNS_OF_THE_LOOP)
 @pytest.mark.parametrize(
     "loop",
-    [lambda worker, _: worker._heartbeats(), lambda worker, group: worker._lease_forever(group)],
+    [Worker._heartbeats, lambda worker: worker._lease_forever(asyncio.TaskGroup())],
     ids=["heartbeats", "leasing"],
 )
 async def test_a_loop_ends_when_weights_come_with_its_cancellation(
@@ -46,23 +57,16 @@ async def test_a_loop_ends_when_weights_come_with_its_cancellation(
     monkeypatch.setattr(worker_module, "NEWS_SECONDS", 0)
     membership = Membership("nowhere:1", pb.Member)
     membership.latest = pb.ServerMessage(admitted=True, version=0)
-    async with asyncio.TaskGroup() as group:
-        running = asyncio.create_task(loop(make_worker(membership), group))
-        await asyncio.sleep(0.01)
-        membership.latest = pb.ServerMessage(admitted=True, version=1)
-        membership._tell()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        running.cancel()
-        done, _ = await asyncio.wait([running], timeout=5)
-        running.cancel()
-    assert done, "it went on after its cancellation"
-    assert running.cancelled()
+    running = asyncio.create_task(loop(make_worker(membership)))
+    await asyncio.sleep(0.01)
+    membership.latest = pb.ServerMessage(admitted=True, version=1)
+    membership._tell()
+    await check_that_it_ends(running, turns)
 
 
 @pytest.mark.parametrize("turns", TURNS_OF_THE_LOOP)
 async def test_heartbeats_end_when_one_is_asked_for_with_their_cancellation(turns: int) -> None:
-    membership = Membership("nowhere:1", lambda: pb.Member(name="rollout-0"))
+    membership = Membership("nowhere:1", pb.Member)
 
     async def send() -> None:
         async for _ in membership._messages():
@@ -71,10 +75,4 @@ async def test_heartbeats_end_when_one_is_asked_for_with_their_cancellation(turn
     sending = asyncio.create_task(send())
     await asyncio.sleep(0.01)
     membership.beat()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    sending.cancel()
-    done, _ = await asyncio.wait([sending], timeout=5)
-    sending.cancel()
-    assert done, "they went on after their cancellation"
-    assert sending.cancelled()
+    await check_that_it_ends(sending, turns)
