@@ -24,10 +24,7 @@ from sluice_operator.cluster.local.inherited import NVLINK
 
 ROOT = Path(__file__).parents[1]
 SOURCE, BARE = "benchmarks.weight_sync_source", "benchmarks.weight_sync_bare"
-GPU_ARGUMENTS = (
-    "--attention-backend triton --sampling-backend pytorch --grammar-backend none "
-    "--disable-cuda-graph"
-)
+GPU_ARGUMENTS = "--attention-backend triton --sampling-backend pytorch --grammar-backend none"
 CPU_ARGUMENTS = (
     "--device cpu --attention-backend torch_native --max-total-tokens 4096 --sleep-on-idle"
 )
@@ -60,8 +57,12 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
         " --skip-tokenizer-init --skip-server-warmup --mem-fraction-static 0.6 --host 127.0.0.1"
     )
     command += f" --tp-size {options.engine_gpus} " + (GPU_ARGUMENTS if GPUS else CPU_ARGUMENTS)
+    command += " --disable-cuda-graph" if GPUS and not options.load else ""
     command += f" {options.engine_args}"
     env = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "HF_HUB_OFFLINE": "1"}
+    if GPUS and options.load:
+        # An update waits for the step that is being decoded, which graphs make as short as a job's.
+        env["SLUICE_CUDA_GRAPH_MAX_BS"] = str(options.load)
     first = options.sources + number * options.engine_gpus
     gpus = [(first + one) % GPUS for one in range(options.engine_gpus)] if GPUS else []
     env |= visible(gpus) if GPUS else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
