@@ -1,5 +1,5 @@
-"""SGLang's HTTP application stands behind the fence of `attempts`, takes buckets `in_order` and
-passes them on `ahead`, and says what the plugin can.
+"""SGLang's HTTP application stands behind the fence of `attempts`, begins with requests `in_turn`,
+takes buckets `in_order` and passes them on `ahead`, and says what the plugin can.
 """
 
 import logging
@@ -8,6 +8,7 @@ import multiprocessing
 from . import ahead, receive
 from .attempts import Fence
 from .in_order import InOrder
+from .in_turn import InTurn
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ def register() -> None:
         return
     app.add_middleware(InOrder)
     app.add_middleware(Fence)
+    app.add_middleware(InTurn)
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
         ahead.register()
