@@ -19,22 +19,20 @@ _AT_ONCE = 4
 
 class InTurn:
     """Stands before an engine's HTTP application. waiting: requests that have not begun, the oldest
-    first.
+    first. While there are any, the loop's next turn lets some begin.
     """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self.app = app
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self._turning = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == PATH:
             loop = asyncio.get_running_loop()
+            if not self.waiting:
+                loop.call_soon(self._turn, loop)
             begins = loop.create_future()
             self.waiting.append(begins)
-            if not self._turning:
-                self._turning = True
-                loop.call_soon(self._turn, loop)
             await begins
         await self.app(scope, receive, send)
 
@@ -46,6 +44,5 @@ class InTurn:
             if not begins.done():  # or its task was cancelled
                 begins.set_result(None)
                 begun += 1
-        self._turning = bool(self.waiting)
-        if self._turning:
+        if self.waiting:
             loop.call_soon(self._turn, loop)
