@@ -25,7 +25,8 @@ class Engine:
 
     def __init__(self, module: Any) -> None:
         self.begun: list[str] = []
-        self.door = module.InTurn(self.serve)
+        self.paused = False
+        self.door = module.InTurn(self.serve, lambda: self.paused)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         self.begun.append(scope.get("name", scope["type"]))
@@ -73,3 +74,38 @@ async def test_the_end_of_the_server_is_no_request(module: ModuleType) -> None:
     engine = Engine(module)
     await engine.door({"type": "lifespan"}, None, None)
     assert engine.begun == ["lifespan"]
+
+
+async def test_in_a_pause_no_request_begins_and_all_do_after_it(module: ModuleType) -> None:
+    engine = Engine(module)
+    requests = [engine.ask(str(number), Client.generate_path) for number in range(64)]
+    while len(engine.begun) < 2 * module._AT_ONCE:
+        await asyncio.sleep(0)
+    engine.paused = True
+    await asyncio.sleep(0)
+    before = list(engine.begun)
+    requests += [engine.ask(str(number), Client.generate_path) for number in range(64, 128)]
+    for _ in range(64):
+        await asyncio.sleep(0)
+    await engine.ask("resume", "/continue_generation")
+    assert engine.begun == [*before, "resume"]
+    engine.paused = False
+    await asyncio.wait_for(asyncio.gather(*requests), 10)
+    engine.begun.remove("resume")
+    assert engine.begun == [str(number) for number in range(128)]
+
+
+async def test_an_abort_concerns_all_requests_that_came_before_it(module: ModuleType) -> None:
+    """SGLang aborts those that it has begun with, also in a pause."""
+    engine = Engine(module)
+    engine.paused = True
+    requests = [engine.ask(str(number), Client.generate_path) for number in range(64)]
+    await asyncio.sleep(0)
+    await engine.ask("abort", "/abort_request")
+    assert engine.begun == [*(str(number) for number in range(64)), "abort"]
+    await asyncio.gather(*requests)
+    later = engine.ask("later", Client.generate_path)
+    await asyncio.sleep(0)
+    assert "later" not in engine.begun
+    engine.paused = False
+    await asyncio.wait_for(later, 10)

@@ -4,6 +4,9 @@ SGLang serves HTTP in one process, whose event loop begins with all requests tha
 it looks at anything else: of 512 that come at once, as they do after a step, a pause or a probe
 waits for the last. Here a few begin in each turn of the loop, so that whatever else has come is
 looked at after those few.
+
+In a pause none begins. SGLang would begin with it and have it wait for its lock, which the words
+of an update need, too, and which goes on to one in a turn of the loop.
 """
 
 import asyncio
@@ -13,36 +16,56 @@ from collections.abc import Awaitable, Callable
 from .attempts import Receive, Scope, Send
 
 PATH = "/generate"
+ABORT = "/abort_request"
 _AT_ONCE = 4
 """Requests that begin in a turn of the loop: half a millisecond each."""
+_LOOK_SECONDS = 0.005
+"""Time after which a paused engine is looked at again."""
 
 
 class InTurn:
     """Stands before an engine's HTTP application. waiting: requests that have not begun, the oldest
-    first. While there are any, the loop's next turn lets some begin.
+    first.
+
+    paused: true while the engine keeps new requests from generating.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], paused: Callable[[], bool]
+    ) -> None:
         self.app = app
+        self.paused = paused
         self.waiting: deque[asyncio.Future[None]] = deque()
+        self._next_turn: asyncio.Handle | None = None
+        """There is one while requests wait."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == PATH:
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == PATH:
             loop = asyncio.get_running_loop()
-            if not self.waiting:
-                loop.call_soon(self._turn, loop)
+            if self._next_turn is None:
+                self._next_turn = loop.call_soon(self._turn, loop)
             begins = loop.create_future()
             self.waiting.append(begins)
             await begins
+        elif path == ABORT:
+            # SGLang aborts what it has begun with.
+            self._begin(len(self.waiting))
+            await asyncio.sleep(0)
         await self.app(scope, receive, send)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let a few begin, and look again in the loop's next turn."""
+        if self.waiting and self.paused():
+            self._next_turn = loop.call_later(_LOOK_SECONDS, self._turn, loop)
+            return
+        self._begin(_AT_ONCE)
+        self._next_turn = loop.call_soon(self._turn, loop) if self.waiting else None
+
+    def _begin(self, most: int) -> None:
         begun = 0
-        while self.waiting and begun < _AT_ONCE:
+        while self.waiting and begun < most:
             begins = self.waiting.popleft()
             if not begins.done():  # or its task was cancelled
                 begins.set_result(None)
                 begun += 1
-        if self.waiting:
-            loop.call_soon(self._turn, loop)
