@@ -198,6 +198,8 @@ class Sglang:
     """SGLang with our plugin, as a rollout pod starts it, with all its processes in a session of
     their own."""
 
+    script = PATH / "launch_server.py"
+
     def __init__(self, model: Path, log: Path, *arguments: str, **variables: str) -> None:
         self.model, self.log, self.port = model, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -206,7 +208,7 @@ class Sglang:
             "HF_HUB_OFFLINE": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", **variables,
         }  # fmt: skip
         command = (
-            f"{sys.executable} {PATH}/launch_server.py --model-path {model} --host 127.0.0.1 "
+            f"{sys.executable} {self.script} --model-path {model} --host 127.0.0.1 "
             f"--port {self.port} "
             f"--skip-server-warmup {_GPU_ARGUMENTS if gpus() else _CPU_ARGUMENTS}"
         )

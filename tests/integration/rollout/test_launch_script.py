@@ -7,6 +7,7 @@ import json
 import pkgutil
 import runpy
 import signal
+from ast import literal_eval
 from collections import defaultdict
 from pathlib import Path
 from typing import TypeVar
@@ -14,14 +15,26 @@ from typing import TypeVar
 import pytest
 
 from sluice.engines.base import Place
+from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.launch import Launch
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
 from tests.first_process import started_first
-from tests.integration.engines import engine_environment, save_model
+from tests.integration.engines import Sglang, call, engine_environment, save_model
 from tests.unit.operator.world import make_job
 
 T = TypeVar("T")
+SPAWNING = f"""
+import psutil, runpy, sys
+
+if __name__ == "__main__":
+    sys.path.append({str(PATH)!r})
+    from sluice_sglang import prepared
+    prepared.begin(prepared.count(sys.argv))
+    print("prepared:", [child.pid for child in psutil.Process().children()], flush=True)
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+"""
+"""SGLang as it is started for GPUs. Our script forks its processes on CPUs."""
 
 
 def test_graphs_are_asked_for_as_this_release_spells_it() -> None:
@@ -171,3 +184,27 @@ def test_a_server_that_starts_as_the_first_process_of_a_container_ends_when_it_i
     with started_first(words, engine_environment()) as (outer, first):
         first.terminate()
         assert outer.wait(30) == 128 + signal.SIGTERM
+
+
+def test_sglang_s_processes_are_those_that_were_prepared(tmp_path: Path) -> None:
+    class Spawning(Sglang):
+        script = tmp_path / "serve.py"
+
+    Spawning.script.write_text(SPAWNING)
+    engine = Spawning(save_model(tmp_path / "model", 0), tmp_path / "log", "--enable-metrics")
+    try:
+        engine.wait_ready()
+        log = engine.log.read_text()
+        told = next(line for line in log.splitlines() if line.startswith("prepared: "))
+        pids = [engine.part(name).pid for name in ("scheduler", "detokenizer")]
+        assert sorted(pids) == sorted(literal_eval(told.removeprefix("prepared: ")))
+        assert "starts anew" not in log
+        body = {
+            "input_ids": [5, 6, 7],
+            "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
+        }
+        status, answer = call(engine.url + Client.generate_path, body)
+        assert (status, len(answer["output_ids"])) == (200, 4)
+        assert "sglang:num_running_reqs{" in call(engine.url + "/metrics")[1]
+    finally:
+        engine.kill()

@@ -155,7 +155,7 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    from sluice_sglang import kernels, open_files
+    from sluice_sglang import kernels, open_files, prepared
 
     signal.signal = noting  # type: ignore[assignment]
     if warning := kernels.leave_unwritable():
@@ -164,6 +164,8 @@ if __name__ == "__main__":
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))
     if os.environ.get("SLUICE_DETERMINISTIC"):
         check_exact(sys.argv)
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        prepared.begin(prepared.count(sys.argv))
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())

@@ -1,0 +1,230 @@
+"""Processes that import SGLang while its server still does, and then become its parts.
+
+SGLang's server imports everything, spawns the process that generates, and that one imports it all
+again: a third of an engine's start. Here Python processes that have imported it stand ready for
+what the server spawns. Each takes its command's place, with its descriptors and its environment.
+Where anything that was looked at meanwhile has changed it starts anew, as a spawned process does:
+it replaces itself by the command.
+"""
+
+import ctypes
+import importlib
+import json
+import logging
+import multiprocessing.util
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+MODULES = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager")
+"""What spawned processes import before they do anything."""
+PREPARED = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_MODULE_LOADING": "AUTO"}
+"""Variables for CUDA, which may look at them while modules are imported. SGLang's server gives them
+these values in any case, but later."""
+WAIT_SECONDS = 600.0
+"""For a command. The server may have to fetch its model before."""
+_LOADED = ("CUDA_", "GLIBC_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
+"""Of variables that libraries look at when they are loaded, unseen by Python."""
+_RESERVED = 256
+"""Descriptors that modules may not open while they are imported: the command's have their numbers.
+"""
+_LENGTH = struct.Struct("!Q")
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+log = logging.getLogger(__name__)
+
+
+# --- in the server
+
+
+def count(arguments: list[str]) -> int:
+    """How many processes a server with these arguments spawns on this machine. 0: they need
+    something from their beginning on.
+    """
+    words = [part for word in arguments for part in word.split("=", 1)]
+
+    def number(default: int, *names: str) -> int:
+        places = [at for at, word in enumerate(words[:-1]) if word in names]
+        return int(words[places[-1] + 1]) if places else default
+
+    if "--enable-memory-saver" in words:  # a library that is loaded before all others
+        return 0
+    tensor = number(1, "--tp-size", "--tensor-parallel-size", "--tp")
+    pipeline = number(1, "--pp-size", "--pipeline-parallel-size")
+    one_controls = number(1, "--dp-size", "--data-parallel-size", "--dp") > 1
+    ranks = 1 if one_controls else max(tensor * pipeline // number(1, "--nnodes"), 1)
+    answers_here = number(0, "--node-rank") == 0
+    return ranks + answers_here
+
+
+def begin(processes: int) -> None:
+    """Start so many, which take the places of the next processes that this one spawns."""
+    if not processes:
+        return
+    os.environ.update(PREPARED)
+    ready = [start() for _ in range(processes)]
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def spawned(path: Any, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
+        """In place of multiprocessing's function; the process' id."""
+        if arguments[-1] == "--multiprocessing-fork":
+            while ready:
+                pid, line = ready.pop(0)
+                with line:
+                    if hand_over(line, path, arguments, descriptors):
+                        return pid
+        return spawn(path, arguments, descriptors)
+
+    multiprocessing.util.spawnv_passfds = spawned  # type: ignore[assignment]
+
+
+def start() -> tuple[int, socket.socket]:
+    """A process that prepares itself, and the line to it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; from sluice_sglang import prepared; "
+            f"exec(prepared.program({theirs.fileno()}, {os.getpid()}))"
+        )
+        path = os.fsencode(sys.executable)
+        command = [path, *map(os.fsencode, options()), b"-c", program.encode()]
+        pid = multiprocessing.util.spawnv_passfds(path, command, [theirs.fileno()])
+    return pid, ours
+
+
+def options() -> list[str]:
+    """This interpreter's own, which multiprocessing gives to those that it spawns."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
+
+
+def hand_over(
+    line: socket.socket, path: Any, arguments: Sequence[Any], descriptors: Sequence[int]
+) -> bool:
+    """Have a prepared process take this command's place. False: it is gone."""
+    numbers = sorted(map(int, descriptors))
+    if numbers and numbers[-1] >= _RESERVED:
+        return False
+    words = [os.fsdecode(word) for word in arguments]
+    message = json.dumps([os.fsdecode(path), words, numbers, dict(os.environ)]).encode()
+    line.settimeout(WAIT_SECONDS)
+    try:
+        socket.send_fds(line, [_LENGTH.pack(len(message))], numbers)
+        line.sendall(message)
+    except OSError as error:
+        log.warning("a prepared process is gone, another one is spawned: %s", error)
+        return False
+    return True
+
+
+# --- in a prepared process
+
+
+def program(descriptor: int, server: int) -> str:
+    """Import SGLang and wait for a command: its program, for this process to run in its place.
+    Ends where none comes, or where the server is gone.
+
+    descriptor: of the line to the server. server: its process.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != server:
+        sys.exit()
+    line = socket.socket(fileno=descriptor)
+    reserved = reserve(descriptor)
+    seen = import_modules()
+    command = received(line)
+    if command is None:
+        sys.exit()
+    path, arguments, numbers, environment, descriptors = command
+    libc.prctl(_DEATH_SIGNAL, 0)
+    line.close()
+    for one in reserved:
+        os.close(one)
+    take_places(descriptors, numbers)
+    own = [sys.executable, *options(), "-c"]
+    if reason := unfit(path, arguments, own, adopt(environment), seen):
+        log.warning("a process of the engine starts anew: %s", reason)
+        os.execve(path, arguments, environment)  # noqa: S606 - what the server spawns
+    sys.argv = ["-c", *arguments[len(own) + 1 :]]
+    code: str = arguments[len(own)]
+    return code
+
+
+def reserve(taken: int) -> list[int]:
+    """Open all descriptors below _RESERVED but the standard ones and `taken`, which was open."""
+    one = os.open(os.devnull, os.O_RDONLY)
+    reserved = [one]
+    while reserved[-1] < _RESERVED - 1:
+        reserved.append(os.dup(one))
+    return reserved
+
+
+def import_modules() -> set[str]:
+    """Import what spawned processes do. The variables that were looked at meanwhile."""
+    seen: set[str] = set()
+    plain = type(os.environ)
+
+    class Noting(plain):  # type: ignore[valid-type, misc]
+        def __getitem__(self, name: str) -> str:
+            seen.add(name)
+            value: str = super().__getitem__(name)
+            return value
+
+    os.environ.__class__ = Noting
+    try:
+        for module in MODULES:
+            importlib.import_module(module)
+    finally:
+        os.environ.__class__ = plain
+    return seen
+
+
+def received(line: socket.socket) -> Any:
+    """(path, arguments, numbers, environment, descriptors) of the command. None: there is none."""
+    line.settimeout(WAIT_SECONDS)
+    try:
+        header, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, _RESERVED)
+        if not header:
+            return None
+        left, parts = _LENGTH.unpack(header)[0], list[bytes]()
+        while left:
+            parts.append(line.recv(left))
+            if not parts[-1]:
+                return None
+            left -= len(parts[-1])
+    except OSError:
+        return None
+    return (*json.loads(b"".join(parts)), descriptors)
+
+
+def take_places(descriptors: list[int], numbers: list[int]) -> None:
+    """Give descriptors the numbers that they have in the command, for it and what it starts."""
+    for descriptor, number in zip(descriptors, numbers, strict=True):
+        os.dup2(descriptor, number)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def adopt(environment: dict[str, str]) -> set[str]:
+    """Take the command's environment. Variables whose values it changes."""
+    own = dict(os.environ)
+    changed = {name for name in own | environment if own.get(name) != environment.get(name)}
+    for name in changed & own.keys():
+        del os.environ[name]
+    os.environ.update({name: environment[name] for name in changed & environment.keys()})
+    return changed
+
+
+def unfit(
+    path: str, arguments: list[str], own: list[str], changed: set[str], seen: set[str]
+) -> str:
+    """Why this process cannot take a command's place; empty: it can."""
+    if path != own[0] or arguments[: len(own)] != own:
+        return f"the command is {path}, and this is {own[0]}"
+    late = sorted(name for name in changed if name in seen or name.startswith(_LOADED))
+    return f"{', '.join(late)} had been looked at before the server changed it" if late else ""

@@ -1,0 +1,245 @@
+"""The part of our plugin that has SGLang's processes import it before they are wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+from sluice.engines.sglang.plugin.__main__ import PATH
+
+MODULE = '''"""Stands for the module of SGLang that a spawned process imports."""
+import os
+import time
+
+IMPORTED = time.monotonic()
+LOOKED_AT = os.environ.get("LOOKED_AT", "")
+
+
+def work(numbers, answers, event, lock):
+    """Answer what this process is, by way of all that multiprocessing hands over."""
+    event.wait(30)
+    with lock:
+        answers.put(sum(numbers.recv() for _ in range(3)))
+        answers.put({
+            "imported": IMPORTED,
+            "looked_at": LOOKED_AT,
+            "of_now": {name: os.environ.get(name) for name in ("LOOKED_AT", "NEW", "GONE")},
+            "pid": os.getpid(),
+            "open": len(os.listdir("/proc/self/fd")),
+        })
+    raise SystemExit(7)
+'''
+SERVER = '''"""Stands for SGLang's server: begins to prepare processes, and spawns one later."""
+import json
+import multiprocessing
+import os
+import sys
+import time
+
+import psutil
+
+if __name__ == "__main__":
+    from sluice_sglang import prepared
+
+    case = json.loads(sys.argv[1])
+    prepared.begin(case["prepared"])
+    children = [child.pid for child in psutil.Process().children()]
+    if case["wait"]:
+        print(json.dumps(children), flush=True)
+        time.sleep(60)
+    time.sleep(case["head_start"])
+    for child in children[: case["killed"]]:
+        os.kill(child, 9)
+    os.environ.update(case["changes"])
+    os.environ.pop("GONE", None)
+    import sglang.srt.managers.scheduler as scheduler
+
+    spawn = multiprocessing.get_context("spawn")
+    if case["executable"]:
+        spawn.set_executable(case["executable"])
+    told = []
+    for _ in range(case["spawned"]):
+        mine, theirs = spawn.Pipe()
+        answers, event, lock = spawn.Queue(), spawn.Event(), spawn.Lock()
+        process = spawn.Process(target=scheduler.work, args=(theirs, answers, event, lock))
+        began = time.monotonic()
+        process.start()
+        event.set()
+        for number in (1, 2, 3):
+            mine.send(number)
+        answer = {"sum": answers.get(timeout=30), **answers.get(timeout=30)}
+        process.join(30)
+        told.append(answer | {
+            "began": began,
+            "exit": process.exitcode,
+            "own": process.pid == answer["pid"],
+            "prepared": process.pid in children,
+        })
+    print(json.dumps(told))
+'''
+
+
+class Answer(dict[str, object]):
+    """What one spawned process answered."""
+
+    def is_whole(self) -> bool:
+        return self["sum"] == 6 and self["exit"] == 7 and bool(self["own"])
+
+    def was_imported_before(self) -> bool:
+        return float(str(self["imported"])) < float(str(self["began"]))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    package = tmp_path / "sglang" / "srt" / "managers"
+    package.mkdir(parents=True)
+    for each in (package, package.parent, package.parent.parent):
+        (each / "__init__.py").touch()
+    (package / "scheduler.py").write_text(MODULE)
+    (package / "detokenizer_manager.py").touch()
+    (tmp_path / "server.py").write_text(SERVER)
+    return tmp_path
+
+
+def server(directory: Path, **case: object) -> subprocess.Popen[str]:
+    usual = {
+        "prepared": 1,
+        "spawned": 1,
+        "killed": 0,
+        "head_start": 1.0,
+        "changes": {},
+        "executable": "",
+        "wait": False,
+    }
+    return subprocess.Popen(
+        [sys.executable, str(directory / "server.py"), json.dumps(usual | case)],
+        env=os.environ | {"PYTHONPATH": f"{directory}:{PATH}", "GONE": "before"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answers(directory: Path, **case: object) -> tuple[list[Answer], str]:
+    """What the spawned processes answer, and the server's words."""
+    output, words = server(directory, **case).communicate(timeout=90)
+    assert output, words
+    return [Answer(one) for one in json.loads(output)], words
+
+
+def test_a_prepared_process_takes_the_place_of_one_that_is_spawned(directory: Path) -> None:
+    [one], words = answers(directory, changes={"NEW": "value"})
+    assert one.is_whole()
+    assert one["prepared"]
+    assert one.was_imported_before()
+    assert one["of_now"] == {"LOOKED_AT": None, "NEW": "value", "GONE": None}
+    assert "anew" not in words
+
+
+def test_it_keeps_no_more_open_than_a_spawned_one(directory: Path) -> None:
+    [prepared, spawned], _ = answers(directory, spawned=2)
+    assert prepared["prepared"]
+    assert not spawned["prepared"]
+    assert prepared["open"] == spawned["open"]
+
+
+def test_what_comes_while_it_imports_waits(directory: Path) -> None:
+    with (directory / "sglang/srt/managers/detokenizer_manager.py").open("w") as module:
+        module.write("import time\ntime.sleep(2)\n")
+    [one], words = answers(directory, head_start=0.5)
+    assert one.is_whole()
+    assert one["prepared"], words
+    assert one.was_imported_before()
+
+
+@pytest.mark.parametrize("name", ["LOOKED_AT", "LD_BIND_NOW"])
+def test_it_starts_anew_where_a_variable_has_changed_that_was_looked_at(
+    directory: Path, name: str
+) -> None:
+    [one], words = answers(directory, changes={name: "1"})
+    assert one.is_whole()
+    assert one["prepared"]
+    assert not one.was_imported_before()
+    assert one["looked_at"] == ("1" if name == "LOOKED_AT" else "")
+    assert f"{name} had been looked at before the server changed it" in words
+
+
+def test_it_starts_anew_where_the_command_is_another_one(directory: Path) -> None:
+    """As SGLang binds processes to a NUMA node."""
+    script = directory / "bound"
+    script.write_text(f'#!/bin/sh\nexec env BOUND=1 {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    [one], words = answers(directory, executable=str(script))
+    assert one.is_whole()
+    assert one["prepared"]
+    assert not one.was_imported_before()
+    assert f"the command is {script}" in words
+
+
+def test_where_one_was_killed_the_next_takes_the_place_and_then_processes_are_spawned(
+    directory: Path,
+) -> None:
+    told, words = answers(directory, prepared=2, killed=1, spawned=2)
+    assert [one.is_whole() for one in told] == [True, True]
+    assert [one["prepared"] for one in told] == [True, False]
+    assert "a prepared process is gone" in words
+
+
+def test_no_prepared_process_outlives_its_server(directory: Path) -> None:
+    process = server(directory, prepared=3, wait=True)
+    assert process.stdout
+    children = [psutil.Process(pid) for pid in json.loads(process.stdout.readline())]
+    assert len(children) == 3
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(PATH))
+    import sluice_sglang.prepared as plugin
+
+    return plugin
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes"),
+    [
+        ("", 2),
+        ("--tp-size 8", 9),
+        ("--tp-size=8 --pp-size 2", 17),
+        ("--tp-size 16 --nnodes 2 --node-rank 0", 9),
+        ("--tp-size 16 --nnodes 2 --node-rank 1", 8),
+        ("--tp-size 2 --dp-size 4", 2),
+        ("--tp-size 2 --enable-memory-saver", 0),
+    ],
+)
+def test_one_is_prepared_for_each_rank_here_and_for_texts(
+    module: ModuleType, arguments: str, processes: int
+) -> None:
+    words = ["launch_server.py", "--model-path", "model", *arguments.split()]
+    assert module.count(words) == processes
+
+
+def test_a_process_that_gets_no_command_ends(
+    module: ModuleType, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(directory))
+    pid, line = module.start()
+    line.close()
+    for _ in range(600):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        time.sleep(0.1)
+    pytest.fail("it still runs")
