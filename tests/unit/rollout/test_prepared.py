@@ -35,6 +35,7 @@ def work(numbers, answers, event, lock):
             "of_now": {name: os.environ.get(name) for name in ("LOOKED_AT", "NEW", "GONE")},
             "pid": os.getpid(),
             "open": len(os.listdir("/proc/self/fd")),
+            "processors": sorted(os.sched_getaffinity(0)),
         })
     raise SystemExit(7)
 '''
@@ -86,6 +87,16 @@ if __name__ == "__main__":
         })
     print(json.dumps(told))
 '''
+
+MEMORY_MAY_BE_BOUND = not subprocess.run(
+    [
+        sys.executable,
+        "-c",
+        "from sluice_sglang import numa; raise SystemExit(not numa.allocate_at(0, 2))",
+    ],
+    env=os.environ | {"PYTHONPATH": str(PATH)},
+    check=False,
+).returncode
 
 
 class Answer(dict[str, object]):
@@ -173,8 +184,27 @@ def test_it_starts_anew_where_a_variable_has_changed_that_was_looked_at(
     assert f"{name} had been looked at before the server changed it" in words
 
 
+@pytest.mark.skipif(not MEMORY_MAY_BE_BOUND, reason="set_mempolicy is not permitted here")
+@pytest.mark.parametrize("memory", ["--membind=0", "--preferred=0"])
+def test_it_is_bound_as_numactl_would_bind_it(directory: Path, memory: str) -> None:
+    """In SGLang's words, which puts numactl before Python where there are several NUMA nodes."""
+    processor = min(os.sched_getaffinity(0))
+    [one], words = answers(
+        directory, executable=bound(directory, f"--physcpubind={processor} {memory}")
+    )
+    assert one.is_whole()
+    assert one.was_imported_before(), words
+    assert one["processors"] == [processor]
+
+
+def bound(directory: Path, options: str) -> str:
+    from sglang.srt.utils import numa_utils
+
+    path, _ = numa_utils._create_numactl_executable(options)
+    return str(Path(path).rename(directory / "bound"))
+
+
 def test_it_starts_anew_where_the_command_is_another_one(directory: Path) -> None:
-    """As SGLang binds processes to a NUMA node."""
     script = directory / "bound"
     script.write_text(f'#!/bin/sh\nexec env BOUND=1 {sys.executable} "$@"\n')
     script.chmod(0o755)
@@ -211,6 +241,38 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import sluice_sglang.prepared as plugin
 
     return plugin
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--interleave=all", "--membind=all", "--cpunodebind=0 --localalloc", ""],
+    ids=["unknown", "not a number", "without a value", "none"],
+)
+def test_what_else_numactl_is_asked_for_is_left_to_it(module: ModuleType, options: str) -> None:
+    before = os.sched_getaffinity(0)
+    assert not module.numa.bind(options.split())
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_node_s_processors_are_those_that_the_kernel_lists(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1" / "cpulist").write_text("2-4,8,10-11\n")
+    monkeypatch.setattr(module.numa, "_NODES", tmp_path)
+    assert module.numa.processors_of(1) == {2, 3, 4, 8, 10, 11}
+
+
+def test_only_a_script_that_starts_this_python_is_numactl_s(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_text('#!/bin/sh\nexec numactl --cpunodebind=1 --membind=1 /bin/python "$@"')
+    assert module.numa.options(str(script), "/bin/python") == ["--cpunodebind=1", "--membind=1"]
+    assert module.numa.options(str(script), "/usr/bin/python") == []
+    script.write_text('#!/bin/sh\nexport A=1\nexec numactl --membind=1 /bin/python "$@"')
+    assert module.numa.options(str(script), "/bin/python") == []
+    assert module.numa.options(str(tmp_path / "absent"), "/bin/python") == []
 
 
 @pytest.mark.parametrize(

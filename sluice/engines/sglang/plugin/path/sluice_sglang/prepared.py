@@ -21,6 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from . import numa
+
 MODULES = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager")
 """What spawned processes import before they do anything."""
 PREPARED = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_MODULE_LOADING": "AUTO"}
@@ -223,8 +225,11 @@ def adopt(environment: dict[str, str]) -> set[str]:
 def unfit(
     path: str, arguments: list[str], own: list[str], changed: set[str], seen: set[str]
 ) -> str:
-    """Why this process cannot take a command's place; empty: it can."""
-    if path != own[0] or arguments[: len(own)] != own:
-        return f"the command is {path}, and this is {own[0]}"
+    """Why this process cannot take a command's place; empty: it can, and is bound as that is."""
     late = sorted(name for name in changed if name in seen or name.startswith(_LOADED))
-    return f"{', '.join(late)} had been looked at before the server changed it" if late else ""
+    if late:
+        return f"{', '.join(late)} had been looked at before the server changed it"
+    is_this = path == own[0] or numa.bind(numa.options(path, own[0]))
+    if not is_this or arguments[1 : len(own)] != own[1:]:
+        return f"the command is {path}, and this is {own[0]}"
+    return ""
