@@ -19,8 +19,10 @@ from sluice.engines.sglang.plugin.__main__ import PATH
 MODULE = '''"""Stands for the module of SGLang that a spawned process imports."""
 import os
 import time
+from pathlib import Path
 
 IMPORTED = time.monotonic()
+Path(__file__).with_name(f"imported-{os.getpid()}").touch()
 LOOKED_AT = os.environ.get("LOOKED_AT", "")
 
 
@@ -45,6 +47,8 @@ import multiprocessing
 import os
 import sys
 import time
+from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 
@@ -57,7 +61,11 @@ if __name__ == "__main__":
     if case["wait"]:
         print(json.dumps(children), flush=True)
         time.sleep(60)
-    time.sleep(case["head_start"])
+    managers = Path(__file__).parent / "sglang/srt/managers"
+    deadline = time.monotonic() + 60
+    while len([*managers.glob("imported-*")]) < case["prepared"]:
+        assert time.monotonic() < deadline, "processes have not been prepared"
+        time.sleep(0.05)
     for child in children[: case["killed"]]:
         os.kill(child, 9)
     os.environ.update(case["changes"])
@@ -65,6 +73,7 @@ if __name__ == "__main__":
     import sglang.srt.managers.scheduler as scheduler
 
     spawn = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # by this Python
     if case["executable"]:
         spawn.set_executable(case["executable"])
     told = []
@@ -100,7 +109,7 @@ MEMORY_MAY_BE_BOUND = not subprocess.run(
 
 
 class Answer(dict[str, object]):
-    """What one spawned process answered."""
+    """The answer of one spawned process."""
 
     def is_whole(self) -> bool:
         return self["sum"] == 6 and self["exit"] == 7 and bool(self["own"])
@@ -126,7 +135,6 @@ def server(directory: Path, **case: object) -> subprocess.Popen[str]:
         "prepared": 1,
         "spawned": 1,
         "killed": 0,
-        "head_start": 1.0,
         "changes": {},
         "executable": "",
         "wait": False,
@@ -141,7 +149,7 @@ def server(directory: Path, **case: object) -> subprocess.Popen[str]:
 
 
 def answers(directory: Path, **case: object) -> tuple[list[Answer], str]:
-    """What the spawned processes answer, and the server's words."""
+    """The answers of the spawned processes, and the words of the server."""
     output, words = server(directory, **case).communicate(timeout=90)
     assert output, words
     return [Answer(one) for one in json.loads(output)], words
@@ -166,7 +174,7 @@ def test_it_keeps_no_more_open_than_a_spawned_one(directory: Path) -> None:
 def test_what_comes_while_it_imports_waits(directory: Path) -> None:
     with (directory / "sglang/srt/managers/detokenizer_manager.py").open("w") as module:
         module.write("import time\ntime.sleep(2)\n")
-    [one], words = answers(directory, head_start=0.5)
+    [one], words = answers(directory)
     assert one.is_whole()
     assert one["prepared"], words
     assert one.was_imported_before()
