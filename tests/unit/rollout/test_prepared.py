@@ -293,6 +293,8 @@ def test_only_a_script_that_starts_this_python_is_numactl_s(
         ("--tp-size 16 --nnodes 2 --node-rank 1", 8),
         ("--tp-size 2 --dp-size 4", 2),
         ("--tp-size 2 --enable-memory-saver", 0),
+        ("--tp-size two --nnodes 0 --tp-size", 2),
+        ("--tp-size 1000000", 65),
     ],
 )
 def test_one_is_prepared_for_each_rank_here_and_for_texts(

@@ -28,6 +28,8 @@ MODULES = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_man
 PREPARED = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_MODULE_LOADING": "AUTO"}
 """Variables for CUDA, which may look at them while modules are imported. SGLang's server gives them
 these values in any case, but later."""
+MOST_RANKS = 64
+"""Of an engine on one machine. SGLang will refuse more than there are GPUs."""
 WAIT_SECONDS = 600.0
 """For a command. The server may have to fetch its model before."""
 _LOADED = ("CUDA_", "GLIBC_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
@@ -50,17 +52,18 @@ def count(arguments: list[str]) -> int:
     words = [part for word in arguments for part in word.split("=", 1)]
 
     def number(default: int, *names: str) -> int:
-        places = [at for at, word in enumerate(words[:-1]) if word in names]
-        return int(words[places[-1] + 1]) if places else default
+        values = [words[at + 1] for at, word in enumerate(words[:-1]) if word in names]
+        # What is no number SGLang will refuse.
+        return int(values[-1]) if values and values[-1].isdecimal() else default
 
     if "--enable-memory-saver" in words:  # a library that is loaded before all others
         return 0
     tensor = number(1, "--tp-size", "--tensor-parallel-size", "--tp")
     pipeline = number(1, "--pp-size", "--pipeline-parallel-size")
     one_controls = number(1, "--dp-size", "--data-parallel-size", "--dp") > 1
-    ranks = 1 if one_controls else max(tensor * pipeline // number(1, "--nnodes"), 1)
+    ranks = 1 if one_controls else tensor * pipeline // max(number(1, "--nnodes"), 1)
     answers_here = number(0, "--node-rank") == 0
-    return ranks + answers_here
+    return min(max(ranks, 1), MOST_RANKS) + answers_here
 
 
 def begin(processes: int) -> None:
