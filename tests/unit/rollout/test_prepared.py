@@ -223,6 +223,15 @@ def test_it_starts_anew_where_the_command_is_another_one(directory: Path) -> Non
     assert f"the command is {script}" in words
 
 
+def test_it_starts_anew_where_it_could_not_import_everything(directory: Path) -> None:
+    (directory / "sglang/srt/managers/detokenizer_manager.py").unlink()
+    [one], words = answers(directory)
+    assert one.is_whole()
+    assert one["prepared"]
+    assert not one.was_imported_before()
+    assert "could not import what it will need: No module named" in words
+
+
 def test_where_one_was_killed_the_next_takes_the_place_and_then_processes_are_spawned(
     directory: Path,
 ) -> None:

@@ -3,8 +3,8 @@
 SGLang's server imports everything, spawns the process that generates, and that one imports it all
 again: a third of an engine's start. Here Python processes that have imported it stand ready for
 what the server spawns. Each takes its command's place, with its descriptors and its environment.
-Where anything that was looked at meanwhile has changed it starts anew, as a spawned process does:
-it replaces itself by the command.
+Where anything that was looked at meanwhile has changed, or SGLang could not be imported, it starts
+anew, as a spawned process does: it replaces itself by the command.
 """
 
 import ctypes
@@ -141,7 +141,7 @@ def program(descriptor: int, server: int) -> str:
         sys.exit()
     line = socket.socket(fileno=descriptor)
     reserved = reserve(descriptor)
-    seen = import_modules()
+    seen, failure = import_modules()
     command = received(line)
     if command is None:
         sys.exit()
@@ -152,7 +152,7 @@ def program(descriptor: int, server: int) -> str:
         os.close(one)
     take_places(descriptors, numbers)
     own = [sys.executable, *options(), "-c"]
-    if reason := unfit(path, arguments, own, adopt(environment), seen):
+    if reason := failure or unfit(path, arguments, own, adopt(environment), seen):
         log.warning("a process of the engine starts anew: %s", reason)
         os.execve(path, arguments, environment)  # noqa: S606 - what the server spawns
     sys.argv = ["-c", *arguments[len(own) + 1 :]]
@@ -169,8 +169,10 @@ def reserve(taken: int) -> list[int]:
     return reserved
 
 
-def import_modules() -> set[str]:
-    """Import what spawned processes do. The variables that were looked at meanwhile."""
+def import_modules() -> tuple[set[str], str]:
+    """Import what spawned processes do. The variables that were looked at meanwhile, and why it
+    could not be done; empty: it was.
+    """
     seen: set[str] = set()
     plain = type(os.environ)
 
@@ -184,9 +186,11 @@ def import_modules() -> set[str]:
     try:
         for module in MODULES:
             importlib.import_module(module)
+    except Exception as error:  # a command may have come already, and will meet what it meets
+        return seen, f"it could not import what it will need: {error}"
     finally:
         os.environ.__class__ = plain
-    return seen
+    return seen, ""
 
 
 def received(line: socket.socket) -> Any:
