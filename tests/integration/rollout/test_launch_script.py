@@ -30,7 +30,7 @@ import psutil, runpy, sys
 if __name__ == "__main__":
     sys.path.append({str(PATH)!r})
     from sluice_sglang import prepared
-    prepared.begin(prepared.count(sys.argv))
+    prepared.begin(prepared.parts(sys.argv))
     print("prepared:", [child.pid for child in psutil.Process().children()], flush=True)
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 """

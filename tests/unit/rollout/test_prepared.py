@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _json
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +39,8 @@ def work(numbers, answers, event, lock):
             "of_now": {name: os.environ.get(name) for name in ("LOOKED_AT", "NEW", "GONE")},
             "pid": os.getpid(),
             "open": len(os.listdir("/proc/self/fd")),
+            "preloaded": os.environ.get("LD_PRELOAD", ""),
+            "maps": Path("/proc/self/maps").read_text(),
             "processors": sorted(os.sched_getaffinity(0)),
         })
     raise SystemExit(7)
@@ -47,6 +51,7 @@ import multiprocessing
 import os
 import sys
 import time
+from contextlib import nullcontext
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -56,7 +61,7 @@ if __name__ == "__main__":
     from sluice_sglang import prepared
 
     case = json.loads(sys.argv[1])
-    prepared.begin(case["prepared"])
+    prepared.begin([case["saves_memory"]] * case["prepared"])
     children = [child.pid for child in psutil.Process().children()]
     if case["wait"]:
         print(json.dumps(children), flush=True)
@@ -82,7 +87,8 @@ if __name__ == "__main__":
         answers, event, lock = spawn.Queue(), spawn.Event(), spawn.Lock()
         process = spawn.Process(target=scheduler.work, args=(theirs, answers, event, lock))
         began = time.monotonic()
-        process.start()
+        with prepared.memory_saver() if case["saves_memory"] else nullcontext():
+            process.start()
         event.set()
         for number in (1, 2, 3):
             mine.send(number)
@@ -95,6 +101,16 @@ if __name__ == "__main__":
             "prepared": process.pid in children,
         })
     print(json.dumps(told))
+'''
+SAVER = '''"""Stands for the memory saver: a library is loaded before all others."""
+import os
+from contextlib import contextmanager
+
+@contextmanager
+def configure_subprocess():
+    os.environ["LD_PRELOAD"] = "{library}"
+    yield
+    del os.environ["LD_PRELOAD"]
 '''
 
 MEMORY_MAY_BE_BOUND = not subprocess.run(
@@ -137,6 +153,7 @@ def server(directory: Path, **case: object) -> subprocess.Popen[str]:
         "killed": 0,
         "changes": {},
         "executable": "",
+        "saves_memory": False,
         "wait": False,
     }
     return subprocess.Popen(
@@ -223,6 +240,28 @@ def test_it_starts_anew_where_the_command_is_another_one(directory: Path) -> Non
     assert f"the command is {script}" in words
 
 
+def test_a_process_that_gives_memory_away_is_prepared_with_its_library(directory: Path) -> None:
+    library = directory / "saver.so"
+    shutil.copy(_json.__file__, library)
+    (directory / "torch_memory_saver.py").write_text(SAVER.format(library=library))
+    [one], words = answers(directory, saves_memory=True)
+    assert one.is_whole()
+    assert one.was_imported_before(), words
+    assert one["preloaded"] == str(library)
+    assert str(library) in str(one["maps"])
+
+
+def test_none_is_prepared_where_the_memory_saver_is_not_there(directory: Path) -> None:
+    (directory / "torch_memory_saver.py").write_text("raise ImportError('no saver')\n")
+    process = server(directory, saves_memory=True, wait=True)
+    assert process.stdout
+    children = json.loads(process.stdout.readline())
+    process.kill()
+    _, words = process.communicate(timeout=30)
+    assert children == []
+    assert "no process of the engine is prepared: no saver" in words
+
+
 def test_it_starts_anew_where_it_could_not_import_everything(directory: Path) -> None:
     (directory / "sglang/srt/managers/detokenizer_manager.py").unlink()
     [one], words = answers(directory)
@@ -293,31 +332,37 @@ def test_only_a_script_that_starts_this_python_is_numactl_s(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "processes"),
+    ("arguments", "ranks", "others"),
     [
-        ("", 2),
-        ("--tp-size 8", 9),
-        ("--tp-size=8 --pp-size 2", 17),
-        ("--tp-size 16 --nnodes 2 --node-rank 0", 9),
-        ("--tp-size 16 --nnodes 2 --node-rank 1", 8),
-        ("--tp-size 2 --dp-size 4", 2),
-        ("--tp-size 2 --enable-memory-saver", 0),
-        ("--tp-size two --nnodes 0 --tp-size", 2),
-        ("--tp-size 1000000", 65),
+        ("", 1, 1),
+        ("--tp-size 8", 8, 1),
+        ("--tp-size=8 --pp-size 2", 16, 1),
+        ("--tp-size 16 --nnodes 2 --node-rank 0", 8, 1),
+        ("--tp-size 16 --nnodes 2 --node-rank 1", 8, 0),
+        ("--tp-size two --nnodes 0 --tp-size", 1, 1),
+        ("--tp-size 1000000", 64, 1),
     ],
 )
 def test_one_is_prepared_for_each_rank_here_and_for_texts(
-    module: ModuleType, arguments: str, processes: int
+    module: ModuleType, arguments: str, ranks: int, others: int
 ) -> None:
     words = ["launch_server.py", "--model-path", "model", *arguments.split()]
-    assert module.count(words) == processes
+    assert module.parts(words) == [False] * (ranks + others)
+    assert module.parts([*words, "--enable-memory-saver"]) == [True] * ranks + [False] * others
+
+
+def test_ranks_that_another_process_starts_are_not_prepared(module: ModuleType) -> None:
+    assert module.parts(["--tp-size", "2", "--dp-size", "4", "--enable-memory-saver"]) == [
+        False,
+        False,
+    ]
 
 
 def test_a_process_that_gets_no_command_ends(
     module: ModuleType, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(directory))
-    pid, line = module.start()
+    pid, line = module.start(saves_memory=False)
     line.close()
     for _ in range(600):
         if os.waitpid(pid, os.WNOHANG)[0]:

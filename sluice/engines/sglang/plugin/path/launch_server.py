@@ -44,11 +44,11 @@ sys.path.append(HERE)
 
 def model_config(arguments: list[str]) -> dict[str, Any]:
     """config.json of the model of a server with these arguments; empty: it is in no directory."""
-    words = [part for word in arguments for part in word.split("=", 1)]
-    if "--model-path" not in words[:-1]:
-        return {}
-    file = Path(words[words.index("--model-path") + 1], "config.json")
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
+    from sluice_sglang.arguments import last
+
+    model = last(arguments, "--model-path")
+    file = Path(model, "config.json")
+    return dict(json.loads(file.read_text())) if model and file.is_file() else {}
 
 
 def threads_on_cpu(arguments: list[str]) -> str:
@@ -129,14 +129,10 @@ def other_models(arguments: list[str]) -> str:
 
 def check_exact(arguments: list[str]) -> None:
     """End here where another attention is asked for than the one that the trainer computes."""
-    words = [part for word in arguments for part in word.split("=", 1)]
-    named = [
-        words[at + 1]
-        for at, word in enumerate(words[:-1])
-        if word
-        in ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
-    ]
-    if others := [name for name in named if name != "triton"]:
+    from sluice_sglang.arguments import last
+
+    named = [last(arguments, f"--{part}attention-backend") for part in ("", "prefill-", "decode-")]
+    if others := [name for name in named if name not in ("", "triton")]:
         sys.exit(
             f"trainer.deterministic: rollout.engineArgs has attention backend {others[0]}, "
             "expected triton, in whose place sluice computes attention as its trainer does: leave "
@@ -165,7 +161,7 @@ if __name__ == "__main__":
     if os.environ.get("SLUICE_DETERMINISTIC"):
         check_exact(sys.argv)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-        prepared.begin(prepared.count(sys.argv))
+        prepared.begin(prepared.parts(sys.argv))
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())

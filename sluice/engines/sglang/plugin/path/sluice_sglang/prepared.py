@@ -19,9 +19,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from . import numa
+from .arguments import has, number
 
 MODULES = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager")
 """What spawned processes import before they do anything."""
@@ -45,33 +47,31 @@ log = logging.getLogger(__name__)
 # --- in the server
 
 
-def count(arguments: list[str]) -> int:
-    """How many processes a server with these arguments spawns on this machine. 0: they need
-    something from their beginning on.
+def parts(arguments: list[str]) -> list[bool]:
+    """One for each process that a server with these arguments spawns on this machine, in their
+    order: whether the memory saver's library is loaded before all others in it.
     """
-    words = [part for word in arguments for part in word.split("=", 1)]
-
-    def number(default: int, *names: str) -> int:
-        values = [words[at + 1] for at, word in enumerate(words[:-1]) if word in names]
-        # What is no number SGLang will refuse.
-        return int(values[-1]) if values and values[-1].isdecimal() else default
-
-    if "--enable-memory-saver" in words:  # a library that is loaded before all others
-        return 0
-    tensor = number(1, "--tp-size", "--tensor-parallel-size", "--tp")
-    pipeline = number(1, "--pp-size", "--pipeline-parallel-size")
-    one_controls = number(1, "--dp-size", "--data-parallel-size", "--dp") > 1
-    ranks = 1 if one_controls else tensor * pipeline // max(number(1, "--nnodes"), 1)
-    answers_here = number(0, "--node-rank") == 0
-    return min(max(ranks, 1), MOST_RANKS) + answers_here
+    tensor = number(arguments, 1, "--tp-size", "--tensor-parallel-size", "--tp")
+    pipeline = number(arguments, 1, "--pp-size", "--pipeline-parallel-size")
+    nodes = max(number(arguments, 1, "--nnodes"), 1)
+    one_controls = number(arguments, 1, "--dp-size", "--data-parallel-size", "--dp") > 1
+    ranks = 1 if one_controls else min(max(tensor * pipeline // nodes, 1), MOST_RANKS)
+    saves_memory = has(arguments, "--enable-memory-saver") and not one_controls
+    answers_here = number(arguments, 0, "--node-rank") == 0
+    return [saves_memory] * ranks + [False] * answers_here
 
 
-def begin(processes: int) -> None:
-    """Start so many, which take the places of the next processes that this one spawns."""
-    if not processes:
-        return
+def begin(processes: Sequence[bool]) -> None:
+    """Start so many, which take the places of the next processes that this one spawns.
+
+    processes: as from `parts`.
+    """
     os.environ.update(PREPARED)
-    ready = [start() for _ in range(processes)]
+    try:
+        ready = [start(saves_memory) for saves_memory in processes]
+    except (ImportError, RuntimeError) as error:  # what SGLang will end with
+        log.warning("no process of the engine is prepared: %s", error)
+        return
     spawn = multiprocessing.util.spawnv_passfds
 
     def spawned(path: Any, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
@@ -87,10 +87,10 @@ def begin(processes: int) -> None:
     multiprocessing.util.spawnv_passfds = spawned  # type: ignore[assignment]
 
 
-def start() -> tuple[int, socket.socket]:
+def start(saves_memory: bool) -> tuple[int, socket.socket]:
     """A process that prepares itself, and the line to it."""
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, memory_saver() if saves_memory else nullcontext():
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; from sluice_sglang import prepared; "
             f"exec(prepared.program({theirs.fileno()}, {os.getpid()}))"
@@ -99,6 +99,16 @@ def start() -> tuple[int, socket.socket]:
         command = [path, *map(os.fsencode, options()), b"-c", program.encode()]
         pid = multiprocessing.util.spawnv_passfds(path, command, [theirs.fileno()])
     return pid, ours
+
+
+def memory_saver() -> AbstractContextManager[None]:
+    """What SGLang does around the start of a process that shall give its GPU's memory away: a
+    library for the linker in its environment. It imports torch, as the server will.
+    """
+    saver: AbstractContextManager[None] = importlib.import_module(
+        "torch_memory_saver"
+    ).configure_subprocess()
+    return saver
 
 
 def options() -> list[str]:
@@ -213,8 +223,8 @@ def received(line: socket.socket) -> Any:
 
 def take_places(descriptors: list[int], numbers: list[int]) -> None:
     """Give descriptors the numbers that they have in the command, for it and what it starts."""
-    for descriptor, number in zip(descriptors, numbers, strict=True):
-        os.dup2(descriptor, number)
+    for descriptor, its_number in zip(descriptors, numbers, strict=True):
+        os.dup2(descriptor, its_number)
     for descriptor in descriptors:
         os.close(descriptor)
 
