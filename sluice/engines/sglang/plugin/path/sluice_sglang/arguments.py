@@ -19,7 +19,7 @@ def number(arguments: Sequence[str], default: int, *names: str) -> int:
 
 
 def has(arguments: Sequence[str], flag: str) -> bool:
-    """Whether this argument is there, with or without a value."""
+    """True where this argument is there, with or without a value."""
     return flag in _words(arguments)
 
 

@@ -102,8 +102,8 @@ def start(saves_memory: bool) -> tuple[int, socket.socket]:
 
 
 def memory_saver() -> AbstractContextManager[None]:
-    """What SGLang does around the start of a process that shall give its GPU's memory away: a
-    library for the linker in its environment. It imports torch, as the server will.
+    """The environment in which SGLang starts a process that shall give its GPU's memory away: with
+    a library for the linker. Imports torch, as the server will.
     """
     saver: AbstractContextManager[None] = importlib.import_module(
         "torch_memory_saver"
