@@ -22,8 +22,9 @@ from tests.integration.weights.tools import Joined
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = 4.0 if backend() == "gloo" else 20.0  # NCCL makes its communicator in the first transfer
-PATIENCE = 30.0
-"""Seconds for an update of engines that are well: a busy machine is no failure."""
+PATIENCE = 90.0
+"""Seconds for an update of engines that are well, and for a heartbeat: a machine that stands still
+for a while is no failure."""
 _trainers = itertools.count(1)
 SLACK = 20.0
 """Seconds that a busy machine may be late."""
@@ -62,6 +63,12 @@ def mismatched_engine() -> Iterator[FakeEngine]:
     engine = FakeEngine(NCCL_CUMEM_ENABLE="1")
     yield engine
     engine.kill()
+
+
+@pytest.fixture
+async def rendezvous() -> AsyncIterator[Rendezvous]:
+    async with Rendezvous(member_timeout=PATIENCE) as service:
+        yield service
 
 
 @pytest.fixture
