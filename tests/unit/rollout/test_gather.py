@@ -38,10 +38,10 @@ def take_all(scheduler: SimpleNamespace, _: SimpleNamespace) -> list[int]:
     ("waiting", "generating", "taken"),
     [
         pytest.param(1, 0, 1, id="nobody generates"),
-        pytest.param(1, 10, 1, id="few generate"),
-        pytest.param(1, 11, 0, id="one beside eleven"),
-        pytest.param(50, 512, 0, id="too few"),
-        pytest.param(52, 512, 52, id="enough"),
+        pytest.param(1, 1, 1, id="one beside one"),
+        pytest.param(1, 2, 0, id="one beside two"),
+        pytest.param(511, 512, 0, id="too few"),
+        pytest.param(512, 512, 512, id="enough"),
         pytest.param(0, 512, 0, id="none wait"),
     ],
 )
@@ -52,6 +52,28 @@ def test_prompts_wait_while_they_are_few_beside_what_generates(
     chosen = gather.Gathering(8)(take_all, engine, running(generating))
     assert len(chosen) == taken
     assert len(engine.waiting_queue) == waiting - taken, "what waits is kept"
+
+
+@pytest.mark.parametrize(
+    ("each_pass", "taken"),
+    [
+        pytest.param(1, 8, id="the longest wait"),
+        pytest.param(5, 8 * 5, id="still the longest: 180 of 512"),
+        pytest.param(20, 7 * 20, id="560 of 512"),
+        pytest.param(50, 5 * 50, id="750 of 512"),
+        pytest.param(300, 2 * 300, id="900 of 512"),
+    ],
+)
+def test_prompts_wait_until_their_empty_places_have_cost_what_their_pass_will(
+    gather: ModuleType, each_pass: int, taken: int
+) -> None:
+    gathering, engine = gather.Gathering(8 - 1), scheduler(0)
+    for _ in range(3):
+        chosen: list[int] = []
+        while not chosen:
+            engine.waiting_queue += [0] * each_pass
+            chosen = gathering(take_all, engine, running(512))
+        assert len(chosen) == taken
 
 
 def test_a_prompt_waits_for_so_many_passes_and_the_next_one_anew(gather: ModuleType) -> None:

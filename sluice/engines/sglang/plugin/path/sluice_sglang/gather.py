@@ -1,9 +1,13 @@
 """Prompts wait a few passes for each other, while others generate.
 
 SGLang stops all that generates for each prompt that comes, for about as long as a token of theirs
-takes. Where responses have very different lengths one ends with nearly every token, and an engine
-that is kept full spends half of its time with prompts, one or two at a time. SGLang's own
-`--enable-prefill-delayer` does the same for some models, and ends the engine of others.
+takes: both passes read all weights. Where responses have very different lengths one ends with
+nearly every token, and an engine that is kept full spends half of its time with prompts, one or two
+at a time. But a prompt that waits leaves its place empty. So prompts wait until the empty places
+have cost as many tokens as their pass will: at most twice of what is lost at best, whenever prompts
+come, and just that where they come evenly (as goods in Harris' economic order quantity of 1913).
+SGLang's own `--enable-prefill-delayer` waits for a share of the requests with some models, and ends
+the engine of others.
 
 All ranks of an engine have the same requests, so that they decide alike without a word.
 """
@@ -14,8 +18,6 @@ from typing import Any
 from . import tell_once
 
 PREFILL = "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill"
-SHARE = 0.1
-"""Of the requests that generate: so many prompts do not wait for more."""
 
 
 def register() -> None:
@@ -28,20 +30,25 @@ def register() -> None:
 
 
 class Gathering:
-    """Around the scheduler's choice of the prompts that run next. most: passes that one waits."""
+    """Around the scheduler's choice of the prompts that run next.
+
+    most: passes that one waits. waited: passes since the first of those that wait came. empty:
+    tokens that their places have not generated meanwhile.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.waited = 0
+        self.waited = self.empty = 0
 
     def __call__(self, original: Any, scheduler: Any, running: Any) -> Any:
         waiting = scheduler.waiting_queue
         # A prompt in parts is on its way. With attention in data-parallel ranks these go together.
         bound = scheduler.chunked_req is not None or scheduler.enable_dp_attention
         if bound or not self.waits(len(waiting), len(running.reqs)):
-            self.waited = 0
+            self.waited = self.empty = 0
             return original(scheduler, running)
         self.waited += 1
+        self.empty += len(waiting)
         tell_once("prompts wait for each other while others generate")
         # SGLang sees no prompt and goes on generating. It may add one whose grammar is ready.
         scheduler.waiting_queue = []
@@ -51,5 +58,5 @@ class Gathering:
             scheduler.waiting_queue = waiting + scheduler.waiting_queue
 
     def waits(self, waiting: int, running: int) -> bool:
-        """True where so few prompts wait one pass more beside so many requests that generate."""
-        return 0 < waiting < running * SHARE and self.waited < self.most
+        """True where so many prompts wait one pass more beside so many requests that generate."""
+        return waiting > 0 and self.empty + waiting < running and self.waited < self.most
