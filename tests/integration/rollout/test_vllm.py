@@ -26,6 +26,7 @@ def started(model: Path, directory: Path, **changes: Any) -> Iterator[VllmServer
     server = VllmServer(model, directory / "log", **changes)
     try:
         server.wait_ready()
+        server.reset()  # it starts without weights, which a trainer brings
         yield server
     finally:
         if server.process.poll() is None:
