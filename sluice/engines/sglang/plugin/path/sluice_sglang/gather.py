@@ -4,10 +4,10 @@ SGLang stops all that generates for each prompt that comes, for about as long as
 takes: both passes read all weights. Where responses have very different lengths one ends with
 nearly every token, and an engine that is kept full spends half of its time with prompts, one or two
 at a time. But a prompt that waits leaves its place empty. So prompts wait until the empty places
-have cost as many tokens as their pass will. Whenever they come, that loses at most twice what it has
-to (as acknowledgements in TCP: Dooly, Goldman and Scott, STOC 1998).
-SGLang's own `--enable-prefill-delayer` waits for a share of the requests with some models, and ends
-the engine of others.
+have cost as many tokens as their pass will. Whenever they come, that loses at most twice what it
+has to (as acknowledgements in TCP: Dooly, Goldman and Scott, STOC 1998). SGLang's own
+`--enable-prefill-delayer` waits for a share of the requests with some models, and ends the engine
+of others.
 
 All ranks of an engine have the same requests, so that they decide alike without a word.
 """
