@@ -1,10 +1,10 @@
 """Tokens a second of an engine that is kept full with responses of very different lengths, as an
 asynchronous job keeps it: wherever one ends, the next prompt comes.
 
-    python benchmarks/refill.py [--model DIR] [--requests 512] [--longest 2048] [--seconds 30]
-        [--ways sglang ours mixed] [--engine-args "..."]
+    python benchmarks/refill.py [--model DIR] [--requests 512] [--typical 39] [--longest 2048]
+        [--seconds 30] [--ways sglang ours mixed] [--engine-args "..."]
 
-Half of the responses have less than 40 tokens, and every 50th has --longest of them, so that some
+Half of the responses have less than --typical tokens, and every 50th has --longest, so that some
 request ends with nearly every token. SGLang stops all that runs for each prompt that comes
 (*sglang*). With *ours* (the plugin's gather.py) prompts wait for each other for a few passes;
 *mixed* is SGLang's own way to run a prompt beside the others (`--enable-mixed-chunk`). *limit* is
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import os
 import random
 import statistics
@@ -61,6 +62,9 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--requests", type=int, default=512 if GPUS else 32)
+    parser.add_argument(
+        "--typical", type=float, default=39.0, help="tokens of half of the responses"
+    )
     parser.add_argument("--longest", type=int, default=2048 if GPUS else 50)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["sglang", "ours", "mixed"])
@@ -127,7 +131,7 @@ async def refilled(engine: Client, options: argparse.Namespace) -> Done:
     done, places = Done(), asyncio.Semaphore(options.requests)
     counted = time.perf_counter() + WARM_UP
     until = counted + options.seconds
-    lengths = itertools.chain(begun(options), (drawn(options.longest) for _ in itertools.count()))
+    lengths = itertools.chain(begun(options), (drawn(options) for _ in itertools.count()))
 
     async def one(words: list[int], length: int) -> None:
         began = time.perf_counter()
@@ -152,16 +156,17 @@ async def refilled(engine: Client, options: argparse.Namespace) -> Done:
 
 def begun(options: argparse.Namespace) -> list[int]:
     """Tokens that are left of the requests of a full engine: a long one is met more often."""
-    all_lengths = [drawn(options.longest) for _ in range(10_000)]
+    all_lengths = [drawn(options) for _ in range(10_000)]
     met = random.choices(all_lengths, weights=all_lengths, k=options.requests)
     return [max(int(length * random.random()), 1) for length in met]
 
 
-def drawn(longest: int) -> int:
+def drawn(options: argparse.Namespace) -> int:
     """A response's length: every 50th is the longest."""
+    longest: int = options.longest
     if random.random() < 0.02:
         return longest
-    return min(max(int(random.lognormvariate(3.66, 0.9)), 1), longest)
+    return min(max(int(random.lognormvariate(math.log(options.typical), 0.9)), 1), longest)
 
 
 async def generate(engine: Client, words: list[int], length: int) -> None:
