@@ -83,7 +83,7 @@ def rate(rule: Gathering, requests: int, draw: Draw, costs: Costs) -> float:
     waiting: list[int] = []
     seconds = tokens = 0.0
     while seconds < SECONDS:
-        if waiting and not one_more(rule, len(waiting), len(running)):
+        if waiting and not rule.one_more(len(waiting), len(running)):
             seconds += costs.prompt + costs.each * len(waiting)
             tokens += len(waiting)  # each gets its first one
             running += [left - 1 for left in waiting]
@@ -95,13 +95,6 @@ def rate(rule: Gathering, requests: int, draw: Draw, costs: Costs) -> float:
         waiting += [draw(chance) for left in running if left <= 0]
         running = [left for left in running if left > 0]
     return tokens / seconds
-
-
-def one_more(rule: Gathering, waiting: int, running: int) -> bool:
-    """True where prompts wait one pass more."""
-    waits = running > 0 and rule.waits(waiting, running)
-    rule.waited, rule.empty = (rule.waited + 1, rule.empty + waiting) if waits else (0, 0)
-    return waits
 
 
 def begun(chance: random.Random, draw: Draw, requests: int) -> Iterator[int]:

@@ -44,11 +44,8 @@ class Gathering:
         waiting = scheduler.waiting_queue
         # A prompt in parts is on its way. With attention in data-parallel ranks these go together.
         bound = scheduler.chunked_req is not None or scheduler.enable_dp_attention
-        if bound or not self.waits(len(waiting), len(running.reqs)):
-            self.waited = self.empty = 0
+        if not self.one_more(0 if bound else len(waiting), len(running.reqs)):
             return original(scheduler, running)
-        self.waited += 1
-        self.empty += len(waiting)
         tell_once("prompts wait for each other while others generate")
         # SGLang sees no prompt and goes on generating. It may add one whose grammar is ready.
         scheduler.waiting_queue = []
@@ -56,6 +53,12 @@ class Gathering:
             return original(scheduler, running)
         finally:
             scheduler.waiting_queue = waiting + scheduler.waiting_queue
+
+    def one_more(self, waiting: int, running: int) -> bool:
+        """Decide for this pass, and count it. True where prompts wait it out."""
+        waits = self.waits(waiting, running)
+        self.waited, self.empty = (self.waited + 1, self.empty + waiting) if waits else (0, 0)
+        return waits
 
     def waits(self, waiting: int, running: int) -> bool:
         """True where so many prompts wait one pass more beside so many requests that generate."""
