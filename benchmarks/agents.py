@@ -207,7 +207,7 @@ async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
     server = small_engine(model, port, cpu=not torch.cuda.is_available())
     try:
         async with Watched(f"http://127.0.0.1:{port}") as engine:
-            await engine.wait_ready(240)
+            await server.ready(engine, 240)
             bench = Bench(options.turns)
             async with bench.player(engine, model, 8) as player:
                 await episode(player, 0)

@@ -62,7 +62,7 @@ async def life(way: str) -> tuple[float, float, float]:
     )
     try:
         async with Client(f"http://127.0.0.1:{port}") as engine:
-            await engine.wait_ready(240)
+            await server.ready(engine, 240)
         ready = time.monotonic()
         server.terminate()
         server.wait(60)

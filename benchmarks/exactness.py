@@ -14,12 +14,12 @@ transformers' Llama layout. Without --model a tiny one is made.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shlex
 import signal
 import tempfile
-import time
 import urllib.request
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,6 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from benchmarks import stages
 from benchmarks.processes import small_engine
 from sluice.api import RLJobSpec
+from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice_trainer.backend import backend_of
 from sluice_trainer.device import DEVICE
@@ -126,17 +127,12 @@ class Engine:
         self._process = small_engine(model, port, *settings, cpu=not GPUS)
 
     def __enter__(self) -> Engine:
-        end = time.monotonic() + READY_SECONDS
-        while time.monotonic() < end:
-            if self._process.poll() is not None:
-                raise SystemExit(f"SGLang ended with {self._process.returncode} at its start")
-            try:
-                urllib.request.urlopen(self.url + "/health", timeout=5).close()
-            except OSError:
-                time.sleep(1)
-            else:
-                return self
-        raise SystemExit(f"SGLang is not ready within {READY_SECONDS} s")
+        asyncio.run(self._ready())
+        return self
+
+    async def _ready(self) -> None:
+        async with Client(self.url) as engine:
+            await self._process.ready(engine, READY_SECONDS)
 
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)

@@ -64,7 +64,7 @@ async def measure(options: argparse.Namespace) -> None:
     work: list[float] = []
     try:
         async with Client(f"http://127.0.0.1:{port}") as engine:
-            await engine.wait_ready(240)
+            await server.ready(engine, 240)
             for _ in range(options.rounds + 1):
                 seconds["all in one request"].append(await whole(engine, options))
                 before = time.process_time()

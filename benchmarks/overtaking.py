@@ -25,7 +25,7 @@ from pathlib import Path
 
 import aiohttp
 
-from benchmarks.processes import small_engine
+from benchmarks.processes import Server, small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
@@ -56,7 +56,7 @@ def main() -> None:
         server = small_engine(EXAMPLE / "model", port, *arguments, way=command)
         url = f"http://127.0.0.1:{port}"
         try:
-            asyncio.run(ready(url))
+            asyncio.run(ready(server, url))
             for count in (0, *options.requests):
                 cells = measure(url, count, options.seconds)
                 print(f"| {way} | {' | '.join(cells)} |", flush=True)
@@ -84,10 +84,9 @@ def measure(url: str, count: int, seconds: float) -> list[str]:
     return [str(count) if count else "idle", *milliseconds, burst]
 
 
-async def ready(url: str) -> None:
+async def ready(server: Server, url: str) -> None:
     async with Client(url) as engine:
-        await engine.wait_ready(400)
-        await engine.learn()
+        await server.ready(engine, 400)
 
 
 async def asked(url: str, seconds: float) -> list[float]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from sluice.engines.http_client import HttpClient
 
 _ENGINE = "--host 127.0.0.1 --max-total-tokens 16384 --skip-server-warmup "
 _ON_CPU = "--device cpu --attention-backend torch_native --dtype float32 --sleep-on-idle"
@@ -75,12 +79,34 @@ def sluice_run(
     return process.returncode, output
 
 
+class Server(subprocess.Popen[bytes]):
+    """An engine's server; its output goes to a file without a name."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - the process' own, as long as it is
+        super().__init__(
+            command, env=os.environ | variables, stdout=self.output, stderr=subprocess.STDOUT
+        )
+
+    async def ready(self, engine: HttpClient, seconds: float) -> None:
+        """Wait until it answers. Raises RuntimeError with its last words where it ends instead."""
+        waiting = asyncio.create_task(engine.wait_ready(seconds))
+        while not waiting.done():
+            if self.poll() is not None:
+                waiting.cancel()
+                self.output.seek(0)
+                last_words = self.output.read()[-4000:].decode(errors="replace")
+                raise RuntimeError(f"the engine ended with {self.returncode}:\n{last_words}")
+            await asyncio.wait({waiting}, timeout=0.25)
+        await waiting
+
+
 def small_engine(
     model: Path, port: int, *arguments: str, way: str = "-m sglang.launch_server", cpu: bool = True
-) -> subprocess.Popen[bytes]:
+) -> Server:
     """SGLang with the quickstart's settings, or a GPU's, started by python's `way`."""
     settings = (_ENGINE + (_ON_CPU if cpu else _ON_GPU)).split()
-    return subprocess.Popen(
+    return Server(
         [
             sys.executable,
             *way.split(),
@@ -91,7 +117,5 @@ def small_engine(
             *settings,
             *arguments,
         ],
-        env=os.environ | _ENGINE_ENVIRONMENT | ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else {}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        _ENGINE_ENVIRONMENT | ({"SGLANG_USE_CPU_ENGINE": "1"} if cpu else {}),
     )

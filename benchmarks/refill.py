@@ -1,16 +1,15 @@
-"""Tokens a second of an engine that is kept full with responses of very different lengths, as an
-asynchronous job keeps it: wherever one ends, the next prompt comes.
+"""Tokens a second of an engine that is kept full, as an asynchronous job keeps it: wherever a
+response ends, the next prompt comes. By the rule that prompts wait for each other with.
 
-    python benchmarks/refill.py [--model DIR] [--requests 512] [--typical 39] [--longest 2048]
-        [--seconds 30] [--ways sglang ours mixed] [--engine-args "..."]
+    python benchmarks/refill.py [--model DIR] [--requests 512] [--lengths short long-tailed]
+        [--longest 4000] [--rules none tenth places] [--rounds 4] [--seconds 5]
+        [--engine-args "..."]
 
-Half of the responses have less than --typical tokens, and every 50th has --longest, so that some
-request ends with nearly every token. SGLang stops all that runs for each prompt that comes
-(*sglang*). With *ours* (the plugin's gather.py) prompts wait for each other for a few passes;
-*mixed* is SGLang's own way to run a prompt beside the others (`--enable-mixed-chunk`). *limit* is
-what each of these engines gives where as many responses begin at once and have one length. Each
-way has an engine of its own, one after another. Without a GPU the quickstart's model is served, on
-a CPU.
+Lengths and rules are waiting.py's, which computes what is measured here. One engine with random
+weights serves all: the rules take turns while it is full, and it counts its own tokens. *running*:
+requests that a token was made of at once; the others waited, or were on their way. *prompts*: the
+share of passes that had prompts. SGLang's own way to run a prompt beside the others is `--rules
+none --engine-args=--enable-mixed-chunk`. Without a GPU the quickstart's model is served, on a CPU.
 """
 
 from __future__ import annotations
@@ -18,42 +17,53 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import math
+import operator
 import os
 import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 
 import torch
 
 from benchmarks.processes import small_engine
+from benchmarks.refill_plugin import COUNTS, FILE_VARIABLE, install, shared
+from benchmarks.waiting import LENGTHS, RULES, Draw, begun
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
 
 GPUS = torch.cuda.device_count()
 EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")
-WAYS = {"sglang": (0, ""), "ours": (8, ""), "mixed": (0, "--enable-mixed-chunk")}
-"""Passes for which prompts wait, and arguments."""
 PROMPT = 48 if GPUS else 8
 GROUP = 8
 WORDS = range(3, 13)  # both examples' tokenizers have these
 EQUAL = 128 if GPUS else 24
-"""Tokens of each response of the limit."""
+"""Tokens of each response of the warm-up."""
+ROOM = 2048 if GPUS else 256
+"""Tokens of a request, on average, that the engine has memory for."""
 WARM_UP = 5.0
+SETTLE = 0.5
 _names = itertools.count()
 
 
-@dataclass(slots=True)
-class Done:
-    """Responses that have ended: their tokens, and the seconds that each took for a token."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Work of an engine in some seconds by one rule."""
 
-    tokens: int = 0
-    seconds: list[float] = field(default_factory=list)
+    tokens_a_second: float
+    token_seconds: float
+    """From one token of a response to its next, on average."""
+    running: float
+    """Requests that a token was made of at once, on average."""
+    prompts: float
+    """Share of the passes that had prompts."""
 
 
 def main() -> None:
@@ -61,112 +71,135 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--requests", type=int, default=512 if GPUS else 32)
-    parser.add_argument(
-        "--typical", type=float, default=39.0, help="tokens of half of the responses"
-    )
-    parser.add_argument("--longest", type=int, default=2048 if GPUS else 50)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["sglang", "ours", "mixed"])
+    parser.add_argument("--requests", type=int, nargs="+", default=[512 if GPUS else 32])
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=["short", "long-tailed"])
+    parser.add_argument("--longest", type=int, default=4000 if GPUS else 50, help="no longer one")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=["none", "tenth", "places"])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a rule's turn")
     parser.add_argument("--engine-args", default="", help="more of the server's, in one string")
     options = parser.parse_args()
     if options.model is None:
         subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
     machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
-    print(f"{options.requests} requests at any time, the longest {options.longest}; {machine}")
-    print("| | tokens/s | limit | of the limit | ms a token, median | 99 of 100 |")
-    print("|---|---|---|---|---|---|", flush=True)
-    for way in options.ways:
-        print(asyncio.run(measure(way, options)), flush=True)
+    print(f"median (least to most) of {options.rounds} turns of {options.seconds:.0f} s; {machine}")
+    print("| requests | lengths | rule | tokens/s | ms a token | running | prompts |")
+    print("|---" * 7 + "|", flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        variables = install(Path(directory))
+        asyncio.run(measure(options, variables, shared(Path(variables[FILE_VARIABLE]))))
 
 
-async def measure(way: str, options: argparse.Namespace) -> str:
-    """A row of the table."""
-    os.environ["SLUICE_CUDA_GRAPH_MAX_BS"] = str(options.requests)  # as a job's engine has them
+async def measure(options: argparse.Namespace, variables: dict[str, str], counts: mmap) -> None:
+    """Print the table's rows."""
+    most = max(options.requests)
+    os.environ["SLUICE_CUDA_GRAPH_MAX_BS"] = str(most)  # as a job's engine has them
+    os.environ["SLUICE_PREFILL_PASSES"] = "0"  # the benchmark's plugin stands for gather.py
+    os.environ.update(variables)
     port = free_port()
-    room = str(options.requests * (PROMPT + options.longest // 2))
-    passes, arguments = WAYS[way]
-    os.environ["SLUICE_PREFILL_PASSES"] = str(passes)
     server = small_engine(
         options.model or EXAMPLE / "model",
         port,
-        *["--load-format", "dummy", "--max-total-tokens", room, *arguments.split()],
+        *["--load-format", "dummy", "--max-total-tokens", str(most * (PROMPT + ROOM))],
         *options.engine_args.split(),
         way=f"{PATH}/launch_server.py",
         cpu=not GPUS,
     )
     try:
         async with Client(f"http://127.0.0.1:{port}") as engine:
-            await engine.wait_ready(400)
-            await equal(engine, options.requests)  # warms up
-            limit = await equal(engine, options.requests)
-            done = await refilled(engine, options)
+            await server.ready(engine, 400)
+            for requests in options.requests:
+                await warm_up(engine, requests, counts)
+                for name in options.lengths:
+                    draw = shortened(LENGTHS[name], options.longest)
+                    windows = await in_turns(engine, requests, draw, options, counts)
+                    for rule, its_windows in windows.items():
+                        cells = row(its_windows)
+                        print(f"| {requests} | {name} | {rule} | {cells} |", flush=True)
     finally:
         server.terminate()
         server.wait(60)
-    rate = done.tokens / options.seconds
-    typical, slow = (1000 * value for value in quantiles(done.seconds))
-    rates = f"{rate:,.0f} | {limit:,.0f} | {rate / limit:.0%}"
-    return f"| {way} | {rates} | {typical:.1f} | {slow:.1f} |"
 
 
-def quantiles(seconds: list[float]) -> tuple[float, float]:
-    """Median, and what 99 of 100 stay below."""
-    cuts = statistics.quantiles(seconds, n=100)
-    return cuts[49], cuts[98]
+def shortened(draw: Draw, longest: int) -> Draw:
+    return lambda chance: min(draw(chance), longest)
 
 
-async def equal(engine: Client, requests: int) -> float:
-    """Tokens a second of responses of one length that begin at once."""
-    started = time.perf_counter()
-    await asyncio.gather(*(generate(engine, prompt(), EQUAL) for _ in range(requests)))
-    return requests * EQUAL / (time.perf_counter() - started)
+def row(windows: list[Window]) -> str:
+    rates = [window.tokens_a_second for window in windows]
+    rate = statistics.median(rates)
+    token = 1000 * statistics.median(window.token_seconds for window in windows)
+    running = statistics.median(window.running for window in windows)
+    prompts = statistics.median(window.prompts for window in windows)
+    spread = f"{rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
+    return f"{spread} | {token:.1f} | {running:.0f} | {prompts:.0%}"
 
 
-async def refilled(engine: Client, options: argparse.Namespace) -> Done:
-    """Keep the engine full; the responses that end within the seconds behind WARM_UP. Groups of
-    GROUP have one prompt, and a group comes when as many responses have ended. The first ones are
-    as long as the rest of a response that a full engine is busy with.
+async def warm_up(engine: Client, requests: int, counts: mmap) -> None:
+    """Responses of one length that begin at once, twice. Fails where the engine counts others."""
+    expected = requests * EQUAL
+    for _ in range(2):
+        before = COUNTS.unpack(counts)[2]
+        await asyncio.gather(*(generate(engine, prompt(), EQUAL) for _ in range(requests)))
+        counted = COUNTS.unpack(counts)[2] - before
+        assert abs(counted / expected - 1) < 0.02, f"{counted} tokens counted, not {expected}"
+
+
+async def in_turns(
+    engine: Client, requests: int, draw: Draw, options: argparse.Namespace, counts: mmap
+) -> dict[str, list[Window]]:
+    """Keep the engine full, and let the rules take turns, every second time in reverse order."""
+    filling = asyncio.create_task(keep_full(engine, requests, draw))
+    windows: dict[str, list[Window]] = defaultdict(list)
+    places = [*RULES]
+    try:
+        await asyncio.wait({filling}, timeout=WARM_UP)
+        for turn in range(options.rounds):
+            for rule in options.rules if turn % 2 == 0 else reversed(options.rules):
+                began = COUNTS.unpack(counts)[0] + 1
+                COUNTS.pack_into(counts, 0, began, places.index(rule), 0, 0, 0)
+                await asyncio.wait({filling}, timeout=SETTLE)
+                before, started = COUNTS.unpack(counts), time.perf_counter()
+                await asyncio.wait({filling}, timeout=options.seconds)
+                after, seconds = COUNTS.unpack(counts), time.perf_counter() - started
+                if filling.done():
+                    filling.result()
+                tokens, passes, prompts = map(operator.sub, after[2:], before[2:])
+                passes = max(passes, 1)
+                windows[rule].append(
+                    Window(
+                        tokens_a_second=tokens / seconds,
+                        token_seconds=seconds / passes,
+                        running=tokens / passes,
+                        prompts=prompts / (passes + prompts),
+                    )
+                )
+    finally:
+        filling.cancel()
+        await asyncio.wait({filling})
+        await engine.abort()
+    return windows
+
+
+async def keep_full(engine: Client, requests: int, draw: Draw) -> None:
+    """Groups of GROUP have one prompt, and a group comes when as many responses have ended. The
+    first ones are as long as the rest of a response that a full engine is busy with.
     """
-    done, places = Done(), asyncio.Semaphore(options.requests)
-    counted = time.perf_counter() + WARM_UP
-    until = counted + options.seconds
-    lengths = itertools.chain(begun(options), (drawn(options) for _ in itertools.count()))
+    chance, places = random.Random(0), asyncio.Semaphore(requests)
+    first = begun(chance, draw, requests)
+    lengths = itertools.chain(first, (draw(chance) for _ in itertools.count()))
 
     async def one(words: list[int], length: int) -> None:
-        began = time.perf_counter()
         await generate(engine, words, length)
-        ended = time.perf_counter()
         places.release()
-        if counted <= ended < until:
-            done.tokens += length
-            done.seconds.append((ended - began) / length)
 
     async with asyncio.TaskGroup() as group:
-        tasks: list[asyncio.Task[None]] = []
-        while time.perf_counter() < until:
+        while True:
             for _ in range(GROUP):
                 await places.acquire()
             words = prompt()
-            tasks += [group.create_task(one(words, next(lengths))) for _ in range(GROUP)]
-        for task in tasks:
-            task.cancel()
-    return done
-
-
-def begun(options: argparse.Namespace) -> list[int]:
-    """Tokens that are left of the requests of a full engine: a long one is met more often."""
-    all_lengths = [drawn(options) for _ in range(10_000)]
-    met = random.choices(all_lengths, weights=all_lengths, k=options.requests)
-    return [max(int(length * random.random()), 1) for length in met]
-
-
-def drawn(options: argparse.Namespace) -> int:
-    """A response's length: every 50th is the longest."""
-    longest: int = options.longest
-    if random.random() < 0.02:
-        return longest
-    return min(max(int(random.lognormvariate(math.log(options.typical), 0.9)), 1), longest)
+            for _ in range(GROUP):
+                group.create_task(one(words, next(lengths)))
 
 
 async def generate(engine: Client, words: list[int], length: int) -> None:

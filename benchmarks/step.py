@@ -78,7 +78,7 @@ async def bare_generation(model: Path, repeats: int) -> list[float]:
     names = itertools.count()
     try:
         async with Client(f"http://127.0.0.1:{port}") as engine:
-            await engine.wait_ready(180)
+            await server.ready(engine, 180)
             slots = asyncio.Semaphore(128)
 
             async def one(prompt: int) -> None:

@@ -1,14 +1,14 @@
 """How long prompts should wait for each other at an engine that is kept full: computed, no engine
 runs.
 
-    python benchmarks/waiting.py [--requests 512] [--passes 8]
+    python benchmarks/waiting.py [--requests 512]
 
 An engine makes a token of each request that generates in one pass, and takes all prompts that wait
 in another one, in which nobody generates; wherever a response ends, the next prompt comes. *none*:
-prompts never wait, as in SGLang. *a tenth*: until they are a tenth of what generates, which is
-SGLang's `--prefill-delayer-queue-min-ratio 0.1`. *places*: the rule of the plugin's gather.py, by
-the code that engines run. The last two wait for --passes at most. *limit*: prompts cost nothing.
-Thousand tokens a second.
+prompts never wait, as in SGLang. *tenth*: until they are a tenth of what generates, which is
+SGLang's `--prefill-delayer-queue-min-ratio 0.1`, for eight passes at most. *places*: the rule of
+the plugin's gather.py, by the code that engines run; *places-16* may wait for 16 passes. *limit*:
+prompts cost nothing. Thousand tokens a second. refill.py measures the same rules in an engine.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ SECONDS = 60.0
 SHARE = 0.1
 Draw = Callable[[random.Random], int]
 LENGTHS: dict[str, Draw] = {
-    "about 11": lambda r: max(int(r.gauss(11, 4)), 1),
-    "half below 40, 2 % of 2,048": lambda r: (
-        2048 if r.random() < 0.02 else max(int(r.lognormvariate(3.66, 0.9)), 1)
+    "short": lambda r: max(int(r.gauss(11, 4)), 1),
+    "long-tailed": lambda r: (
+        2048 if r.random() < 0.02 else max(min(int(r.lognormvariate(3.66, 0.9)), 2048), 1)
     ),
-    "300 on average": lambda r: int(r.expovariate(1 / 300)) + 1,
-    "1,000 on average": lambda r: int(r.expovariate(1 / 1000)) + 1,
+    "300": lambda r: min(int(r.expovariate(1 / 300)) + 1, 4096),
+    "1000": lambda r: min(int(r.expovariate(1 / 1000)) + 1, 4096),
 }
+"""A response's length. short: about 11 tokens. long-tailed: half below 40, 2 % of 2,048. Numbers:
+on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,25 @@ class Tenth(Gathering):
         return 0 < waiting < running * SHARE and self.waited < self.most
 
 
+RULES: dict[str, Callable[[], Gathering]] = {
+    "none": lambda: Gathering(0),
+    "tenth": lambda: Tenth(8),
+    "places": lambda: Gathering(8),
+    "places-16": lambda: Gathering(16),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=512)
-    parser.add_argument("--passes", type=int, default=8)
     options = parser.parse_args()
-    print("| passes | tokens of a response | none | a tenth | places | limit |")
-    print("|---|---|---|---|---|---|")
+    print(f"| passes | lengths | {' | '.join(RULES)} | limit |")
+    print("|---" * (3 + len(RULES)) + "|")
     for cost_name, costs in COSTS.items():
         for length_name, draw in LENGTHS.items():
-            rules = (Gathering(0), Tenth(options.passes), Gathering(options.passes))
-            rates = [rate(rule, options.requests, draw, costs) for rule in rules]
+            rates = [rate(rule(), options.requests, draw, costs) for rule in RULES.values()]
             rates.append(options.requests / (costs.token + costs.each * options.requests))
             row = " | ".join(f"{one / 1000:.1f}" for one in rates)
             print(f"| {cost_name} | {length_name} | {row} |", flush=True)
