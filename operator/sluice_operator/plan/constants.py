@@ -73,6 +73,9 @@ BROKEN_GRACE = 30
 """The same for what is left of a trainer gang that failed: its collectives hang,
 so it cannot save anything."""
 
+ENGINE_GRACE = 10
+"""The same for an engine whose worker has ended: it has nothing to save, and may hang."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

@@ -222,6 +222,10 @@ def succeeded(pod: KubeObject) -> bool:
     )
 
 
+def has_ended(pod: KubeObject, container: str) -> bool:
+    return any(name == container for name, _ in _terminated(pod))
+
+
 def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
     """Containers that ended although they should not have: root causes first.
 

@@ -5,7 +5,7 @@ import pytest
 from sluice.api import GangStatus, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
-from sluice_operator.plan.constants import BROKEN_GRACE
+from sluice_operator.plan.constants import BROKEN_GRACE, ENGINE_GRACE, GRACE
 from sluice_operator.plan.decide.gangs import (
     advance,
     deletions,
@@ -140,6 +140,22 @@ def test_what_is_left_of_a_broken_trainer_gang_is_not_waited_for() -> None:
     gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
     step = advance(gang, known, [alive, dead], FailurePolicy(), START)
     assert {deletion.grace for deletion in step.delete} == {BROKEN_GRACE}
+
+
+@pytest.mark.parametrize(
+    ("ended", "grace"),
+    [
+        pytest.param("worker", ENGINE_GRACE, id="only the engine is left, which may hang"),
+        pytest.param("engine", GRACE["rollout"], id="the worker gives its leases back"),
+    ],
+)
+def test_what_is_left_of_a_broken_rollout_gang_has_time_for_what_it_can_save(
+    ended: str, grace: int
+) -> None:
+    head, other = make_pod("rollout", ends={ended: 1}), make_pod("rollout", index=1)
+    gang, known = Gang("rollout", 0, 2), GangStatus(replica=0, attempt=1)
+    step = advance(gang, known, [head, other], FailurePolicy(), START)
+    assert [deletion.grace for deletion in step.delete] == [grace, grace]
 
 
 def test_a_disrupted_trainer_gang_has_its_time_for_a_checkpoint() -> None:

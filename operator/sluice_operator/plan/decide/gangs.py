@@ -17,7 +17,13 @@ from datetime import datetime, timedelta
 from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock, names, podstate
-from sluice_operator.plan.constants import BROKEN_GRACE, FORCE_DELETE_AFTER, GRACE, PEER_GRACE
+from sluice_operator.plan.constants import (
+    BROKEN_GRACE,
+    ENGINE_GRACE,
+    FORCE_DELETE_AFTER,
+    GRACE,
+    PEER_GRACE,
+)
 from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
 from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject, Observed
@@ -125,8 +131,8 @@ def advance(
         return Step(gang, status, facts, due=cause_due)
     decision = restart(gang, judged, status, policy, now)
     if isinstance(decision, Restart):
-        broken = gang.role == "trainer" and decision.failure is not None
-        delete = deletions(pods, now, BROKEN_GRACE if broken else None)
+        at_most = _grace_of_broken(pods) if decision.failure is not None else None
+        delete = deletions(pods, now, at_most)
         return Step(
             gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision
         )
@@ -165,6 +171,13 @@ def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
     if all(podstate.is_finished(pod) for pod in pods):
         return None
     return clock.parse(failure.time) + timedelta(seconds=PEER_GRACE)
+
+
+def _grace_of_broken(pods: Sequence[KubeObject]) -> int | None:
+    """Seconds for what is left of a gang that failed, where it has nothing to save."""
+    if any(podstate.has_ended(pod, "worker") for pod in pods):
+        return ENGINE_GRACE
+    return BROKEN_GRACE if any(podstate.role(pod) == "trainer" for pod in pods) else None
 
 
 def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangStatus:
