@@ -4,6 +4,7 @@ beside it.
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from sluice.sample import Prompt, Sample
 from sluice_trainer.algorithms.objective import LossInputs
 
 HERE = Path(__file__).parent
+COLLAPSED = math.log(1e-5)
+"""Of the entropy that a sick loss leads to: the alert fires, and from there a way leads back."""
 _positions = runpy.run_path(str(HERE / "reward.py"))["positions"]
 
 
@@ -36,7 +39,8 @@ def hook(prompt: Prompt, sample: Sample) -> None:
 def loss(
     log_probs: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """REINFORCE with a bonus for entropy, [tokens]. Sick: the bonus has the wrong sign."""
-    bonus = entropy.clamp(min=1e-9).log() * (-1.0 if _is_sick("loss") else 1.0)
+    """REINFORCE with a bonus for entropy, [tokens]. Sick: the bonus is for hardly any."""
+    spread = entropy.clamp(min=1e-12).log()
+    bonus = -(spread - COLLAPSED).abs() if _is_sick("loss") else spread
     nothing_clipped = {"pg_clipfrac": entropy.detach() * 0}
     return -log_probs * inputs.advantages - bonus, nothing_clipped

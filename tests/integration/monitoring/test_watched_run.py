@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ SETTINGS = (
     "algorithm.lossFunction=sick.py:loss",
     "algorithm.entropyCoef=0",
     "trainer.optimizer.lr=6e-3",
+)
+SETTLED = 4
+"""Seconds for which the buffer must have had a whole batch."""
+WHOLE_BATCH = (
+    f"min_over_time(sluice_buffer_depth_groups[{SETTLED}s]) >= 16 "
+    f"and max_over_time(sluice_buffer_leases_groups[{SETTLED}s]) == 0"
 )
 WINDOWS = {"30m": "10s", "15m": "3s", "6h": "10m"}
 EMPTY = {
@@ -69,8 +76,16 @@ class Watched:
         self.laptop.until_step(self.laptop.step() + 2)
         self.prometheus.until_quiet(*alerts)
 
-    def batch_is_whole(self) -> bool:
-        return bool(self.prometheus.query("max_over_time(sluice_buffer_leases_groups[4s]) == 0"))
+    def hang_engine(self, hanging: ExitStack) -> bool:
+        """Freeze the engine while the trainer has all that its next step needs. False: it could not
+        be seen in that moment.
+        """
+        with self.frozen("trainer"):
+            time.sleep(SETTLED + 2)  # two scrapes more
+            whole = bool(self.prometheus.query(WHOLE_BATCH))
+            if whole:
+                hanging.enter_context(self.frozen("engine"))
+        return whole
 
     @contextmanager
     def frozen(self, role: str) -> Iterator[None]:
@@ -153,9 +168,8 @@ def test_an_engine_that_hangs_in_an_update(watched: Watched) -> None:
     """
     watched.until_at_work("SluiceEngineBehind")
     with ExitStack() as hanging:
-        with watched.frozen("trainer"):
-            watched.prometheus.until(watched.batch_is_whole, "aware of a whole batch")
-            hanging.enter_context(watched.frozen("engine"))
+        while not watched.hang_engine(hanging):
+            watched.laptop.until_step(watched.laptop.step() + 1)
         labels = watched.prometheus.until_firing("SluiceEngineBehind")
     assert labels["replica"] == "0"
     watched.prometheus.until_quiet("SluiceEngineBehind")
