@@ -20,7 +20,15 @@ from tests.integration.engines import Sglang, backend, gpus
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT
 from tests.integration.weights.test_stacked_experts import cores, serving
-from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
+from tests.integration.weights.tools import (
+    BUCKET,
+    begin,
+    on_device,
+    publish,
+    send,
+    serves,
+    set_deadline,
+)
 
 Make = Callable[..., Source]
 Join = Callable[..., Any]
@@ -69,7 +77,7 @@ def chain(timeout: float = PATIENCE, attempt: int = 1) -> Chain:
 def hurry(source: Source, transport: Chain, seconds: float = 2 * TIMEOUT) -> None:
     """Have another deadline for what comes next."""
     transport._patience = seconds / 2
-    source._sync = source._sync.model_copy(update={"timeout_seconds": seconds})
+    set_deadline(source, seconds)
 
 
 async def all_serve(engines: list[Sglang], weights: Path, version: int) -> bool:

@@ -43,7 +43,15 @@ from tests.integration.engines import (
 )
 from tests.integration.house import Rendezvous, eventually
 from tests.integration.weights.conftest import PATIENCE, ROOT, SLACK, TIMEOUT, FakeEngine
-from tests.integration.weights.tools import BUCKET, begin, on_device, publish, send, serves
+from tests.integration.weights.tools import (
+    BUCKET,
+    begin,
+    on_device,
+    publish,
+    send,
+    serves,
+    set_deadline,
+)
 
 Make = Callable[..., Source]
 Join = Callable[..., Any]
@@ -333,7 +341,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     assert (received["sum"], received["weight_version"]) == (expected, "1")
     ledger = await rendezvous.ledger()
     assert (ledger["rollout-0"].admitted, ledger["rollout-1"].admitted) == (False, True)
-    one._sync = one._sync.model_copy(update={"timeout_seconds": PATIENCE})
+    set_deadline(one, PATIENCE)
     update = await publish(one, 2, other_model)  # and it lives: the next update takes it back
     assert (sorted(update.engines), update.failed) == (["rollout-0", "rollout-1"], {})
     assert await serves(sglang.url, other_model, 2)

@@ -45,6 +45,11 @@ async def publish(
     return await send(source, weights)
 
 
+def set_deadline(source: Source, seconds: float) -> None:
+    """Of its next updates."""
+    source._sync = source._sync.model_copy(update={"timeout_seconds": seconds})
+
+
 def on_device(weights: Path) -> Tensors:
     """The checkpoint's tensors, where a trainer holds them."""
     return [(name, tensor.to(device())) for name, tensor in tensors(weights)]

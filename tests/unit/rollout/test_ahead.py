@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.ahead as plugin
-
-    return plugin
+def module(plugin: Plugin) -> ModuleType:
+    return plugin("ahead")
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,12 @@ from types import ModuleType
 
 import pytest
 
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.arguments as plugin
-
-    return plugin
+def module(plugin: Plugin) -> ModuleType:
+    return plugin("arguments")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    from sluice_sglang import ending
-
+def ending(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    ending = plugin("ending")
     monkeypatch.setattr(ending, "LOOK_SECONDS", 0.005)
     monkeypatch.setattr(ending, "REST_SECONDS", 0.05)
     return ending

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from sluice.engines.http_control import SOURCE_HEADER
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def fence(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.attempts as module
-
-    return module
+def fence(plugin: Plugin) -> ModuleType:
+    return plugin("attempts")
 
 
 async def call(fence: Any, *headers: tuple[bytes, bytes]) -> tuple[int, Any]:

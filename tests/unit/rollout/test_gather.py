@@ -6,15 +6,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def gather(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    from sluice_sglang import gather
-
-    return gather
+def gather(plugin: Plugin) -> ModuleType:
+    return plugin("gather")
 
 
 def scheduler(waiting: int, *, chunked: object = None, parallel: bool = False) -> SimpleNamespace:

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from sluice.engines.sglang.control import BUCKET_HEADER
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.in_order as plugin
-
-    monkeypatch.setattr(plugin, "WAIT_SECONDS", 0.2)
-    return plugin
+def module(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = plugin("in_order")
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
+    return module
 
 
 class Engine:

@@ -10,16 +10,13 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def loopback(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    from sluice_sglang import loopback
-
-    return loopback
+def loopback(plugin: Plugin) -> ModuleType:
+    return plugin("loopback")
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def once(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.once as module
-
+def once(plugin: Plugin) -> Iterator[ModuleType]:
+    module = plugin("once")
     yield module
     module.before_end()
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from sluice.engines.sglang.plugin.__main__ import PATH
+from tests.unit.rollout.conftest import Plugin
 
 MODULE = '''"""Stands for the module of SGLang that a spawned process imports."""
 import os
@@ -292,11 +293,8 @@ def test_no_prepared_process_outlives_its_server(directory: Path) -> None:
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.prepared as plugin
-
-    return plugin
+def module(plugin: Plugin) -> ModuleType:
+    return plugin("prepared")
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from torch.distributed.distributed_c10d import (
 )
 
 from sluice.engines.sglang.layout import Layout
-from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.environment import free_port
 from sluice_trainer.weights.buckets import buckets
+from tests.unit.rollout.conftest import Plugin
 
 STORE = """
 import sys, time, datetime, torch.distributed as dist
@@ -38,11 +38,8 @@ time.sleep(60)
 
 
 @pytest.fixture
-def receive(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PATH))
-    import sluice_sglang.receive as module
-
-    return module
+def receive(plugin: Plugin) -> ModuleType:
+    return plugin("receive")
 
 
 @pytest.fixture

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from sluice.engines.sglang.plugin.__main__ import PATH
+
+Plugin = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
+    """The plugin's modules by name, found where SGLang finds them."""
+    monkeypatch.syspath_prepend(str(PATH))
+    return lambda name: importlib.import_module(f"sluice_sglang.{name}")
