@@ -82,7 +82,7 @@ def main() -> None:
     if options.model is None:
         subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
     machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
-    print(f"median (least to most) of {options.rounds} turns of {options.seconds:.0f} s; {machine}")
+    print(f"median (least to most) of {options.rounds} turns of {options.seconds:g} s; {machine}")
     print("| requests | lengths | rule | tokens/s | ms a token | running | prompts |")
     print("|---" * 7 + "|", flush=True)
     with tempfile.TemporaryDirectory() as directory:
@@ -151,34 +151,31 @@ async def in_turns(
     """Keep the engine full, and let the rules take turns, every second time in reverse order."""
     filling = asyncio.create_task(keep_full(engine, requests, draw))
     windows: dict[str, list[Window]] = defaultdict(list)
-    places = [*RULES]
     try:
         await asyncio.wait({filling}, timeout=WARM_UP)
         for turn in range(options.rounds):
             for rule in options.rules if turn % 2 == 0 else reversed(options.rules):
-                began = COUNTS.unpack(counts)[0] + 1
-                COUNTS.pack_into(counts, 0, began, places.index(rule), 0, 0, 0)
-                await asyncio.wait({filling}, timeout=SETTLE)
-                before, started = COUNTS.unpack(counts), time.perf_counter()
-                await asyncio.wait({filling}, timeout=options.seconds)
-                after, seconds = COUNTS.unpack(counts), time.perf_counter() - started
-                if filling.done():
-                    filling.result()
-                tokens, passes, prompts = map(operator.sub, after[2:], before[2:])
-                passes = max(passes, 1)
-                windows[rule].append(
-                    Window(
-                        tokens_a_second=tokens / seconds,
-                        token_seconds=seconds / passes,
-                        running=tokens / passes,
-                        prompts=prompts / (passes + prompts),
-                    )
-                )
+                windows[rule].append(await one_turn(rule, options.seconds, filling, counts))
     finally:
         filling.cancel()
         await asyncio.wait({filling})
         await engine.abort()
     return windows
+
+
+async def one_turn(rule: str, seconds: float, filling: asyncio.Task[None], counts: mmap) -> Window:
+    """Raises what the task that keeps the engine full has ended with."""
+    number = COUNTS.unpack(counts)[0] + 1
+    COUNTS.pack_into(counts, 0, number, [*RULES].index(rule), 0, 0, 0)
+    await asyncio.wait({filling}, timeout=SETTLE)
+    before, started = COUNTS.unpack(counts), time.perf_counter()
+    await asyncio.wait({filling}, timeout=seconds)
+    after, took = COUNTS.unpack(counts), time.perf_counter() - started
+    if filling.done():
+        filling.result()
+    tokens, passes, prompts = map(operator.sub, after[2:], before[2:])
+    passes = max(passes, 1)
+    return Window(tokens / took, took / passes, tokens / passes, prompts / (passes + prompts))
 
 
 async def keep_full(engine: Client, requests: int, draw: Draw) -> None:
