@@ -8,8 +8,9 @@ response ends, the next prompt comes. By the rule that prompts wait for each oth
 Lengths and rules are waiting.py's, which computes what is measured here. One engine with random
 weights serves all: the rules take turns while it is full, and it counts its own tokens. *running*:
 requests that a token was made of at once; the others waited, or were on their way. *prompts*: the
-share of passes that had prompts. SGLang's own way to run a prompt beside the others is `--rules
-none --engine-args=--enable-mixed-chunk`. Without a GPU the quickstart's model is served, on a CPU.
+share of passes that had prompts. *HTTP*, *client*: what the process that takes requests, and this
+one, need of a core. SGLang's own way to run a prompt beside the others is `--rules none
+--engine-args=--enable-mixed-chunk`. Without a GPU the quickstart's model is served, on a CPU.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
+import psutil
 import torch
 
 from benchmarks.processes import small_engine
@@ -50,6 +52,10 @@ ROOM = 2048 if GPUS else 256
 """Tokens of a request, on average, that the engine has memory for."""
 WARM_UP = 5.0
 SETTLE = 0.5
+COLUMNS = (
+    *("requests", "lengths", "rule", "tokens/s", "ms a token", "running"),
+    *("prompts", "HTTP", "client"),
+)
 _names = itertools.count()
 
 
@@ -64,6 +70,31 @@ class Window:
     """Requests that a token was made of at once, on average."""
     prompts: float
     """Share of the passes that had prompts."""
+    http: float
+    """Share of a core that the server's first process was at work."""
+    client: float
+    """The same of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Numbers of the engine and of this process. counts: as the plugin has them."""
+
+    counts: mmap
+    server: psutil.Process
+    client: psutil.Process
+
+    def begin(self, rule: str) -> None:
+        turn = COUNTS.unpack(self.counts)[0] + 1
+        COUNTS.pack_into(self.counts, 0, turn, [*RULES].index(rule), 0, 0, 0)
+
+    def read(self) -> tuple[float, ...]:
+        """Seconds by the clock; tokens; passes that made them; passes with prompts; seconds of a
+        core, of the server and of this process.
+        """
+        cores = [process.cpu_times() for process in (self.server, self.client)]
+        worked = (times.user + times.system for times in cores)
+        return time.perf_counter(), *COUNTS.unpack(self.counts)[2:], *worked
 
 
 def main() -> None:
@@ -83,8 +114,7 @@ def main() -> None:
         subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
     machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
     print(f"median (least to most) of {options.rounds} turns of {options.seconds:g} s; {machine}")
-    print("| requests | lengths | rule | tokens/s | ms a token | running | prompts |")
-    print("|---" * 7 + "|", flush=True)
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         variables = install(Path(directory))
         asyncio.run(measure(options, variables, shared(Path(variables[FILE_VARIABLE]))))
@@ -105,14 +135,15 @@ async def measure(options: argparse.Namespace, variables: dict[str, str], counts
         way=f"{PATH}/launch_server.py",
         cpu=not GPUS,
     )
+    meter = Meter(counts, psutil.Process(server.pid), psutil.Process())
     try:
         async with Client(f"http://127.0.0.1:{port}") as engine:
             await server.ready(engine, 400)
             for requests in options.requests:
-                await warm_up(engine, requests, counts)
+                await warm_up(engine, requests, meter)
                 for name in options.lengths:
                     draw = shortened(LENGTHS[name], options.longest)
-                    windows = await in_turns(engine, requests, draw, options, counts)
+                    windows = await in_turns(engine, requests, draw, options, meter)
                     for rule, its_windows in windows.items():
                         cells = row(its_windows)
                         print(f"| {requests} | {name} | {rule} | {cells} |", flush=True)
@@ -127,26 +158,31 @@ def shortened(draw: Draw, longest: int) -> Draw:
 
 def row(windows: list[Window]) -> str:
     rates = [window.tokens_a_second for window in windows]
-    rate = statistics.median(rates)
-    token = 1000 * statistics.median(window.token_seconds for window in windows)
-    running = statistics.median(window.running for window in windows)
-    prompts = statistics.median(window.prompts for window in windows)
-    spread = f"{rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-    return f"{spread} | {token:.1f} | {running:.0f} | {prompts:.0%}"
+
+    def median(name: str) -> float:
+        return statistics.median(getattr(window, name) for window in windows)
+
+    cells = [
+        f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})",
+        f"{1000 * median('token_seconds'):.1f}",
+        f"{median('running'):.0f}",
+        *(f"{median(share):.0%}" for share in ("prompts", "http", "client")),
+    ]
+    return " | ".join(cells)
 
 
-async def warm_up(engine: Client, requests: int, counts: mmap) -> None:
+async def warm_up(engine: Client, requests: int, meter: Meter) -> None:
     """Responses of one length that begin at once, twice. Fails where the engine counts others."""
     expected = requests * EQUAL
     for _ in range(2):
-        before = COUNTS.unpack(counts)[2]
+        before = meter.read()
         await asyncio.gather(*(generate(engine, prompt(), EQUAL) for _ in range(requests)))
-        counted = COUNTS.unpack(counts)[2] - before
+        counted = meter.read()[1] - before[1]
         assert abs(counted / expected - 1) < 0.02, f"{counted} tokens counted, not {expected}"
 
 
 async def in_turns(
-    engine: Client, requests: int, draw: Draw, options: argparse.Namespace, counts: mmap
+    engine: Client, requests: int, draw: Draw, options: argparse.Namespace, meter: Meter
 ) -> dict[str, list[Window]]:
     """Keep the engine full, and let the rules take turns, every second time in reverse order."""
     filling = asyncio.create_task(keep_full(engine, requests, draw))
@@ -155,7 +191,7 @@ async def in_turns(
         await asyncio.wait({filling}, timeout=WARM_UP)
         for turn in range(options.rounds):
             for rule in options.rules if turn % 2 == 0 else reversed(options.rules):
-                windows[rule].append(await one_turn(rule, options.seconds, filling, counts))
+                windows[rule].append(await one_turn(rule, options.seconds, filling, meter))
     finally:
         filling.cancel()
         await asyncio.wait({filling})
@@ -163,19 +199,25 @@ async def in_turns(
     return windows
 
 
-async def one_turn(rule: str, seconds: float, filling: asyncio.Task[None], counts: mmap) -> Window:
+async def one_turn(rule: str, seconds: float, filling: asyncio.Task[None], meter: Meter) -> Window:
     """Raises what the task that keeps the engine full has ended with."""
-    number = COUNTS.unpack(counts)[0] + 1
-    COUNTS.pack_into(counts, 0, number, [*RULES].index(rule), 0, 0, 0)
+    meter.begin(rule)
     await asyncio.wait({filling}, timeout=SETTLE)
-    before, started = COUNTS.unpack(counts), time.perf_counter()
+    before = meter.read()
     await asyncio.wait({filling}, timeout=seconds)
-    after, took = COUNTS.unpack(counts), time.perf_counter() - started
+    after = meter.read()
     if filling.done():
         filling.result()
-    tokens, passes, prompts = map(operator.sub, after[2:], before[2:])
+    took, tokens, passes, prompts, http, client = map(operator.sub, after, before)
     passes = max(passes, 1)
-    return Window(tokens / took, took / passes, tokens / passes, prompts / (passes + prompts))
+    return Window(
+        tokens_a_second=tokens / took,
+        token_seconds=took / passes,
+        running=tokens / passes,
+        prompts=prompts / (passes + prompts),
+        http=http / took,
+        client=client / took,
+    )
 
 
 async def keep_full(engine: Client, requests: int, draw: Draw) -> None:
