@@ -131,7 +131,7 @@ def advance(
         return Step(gang, status, facts, due=cause_due)
     decision = restart(gang, judged, status, policy, now)
     if isinstance(decision, Restart):
-        at_most = _grace_of_broken(pods) if decision.failure is not None else None
+        at_most = _grace_of_broken(gang, pods) if decision.failure is not None else None
         delete = deletions(pods, now, at_most)
         return Step(
             gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision
@@ -173,11 +173,11 @@ def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
     return clock.parse(failure.time) + timedelta(seconds=PEER_GRACE)
 
 
-def _grace_of_broken(pods: Sequence[KubeObject]) -> int | None:
-    """Seconds for what is left of a gang that failed, where it has nothing to save."""
-    if any(podstate.has_ended(pod, "worker") for pod in pods):
-        return ENGINE_GRACE
-    return BROKEN_GRACE if any(podstate.role(pod) == "trainer" for pod in pods) else None
+def _grace_of_broken(gang: Gang, pods: Sequence[KubeObject]) -> int | None:
+    """The most seconds for what is left of a gang that failed, where it has nothing to save."""
+    if gang.role == "trainer":
+        return BROKEN_GRACE
+    return ENGINE_GRACE if any(podstate.has_ended(pod, "worker") for pod in pods) else None
 
 
 def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangStatus:
