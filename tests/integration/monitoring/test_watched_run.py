@@ -21,9 +21,10 @@ from tests.integration.run.laptop import Laptop
 from tests.prometheus import Prometheus, hastened
 
 pytestmark = pytest.mark.timeout(400)
+BATCH = 16
 SETTINGS = (
     "trainer.steps=2000",
-    "rollout.batchSize=16",
+    f"rollout.batchSize={BATCH}",
     "checkpoint.everySteps=5",
     "evaluation.everySteps=5",
     "failurePolicy.rolloutBackoff.baseSeconds=1",
@@ -37,7 +38,7 @@ SETTINGS = (
 SETTLED = 4
 """Seconds for which the buffer must have had a whole batch."""
 WHOLE_BATCH = (
-    f"min_over_time(sluice_buffer_depth_groups[{SETTLED}s]) >= 16 "
+    f"min_over_time(sluice_buffer_depth_groups[{SETTLED}s]) >= {BATCH} "
     f"and max_over_time(sluice_buffer_leases_groups[{SETTLED}s]) == 0"
 )
 WINDOWS = {"30m": "10s", "15m": "3s", "6h": "10m"}
