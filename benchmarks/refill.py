@@ -46,12 +46,13 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "q
 PROMPT = 48 if GPUS else 8
 GROUP = 8
 WORDS = range(3, 13)  # both examples' tokenizers have these
-EQUAL = 128 if GPUS else 24
-"""Tokens of each response of the warm-up."""
+WARM_UP_TOKENS = 128 if GPUS else 24
+"""Of each of the first responses."""
 ROOM = 2048 if GPUS else 256
 """Tokens of a request, on average, that the engine has memory for."""
-WARM_UP = 5.0
-SETTLE = 0.5
+FILLING_SECONDS = 5.0
+SETTLING_SECONDS = 0.5
+"""Of a turn, before it counts."""
 COLUMNS = (
     *("requests", "lengths", "rule", "tokens/s", "ms a token", "running"),
     *("prompts", "HTTP", "client"),
@@ -173,10 +174,10 @@ def row(windows: list[Window]) -> str:
 
 async def warm_up(engine: Client, requests: int, meter: Meter) -> None:
     """Responses of one length that begin at once, twice. Fails where the engine counts others."""
-    expected = requests * EQUAL
+    expected = requests * WARM_UP_TOKENS
     for _ in range(2):
         before = meter.read()
-        await asyncio.gather(*(generate(engine, prompt(), EQUAL) for _ in range(requests)))
+        await asyncio.gather(*(generate(engine, prompt(), WARM_UP_TOKENS) for _ in range(requests)))
         counted = meter.read()[1] - before[1]
         assert abs(counted / expected - 1) < 0.02, f"{counted} tokens counted, not {expected}"
 
@@ -188,7 +189,7 @@ async def in_turns(
     filling = asyncio.create_task(keep_full(engine, requests, draw))
     windows: dict[str, list[Window]] = defaultdict(list)
     try:
-        await asyncio.wait({filling}, timeout=WARM_UP)
+        await asyncio.wait({filling}, timeout=FILLING_SECONDS)
         for turn in range(options.rounds):
             for rule in options.rules if turn % 2 == 0 else reversed(options.rules):
                 windows[rule].append(await one_turn(rule, options.seconds, filling, meter))
@@ -202,7 +203,7 @@ async def in_turns(
 async def one_turn(rule: str, seconds: float, filling: asyncio.Task[None], meter: Meter) -> Window:
     """Raises what the task that keeps the engine full has ended with."""
     meter.begin(rule)
-    await asyncio.wait({filling}, timeout=SETTLE)
+    await asyncio.wait({filling}, timeout=SETTLING_SECONDS)
     before = meter.read()
     await asyncio.wait({filling}, timeout=seconds)
     after = meter.read()

@@ -30,10 +30,10 @@ Draw = Callable[[random.Random], int]
 LENGTHS: dict[str, Draw] = {
     "short": lambda r: max(int(r.gauss(11, 4)), 1),
     "long-tailed": lambda r: (
-        2048 if r.random() < 0.02 else max(min(int(r.lognormvariate(3.66, 0.9)), 2048), 1)
+        2048 if r.random() < 0.02 else max(int(r.lognormvariate(3.66, 0.9)), 1)
     ),
-    "300": lambda r: min(int(r.expovariate(1 / 300)) + 1, 4096),
-    "1000": lambda r: min(int(r.expovariate(1 / 1000)) + 1, 4096),
+    "300": lambda r: int(r.expovariate(1 / 300)) + 1,
+    "1000": lambda r: int(r.expovariate(1 / 1000)) + 1,
 }
 """A response's length. short: about 11 tokens. long-tailed: half below 40, 2 % of 2,048. Numbers:
 on average."""
