@@ -2,11 +2,12 @@
 
     python benchmarks/overtaking.py [--requests 64 512 2048] [--seconds 15]
 
-SGLang as it is, and with our plugin (in_turn.py), each with an engine of its own, one after the
-other. Another process sends so many requests at once, waits for their answers and 0.2 s more, and
-does it again. The engine refuses them (their temperature is negative), so that the HTTP process
-alone is at work. Meanwhile its model_info is asked for, which needs nothing else, 0.05 s after each
-answer. *idle* is the same without requests. A burst's seconds tell what the order costs requests.
+SGLang as it is, with our plugin (in_turn.py), and with requests that come many in one, as a worker
+sends them (together.py), each with an engine of its own, one after the other. Another process sends
+so many requests at once, waits for their answers and 0.2 s more, and does it again. The engine
+refuses them (their temperature is negative), so that the HTTP process alone is at work. Meanwhile
+its model_info is asked for, which needs nothing else, 0.05 s after each answer. *idle* is the same
+without requests. A burst's seconds tell what the order costs requests.
 The engine is the quickstart's, on a CPU: what is measured runs on one in any case.
 """
 
@@ -28,10 +29,16 @@ import aiohttp
 from benchmarks.processes import Server, small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
+from sluice.engines.sglang.together import Together
 from sluice.environment import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart"
-WAYS = {"SGLang": "-m sglang.launch_server", "with the plugin": f"{PATH}/launch_server.py"}
+TOGETHER = "many in one"
+WAYS = {
+    "SGLang": "-m sglang.launch_server",
+    "with the plugin": f"{PATH}/launch_server.py",
+    TOGETHER: f"{PATH}/launch_server.py",
+}
 REFUSED = {
     "input_ids": [5] * 50,
     "sampling_params": {"temperature": -1.0, "max_new_tokens": 9},
@@ -58,18 +65,18 @@ def main() -> None:
         try:
             asyncio.run(ready(server, url))
             for count in (0, *options.requests):
-                cells = measure(url, count, options.seconds)
+                cells = measure(url, count, options.seconds, together=way == TOGETHER)
                 print(f"| {way} | {' | '.join(cells)} |", flush=True)
         finally:
             server.terminate()
             server.wait(60)
 
 
-def measure(url: str, count: int, seconds: float) -> list[str]:
+def measure(url: str, count: int, seconds: float, *, together: bool) -> list[str]:
     """The cells of a row."""
     context = multiprocessing.get_context("spawn")
     bursts: SimpleQueue[float] = context.SimpleQueue()
-    sender = context.Process(target=send, args=(url, count, bursts), daemon=True)
+    sender = context.Process(target=send, args=(url, count, bursts, together), daemon=True)
     if count:
         sender.start()
         bursts.get()  # warms up
@@ -103,15 +110,19 @@ async def asked(url: str, seconds: float) -> list[float]:
     return waits
 
 
-def send(url: str, count: int, bursts: SimpleQueue[float]) -> None:
+def send(url: str, count: int, bursts: SimpleQueue[float], together: bool) -> None:
     """Bursts of requests, for ever; the seconds that each took."""
-    asyncio.run(_send(url, count, bursts))
+    asyncio.run(_send(url, count, bursts, together))
 
 
-async def _send(url: str, count: int, bursts: SimpleQueue[float]) -> None:
+async def _send(url: str, count: int, bursts: SimpleQueue[float], together: bool) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        many = Together(http, url)
 
         async def one() -> None:
+            if together:
+                await many.ask(REFUSED)
+                return
             async with http.post(f"{url}{Client.generate_path}", json=REFUSED) as answer:
                 await answer.read()
 

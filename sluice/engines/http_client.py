@@ -108,11 +108,10 @@ class HttpClient:
     async def _send(self, rid: str, body: dict[str, Any], tokens: int) -> Generation:
         """Send a request for up to `tokens`, once. It is taken back where nobody waits for it."""
         seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
-        timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            url = self.url + self.generate_path
-            async with self.session.post(url, json=body, timeout=timeout) as answer:
-                return self.read(answer.status, await answer.text())
+            async with asyncio.timeout(seconds):
+                status, text = await self.ask(body)
+            return self.read(status, text)
         except TimeoutError as error:
             self._abort_soon(rid)
             raise RequestTimeoutError(
@@ -122,6 +121,14 @@ class HttpClient:
         except (aiohttp.ClientError, OSError, asyncio.CancelledError):
             self._abort_soon(rid)
             raise
+
+    async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
+        """Status and text of the answer to a request to generate. Raises what aiohttp raises, and
+        OSError; whoever asks has a deadline.
+        """
+        url, timeout = self.url + self.generate_path, aiohttp.ClientTimeout()
+        async with self.session.post(url, json=body, timeout=timeout) as answer:
+            return answer.status, await answer.text()
 
     def _lost(self, error: Exception) -> EngineError:
         return EngineError(f"engine {self.url}: {type(error).__name__} {error}")
@@ -147,7 +154,7 @@ class HttpClient:
             await answer.read()
             return answer.status
 
-    async def post(self, path: str, body: dict[str, Any] | None = None) -> int:
+    async def post(self, path: str, body: Mapping[str, Any] | list[Any] | None = None) -> int:
         """The answer's status. Raises EngineError where there is none."""
         try:
             return await self.status("POST", path, POST_SECONDS, json=body)

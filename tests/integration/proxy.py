@@ -19,6 +19,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from sluice.engines.sglang import together
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -94,11 +96,18 @@ class Proxy:
     def count(self, path: str) -> int:
         return sum(asked.path == path for asked in self.asked)
 
+    def _fate(self, path: str, body: Any) -> Fate | None:
+        asked = Asked(path, body, self.count(path) + 1)
+        self.asked.append(asked)
+        return next((fate for rule in self.rules if (fate := rule(asked)) is not None), None)
+
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
-        asked = Asked(request.path, _json(data), self.count(request.path) + 1)
-        self.asked.append(asked)
-        fate = next((fate for rule in self.rules if (fate := rule(asked)) is not None), None)
+        if request.path == together.PATH:
+            bodies = json.loads(data)
+            self.asked.append(Asked(request.path, bodies, self.count(request.path) + 1))
+            return await self._serve_many(request, bodies)
+        fate = self._fate(request.path, _json(data))
         if isinstance(fate, Answer):
             return web.json_response({"error": {"message": fate.message}}, status=fate.status)
         if isinstance(fate, Delay):
@@ -119,6 +128,43 @@ class Proxy:
             if isinstance(fate, Drop):
                 return _dropped(request)
             return web.Response(body=body, status=answer.status, headers={"Content-Type": kind})
+
+    async def _serve_many(self, request: web.Request, bodies: list[Any]) -> web.StreamResponse:
+        """Each has a fate of its own; where one's connection ends, all lose it."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+
+        async def one(index: int, body: Any) -> None:
+            status, text = await self._answer_of(body, self._fate("/generate", body))
+            await response.write(b"%d %d %d\n%b" % (index, status, len(text), text))
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index, body in enumerate(bodies):
+                    tasks.create_task(one(index, body))
+        except* _DroppedError:
+            assert request.transport
+            request.transport.abort()
+        await response.write_eof()
+        return response
+
+    async def _answer_of(self, body: Any, fate: Fate | None) -> tuple[int, bytes]:
+        if isinstance(fate, Answer):
+            return fate.status, json.dumps({"error": {"message": fate.message}}).encode()
+        if isinstance(fate, Delay):
+            await asyncio.sleep(fate.seconds)
+        if isinstance(fate, Drop) and not fate.after:
+            raise _DroppedError
+        async with self._client.post(self.target + together.PATH, json=[body]) as answer:
+            _, status, _ = (await answer.content.readline()).split()
+            text = await answer.read()
+        if isinstance(fate, Drop):
+            raise _DroppedError
+        return int(status), text
+
+
+class _DroppedError(Exception):
+    """The connection is to end."""
 
 
 def _app(serve: Any) -> web.Application:

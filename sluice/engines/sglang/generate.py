@@ -29,6 +29,8 @@ from sluice.engines.base import (
     ServerInfo,
 )
 from sluice.engines.http_client import PROBE_SECONDS, REQUEST_SECONDS, HttpClient, version_number
+from sluice.engines.sglang import together
+from sluice.engines.sglang.together import Together
 from sluice.sample import Experts, WeightSpan, compact
 
 _VERSIONS = "sluice_versions"
@@ -52,8 +54,11 @@ class Client(HttpClient):
         self._probed_since = 0.0
         self.frozen = self._tells_experts = False
         self.info = ServerInfo(1, None)
+        self._together: Together | None = None
 
     async def __aexit__(self, *_: object) -> None:
+        if self._together:
+            await self._together.close()
         if self._probe:
             self._probe.cancel()
             await asyncio.wait({self._probe})
@@ -64,6 +69,11 @@ class Client(HttpClient):
         self.info = server_info(told)
         self._tells_experts = bool(told.get("enable_return_routed_experts"))
         self.frozen = await self._freeze()
+        if await self.post(together.PATH, []) == 200:
+            self._together = Together(self.session, self.url)
+
+    async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
+        return await (self._together.ask(body) if self._together else super().ask(body))
 
     async def _freeze(self) -> bool:
         """Take its start out of its garbage collection. False: it refuses.

@@ -10,8 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from sluice.api import Sampling
-from sluice.engines.base import Client, Engine, EngineError, PromptRefusedError
+from sluice.engines.base import Client, Engine, EngineError, Generation, PromptRefusedError
 from sluice.engines.sglang import Sglang as SglangEngine
+from sluice.engines.sglang import together
 from sluice.engines.sglang.generate import Client as SglangClient
 from sluice.engines.vllm import Vllm
 from sluice.sample import Sample, SampleStatus, WeightSpan
@@ -21,6 +22,7 @@ from sluice_rollout.health import EngineHealth
 from tests.chaos.proxy import Harm, Proxy
 from tests.integration.conftest import Server
 from tests.integration.engines import CONTEXT, Sglang, distance, log_probs
+from tests.integration.proxy import Proxy as ProxyOfRequests
 
 PROMPT = [10, 11, 12, 13]
 LONG = {"max_new_tokens": 3000, "ignore_eos": True}
@@ -52,6 +54,31 @@ async def test_prompts_that_wait_for_each_other_are_all_answered(sglang: Sglang)
         lengths = await asyncio.gather(*(ask(number) for number in range(40)))
     assert lengths == [60 + number for number in range(40)]
     assert "prompts wait for each other" in sglang.log.read_text()
+
+
+async def test_requests_that_come_together_are_answered_each_by_itself(sglang: Sglang) -> None:
+    async with ProxyOfRequests(sglang.url) as proxy, SglangClient(proxy.url) as client:
+        await client.wait_ready(30.0)
+        long = asyncio.create_task(client.generate("long", PROMPT, LONG))
+        lengths = {"ignore_eos": True, "temperature": 1.0}
+        answers = await asyncio.gather(
+            client.generate("impossible", PROMPT, {"temperature": -1.0}),
+            client.generate("too-long", PROMPT * CONTEXT, {"max_new_tokens": 1}),
+            *(client.generate(f"{n}", PROMPT, {**lengths, "max_new_tokens": n}) for n in (3, 5)),
+            return_exceptions=True,
+        )
+        assert not long.done()
+        await client.abort("long")
+        aborted = await long
+    refused, too_long, *fine = answers
+    assert isinstance(refused, PromptRefusedError)
+    assert "non-negative" in str(refused)
+    assert isinstance(too_long, PromptRefusedError)
+    assert re.search(TOO_LONG["Sglang"], str(too_long))
+    assert [len(one.tokens) for one in fine if isinstance(one, Generation)] == [3, 5]
+    assert (aborted.finish, 0 < len(aborted.tokens) < 3000) == ("abort", True)
+    sizes = [len(asked.body) for asked in proxy.asked if asked.path == together.PATH]
+    assert sizes == [0, 5]  # none, to ask if it can; all of this turn
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

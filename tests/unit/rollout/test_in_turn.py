@@ -23,7 +23,8 @@ class Engine:
     def __init__(self, module: Any) -> None:
         self.begun: list[str] = []
         self.paused = False
-        self.door = module.InTurn(self.serve, lambda: self.paused)
+        self.turns = module.Turns(lambda: self.paused)
+        self.door = module.InTurn(self.serve, self.turns)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         self.begun.append(scope.get("name", scope["type"]))
@@ -64,7 +65,7 @@ async def test_a_request_whose_client_has_left_holds_nobody_up(module: ModuleTyp
     assert engine.begun == ["63"]
     await engine.ask("later", Client.generate_path)
     assert engine.begun == ["63", "later"]
-    assert not engine.door.waiting
+    assert not engine.turns.waiting
 
 
 async def test_the_end_of_the_server_is_no_request(module: ModuleType) -> None:

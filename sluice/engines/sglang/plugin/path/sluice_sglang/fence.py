@@ -1,14 +1,20 @@
 """SGLang's HTTP application stands behind the fence of `attempts`, begins with requests `in_turn`,
-takes buckets `in_order` and passes them on `ahead`, and says what the plugin can.
+takes them `together`, takes buckets `in_order` and passes them on `ahead`, and says what the plugin
+can.
 """
 
+import json
 import logging
 import multiprocessing
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from . import ahead, receive
-from .attempts import Fence
+from .attempts import Fence, Receive, Scope
 from .in_order import InOrder
-from .in_turn import InTurn
+from .in_turn import InTurn, Turns
+from .together import Together
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +23,8 @@ def register() -> None:
     if multiprocessing.parent_process() is not None:  # HTTP is served by the first process
         return
     try:
-        from sglang.srt.entrypoints.http_server import app, get_global_state
+        from sglang.srt.entrypoints.http_server import app, generate_request, get_global_state
+        from sglang.srt.managers.io_struct import GenerateReqInput
     except ImportError as error:
         log.warning(
             "this SGLang serves HTTP in a way of its own, and does not refuse a trainer that was "
@@ -25,9 +32,30 @@ def register() -> None:
             error,
         )
         return
+    turns = Turns(paused=lambda: get_global_state().tokenizer_manager.is_pause)
     app.add_middleware(InOrder)
     app.add_middleware(Fence)
-    app.add_middleware(InTurn, paused=lambda: get_global_state().tokenizer_manager.is_pause)
+    app.add_middleware(InTurn, turns=turns)
+    app.add_middleware(
+        Together, turns=turns, generate=partial(_generate, GenerateReqInput, generate_request)
+    )
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
         ahead.register()
+
+
+async def _generate(
+    request: Callable[..., Any],
+    answer: Callable[[Any, Any], Awaitable[Any]],
+    fields: dict[str, Any],
+    scope: Scope,
+    receive: Receive,
+) -> tuple[int, bytes]:
+    """Status and body of what `/generate` answers, by the function behind it."""
+    from fastapi import HTTPException, Request
+
+    try:
+        response = await answer(request(**fields), Request(scope, receive))
+    except HTTPException as error:
+        return error.status_code, json.dumps({"error": {"message": error.detail}}).encode()
+    return response.status_code, bytes(response.body)

@@ -23,44 +23,39 @@ _LOOK_SECONDS = 0.005
 """Time after which a paused engine is looked at again."""
 
 
-class InTurn:
-    """Stands before an engine's HTTP application. waiting: requests that have not begun, the oldest
-    first.
+class Turns:
+    """The order of requests. waiting: those that have not begun, the oldest first.
 
     paused: true while the engine keeps new requests from generating.
     """
 
-    def __init__(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], paused: Callable[[], bool]
-    ) -> None:
-        self.app = app
+    def __init__(self, paused: Callable[[], bool]) -> None:
         self.paused = paused
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self._next_turn: asyncio.Handle | None = None
+        self._next: asyncio.Handle | None = None
         """There is one while requests wait."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] if scope["type"] == "http" else ""
-        if path == PATH:
-            loop = asyncio.get_running_loop()
-            if self._next_turn is None:
-                self._next_turn = loop.call_soon(self._turn, loop)
-            begins = loop.create_future()
-            self.waiting.append(begins)
-            await begins
-        elif path == ABORT:
-            # SGLang aborts what it has begun with.
-            self._begin(len(self.waiting))
-            await asyncio.sleep(0)
-        await self.app(scope, receive, send)
+    async def come(self) -> None:
+        """Wait until it is this request's turn."""
+        loop = asyncio.get_running_loop()
+        if self._next is None:
+            self._next = loop.call_soon(self._turn, loop)
+        begins = loop.create_future()
+        self.waiting.append(begins)
+        await begins
+
+    async def all(self) -> None:
+        """Let all begin that wait."""
+        self._begin(len(self.waiting))
+        await asyncio.sleep(0)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let a few begin, and look again in the loop's next turn."""
         if self.waiting and self.paused():
-            self._next_turn = loop.call_later(_LOOK_SECONDS, self._turn, loop)
+            self._next = loop.call_later(_LOOK_SECONDS, self._turn, loop)
             return
         self._begin(_AT_ONCE)
-        self._next_turn = loop.call_soon(self._turn, loop) if self.waiting else None
+        self._next = loop.call_soon(self._turn, loop) if self.waiting else None
 
     def _begin(self, most: int) -> None:
         begun = 0
@@ -69,3 +64,21 @@ class InTurn:
             if not begins.done():  # or its task was cancelled
                 begins.set_result(None)
                 begun += 1
+
+
+class InTurn:
+    """Stands before an engine's HTTP application."""
+
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], turns: Turns
+    ) -> None:
+        self.app = app
+        self.turns = turns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == PATH:
+            await self.turns.come()
+        elif path == ABORT:
+            await self.turns.all()  # SGLang aborts what it has begun with
+        await self.app(scope, receive, send)

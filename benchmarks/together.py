@@ -1,0 +1,184 @@
+"""What short responses cost the process that takes requests, and how fast they come.
+
+    python benchmarks/together.py [--model DIR] [--requests 512] [--tokens 8 32] [--rounds 5]
+        [--seconds 4] [--engine-args "..."]
+
+One engine with random weights; requests come each by itself (*alone*), or as a worker sends them to
+an engine with our plugin (*together*), in turns. *at once*: so many, and again when all are
+answered, as in a synchronous job. *refilled*: groups of eight with one prompt, each of which the
+next one follows, as in an asynchronous job. *HTTP*, *client*: milliseconds of a core for a
+response, of the server's first process and of this one. Without a GPU the quickstart's model is
+served, on a CPU, where all processes share the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import torch
+
+from benchmarks.processes import small_engine
+from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.plugin.__main__ import PATH
+from sluice.environment import free_port
+
+GPUS = torch.cuda.device_count()
+EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")
+PROMPT = 48 if GPUS else 8
+GROUP = 8
+WORDS = range(3, 13)  # both examples' tokenizers have these
+COLUMNS = ("requests", "tokens", "load", "way", "responses/s", "HTTP, ms", "client, ms")
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    responses_a_second: float
+    http: float
+    client: float
+    """Milliseconds of a core for a response, of the server's first process and of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of one kind, for some seconds."""
+
+    engine: Client
+    requests: int
+    tokens: int
+    seconds: float
+
+    async def at_once(self) -> int:
+        """The number of responses."""
+        until, responses = time.perf_counter() + self.seconds, 0
+        while time.perf_counter() < until:
+            await asyncio.gather(*(self.group() for _ in range(self.requests // GROUP)))
+            responses += self.requests
+        return responses
+
+    async def refilled(self) -> int:
+        until = time.perf_counter() + self.seconds
+
+        async def groups() -> int:
+            responses = 0
+            while time.perf_counter() < until:
+                responses += await self.group()
+            return responses
+
+        return sum(await asyncio.gather(*(groups() for _ in range(self.requests // GROUP))))
+
+    async def group(self) -> int:
+        sampling = {"max_new_tokens": self.tokens, "ignore_eos": True, "temperature": 1.0}
+        words = random.choices(WORDS, k=PROMPT)
+        names = [f"one-{next(_names)}" for _ in range(GROUP)]
+        answers = await asyncio.gather(
+            *(self.engine.generate(name, words, sampling) for name in names)
+        )
+        assert all(len(answer.tokens) == self.tokens for answer in answers)
+        return GROUP
+
+
+LOADS: dict[str, Callable[[Load], Awaitable[int]]] = {
+    "at once": Load.at_once,
+    "refilled": Load.refilled,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--requests", type=int, nargs="+", default=[512 if GPUS else 64])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32] if GPUS else [4, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a way's turn")
+    parser.add_argument("--engine-args", default="", help="more of the server's, in one string")
+    options = parser.parse_args()
+    if options.model is None:
+        subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
+    machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
+    print(f"median (least to most) of {options.rounds} turns of {options.seconds:g} s; {machine}")
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    asyncio.run(measure(options))
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Print the table's rows."""
+    os.environ["SLUICE_CUDA_GRAPH_MAX_BS"] = str(max(options.requests))  # as a job's engine has
+    port = free_port()
+    server = small_engine(
+        options.model or EXAMPLE / "model",
+        port,
+        *["--load-format", "dummy", *options.engine_args.split()],
+        way=f"{PATH}/launch_server.py",
+        cpu=not GPUS,
+    )
+    url, processes = f"http://127.0.0.1:{port}", (psutil.Process(server.pid), psutil.Process())
+    try:
+        async with Client(url) as alone, Client(url) as together:
+            await server.ready(together, 400)
+            ways = {"alone": alone, "together": together}  # one that has not learned what it can
+            kinds = itertools.product(options.requests, options.tokens, LOADS)
+            for requests, tokens, load in kinds:
+                works = {
+                    way: partial(LOADS[load], Load(engine, requests, tokens, options.seconds))
+                    for way, engine in ways.items()
+                }
+                for way, windows in (await in_turns(works, options.rounds, processes)).items():
+                    cells = row(windows)
+                    print(f"| {requests} | {tokens} | {load} | {way} | {cells} |", flush=True)
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+async def in_turns(
+    works: Mapping[str, Callable[[], Awaitable[int]]],
+    rounds: int,
+    processes: tuple[psutil.Process, ...],
+) -> dict[str, list[Window]]:
+    """Turns of each way, every second time in reverse order, after one that warms up."""
+    windows: dict[str, list[Window]] = {way: [] for way in works}
+    for number in range(rounds + 1):
+        for way in sorted(works, reverse=number % 2 == 1):
+            window = await one_turn(works[way](), processes)
+            if number > 0:
+                windows[way].append(window)
+    return windows
+
+
+async def one_turn(work: Awaitable[int], processes: tuple[psutil.Process, ...]) -> Window:
+    def seconds() -> list[float]:
+        cores = [process.cpu_times() for process in processes]
+        return [time.perf_counter(), *(times.user + times.system for times in cores)]
+
+    before = seconds()
+    responses = await work
+    took, http, client = (after - first for after, first in zip(seconds(), before, strict=True))
+    return Window(responses / took, 1e3 * http / responses, 1e3 * client / responses)
+
+
+def row(windows: list[Window]) -> str:
+    rates = [window.responses_a_second for window in windows]
+    cells = [f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"]
+    for name in ("http", "client"):
+        cells.append(f"{statistics.median(getattr(window, name) for window in windows):.2f}")
+    return " | ".join(cells)
+
+
+if __name__ == "__main__":
+    main()
