@@ -1,4 +1,4 @@
-"""What short responses cost the process that takes requests, and how fast they come.
+"""The work that short responses make for the process that takes requests, and how fast they come.
 
     python benchmarks/together.py [--model DIR] [--requests 512] [--tokens 8 32] [--rounds 5]
         [--seconds 4] [--engine-args "..."]

@@ -211,7 +211,7 @@ async def test_the_servers_refusal_of_all_is_the_answer_to_each(server: Server) 
     assert answers == [(404, "no such path")] * 2
 
 
-@pytest.mark.parametrize("sent", [b"{", b"{}", b"[1]"])
+@pytest.mark.parametrize("sent", [b"{", b"{}", b"[1]"], ids=["no JSON", "an object", "a number"])
 async def test_what_is_no_list_of_requests_is_refused(server: Server, sent: bytes) -> None:
     assert await posted(server, sent) == (400, b"/sluice_generate: expected a JSON list of objects")
 
@@ -272,7 +272,14 @@ async def test_a_connection_that_ends_costs_those_that_have_no_answer(words: byt
     assert isinstance(lost, aiohttp.ServerDisconnectedError)
 
 
-@pytest.mark.parametrize("answer", [b"hello\n", b"7 200 2\n[]", b"x" * 1_000_000])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"hello\n", id="no numbers"),
+        pytest.param(b"7 200 2\n[]", id="no such request"),
+        pytest.param(b"x" * 1_000_000, id="no line"),
+    ],
+)
 async def test_an_answer_that_is_none_of_the_plugins_is_said(answer: bytes) -> None:
     async with saying(HEAD + chunk(answer) + chunk(b"")) as url, asking(url) as engine:
         with pytest.raises(EngineError, match="not an answer of our plugin"):
