@@ -66,7 +66,7 @@ class HooksSpec(Model):
 
 
 EngineArg = Annotated[
-    str | int | float | bool | list[str],
+    str | int | float | bool | list[str | int | float],
     WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True}),
 ]
 

@@ -17,12 +17,19 @@ from tests.unit.operator.world import make_job
         ({"enable-metrics": True}, ["--enable-metrics"]),
         ({"enable-metrics": False}, []),
         ({"cuda-graph-bs": ["1", "2"]}, ["--cuda-graph-bs", "1", "2"]),
+        ({"cuda-graph-bs": [1, 2]}, ["--cuda-graph-bs", "1", "2"]),
         ({"context-length": 4096}, ["--context-length", "4096"]),
     ],
     ids=str,
 )
 def test_render_args(args: dict[str, Any], expected: list[str]) -> None:
     assert render_args(args) == expected
+
+
+def test_a_list_of_numbers_needs_no_quotes() -> None:
+    args = engine_args(make_job(rollout={"engineArgs": {"cudaGraphBs": [1, 2, 256]}}))
+    at = args.index("--cuda-graph-bs")
+    assert args[at : at + 4] == ["--cuda-graph-bs", "1", "2", "256"]
 
 
 @pytest.mark.parametrize(
