@@ -54,6 +54,7 @@ def main() -> int:
             if spec.debug.rollout_only:
                 rollout_only.run(env, job, peers, total, stop)
                 return 0
+            make_policy = backend_of(spec)  # imports for seconds, while colocated engines start
             if (
                 spec.trainer.colocate and rank == 0
             ):  # the others wait for it before they touch a GPU
@@ -64,7 +65,7 @@ def main() -> int:
             timeout = timedelta(minutes=COLLECTIVE_MINUTES)
             # Attempts are counted in a run, and a run has a token of its own (docs/contracts.md).
             author = Author(env.attempt, hashlib.sha256(rpc.job_token().encode()).hexdigest()[:12])
-            policy = backend_of(spec)(
+            policy = make_policy(
                 spec,
                 model_dir=Path(spec.model.path),
                 timeout=timeout,

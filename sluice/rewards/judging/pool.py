@@ -67,6 +67,8 @@ class Pool:
     size: int
     _queue: deque[_Job] = field(default_factory=deque)
     _idle: deque[asyncio.Event] = field(default_factory=deque)
+    _started: list[Process] = field(default_factory=list)
+    """By `check`, and whose life has not begun."""
     _lives: set[asyncio.Task[None]] = field(default_factory=set)
     _ends: set[asyncio.Task[None]] = field(default_factory=set)
     _open: set[_Job] = field(default_factory=set)
@@ -87,15 +89,21 @@ class Pool:
             self._open.discard(job)
 
     async def check(self) -> None:
-        """Raise RewardError where no process can be started."""
-        await (await Process.start(self.configuration)).kill()
+        """Have processes that the first jobs find ready: one now, the others meanwhile.
+
+        What a function imports takes seconds, which a run's first batch would wait for. Raises
+        RewardError where no process can be started.
+        """
+        self._started.append(await Process.start(self.configuration))
+        while len(self._lives) < self.size:
+            self._begin()
 
     async def close(self) -> None:
         self._closed = True
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
-        await asyncio.gather(*self._ends)
+        await asyncio.gather(*self._ends, *(process.kill() for process in self._started))
         for job in self._open:
             job.fail(RewardError("the judge was closed", "unavailable"))
 
@@ -111,13 +119,18 @@ class Pool:
             len(self._lives) - self._slow < self.size
             and len(self._lives) < MOST_PER_SLOT * self.size
         ):
-            life = asyncio.create_task(self._live(), name="judging process")
-            self._lives.add(life)
-            life.add_done_callback(self._lives.discard)
+            self._begin()
+
+    def _begin(self) -> None:
+        life = asyncio.create_task(self._live(), name="judging process")
+        self._lives.add(life)
+        life.add_done_callback(self._lives.discard)
 
     async def _live(self) -> None:
         try:
-            process = await Process.start(self.configuration)
+            process = (
+                self._started.pop() if self._started else await Process.start(self.configuration)
+            )
         except RewardError as error:
             return self._fail_waiting(error)
         try:

@@ -198,6 +198,28 @@ async def test_processes_that_are_killed_while_idle_fail_no_sample(user: Path) -
         assert await judge([sample("ab")] * 4) == [(2.0, {})] * 4
 
 
+@pytest.mark.parametrize("name", ["good", "all_inside"])
+async def test_processes_that_a_check_has_started_are_there_for_the_first_samples(
+    user: Path, name: str
+) -> None:
+    judge = Judge(Reward(function=f"{user}:{name}"), workers=3)
+    await judge.check()
+    while len(started := {child.pid for child in children()}) < 3:
+        await asyncio.sleep(0.05)
+    outcomes = await asyncio.gather(*(judge([sample("abc", "1")]) for _ in range(6)))
+    assert all(isinstance(outcome, tuple) for [outcome] in outcomes)
+    assert {child.pid for child in children()} == started
+    await judge.close()
+    assert not children()
+
+
+async def test_processes_that_a_check_has_started_end_unused(user: Path) -> None:
+    judge = Judge(Reward(function=f"{user}:good"), workers=3)
+    await judge.check()
+    await judge.close()
+    assert not children()
+
+
 async def test_processes_die_with_a_worker_that_is_killed(user: Path, tmp_path: Path) -> None:
     script = (
         "import asyncio\nfrom sluice.api import Reward\nfrom sluice.rewards import RewardInput\n"
