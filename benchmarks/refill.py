@@ -22,8 +22,6 @@ import operator
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -32,20 +30,21 @@ from mmap import mmap
 from pathlib import Path
 
 import psutil
-import torch
 
-from benchmarks.processes import small_engine
+from benchmarks.full_engine import (
+    GPUS,
+    GROUP,
+    PROMPT,
+    add_options,
+    begin_table,
+    generate,
+    prompt,
+    started,
+)
 from benchmarks.refill_plugin import COUNTS, FILE_VARIABLE, install, shared
 from benchmarks.waiting import LENGTHS, RULES, Draw, begun
 from sluice.engines.sglang.generate import Client
-from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
 
-GPUS = torch.cuda.device_count()
-EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")
-PROMPT = 48 if GPUS else 8
-GROUP = 8
-WORDS = range(3, 13)  # both examples' tokenizers have these
 WARM_UP_TOKENS = 128 if GPUS else 24
 """Of each of the first responses."""
 ROOM = 2048 if GPUS else 256
@@ -57,7 +56,6 @@ COLUMNS = (
     *("requests", "lengths", "rule", "tokens/s", "ms a token", "running"),
     *("prompts", "HTTP", "client"),
 )
-_names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +100,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path)
+    add_options(parser)
     parser.add_argument("--requests", type=int, nargs="+", default=[512 if GPUS else 32])
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=["short", "long-tailed"])
     parser.add_argument("--longest", type=int, default=4000 if GPUS else 50, help="no longer one")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=["none", "tenth", "places"])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0, help="of a rule's turn")
-    parser.add_argument("--engine-args", default="", help="more of the server's, in one string")
     options = parser.parse_args()
-    if options.model is None:
-        subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
-    machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
-    print(f"median (least to most) of {options.rounds} turns of {options.seconds:g} s; {machine}")
-    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    begin_table(COLUMNS, options.rounds, options.seconds)
     with tempfile.TemporaryDirectory() as directory:
         variables = install(Path(directory))
         asyncio.run(measure(options, variables, shared(Path(variables[FILE_VARIABLE]))))
@@ -123,34 +116,19 @@ def main() -> None:
 
 async def measure(options: argparse.Namespace, variables: dict[str, str], counts: mmap) -> None:
     """Print the table's rows."""
-    most = max(options.requests)
-    os.environ["SLUICE_CUDA_GRAPH_MAX_BS"] = str(most)  # as a job's engine has them
     os.environ["SLUICE_PREFILL_PASSES"] = "0"  # the benchmark's plugin stands for gather.py
     os.environ.update(variables)
-    port = free_port()
-    server = small_engine(
-        options.model or EXAMPLE / "model",
-        port,
-        *["--load-format", "dummy", "--max-total-tokens", str(most * (PROMPT + ROOM))],
-        *options.engine_args.split(),
-        way=f"{PATH}/launch_server.py",
-        cpu=not GPUS,
-    )
-    meter = Meter(counts, psutil.Process(server.pid), psutil.Process())
-    try:
-        async with Client(f"http://127.0.0.1:{port}") as engine:
-            await server.ready(engine, 400)
-            for requests in options.requests:
-                await warm_up(engine, requests, meter)
-                for name in options.lengths:
-                    draw = shortened(LENGTHS[name], options.longest)
-                    windows = await in_turns(engine, requests, draw, options, meter)
-                    for rule, its_windows in windows.items():
-                        cells = row(its_windows)
-                        print(f"| {requests} | {name} | {rule} | {cells} |", flush=True)
-    finally:
-        server.terminate()
-        server.wait(60)
+    room = str(max(options.requests) * (PROMPT + ROOM))
+    async with started(options, "--max-total-tokens", room) as (server, engine):
+        meter = Meter(counts, psutil.Process(server.pid), psutil.Process())
+        for requests in options.requests:
+            await warm_up(engine, requests, meter)
+            for name in options.lengths:
+                draw = shortened(LENGTHS[name], options.longest)
+                windows = await in_turns(engine, requests, draw, options, meter)
+                for rule, its_windows in windows.items():
+                    cells = row(its_windows)
+                    print(f"| {requests} | {name} | {rule} | {cells} |", flush=True)
 
 
 def shortened(draw: Draw, longest: int) -> Draw:
@@ -240,16 +218,6 @@ async def keep_full(engine: Client, requests: int, draw: Draw) -> None:
             words = prompt()
             for _ in range(GROUP):
                 group.create_task(one(words, next(lengths)))
-
-
-async def generate(engine: Client, words: list[int], length: int) -> None:
-    sampling = {"max_new_tokens": length, "ignore_eos": True, "temperature": 1.0}
-    answer = await engine.generate(f"one-{next(_names)}", words, sampling)
-    assert len(answer.tokens) == length
-
-
-def prompt() -> list[int]:
-    return random.choices(WORDS, k=PROMPT)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
         [--seconds 4] [--engine-args "..."]
 
 One engine with random weights; requests come each by itself (*alone*), or as a worker sends them to
-an engine with our plugin (*together*), in turns. *at once*: so many, and again when all are
+an engine with our plugin (*many in one*), in turns. *at once*: so many, and again when all are
 answered, as in a synchronous job. *refilled*: groups of eight with one prompt, each of which the
 next one follows, as in an asynchronous job. *HTTP*, *client*: milliseconds of a core for a
 response, of the server's first process and of this one. Without a GPU the quickstart's model is
@@ -16,32 +16,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import os
-import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import psutil
-import torch
 
-from benchmarks.processes import small_engine
+from benchmarks.full_engine import (
+    GPUS,
+    GROUP,
+    add_options,
+    begin_table,
+    generate,
+    prompt,
+    started,
+)
 from sluice.engines.sglang.generate import Client
-from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
 
-GPUS = torch.cuda.device_count()
-EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")
-PROMPT = 48 if GPUS else 8
-GROUP = 8
-WORDS = range(3, 13)  # both examples' tokenizers have these
 COLUMNS = ("requests", "tokens", "load", "way", "responses/s", "HTTP, ms", "client, ms")
-_names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +75,8 @@ class Load:
         return sum(await asyncio.gather(*(groups() for _ in range(self.requests // GROUP))))
 
     async def group(self) -> int:
-        sampling = {"max_new_tokens": self.tokens, "ignore_eos": True, "temperature": 1.0}
-        words = random.choices(WORDS, k=PROMPT)
-        names = [f"one-{next(_names)}" for _ in range(GROUP)]
-        answers = await asyncio.gather(
-            *(self.engine.generate(name, words, sampling) for name in names)
-        )
-        assert all(len(answer.tokens) == self.tokens for answer in answers)
+        words = prompt()
+        await asyncio.gather(*(generate(self.engine, words, self.tokens) for _ in range(GROUP)))
         return GROUP
 
 
@@ -101,49 +90,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path)
+    add_options(parser)
     parser.add_argument("--requests", type=int, nargs="+", default=[512 if GPUS else 64])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32] if GPUS else [4, 8])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a way's turn")
-    parser.add_argument("--engine-args", default="", help="more of the server's, in one string")
     options = parser.parse_args()
-    if options.model is None:
-        subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(EXAMPLE)], check=True)
-    machine = torch.cuda.get_device_name() if GPUS else f"{os.cpu_count()} cores"
-    print(f"median (least to most) of {options.rounds} turns of {options.seconds:g} s; {machine}")
-    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    begin_table(COLUMNS, options.rounds, options.seconds)
     asyncio.run(measure(options))
 
 
 async def measure(options: argparse.Namespace) -> None:
     """Print the table's rows."""
-    os.environ["SLUICE_CUDA_GRAPH_MAX_BS"] = str(max(options.requests))  # as a job's engine has
-    port = free_port()
-    server = small_engine(
-        options.model or EXAMPLE / "model",
-        port,
-        *["--load-format", "dummy", *options.engine_args.split()],
-        way=f"{PATH}/launch_server.py",
-        cpu=not GPUS,
-    )
-    url, processes = f"http://127.0.0.1:{port}", (psutil.Process(server.pid), psutil.Process())
-    try:
-        async with Client(url) as alone, Client(url) as together:
-            await server.ready(together, 400)
-            ways = {"alone": alone, "together": together}  # one that has not learned what it can
-            kinds = itertools.product(options.requests, options.tokens, LOADS)
-            for requests, tokens, load in kinds:
-                works = {
-                    way: partial(LOADS[load], Load(engine, requests, tokens, options.seconds))
-                    for way, engine in ways.items()
-                }
-                for way, windows in (await in_turns(works, options.rounds, processes)).items():
-                    cells = row(windows)
-                    print(f"| {requests} | {tokens} | {load} | {way} | {cells} |", flush=True)
-    finally:
-        server.terminate()
-        server.wait(60)
+    async with started(options) as (server, together), Client(together.url) as alone:
+        processes = (psutil.Process(server.pid), psutil.Process())
+        ways = {"alone": alone, "many in one": together}  # alone has not learned that they can
+        for requests, tokens, load in itertools.product(options.requests, options.tokens, LOADS):
+            works = {
+                way: partial(LOADS[load], Load(engine, requests, tokens, options.seconds))
+                for way, engine in ways.items()
+            }
+            for way, windows in (await in_turns(works, options.rounds, processes)).items():
+                print(f"| {requests} | {tokens} | {load} | {way} | {row(windows)} |", flush=True)
 
 
 async def in_turns(
