@@ -76,7 +76,9 @@ class Together:
             said = f"{type(unreadable).__name__} {unreadable}"
             error = EngineError(f"engine {self._url}: not an answer of our plugin: {said}")
         finally:
-            lost = error or aiohttp.ServerDisconnectedError("the connection ended before the answer")
+            lost = error or aiohttp.ServerDisconnectedError(
+                "the connection ended before the answer"
+            )
             for request in requests:
                 if not request.answer.done():
                     request.answer.set_exception(lost)
