@@ -7,10 +7,10 @@ Of a request that comes by itself SGLang's HTTP process makes three times the wo
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -19,14 +19,17 @@ from sluice.engines.base import EngineError
 PATH = "/sluice_generate"
 _MOST_REQUESTS = 32
 """More in one are hardly cheaper, and one connection that is lost costs no more than these."""
-_MOST_TOKENS = 65_536
-"""Of all prompts, which the server reads in one go (milliseconds), unless there is but one."""
+_MOST_TOKENS = 16_384
+"""Of all their prompts, which the server reads in one go; one that is longer goes alone."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Request:
+class _Request(NamedTuple):
     body: dict[str, Any]
     answer: asyncio.Future[tuple[int, str]]
+
+
+_Unanswered = dict[int, asyncio.Future[tuple[int, str]]]
+"""By their places in what was sent."""
 
 
 class Together:
@@ -57,17 +60,20 @@ class Together:
         requests = [request for request in self._waiting if not request.answer.done()]
         self._waiting.clear()
         for some in portions(requests):
-            task = asyncio.create_task(self._answer(some))
+            # Prompts and answers are not kept until the last of them is done.
+            data = json.dumps([request.body for request in some]).encode()
+            unanswered = {place: request.answer for place, request in enumerate(some)}
+            task = asyncio.create_task(self._answer(data, unanswered))
             self._sent.add(task)
             task.add_done_callback(self._sent.discard)
             for request in some:
-                request.answer.add_done_callback(partial(_cancel_unwanted, task, some))
+                request.answer.add_done_callback(partial(_cancel_unwanted, task, unanswered))
 
-    async def _answer(self, requests: Sequence[_Request]) -> None:
+    async def _answer(self, data: bytes, unanswered: _Unanswered) -> None:
         """Every request has its answer, or an error, when this has ended."""
         error: Exception | None = None
         try:
-            await self._read(requests)
+            await self._read(data, unanswered)
         except (aiohttp.ClientPayloadError, asyncio.IncompleteReadError):
             pass  # the connection ended between two answers, or in one
         except (aiohttp.ClientError, OSError) as broken:
@@ -79,37 +85,36 @@ class Together:
             lost = error or aiohttp.ServerDisconnectedError(
                 "the connection ended before the answer"
             )
-            for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(lost)
+            for answer in unanswered.values():
+                if not answer.done():
+                    answer.set_exception(lost)
 
-    async def _read(self, requests: Sequence[_Request]) -> None:
-        bodies = [request.body for request in requests]
-        timeout = aiohttp.ClientTimeout()
-        async with self._session.post(self._url, json=bodies, timeout=timeout) as answer:
-            if answer.status != 200:
-                told = answer.status, await answer.text()
-                for request in requests:
-                    _resolve(request, told)
+    async def _read(self, data: bytes, unanswered: _Unanswered) -> None:
+        headers, timeout = {"Content-Type": "application/json"}, aiohttp.ClientTimeout()
+        post = self._session.post(self._url, data=data, headers=headers, timeout=timeout)
+        async with post as response:
+            if response.status != 200:
+                text = await response.text()
+                for place in list(unanswered):
+                    _resolve(unanswered.pop(place), response.status, text)
                 return
-            while line := await answer.content.readline():
-                index, status, length = map(int, line.split())
-                text = (await answer.content.readexactly(length)).decode(errors="replace")
-                _resolve(requests[index], (status, text))
+            while line := await response.content.readline():
+                place, status, length = map(int, line.split())
+                content = await response.content.readexactly(length)
+                _resolve(unanswered.pop(place), status, content.decode(errors="replace"))
+                del content  # the next one may come in an hour
 
 
-def _resolve(request: _Request, answer: tuple[int, str]) -> None:
-    if not request.answer.done():  # or nobody waits for it any more
-        request.answer.set_result(answer)
+def _resolve(answer: asyncio.Future[tuple[int, str]], status: int, text: str) -> None:
+    if not answer.done():  # or nobody waits for it any more
+        answer.set_result((status, text))
 
 
 def _cancel_unwanted(
-    task: asyncio.Task[None],
-    requests: Sequence[_Request],
-    ended: asyncio.Future[tuple[int, str]],
+    task: asyncio.Task[None], unanswered: _Unanswered, ended: asyncio.Future[tuple[int, str]]
 ) -> None:
     """End the connection where the last of its requests was given up."""
-    if ended.cancelled() and all(request.answer.done() for request in requests):
+    if ended.cancelled() and all(answer.done() for answer in unanswered.values()):
         task.cancel()
 
 

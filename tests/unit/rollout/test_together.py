@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -71,6 +72,8 @@ class Server:
             gone.cancel()
         if "raises" in request:
             raise KeyError(request["raises"])
+        if "size" in request:
+            return 200, b"x" * request["size"]
         return request.get("status", 200), json.dumps(request["input_ids"]).encode()
 
 
@@ -203,6 +206,23 @@ async def test_a_large_answer_is_read(server: Server) -> None:
         )
     assert json.loads(text) == long
     assert other == (200, "[1]")
+
+
+async def test_an_answer_is_not_kept_until_the_last_one_is_there(server: Server) -> None:
+    size = 20_000_000
+    async with serving(server) as url, asking(url) as engine:
+        held = asyncio.create_task(engine.ask(body("held", 1, held=True)))
+        tracemalloc.start()
+        _, text = await engine.ask(body("long", 1, size=size))
+        assert len(text) == size
+        del text
+        await asyncio.sleep(0.05)
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert server.portions == [["long", "held"]]
+        server.held.set()
+        await held
+    assert kept < size / 4
 
 
 async def test_the_servers_refusal_of_all_is_the_answer_to_each(server: Server) -> None:

@@ -71,6 +71,7 @@ class Together:
         async with asyncio.TaskGroup() as tasks:
             for index, request in enumerate(requests):
                 tasks.create_task(one(index, request))
+            requests.clear()  # a prompt is not kept until the last of them is answered
             while missing:
                 await news.wait()
                 news.clear()
@@ -78,6 +79,7 @@ class Together:
                 body = b"".join(done)
                 done.clear()
                 await send({"type": "http.response.body", "body": body, "more_body": missing > 0})
+                del body  # the next one may come in an hour
 
 
 def _requests(body: bytes) -> list[dict[str, Any]] | None:
