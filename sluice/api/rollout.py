@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, StrictFloat, StrictInt, WithJsonSchema
 
 from sluice.api.base import (
     FreeForm,
@@ -66,7 +66,7 @@ class HooksSpec(Model):
 
 
 EngineArg = Annotated[
-    str | int | float | bool | list[str | int | float],
+    str | int | float | bool | list[str | StrictInt | StrictFloat],
     WithJsonSchema({"x-kubernetes-preserve-unknown-fields": True}),
 ]
 

@@ -30,6 +30,8 @@ def test_a_list_of_numbers_needs_no_quotes() -> None:
     args = engine_args(make_job(rollout={"engineArgs": {"cudaGraphBs": [1, 2, 256]}}))
     at = args.index("--cuda-graph-bs")
     assert args[at : at + 4] == ["--cuda-graph-bs", "1", "2", "256"]
+    with pytest.raises(ValueError, match="cudaGraphBs"):
+        make_job(rollout={"engineArgs": {"cudaGraphBs": [True]}})
 
 
 @pytest.mark.parametrize(
