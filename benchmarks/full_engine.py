@@ -10,12 +10,14 @@ import asyncio
 import itertools
 import os
 import random
+import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import torch
 
 from benchmarks.processes import Server, small_engine
@@ -70,6 +72,22 @@ async def started(
     finally:
         server.terminate()
         server.wait(_END_SECONDS)
+
+
+def turns(ways: Sequence[str], rounds: int) -> Iterator[str]:
+    """Each way's turn in each round, every second time in reverse order."""
+    for number in range(rounds):
+        yield from ways if number % 2 == 0 else reversed(ways)
+
+
+def core_seconds(*processes: psutil.Process) -> list[float]:
+    """Seconds of a core that each of them has needed so far."""
+    return [times.user + times.system for times in (one.cpu_times() for one in processes)]
+
+
+def spread(rates: Sequence[float]) -> str:
+    """The median, the least and the most."""
+    return f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
 
 
 def prompt() -> list[int]:

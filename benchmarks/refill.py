@@ -37,9 +37,12 @@ from benchmarks.full_engine import (
     PROMPT,
     add_options,
     begin_table,
+    core_seconds,
     generate,
     prompt,
+    spread,
     started,
+    turns,
 )
 from benchmarks.refill_plugin import COUNTS, FILE_VARIABLE, install, shared
 from benchmarks.waiting import LENGTHS, RULES, Draw, begun
@@ -91,8 +94,7 @@ class Meter:
         """Seconds by the clock; tokens; passes that made them; passes with prompts; seconds of a
         core, of the server and of this process.
         """
-        cores = [process.cpu_times() for process in (self.server, self.client)]
-        worked = (times.user + times.system for times in cores)
+        worked = core_seconds(self.server, self.client)
         return time.perf_counter(), *COUNTS.unpack(self.counts)[2:], *worked
 
 
@@ -136,13 +138,11 @@ def shortened(draw: Draw, longest: int) -> Draw:
 
 
 def row(windows: list[Window]) -> str:
-    rates = [window.tokens_a_second for window in windows]
-
     def median(name: str) -> float:
         return statistics.median(getattr(window, name) for window in windows)
 
     cells = [
-        f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})",
+        spread([window.tokens_a_second for window in windows]),
         f"{1000 * median('token_seconds'):.1f}",
         f"{median('running'):.0f}",
         *(f"{median(share):.0%}" for share in ("prompts", "http", "client")),
@@ -168,9 +168,8 @@ async def in_turns(
     windows: dict[str, list[Window]] = defaultdict(list)
     try:
         await asyncio.wait({filling}, timeout=FILLING_SECONDS)
-        for turn in range(options.rounds):
-            for rule in options.rules if turn % 2 == 0 else reversed(options.rules):
-                windows[rule].append(await one_turn(rule, options.seconds, filling, meter))
+        for rule in turns(options.rules, options.rounds):
+            windows[rule].append(await one_turn(rule, options.seconds, filling, meter))
     finally:
         filling.cancel()
         await asyncio.wait({filling})

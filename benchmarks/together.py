@@ -29,9 +29,12 @@ from benchmarks.full_engine import (
     GROUP,
     add_options,
     begin_table,
+    core_seconds,
     generate,
     prompt,
+    spread,
     started,
+    turns,
 )
 from sluice.engines.sglang.generate import Client
 
@@ -119,20 +122,18 @@ async def in_turns(
     rounds: int,
     processes: tuple[psutil.Process, ...],
 ) -> dict[str, list[Window]]:
-    """Turns of each way, every second time in reverse order, after one that warms up."""
+    """By way. Each has a turn that warms up before."""
+    for work in works.values():
+        await work()
     windows: dict[str, list[Window]] = {way: [] for way in works}
-    for number in range(rounds + 1):
-        for way in sorted(works, reverse=number % 2 == 1):
-            window = await one_turn(works[way](), processes)
-            if number > 0:
-                windows[way].append(window)
+    for way in turns([*works], rounds):
+        windows[way].append(await one_turn(works[way](), processes))
     return windows
 
 
 async def one_turn(work: Awaitable[int], processes: tuple[psutil.Process, ...]) -> Window:
     def seconds() -> list[float]:
-        cores = [process.cpu_times() for process in processes]
-        return [time.perf_counter(), *(times.user + times.system for times in cores)]
+        return [time.perf_counter(), *core_seconds(*processes)]
 
     before = seconds()
     responses = await work
@@ -141,8 +142,7 @@ async def one_turn(work: Awaitable[int], processes: tuple[psutil.Process, ...]) 
 
 
 def row(windows: list[Window]) -> str:
-    rates = [window.responses_a_second for window in windows]
-    cells = [f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"]
+    cells = [spread([window.responses_a_second for window in windows])]
     for name in ("http", "client"):
         cells.append(f"{statistics.median(getattr(window, name) for window in windows):.2f}")
     return " | ".join(cells)
