@@ -96,16 +96,19 @@ class Proxy:
     def count(self, path: str) -> int:
         return sum(asked.path == path for asked in self.asked)
 
+    def _note(self, path: str, body: Any) -> Asked:
+        self.asked.append(Asked(path, body, self.count(path) + 1))
+        return self.asked[-1]
+
     def _fate(self, path: str, body: Any) -> Fate | None:
-        asked = Asked(path, body, self.count(path) + 1)
-        self.asked.append(asked)
+        asked = self._note(path, body)
         return next((fate for rule in self.rules if (fate := rule(asked)) is not None), None)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
         if request.path == together.PATH:
             bodies = json.loads(data)
-            self.asked.append(Asked(request.path, bodies, self.count(request.path) + 1))
+            self._note(request.path, bodies)
             return await self._serve_many(request, bodies)
         fate = self._fate(request.path, _json(data))
         if isinstance(fate, Answer):

@@ -60,7 +60,7 @@ class Together:
         requests = [request for request in self._waiting if not request.answer.done()]
         self._waiting.clear()
         for some in portions(requests):
-            # Prompts and answers are not kept until the last of them is done.
+            # Until the last of them is done these bytes are kept, and no prompt or answer beside.
             data = json.dumps([request.body for request in some]).encode()
             unanswered = {place: request.answer for place, request in enumerate(some)}
             task = asyncio.create_task(self._answer(data, unanswered))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -37,9 +37,8 @@ class Server:
         """`held` in a request's body waits for it."""
         self.left: set[str] = set()
         """Held requests whose client has left."""
-        self._many: ModuleType = plugin("together")
         turns = plugin("in_turn").Turns(lambda: self.paused)
-        self.door = self._many.Together(self.other, turns, self.generate)
+        self.door = plugin("together").Together(self.other, turns, self.generate)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         parts: list[bytes] = []
@@ -123,16 +122,11 @@ async def test_requests_of_one_turn_go_together_and_each_gets_its_own_answer(
 def test_long_prompts_go_with_fewer_others() -> None:
     half = together._MOST_TOKENS // 2
     lengths = [half, half, 1, 3 * half, 1, 1]
-    requests: Any = [Portion(length) for length in lengths]
+    requests: Any = [SimpleNamespace(body={"input_ids": range(length)}) for length in lengths]
     portions = [
         [len(one.body["input_ids"]) for one in some] for some in together.portions(requests)
     ]
     assert portions == [[half, half], [1], [3 * half], [1, 1]]
-
-
-class Portion:
-    def __init__(self, length: int) -> None:
-        self.body = {"input_ids": range(length)}
 
 
 async def test_one_that_takes_long_holds_no_other_up(server: Server) -> None:
@@ -209,7 +203,7 @@ async def test_a_large_answer_is_read(server: Server) -> None:
 
 
 async def test_an_answer_is_not_kept_until_the_last_one_is_there(server: Server) -> None:
-    size = 20_000_000
+    size = 70_000_000  # more than 64 MiB
     async with serving(server) as url, asking(url) as engine:
         held = asyncio.create_task(engine.ask(body("held", 1, held=True)))
         tracemalloc.start()
@@ -247,9 +241,6 @@ async def posted(server: Server, sent: bytes) -> tuple[int, bytes]:
         session.post(url + together.PATH, data=sent) as answer,
     ):
         return answer.status, await answer.read()
-
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager

@@ -57,13 +57,3 @@ async def refuse(scope: Scope, send: Send, reason: str) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 409, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def whole(receive: Receive) -> bytes:
-    """A request's body. What of it came before its client left, where one has."""
-    parts = list[bytes]()
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)

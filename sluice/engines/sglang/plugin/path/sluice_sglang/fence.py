@@ -7,14 +7,13 @@ import json
 import logging
 import multiprocessing
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from . import ahead, receive
 from .attempts import Fence, Receive, Scope
 from .in_order import InOrder
 from .in_turn import InTurn, Turns
-from .together import Together
+from .together import Generate, Together
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +35,21 @@ def register() -> None:
     app.add_middleware(InOrder)
     app.add_middleware(Fence)
     app.add_middleware(InTurn, turns=turns)
-    app.add_middleware(
-        Together, turns=turns, generate=partial(_generate, GenerateReqInput, generate_request)
-    )
+    app.add_middleware(Together, turns=turns, generate=_by(generate_request, GenerateReqInput))
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
         ahead.register()
 
 
-async def _generate(
-    request: Callable[..., Any],
-    answer: Callable[[Any, Any], Awaitable[Any]],
-    fields: dict[str, Any],
-    scope: Scope,
-    receive: Receive,
-) -> tuple[int, bytes]:
-    """Status and body of what `/generate` answers, by the function behind it."""
+def _by(answer: Callable[[Any, Any], Awaitable[Any]], request: Callable[..., Any]) -> Generate:
+    """How one of many is answered: by SGLang's own function behind `/generate`."""
     from fastapi import HTTPException, Request
 
-    try:
-        response = await answer(request(**fields), Request(scope, receive))
-    except HTTPException as error:
-        return error.status_code, json.dumps({"error": {"message": error.detail}}).encode()
-    return response.status_code, bytes(response.body)
+    async def generate(fields: dict[str, Any], scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        try:
+            response = await answer(request(**fields), Request(scope, receive))
+        except HTTPException as error:
+            return error.status_code, json.dumps({"error": {"message": error.detail}}).encode()
+        return response.status_code, bytes(response.body)
+
+    return generate

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .attempts import Receive, Scope, Send, refuse, whole
+from .attempts import Receive, Scope, Send, refuse
 
 HEADER = b"x-sluice-bucket"
 """`sluice-link-rollout-0-.../3`: what a bucket comes over, and its number there, from 0."""
@@ -79,3 +79,13 @@ class InOrder:
             if self.following.get(source, 0) == number:
                 self.following[source] = number + 1
                 self._taken.notify_all()
+
+
+async def whole(receive: Receive) -> bytes:
+    """A request's body. What of it came before its client left, where one has."""
+    parts = list[bytes]()
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)

@@ -15,7 +15,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .attempts import Receive, Scope, Send, whole
+from .attempts import Receive, Scope, Send
+from .in_order import whole
 from .in_turn import Turns
 
 PATH = "/sluice_generate"
