@@ -142,6 +142,6 @@ def compare(change: Callable[[Any], None]) -> dict[str, bool]:
 
 if __name__ == "__main__":
     start(sys.argv[1], *map(int, sys.argv[2:]))
-    print(json.dumps({name: compare(change) for name, change in LAYOUTS.items()}))
+    print(json.dumps({name: compare(change) for name, change in LAYOUTS.items()}), flush=True)
     torch.distributed.barrier()  # rank 0 is asked for addresses until the last one has its groups
     os._exit(0)  # without the waiting of process groups that nobody else is in
