@@ -39,7 +39,6 @@ def packed_attention(
     width = v.shape[-1]
     if width != q.shape[-1]:
         v = F.pad(v, (0, q.shape[-1] - width))  # one head size for all: latent attention
-    bound = sliding_window is not None and sliding_window < max_length_q
     out = flash.attend2(
         q,
         k,
@@ -47,7 +46,9 @@ def packed_attention(
         (cu_seq_lens_q, cu_seq_lens_q),
         (max_length_q, max_length_q),
         scale=scaling,
-        window=sliding_window if bound else None,
+        # Also when no sequence is longer: FlashAttention drops such a window by itself, while a
+        # comparison here would be a guard, and each answer another compilation of every layer.
+        window=sliding_window,
     )
     return out[None, ..., :width], None
 
