@@ -18,6 +18,7 @@ from sluice.api.changes import differences
 from sluice.api.job import RLJobSpec
 from sluice.api.lifecycle import PodTemplateOverride
 from sluice.api.resources import Resources
+from sluice.api.storage import KernelCache
 from sluice_operator.plan.merge import merge
 
 Tolerations = Annotated[list[FreeForm], Field(max_length=32)]
@@ -43,11 +44,12 @@ class RolloutDefaults(TrainerDefaults):
 
 class JobDefaults(PodDefaults):
     """storage_class_name: of the buffer's and the checkpoints' claim. otlp_endpoint: of traces.
-    The pods' fields are for all roles.
+    kernel_cache: for jobs on GPUs that name none. The pods' fields are for all roles.
     """
 
     storage_class_name: str = ""
     otlp_endpoint: str = ""
+    kernel_cache: KernelCache | None = None
     image_pull_secrets: Annotated[list[FreeForm], Field(max_length=16)] = Field(
         default_factory=list
     )
@@ -86,6 +88,8 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
         "checkpoint": _with(spec.checkpoint, _checkpoint(mine, spec)),
         "pod_template_overrides": _rendezvous(mine) + spec.pod_template_overrides,
     }
+    if spec.on_gpu and spec.kernel_cache is None:
+        groups["kernel_cache"] = mine.kernel_cache
     return job.model_copy(update={"spec": spec.model_copy(update=groups)})
 
 

@@ -94,6 +94,26 @@ def test_claims_get_the_storage_class() -> None:
     assert "demo-checkpoint-1234" not in own
 
 
+@pytest.mark.parametrize(
+    ("gpus", "spec", "expected"),
+    [
+        (1, {}, "shared"),
+        (1, {"kernelCache": {"volume": {"nfs": {"server": "mine", "path": "/"}}}}, "mine"),
+        (0, {}, None),
+    ],
+    ids=["a job on GPUs that names none", "one that names its cache", "a job on CPUs"],
+)
+def test_jobs_on_gpus_keep_kernels_where_the_cluster_says(
+    gpus: int, spec: dict[str, Any], expected: str | None
+) -> None:
+    cache = {"kernelCache": {"volume": {"nfs": {"server": "shared", "path": "/kernels"}}}}
+    job = make_job(
+        trainer={"gpusPerNode": gpus, "steps": 1}, rollout={"gpusPerReplica": gpus}, **spec
+    )
+    result = with_defaults(job, JobDefaults.model_validate(cache)).spec.kernel_cache
+    assert (result and result.volume["nfs"]["server"]) == expected
+
+
 def test_what_the_job_says_goes_first() -> None:
     template: dict[str, Any] = {
         "spec": {"nodeSelector": {"pool": "mine"}, "tolerations": [], "priorityClassName": None}
