@@ -2,7 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
+EXTRAS := .[operator,buffer,rollout,trainer,local]
+DEV    := .[client,dev,docs,tracing,wandb]
+TORCH  := "torch==2.13.0; python_version < '3.12'" "torch==2.11.0; python_version >= '3.12'"
+# One stage of a set-up: $(call stage,ENVIRONMENT,TEXT,COMMAND) and $(call install,ENVIRONMENT,TEXT,PACKAGES).
+stage   = tools/stage.sh $(1)/setup.log "$(2)" $(3)
+install = $(call stage,$(1),$(2),$(1)/bin/python -m pip --disable-pip-version-check install $(3))
 SGLANG := sglang==0.5.21
 PROGRAMS_agents := openai-agents==0.24.0
 PROGRAMS_verifiers := verifiers==0.4.0
@@ -20,48 +25,49 @@ TAG      ?= 0.1.0
 .PHONY: help quickstart agents trl verl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
-	@echo "make quickstart   a real RL run on this machine's CPU, with a report at the end"
-	@echo "                  (ENGINE=vllm: on vLLM, which make vllm sets up in an environment of its own)"
-	@echo "make test         tests that need no GPU and no cluster, but those of make test-long"
-	@echo "make test-vllm    those that an engine has to pass, on vLLM"
-	@echo "make test-chaos   200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; an hour or two)"
-	@echo "make test-cluster the operator's tests, on a real Kubernetes API server"
-	@echo "make test-node    the quickstart in real pods, on a Kubernetes node of this machine (root)"
-	@echo "make test-learning   examples learn: five estimators, asynchronous, tools, agents, sft, distillation; and a figure (about 45 minutes)"
-	@echo "make kind-up      a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
-	@echo "make test-kind    cluster tests, chart's own test and quickstart on that cluster"
-	@echo "make lint         ruff, mypy, import rules, Dockerfile, generated files"
-	@echo "make docs         these pages as a site, in site/; fails where a link or an anchor leads nowhere"
-	@echo "make images       the container images (docker/Dockerfile)"
+	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
+	@echo "                     (ENGINE=vllm: on vLLM, which make vllm sets up in an environment of its own)"
+	@echo "make test            tests that need no GPU and no cluster, but those of make test-long (20 min)"
+	@echo "make test-long       runs of minutes each: one fault of each kind, whole runs (12 min)"
+	@echo "make test-vllm       those that an engine has to pass, on vLLM (5 min)"
+	@echo "make test-chaos      200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; 90 min)"
+	@echo "make test-cluster    the operator's tests, on a real Kubernetes API server (7 min)"
+	@echo "make test-node       the quickstart in real pods, on a Kubernetes node of this machine (root; 10 min)"
+	@echo "make test-learning   examples learn: five estimators, agents, sft, distillation; and a figure (45 min)"
+	@echo "make kind-up         a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
+	@echo "make test-kind       cluster tests, chart's own test and quickstart on that cluster"
+	@echo "make lint            ruff, mypy, import rules, Dockerfile, generated files (2 min)"
+	@echo "make docs            these pages as a site, in site/; fails where a link or an anchor leads nowhere (1 min)"
+	@echo "make images          the container images (docker/Dockerfile)"
 	@echo "make protos crds reference kubernetes-fields observability   regenerate what is generated"
 	@echo "make dashboards-up   Prometheus and Grafana over a run on this machine (docker; RUN=runs/quickstart); dashboards-down ends them"
-	@echo "make clean        remove the environment, caches and the quickstart's run"
+	@echo "make clean           remove the environment, caches and the quickstart's run"
 
 # torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
 # come without their requirements: SGLang's pull in the CUDA stack, and megatron-core's metadata asks for a newer Python
-# than its code needs.
+# than its code needs. pip complains of that for every later package; what it prints is in setup.log.
 $(VENV)/.ready: pyproject.toml
-	@echo "setting up $(VENV) (once; about two minutes)"
+	@echo "setting up $(VENV), once; mostly download (all output: $(VENV)/setup.log)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PIP) "torch==2.13.0; python_version < '3.12'" "torch==2.11.0; python_version >= '3.12'"
-	@$(PIP) -e '.[operator,buffer,rollout,trainer,local]'
-	@$(PIP) --no-deps --ignore-requires-python $(SGLANG) $(MCORE)
-	@$(PY) -m sluice.engines.sglang.cpu
+	@$(call install,$(VENV),1/4 torch,$(TORCH))
+	@$(call install,$(VENV),2/4 sluice and what it needs,-e '$(EXTRAS)')
+	@$(call install,$(VENV),3/4 SGLang and Megatron-core,--no-deps --ignore-requires-python $(SGLANG) $(MCORE))
+	@$(call stage,$(VENV),4/4 SGLang for the CPU,$(PY) -m sluice.engines.sglang.cpu)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
-	@$(PIP) -e '.[client,dev,docs,tracing,wandb]'
+	@$(call install,$(VENV),tools of tests and docs,-e '$(DEV)')
 	@touch $@
 
 # vLLM needs other releases of what we need, so it has an environment of its own, which engines are started in. On a
 # CPU it does without torchvision, torchaudio and torchcodec, whose wheels are CUDA builds that do not load beside a
 # CPU's torch; transformers then finds none, and asks for none.
 .venv-vllm/.ready: Makefile
-	@echo "setting up .venv-vllm (once; about two minutes)"
+	@echo "setting up .venv-vllm, once (all output: .venv-vllm/setup.log)"
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
-	@.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet $(VLLM)
-	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(call install,.venv-vllm,torch,torch==2.13.0)
+	@$(call install,.venv-vllm,vLLM,$(VLLM))
+	@$(call stage,.venv-vllm,without CUDA builds,.venv-vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec)
 	@touch $@
 
 vllm: .venv-vllm/.ready
@@ -69,24 +75,27 @@ vllm: .venv-vllm/.ready
 # Programs that tests train as they are want another `openai` than SGLang, and two releases of mcp; GEM another
 # reasoning-gym than ours.
 .venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready: .venv-%/.ready: Makefile
+	@echo "setting up .venv-$*, once (all output: .venv-$*/setup.log)"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet $(PROGRAMS_$*)
+	@$(call install,.venv-$*,programs of the agents' tests: $*,$(PROGRAMS_$*))
 	@touch $@
 
 # A server of OpenEnv's environments, without what its command line and its web page need.
 .venv-openenv/.ready: Makefile
+	@echo "setting up .venv-openenv, once (all output: .venv-openenv/setup.log)"
 	@test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
-	@.venv-openenv/bin/python -m pip --disable-pip-version-check install --quiet $(OPENENV)
-	@.venv-openenv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps openenv-core==0.3.0
+	@$(call install,.venv-openenv,servers of the agents' tests,$(OPENENV))
+	@$(call install,.venv-openenv,OpenEnv,--no-deps openenv-core==0.3.0)
 	@touch $@
 
 agents: .venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready .venv-openenv/.ready
 
 # What benchmarks/peers.py compares with: another release of transformers than ours.
 .venv-trl/.ready: Makefile
+	@echo "setting up .venv-trl, once (all output: .venv-trl/setup.log)"
 	@test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
-	@.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
-	@.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet $(TRL)
+	@$(call install,.venv-trl,torch,torch==2.13.0)
+	@$(call install,.venv-trl,TRL,$(TRL))
 	@touch $@
 
 trl: .venv-trl/.ready
@@ -94,10 +103,11 @@ trl: .venv-trl/.ready
 # verl likewise, with an SGLang whose ServerArgs it can read, and what that needs on a CPU. transformers is SGLang's;
 # verl's metadata asks for an older one.
 .venv-verl/.ready: Makefile
+	@echo "setting up .venv-verl, once (all output: .venv-verl/setup.log)"
 	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
-	@.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
-	@.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet $(VERL) $(VERL_SGLANG)
-	@.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet --no-deps sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2
+	@$(call install,.venv-verl,torch,torch==2.13.0)
+	@$(call install,.venv-verl,verl,$(VERL) $(VERL_SGLANG))
+	@$(call install,.venv-verl,SGLang,--no-deps sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2)
 	@.venv-verl/bin/python sluice/engines/sglang/cpu/__main__.py
 	@touch $@
 

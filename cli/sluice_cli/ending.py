@@ -64,7 +64,19 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
 
         report = write_report(directory, f"RLJob {job.metadata.name}")
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    if code is Exit.DONE:
+        for line in next_steps(directory):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return code
+
+
+def next_steps(directory: Path) -> list[str]:
+    """What a user may do after a run that has succeeded, a line each."""
+    return [
+        "next: open the report in a browser",
+        f"      all curves: tensorboard --logdir {directory / 'tensorboard'}",
+        "      a task of your own: sluice init NAME (docs/your-own-task.md)",
+    ]
 
 
 def last_words(

@@ -72,6 +72,7 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     }
     assert expected <= {p.name for p in run.directory.iterdir()}
     assert list((run.directory / "tensorboard").glob("events*"))
+    assert f"tensorboard --logdir {run.directory / 'tensorboard'}" in run.text()
     row = json.loads((run.directory / "samples/step_0000012.jsonl").read_text().splitlines()[0])
     assert {"prompt", "response", "label", "reward", "weight_versions"} <= row.keys()
     assert row["rollout_worker"] == "rollout-0"
