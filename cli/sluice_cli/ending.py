@@ -71,7 +71,7 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
 
 
 def next_steps(directory: Path) -> list[str]:
-    """What a user may do after a run that has succeeded, a line each."""
+    """Suggestions after a run that has succeeded, a line each."""
     return [
         "next: open the report in a browser",
         f"      all curves: tensorboard --logdir {directory / 'tensorboard'}",

@@ -4,6 +4,7 @@ leads somewhere; and a page that breaks one of these is refused."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -70,7 +71,12 @@ def test_the_pages_build_strictly_into_a_site(tmp_path: Path) -> None:
         rows = re.findall(r"^\| ?-|^\|-", page.read_text(), re.MULTILINE)
         assert reader.tags.count("table") == len(rows), f"a table of {name_of(page)} is no table"
         assert "<p>- " not in text, f"a list of {name_of(page)} is no list: an empty line before it"
-    assert (tmp_path / "search/search_index.json").exists()
+    index = json.loads((tmp_path / "search/search_index.json").read_text())
+    searchable = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {"overview/", "example-manifests/", "results/weight-sync/"} <= searchable
+    overview = article(tmp_path / "overview/index.html")
+    assert 'href="../your-own-task/"' in overview, "the README's links lead to pages"
+    assert 'rel="next"' in (tmp_path / "concepts/index.html").read_text()
 
 
 def test_links_out_of_the_pages_lead_to_the_repository(tmp_path: Path) -> None:
