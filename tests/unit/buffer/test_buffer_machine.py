@@ -202,6 +202,10 @@ def view(memory: Memory) -> dict[str, object]:
             "counts": memory.counts,
             "in_work": memory.in_work,
             "finished": memory.finished,
+            "schedule": {
+                state: {version: set(ids) for version, ids in memory.schedule[state].items()}
+                for state in (GroupState.LEASED, GroupState.WAITING, GroupState.FINISHED)
+            },
             "leases": set(memory.deadlines),
             "batches": memory.batches,
             "forgotten": memory.forgotten,
@@ -212,7 +216,7 @@ def view(memory: Memory) -> dict[str, object]:
             "stored": memory.stored,
             "waiting": {
                 i
-                for i in memory.waiting
+                for _, i in memory.waiting
                 if i in memory.groups and memory.groups[i].state == GroupState.WAITING
             },
             "progress": memory.progress,

@@ -21,13 +21,11 @@ from sluice_buffer.rules.admission import (
     AdmissionPolicy,
     admitted,
     may_start,
-    outdated,
-    overdue,
-    stale,
     total_steps,
 )
 from sluice_buffer.rules.evaluation import failed_facts, metrics
 from sluice_buffer.rules.filters import dynamic_filter, nonzero_std, worker_filter
+from sluice_buffer.rules.staleness import outdated, stale
 from sluice_buffer.state.storage import PIECE_BYTES, capacity, footprint, pieces
 from sluice_buffer.transitions.rounds import EvalPlan, EvalSet
 
@@ -84,11 +82,6 @@ def test_may_start(version: int, worker: int, kept: int, next_group: int, expect
 
 
 def test_the_bound_on_staleness() -> None:
-    assert not overdue(ASYNC, step=2, start_version=0)
-    assert overdue(
-        ASYNC, step=3, start_version=0
-    )  # version 2 trains it now, 2 behind; the next batch would be 3 behind
-    assert not overdue(replace(ASYNC, partial=True), step=3, start_version=0)
     assert not stale(ASYNC, step=3, min_version=0)
     assert stale(ASYNC, step=4, min_version=0)
     assert outdated(POLICY, version=1, start_version=0)

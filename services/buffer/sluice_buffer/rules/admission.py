@@ -1,18 +1,9 @@
-"""How many groups may be started, which may go into a batch, and when a stored group has become too
-old. Pure.
+"""How many groups may be started, and when a job is given up. Pure.
 
-Groups are counted, not timed: after version v at most (v + maxStaleness + 1) x batchSize groups may
-have been started that the filter keeps. Two more rules make `maxStaleness` hold for every sample
-and not on average only:
-
-* a worker is admitted by the weights that its engine really serves, so that nothing of a later
-  batch is started with older weights;
-* a batch waits for groups that would be too old for the batch after it (`overdue`).
-
-`overSampling` and `partial` are the user's decision for the opposite, "take what finishes first":
-then nobody waits for a straggler, and what is older than the bound is trained all the same and
-counted (`stale_groups`). Only in mode sync without `partial`, which promises samples of the newest
-weights alone, is a surplus group generated again (`outdated`).
+Groups are counted, not timed: with weights v at most (v + maxStaleness + 1) x batchSize groups may
+have been started that the filter keeps. A worker is admitted by the weights that its engine really
+serves, so that nothing of a later batch is started with older weights. `staleness` has the rest of
+what makes `maxStaleness` hold for every sample.
 """
 
 from __future__ import annotations
@@ -84,23 +75,6 @@ def may_start(
 def may_continue(policy: AdmissionPolicy, *, version: int, worker_version: int) -> bool:
     """True where a worker that serves `worker_version` may take a group that came back."""
     return worker_version >= version - policy.max_staleness
-
-
-def overdue(policy: AdmissionPolicy, *, step: int, start_version: int) -> bool:
-    """True for a group in work that batch `step` must wait for, because it would be too old for
-    batch `step` + 1.
-    """
-    return policy.strict and step - start_version > policy.max_staleness
-
-
-def outdated(policy: AdmissionPolicy, *, version: int, start_version: int) -> bool:
-    """True for a group that must be generated again now that `version` is there."""
-    return policy.sync and not policy.partial and start_version < version - policy.max_staleness
-
-
-def stale(policy: AdmissionPolicy, *, step: int, min_version: int) -> bool:
-    """True for a group of batch `step` that is older than the bound."""
-    return step - 1 - min_version > policy.max_staleness
 
 
 def total_steps(*, steps: int | None, epochs: int | None, epoch_size: int, batch_size: int) -> int:

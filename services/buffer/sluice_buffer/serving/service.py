@@ -74,7 +74,7 @@ class _Taken:
     waiting_for: str
     state: pb.TakeBatchResponse.State = _WAITING
     late: bool = False
-    """A batch's worth is there, and groups that would be too old for the next one are not."""
+    """A batch's worth has finished, and the batch waits for groups that would become too old."""
 
 
 @dataclass
@@ -243,7 +243,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             return _Taken(failed, pb.TakeBatchResponse.STATE_FAILED)
         exhausted = self.buffer.batches.exhausted
         state = pb.TakeBatchResponse.STATE_EXHAUSTED if exhausted else _WAITING
-        late = bool(self.buffer.batches.late(step))
+        late = self.buffer.batches.late(step)
         return _Taken(self.buffer.waiting_for() or waiting, state, late)
 
     async def _done_ahead(self, step: int) -> bool:

@@ -38,7 +38,7 @@ def stats(buffer: Buffer) -> pb.BufferStats:
         trainer_attempt=progress.trainer_attempt,
         depth=len(memory.finished),
         leases=len(memory.deadlines),
-        returned=sum(1 for i in memory.in_work if memory.groups[i].state is GroupState.WAITING),
+        returned=memory.counts[GroupState.WAITING],
         started=memory.kept,
         admitted=admitted(buffer.policy, progress.step),
         counters=counters(buffer),

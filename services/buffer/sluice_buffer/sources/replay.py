@@ -43,12 +43,14 @@ class Replay:
         return cls(tuple(dumps.items()))
 
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
-        """The policy of a job whose prompts end with the dump,
-        and whose samples are as old as they are.
+        """The policy of a job whose prompts end with the dump.
+
+        Its samples are as old as they are: nothing is generated again (`partial`).
         """
         return replace(
             policy,
             sync=False,
+            partial=True,
             total_steps=min(policy.total_steps, len(self.steps)),
             stream_end=len(self.steps) * policy.batch_size,
         )

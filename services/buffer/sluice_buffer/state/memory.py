@@ -17,9 +17,15 @@ from dataclasses import dataclass, field, fields
 
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
 from sluice_buffer.rules.admission import SUSPECT_FAILURES
+from sluice_buffer.state.schedule import Schedule, fresh
 from sluice_buffer.state.storage import PIECE_BYTES, WriteBatch, footprint, number, pieces
 
 PROGRESS = b"progress"
+_NO_WEIGHTS = 1 << 62
+
+Returned = list[tuple[int, int]]
+"""Heap of (version of the oldest weights, id) of groups that came back: those with a partial
+response first, the oldest weights first. May name groups that wait no more."""
 
 
 @dataclass(slots=True)
@@ -54,8 +60,8 @@ class Round:
     serial: int
     opened: float
     groups: dict[int, Group] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)
-    suspects: list[int] = field(default_factory=list)
+    waiting: Returned = field(default_factory=list)
+    suspects: Returned = field(default_factory=list)
     unfinished: int = 0
 
     @property
@@ -90,12 +96,12 @@ class Memory:
     """State of the groups that are over, by id; 0: not over."""
     counts: list[int] = field(default_factory=lambda: [0] * (max(GroupState) + 1))
     """Training groups in each state."""
-    waiting: list[int] = field(default_factory=list)
-    """Heap of training groups that came back; may name groups that wait no more."""
-    suspects: list[int] = field(default_factory=list)
-    """The same of groups that may be what ends workers (SUSPECT_FAILURES)."""
+    waiting: Returned = field(default_factory=list)
+    suspects: Returned = field(default_factory=list)
+    """Groups that came back and may be what ends workers (SUSPECT_FAILURES)."""
     in_work: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
+    schedule: Schedule = field(default_factory=Schedule)
     deadlines: dict[GroupKey, float] = field(default_factory=dict)
     leases_of: defaultdict[str, set[GroupKey]] = field(default_factory=lambda: defaultdict(set))
     """Leased groups of each worker, by its name."""
@@ -144,6 +150,11 @@ class Memory:
             - self.counts[GroupState.FILTERED]
             - self.counts[GroupState.FAILED]
         )
+
+    @property
+    def next_batch(self) -> int:
+        """The first step whose batch is not fixed. A rewind does not change it."""
+        return max(self.progress.step, max(self.batches, default=0)) + 1
 
     @property
     def lost(self) -> int:
@@ -206,11 +217,14 @@ class Memory:
     def queue(self, key: GroupKey, group: Group) -> None:
         """Put a group that came back where the next worker looks for it."""
         queues = self if key.round == TRAINING else self.rounds[key.round]
-        heapq.heappush(queues.suspects if is_suspect(group) else queues.waiting, key.group_id)
+        heap = queues.suspects if is_suspect(group) else queues.waiting
+        heapq.heappush(heap, (urgency(group), key.group_id))
 
-    def start(self, key: GroupKey) -> Group:
-        """The record of a group that is leased for the first time."""
-        group = Group(GroupState.LEASED)
+    def start(self, key: GroupKey, version: int) -> Group:
+        """The record of a group that is leased for the first time, by a worker with weights
+        `version`.
+        """
+        group = Group(GroupState.LEASED, version=version)
         if key.round == TRAINING:
             self.progress.next_group = key.group_id + 1
             self.index(key.group_id, group)
@@ -232,6 +246,7 @@ class Memory:
             self.groups[group_id] = group
         (self.in_work.add if state.in_work else self.in_work.discard)(group_id)
         (self.finished.add if state is GroupState.FINISHED else self.finished.discard)(group_id)
+        self.schedule.put(group_id, group)
 
     def revive(self, group_id: int, group: Group) -> None:
         """Let a failed group wait for a worker again."""
@@ -285,6 +300,11 @@ class Memory:
 def is_suspect(group: Group) -> bool:
     """True for a group that may be what ends workers."""
     return group.failures >= SUSPECT_FAILURES
+
+
+def urgency(group: Group) -> int:
+    """The place of a group among those that came back."""
+    return _NO_WEIGHTS if fresh(group) else group.version
 
 
 def _piece_key(key: GroupKey, position: int) -> bytes:

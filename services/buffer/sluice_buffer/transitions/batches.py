@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
 from sluice_buffer.group import TRAINING, GroupKey, GroupState, unpack_facts
-from sluice_buffer.rules.admission import AdmissionPolicy, outdated, overdue, stale
+from sluice_buffer.rules.admission import AdmissionPolicy
+from sluice_buffer.rules.staleness import Awaited, awaited, due, earliest, outdated, stale
 from sluice_buffer.state.memory import Memory, pack_ids
+from sluice_buffer.state.schedule import ids_of
 from sluice_buffer.state.storage import number
 from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.rounds import Rounds
+
+_LISTED = 100
+"""Late groups are named, with their workers, up to so many: each change of the buffer asks anew."""
+_WORKERS = 8
+"""Workers that a text names."""
 
 
 @dataclass(slots=True)
@@ -66,7 +75,12 @@ class Batches:
         if waiting := self.waiting_for(step):
             return waiting
         memory, size = self.memory, self.policy.batch_size
-        ids = heapq.nsmallest(size, memory.finished)
+        finished = memory.schedule[GroupState.FINISHED]
+        ids = (
+            earliest(finished, size)
+            if self.policy.strict
+            else heapq.nsmallest(size, memory.finished)
+        )
         lags = []
         for group_id in ids:
             group = memory.groups[group_id]
@@ -88,46 +102,74 @@ class Batches:
         finished, size = len(self.memory.finished), self.policy.batch_size
         if finished < size:
             return self._missing(finished, size)
-        late = self.late(step)
-        if not late:
-            return ""
-        return (
-            f"{len(late)} groups that would be too old for the next batch: "
-            f"{_some(sorted(late))}{self._holders(late)}"
+        awaited_ = self._awaited(step)
+        return self._too_old(step, awaited_) if awaited_ else ""
+
+    def late(self, step: int) -> bool:
+        """True if a batch's worth has finished, but others would become too old without a place."""
+        return self._awaited(step) is not None
+
+    def _awaited(self, step: int) -> Awaited | None:
+        memory = self.memory
+        if not self.policy.strict or len(memory.finished) < self.policy.batch_size:
+            return None
+        return awaited(
+            self.policy,
+            step=step,
+            in_work=memory.schedule.counts(GroupState.LEASED, GroupState.WAITING),
+            finished=memory.schedule.counts(GroupState.FINISHED),
         )
 
-    def late(self, step: int) -> list[int]:
-        """Groups in work that would be too old for the batch after this step's; empty also while a
-        batch's worth has not finished.
-        """
-        memory = self.memory
-        if len(memory.finished) < self.policy.batch_size:
-            return []
-        return [
-            i
-            for i in memory.in_work
-            if overdue(self.policy, step=step, start_version=memory.groups[i].version)
+    def _too_old(self, step: int, late: Awaited) -> str:
+        """`2 of 5 groups that would be too old after batch 7: 3, 9, ..., 5 leased by rollout-0`."""
+        versions = [
+            ids
+            for state in (GroupState.LEASED, GroupState.WAITING)
+            for version, ids in self.memory.schedule[state].items()
+            if due(self.policy, version) <= late.due
         ]
+        total = sum(map(len, versions))
+        text = (
+            f"{total} groups that would be too old for the next batch"
+            if late.number == total
+            else f"{late.number} of {total} groups that would be too old after batch {late.due}"
+        )
+        if total > _LISTED:
+            return text
+        ids = ids_of(versions)
+        return f"{text}: {_some(ids)}{self._holders(ids)}"
 
     def _missing(self, finished: int, size: int) -> str:
         """`12 of 16 groups finished, 4 leased by rollout-0`."""
-        leased = [
-            i for i in self.memory.in_work if self.memory.groups[i].state is GroupState.LEASED
-        ]
-        waiting = len(self.memory.in_work) - len(leased)
-        text = f"{finished} of {size} groups finished{self._holders(leased)}"
-        if waiting:
+        counts = self.memory.counts
+        text = f"{finished} of {size} groups finished"
+        if counts[GroupState.LEASED]:
+            text += self._leases()
+        if waiting := counts[GroupState.WAITING]:
             text += f", {waiting} came back and wait for a worker"
-        if not leased:
+        if not counts[GroupState.LEASED]:
             text += ", no worker has asked for more"
         if self.memory.filtered_run >= size:
             text += f"; the dynamic filter dropped the last {self.memory.filtered_run} groups"
         return text
 
-    def _holders(self, group_ids: list[int]) -> str:
+    def _leases(self) -> str:
+        """`, 3 leased by rollout-0, 2 leased by rollout-1`, of training groups."""
+        leases_of = self.memory.leases_of
+        counts = (
+            (name, sum(key.round == TRAINING for key in leases_of[name]))
+            for name in sorted(leases_of)
+        )
+        texts = (f", {count} leased by {name}" for name, count in counts if count)
+        return "".join(islice(texts, _WORKERS))
+
+    def _holders(self, group_ids: Sequence[int]) -> str:
+        """The same of these groups."""
         groups = (self.memory.groups[i] for i in group_ids)
         holders = Counter(group.worker for group in groups if group.state is GroupState.LEASED)
-        return "".join(f", {count} leased by {name}" for name, count in sorted(holders.items())[:8])
+        return "".join(
+            f", {count} leased by {name}" for name, count in sorted(holders.items())[:_WORKERS]
+        )
 
     @property
     def exhausted(self) -> bool:

@@ -17,7 +17,9 @@ from itertools import chain
 from sluice_buffer.errors import PreconditionError, StaleAttemptError
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, lease_id
 from sluice_buffer.rules.admission import MAX_FAILURES, AdmissionPolicy, may_continue, may_start
-from sluice_buffer.state.memory import Memory, Round, is_suspect
+from sluice_buffer.rules.staleness import room
+from sluice_buffer.state.memory import Memory, Returned, Round, is_suspect, urgency
+from sluice_buffer.state.schedule import fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,7 @@ class Leases:
         )
         if self.filled:
             return count
-        if may_continue(self.policy, version=memory.progress.step, worker_version=worker_version):
-            count += memory.counts[GroupState.WAITING]
-        return count + self.may_start(worker_version)
+        return count + self._may_continue(worker_version) + self.may_start(worker_version)
 
     def _not_arrived(self, call: LeaseCall) -> list[GroupKey]:
         """Leases of the worker that it does not know of."""
@@ -148,28 +148,74 @@ class Leases:
     def _evaluation(self, worker: WorkerAttempt, worker_version: int) -> Iterator[GroupKey]:
         for version in sorted(v for v in self.memory.rounds if v <= worker_version):
             round_ = self.memory.rounds[version]
-            for group_id in self._returned(worker, round_, round_.groups):
+            for group_id in self._returned(worker, round_, round_.groups, lambda _: True):
                 yield GroupKey(version, group_id)
             while round_.next_group < self.round_size:
                 yield GroupKey(version, round_.next_group)
 
     def _training(self, worker: WorkerAttempt, worker_version: int) -> Iterator[GroupKey]:
         memory = self.memory
-        if may_continue(self.policy, version=memory.progress.step, worker_version=worker_version):
-            for group_id in self._returned(worker, memory, memory.groups):
-                yield GroupKey(TRAINING, group_id)
+
+        def allowed(group: Group) -> bool:
+            return self._allowed(group, worker_version)
+
+        for group_id in self._returned(worker, memory, memory.groups, allowed):
+            yield GroupKey(TRAINING, group_id)
         while self.may_start(worker_version):
             yield GroupKey(TRAINING, memory.progress.next_group)
 
     def _returned(
-        self, worker: WorkerAttempt, queues: Memory | Round, groups: Mapping[int, Group]
+        self,
+        worker: WorkerAttempt,
+        queues: Memory | Round,
+        groups: Mapping[int, Group],
+        allowed: Callable[[Group], bool],
     ) -> Iterator[int]:
-        """Groups that came back, the lowest first; of suspects one at most for a worker."""
-        suspect = _lowest(queues.suspects, groups, suspects=True)
-        if suspect is not None and not self._has_suspect(worker):
+        """Groups that came back, in the order of their heaps, up to the first that is not allowed;
+        of suspects one at most for a worker.
+        """
+        suspect = _first(queues.suspects, groups, suspects=True)
+        if suspect is not None and not self._has_suspect(worker) and allowed(groups[suspect]):
             yield suspect
-        while (group_id := _lowest(queues.waiting, groups, suspects=False)) is not None:
+        while (group_id := _first(queues.waiting, groups, suspects=False)) is not None:
+            if not allowed(groups[group_id]):
+                return
             yield group_id
+
+    def _allowed(self, group: Group, worker_version: int) -> bool:
+        """True if a worker that serves `worker_version` may take a training group that came back.
+
+        A partial response keeps its due step only if no older weights go on with it.
+        """
+        if not self.policy.strict:
+            version = self.memory.progress.step
+            return may_continue(self.policy, version=version, worker_version=worker_version)
+        if fresh(group):
+            return self._room(worker_version) > 0
+        return worker_version >= group.version
+
+    def _may_continue(self, worker_version: int) -> int:
+        """How many of the training groups that came back are allowed for a worker."""
+        memory, waiting = self.memory, self.memory.counts[GroupState.WAITING]
+        if not waiting:
+            return 0
+        if not self.policy.strict:
+            version = memory.progress.step
+            allowed = may_continue(self.policy, version=version, worker_version=worker_version)
+            return waiting if allowed else 0
+        begun = memory.schedule.counts(GroupState.WAITING)
+        if begun and worker_version < max(begun):
+            return sum(count for version, count in begun.items() if version <= worker_version)
+        return begun.total() + min(waiting - begun.total(), self._room(worker_version))
+
+    def _room(self, worker_version: int) -> int:
+        """How many more groups may be begun with the weights of a worker, in strict mode."""
+        return room(
+            self.policy,
+            step=self.memory.next_batch,
+            version=worker_version,
+            outstanding=self.memory.schedule.outstanding(),
+        )
 
     def _has_suspect(self, worker: WorkerAttempt) -> bool:
         leased = (self.memory.find(key) for key in self.memory.leases_of[worker.name])
@@ -189,11 +235,11 @@ class Leases:
     ) -> None:
         group = self.memory.find(key)
         if group is None:
-            group = self.memory.start(key)
+            group = self.memory.start(key, worker_version)
         else:
+            if not group.size:  # with a partial response its oldest token counts
+                group.version = worker_version
             self.memory.move(key, group, GroupState.LEASED)
-        if not group.size:  # with a partial response its oldest token counts
-            group.version = worker_version
         group.lease_attempt += 1
         self.memory.lease_to(key, group, worker.name, worker.attempt, now + self.lease_seconds)
         self.memory.count("leases_granted")
@@ -251,13 +297,13 @@ class Leases:
             self.memory.move(key, group, GroupState.WAITING)
 
 
-def _lowest(heap: list[int], groups: Mapping[int, Group], *, suspects: bool) -> int | None:
-    """The lowest group of a queue that waits there; what the heap still has of others is dropped on
-    the way.
-    """
+def _first(heap: Returned, groups: Mapping[int, Group], *, suspects: bool) -> int | None:
+    """The first group of a heap that waits there; entries of others are dropped on the way."""
     while heap:
-        group = groups.get(heap[0])
-        if group and group.state is GroupState.WAITING and is_suspect(group) is suspects:
-            return heap[0]
+        entry, group_id = heap[0]
+        group = groups.get(group_id)
+        waits = group is not None and group.state is GroupState.WAITING
+        if group and waits and is_suspect(group) is suspects and urgency(group) == entry:
+            return group_id
         heapq.heappop(heap)
     return None

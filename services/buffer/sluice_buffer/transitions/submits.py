@@ -11,7 +11,7 @@ from sluice.sample import PREDICTION, PROMPT_TOO_LONG, SampleError
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, parse_lease_id
-from sluice_buffer.rules.admission import AdmissionPolicy, outdated
+from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.rules.checks import (
     AnyGroup,
     Checked,
@@ -21,6 +21,7 @@ from sluice_buffer.rules.checks import (
     progress,
 )
 from sluice_buffer.rules.filters import counter_name, dynamic_filter, worker_filter
+from sluice_buffer.rules.staleness import outdated, room
 from sluice_buffer.rules.voting import votes
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError, footprint
@@ -173,19 +174,36 @@ class Submits:
         if checked.errors:
             memory.count("samples_failed", len(checked.errors))
         group.version = checked.oldest
-        if outdated(self.policy, version=memory.progress.step, start_version=group.version):
+        if self._too_old(key, group.version):
             memory.count("groups_outdated")
             group.note = ""
             self.leases.release(key, group, "its weights are too old", blame=False)
             return SubmitAnswer(
                 SubmitOutcome.STALE,
-                f"version {group.version} is older than mode sync allows; it is generated again",
+                f"version {group.version} is older than rollout.maxStaleness allows; it is "
+                "generated again",
             )
         group.summary, group.note = checked.summary, ""
         memory.filtered_run = 0
         memory.store("samples", key, group, data)
         memory.move(key, group, GroupState.FINISHED)
         return SubmitAnswer(SubmitOutcome.STORED)
+
+    def _too_old(self, key: GroupKey, version: int) -> bool:
+        """True for a group with tokens of `version` that cannot be trained in time.
+
+        Engines that get older weights again after a rewind of the trainer make such groups, and so
+        do workers that submit after their lease has expired.
+        """
+        memory = self.memory
+        if outdated(self.policy, version=memory.progress.step, start_version=version):
+            return True
+        return self.policy.strict and not room(
+            self.policy,
+            step=memory.next_batch,
+            version=version,
+            outstanding=memory.schedule.outstanding(without=key.group_id),
+        )
 
     def _note_too_long(self, dataset: str, errors: list[str]) -> None:
         self.memory.count(f"prompts_too_long:{dataset}")
@@ -278,9 +296,14 @@ class Submits:
                 "the storage is full: the prompt was taken back without the partial response",
             )
         oldest = oldest_version(message)
+        version = group.version if oldest is None else oldest
         self.memory.discard("partials", key, group)
+        if key.round == TRAINING and self._too_old(key, version):
+            group.note = ""
+            self.leases.release(key, group, "its weights are too old", blame=False)
+            return False, f"version {version} is too old: the prompt was taken back without it"
         self.memory.store("partials", key, group, data)
-        group.version = group.version if oldest is None else oldest
+        group.version = version
         group.note = str(generated)
         self.leases.release(key, group, "returned", blame=False)
         return True, ""
