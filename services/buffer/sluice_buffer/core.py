@@ -23,7 +23,6 @@ from sluice_buffer.group import GroupKey, LeaseName, unpack_facts
 from sluice_buffer.room import Room
 from sluice_buffer.rules.admission import AdmissionPolicy, total_steps
 from sluice_buffer.rules.balance import assign, costs
-from sluice_buffer.rules.filters import NONZERO_STD
 from sluice_buffer.sources.filling import filler_of
 from sluice_buffer.sources.prompts import Prompts, prompts_of
 from sluice_buffer.state.loading import load
@@ -37,7 +36,7 @@ from sluice_buffer.state.storage import (
     check_identity,
 )
 from sluice_buffer.transitions.batches import Batches
-from sluice_buffer.transitions.failures import Failures
+from sluice_buffer.transitions.failures import Drops, Failures
 from sluice_buffer.transitions.leases import LeaseCall, Leases, WorkerAttempt
 from sluice_buffer.transitions.rounds import NO_EVALUATION, Rounds
 from sluice_buffer.transitions.submits import SubmitAnswer, Submits
@@ -143,7 +142,7 @@ class Buffer:
             self.leases,
             self.rounds,
             Failures(self.memory, self.policy, self._wall),
-            filter_name if filter_name == NONZERO_STD else None,
+            Drops(self.memory, self.policy, filter_name),
             self.prompts.order.epoch_size,
         )
 

@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 import pytest
 from prometheus_client import generate_latest
 
+from sluice.sample import PROMPT_TOO_LONG
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_buffer.rules.admission import MAX_FAILURES, SUSPECT_FAILURES, barren_limit
+from sluice_buffer.rules.admission import MAX_FAILURES, SUSPECT_FAILURES, barren_limit, filter_limit
 from sluice_buffer.serving.metrics import registry
 from sluice_buffer.serving.sending import failures
 from sluice_buffer.transitions.failures import first_line, reason_name
 from sluice_buffer.transitions.submits import SubmitOutcome
-from tests.unit.buffer.buffer_tools import House
+from tests.unit.buffer.buffer_tools import House, make_group, make_sample
 
 Make = Callable[..., House]
 FAILED = common.SAMPLE_STATUS_FAILED
@@ -123,6 +124,84 @@ def test_a_failure_is_not_blamed_on_the_filter(house: Make) -> None:
     assert (
         'sluice_buffer_groups_failed_by_reason_total{reason="reward_raised_ValueError"} 1.0' in text
     )
+
+
+def drop(one: House, count: int, reward: float) -> None:
+    for _ in range(count):
+        (leased,) = one.lease(count=1)
+        assert one.submit(leased, reward=reward).outcome is SubmitOutcome.FILTERED
+
+
+def test_a_job_whose_filter_keeps_nothing_is_given_up_with_the_filters_name(house: Make) -> None:
+    one = house(rows=50, rollout__dynamicFilter="nonzero_std")
+    limit = filter_limit(4)
+    drop(one, limit - 2, 0.0)
+    assert one.buffer.dead_end() == ""
+    assert one.stats.waiting_for == (
+        "0 of 4 groups finished, no worker has asked for more; the dynamic filter dropped the last "
+        f"{limit - 2} groups (the job is given up at {limit})"
+    )
+    drop(one, 2, 1.0)
+    assert one.buffer.dead_end() == (
+        f"the dynamic filter (rollout.dynamicFilter: nonzero_std) dropped the last {limit} groups "
+        f"and kept none: {limit - 2} times zero_std_0.0, 2 times zero_std_1.0. It keeps a prompt "
+        "only if the rewards of its responses differ: check the reward and the labels, use easier "
+        "or harder prompts, more rollout.samplesPerPrompt or a higher "
+        "rollout.sampling.temperature, or leave the filter out"
+    )
+    assert one.lease(count=1) == [], "nothing more is burnt"
+    assert one.counters["groups_filtered"] == 0, "they wait for a start with other settings"
+    one.restart()
+    assert one.buffer.dead_end() == ""
+    assert ids(one.lease(count=9)) == [0, 1, 2, 3]
+    one.check()
+
+
+def test_one_group_that_the_filter_keeps_is_enough_to_go_on(house: Make) -> None:
+    one = house(rows=50, rollout__dynamicFilter="my.module.keep", trainer__steps=9)
+    limit = filter_limit(4)
+    for _ in range(2):
+        for number in range(limit - 1):
+            (leased,) = one.lease(count=1)
+            group = make_group(leased.prompt)
+            reason = PROMPT_TOO_LONG if number % 100 == 0 else "too easy"
+            group.samples[0].metadata_json = f'{{"filtered": "{reason}"}}'
+            one.buffer.submit(group.SerializeToString())
+        one.submit(one.lease(count=1)[0])
+    assert one.buffer.dead_end() == ""
+    assert len(one.buffer.memory.dropped) == 0
+
+
+def test_a_custom_filter_that_keeps_nothing_is_named(house: Make) -> None:
+    one = house(rollout__dynamicFilter="my.module.keep")
+    for _ in range(filter_limit(4)):
+        group = make_group(one.lease(count=1)[0].prompt)
+        group.samples[0].metadata_json = '{"filtered": "too easy"}'
+        one.buffer.submit(group.SerializeToString())
+    assert one.buffer.dead_end() == (
+        "the dynamic filter (rollout.dynamicFilter: my.module.keep) dropped the last 1024 groups "
+        "and kept none: 1024 times too easy. Look at what it expects of a group, or leave it out"
+    )
+
+
+def test_prompts_that_are_too_long_are_not_blamed_on_the_filter(house: Make) -> None:
+    one = house(rows=2000, rollout__dynamicFilter="nonzero_std")
+    for _ in range(filter_limit(4)):
+        group = make_group(one.lease(count=1)[0].prompt)
+        group.samples[0].metadata_json = f'{{"filtered": "{PROMPT_TOO_LONG}"}}'
+        one.buffer.submit(group.SerializeToString())
+    assert one.buffer.dead_end() == ""
+    assert "filter" not in one.stats.waiting_for
+
+
+def test_a_group_that_went_back_may_return_a_partial_response(house: Make) -> None:
+    """What it had failed for before is no number of tokens."""
+    one = house(rows=200)
+    fail(one, barren_limit(4), "reward raised ValueError")
+    one.restart()
+    (leased,) = one.lease(count=1)
+    partial = make_sample(0, status=common.SAMPLE_STATUS_ABORTED, reward=None, response=3)
+    assert one.give_back(leased, [partial]) == (True, "")
 
 
 def test_no_prompt_of_an_epoch_fits(house: Make) -> None:

@@ -28,6 +28,15 @@ def barren_limit(batch_size: int) -> int:
     return min(max(2 * batch_size, 32), 512)
 
 
+def filter_limit(batch_size: int) -> int:
+    """Groups in a row that the dynamic filter may drop before the job is given up.
+
+    A weak model may have one usable group in a hundred at first, and it learns from those: that so
+    many in a row are dropped then is a chance of 1 in 30,000. verl gives up after ten batches.
+    """
+    return max(10 * batch_size, 1024)
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
     """The settings that decide."""

@@ -122,7 +122,7 @@ class Memory:
     dirty: dict[GroupKey, Group] = field(default_factory=dict)
     changed: bool = False
     """Something must be written."""
-    filtered_run: int = 0
+    dropped: list[tuple[int, Group]] = field(default_factory=list)
     """Groups that the dynamic filter dropped since the last one that it kept."""
     verdict: str = ""
     """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new
@@ -249,8 +249,9 @@ class Memory:
         self.schedule.put(group_id, group)
 
     def revive(self, group_id: int, group: Group) -> None:
-        """Let a failed group wait for a worker again."""
+        """Let a group that failed or was filtered wait for a worker again, as if it were new."""
         self.over[group_id] = 0
+        group.failures, group.note = 0, ""
         self.move(GroupKey(TRAINING, group_id), group, GroupState.WAITING)
 
     def store(self, table: str, key: GroupKey, group: Group, value: bytes | bytearray) -> None:

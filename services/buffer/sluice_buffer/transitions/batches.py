@@ -14,7 +14,7 @@ from itertools import islice
 
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
 from sluice_buffer.group import TRAINING, GroupKey, GroupState, unpack_facts
-from sluice_buffer.rules.admission import AdmissionPolicy
+from sluice_buffer.rules.admission import AdmissionPolicy, filter_limit
 from sluice_buffer.rules.staleness import Awaited, awaited, due, earliest, outdated, stale
 from sluice_buffer.state.memory import Memory, pack_ids
 from sluice_buffer.state.schedule import ids_of
@@ -149,8 +149,11 @@ class Batches:
             text += f", {waiting} came back and wait for a worker"
         if not counts[GroupState.LEASED]:
             text += ", no worker has asked for more"
-        if self.memory.filtered_run >= size:
-            text += f"; the dynamic filter dropped the last {self.memory.filtered_run} groups"
+        if (dropped := len(self.memory.dropped)) >= size:
+            text += (
+                f"; the dynamic filter dropped the last {dropped} groups "
+                f"(the job is given up at {filter_limit(size)})"
+            )
         return text
 
     def _leases(self) -> str:

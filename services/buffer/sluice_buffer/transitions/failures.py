@@ -1,9 +1,10 @@
-"""Groups that failed for good: each with its reason, counted by reason; and when nothing else
-happens any more.
+"""Groups that failed for good or that the dynamic filter dropped, counted by reason; and when
+nothing else happens any more.
 
-A job whose reward raises for every sample would burn prompts for ever. After `barren_limit` failed
-groups in a row without one usable sample it is given up (`Memory.verdict`), and those groups go
-back: whoever mends the reward and starts again loses none of them.
+A job whose reward raises for every sample, or whose filter keeps nothing, would burn prompts for
+ever. After `barren_limit` failed groups in a row without one usable sample, or `filter_limit`
+dropped ones without one that was kept, it is given up (`Memory.verdict`), and those groups go back:
+whoever mends the reward or the filter and starts again loses none of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sluice.sample import PROMPT_TOO_LONG
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
-from sluice_buffer.rules.admission import AdmissionPolicy, barren_limit
+from sluice_buffer.rules.admission import AdmissionPolicy, barren_limit, filter_limit
+from sluice_buffer.rules.filters import NONZERO_STD, counter_name
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import number
 
@@ -89,6 +92,46 @@ class Failures:
             f"trained. {told}"
         )
         for group_id, group in self.barren:
-            group.failures = 0
             self.memory.revive(group_id, group)
         self.barren.clear()
+
+
+@dataclass(slots=True)
+class Drops:
+    """The transitions of groups that are not worth training."""
+
+    memory: Memory
+    policy: AdmissionPolicy
+    filter_name: str | None
+    """`rollout.dynamicFilter`."""
+
+    def drop(self, key: GroupKey, group: Group, reason: str) -> None:
+        """End a group; its place in the batch is free again."""
+        memory = self.memory
+        group.note = reason
+        memory.count(f"filtered_{counter_name(reason)}")
+        memory.move(key, group, GroupState.FILTERED)
+        if self.filter_name and reason != PROMPT_TOO_LONG:  # which no filter decides
+            memory.dropped.append((key.group_id, group))
+            self._judge(self.filter_name)
+
+    def _judge(self, name: str) -> None:
+        memory = self.memory
+        if memory.verdict or len(memory.dropped) < filter_limit(self.policy.batch_size):
+            return
+        reasons = Counter(group.note for _, group in memory.dropped)
+        counts = ", ".join(f"{count} times {reason}" for reason, count in reasons.most_common(3))
+        advice = (
+            "It keeps a prompt only if the rewards of its responses differ: check the reward and "
+            "the labels, use easier or harder prompts, more rollout.samplesPerPrompt or a higher "
+            "rollout.sampling.temperature, or leave the filter out"
+            if name == NONZERO_STD
+            else "Look at what it expects of a group, or leave it out"
+        )
+        memory.verdict = (
+            f"the dynamic filter (rollout.dynamicFilter: {name}) dropped the last "
+            f"{len(memory.dropped)} groups and kept none: {counts}. {advice}"
+        )
+        for group_id, group in memory.dropped:
+            memory.revive(group_id, group)
+        memory.dropped.clear()

@@ -20,12 +20,12 @@ from sluice_buffer.rules.checks import (
     oldest_version,
     progress,
 )
-from sluice_buffer.rules.filters import counter_name, dynamic_filter, worker_filter
+from sluice_buffer.rules.filters import dynamic_filter, worker_filter
 from sluice_buffer.rules.staleness import outdated, room
 from sluice_buffer.rules.voting import votes
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError, footprint
-from sluice_buffer.transitions.failures import Failures
+from sluice_buffer.transitions.failures import Drops, Failures
 from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.rounds import Rounds
 
@@ -74,7 +74,7 @@ class Submits:
     leases: Leases
     rounds: Rounds
     failures: Failures
-    filter_name: str | None
+    drops: Drops
     epoch_size: int
     """Groups of an epoch: when so many in a row are left out as too long, none fits."""
     too_long: int = 0
@@ -168,9 +168,12 @@ class Submits:
         if not checked.all_failed:
             self.failures.usable()
             self.too_long = 0
-        reason = reason or dynamic_filter(self.filter_name, checked.rewards, checked.seat_rewards)
+        reason = reason or dynamic_filter(
+            self.drops.filter_name, checked.rewards, checked.seat_rewards
+        )
         if reason is not None:
-            return self._filter(key, group, reason)
+            self.drops.drop(key, group, reason)
+            return SubmitAnswer(SubmitOutcome.FILTERED, f"filtered: {reason}")
         if checked.errors:
             memory.count("samples_failed", len(checked.errors))
         group.version = checked.oldest
@@ -184,7 +187,7 @@ class Submits:
                 "generated again",
             )
         group.summary, group.note = checked.summary, ""
-        memory.filtered_run = 0
+        memory.dropped.clear()
         memory.store("samples", key, group, data)
         memory.move(key, group, GroupState.FINISHED)
         return SubmitAnswer(SubmitOutcome.STORED)
@@ -212,14 +215,6 @@ class Submits:
             self.memory.verdict = (
                 f"no prompt of a whole epoch fits ({self.too_long}); the last: {''.join(errors)}"
             )
-
-    def _filter(self, key: GroupKey, group: Group, reason: str) -> SubmitAnswer:
-        """End a group that is not worth training; its place in the batch is free again."""
-        group.note = reason
-        self.memory.filtered_run += 1
-        self.memory.count(f"filtered_{counter_name(reason)}")
-        self.memory.move(key, group, GroupState.FILTERED)
-        return SubmitAnswer(SubmitOutcome.FILTERED, f"filtered: {reason}")
 
     def give_up(self, key: GroupKey, group: Group, why: str) -> None:
         """Fail a group that came back too often. why: what happened the last time."""
