@@ -26,6 +26,8 @@ class Books:
     open: int
     twice: int
     reasons: Mapping[str, int]
+    stale: int = 0
+    """Groups that were older than `rollout.maxStaleness` when they were trained."""
 
     @classmethod
     def of(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> Books:
@@ -42,6 +44,7 @@ class Books:
             open=count("in_work") + count("stored"),
             twice=count("trained_twice"),
             reasons=dict(reasons),
+            stale=int(counters.get("stale_groups", 0)),
         )
 
     @property
@@ -70,6 +73,12 @@ class Books:
                 f"{self.failed} of {self.leased} groups ({self.failed / max(self.leased, 1):.1%}) "
                 "failed and were not "
                 f"trained: {self._by_reason()}. failures.jsonl in the run directory names each"
+            )
+        if self.stale:
+            yield (
+                f"{self.stale} of {self.trained} trained groups were older than "
+                "rollout.maxStaleness: with rollout.partial or rollout.overSampling the groups "
+                "that finish first make the batch, and later ones are trained all the same"
             )
 
     def _by_reason(self) -> str:

@@ -27,6 +27,16 @@ def test_failed_groups_are_warned_of_with_their_share() -> None:
     )
 
 
+def test_groups_older_than_the_bound_are_counted_in_words() -> None:
+    counters = {"groups_leased": 100, "groups_trained": 100, "stale_groups": 6}
+    (warning,) = Books.of(counters, {}).warnings()
+    assert warning == (
+        "6 of 100 trained groups were older than rollout.maxStaleness: with rollout.partial or "
+        "rollout.overSampling the groups that finish first make the batch, and later ones are "
+        "trained all the same"
+    )
+
+
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
