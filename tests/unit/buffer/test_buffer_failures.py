@@ -195,7 +195,7 @@ def test_prompts_that_are_too_long_are_not_blamed_on_the_filter(house: Make) -> 
 
 
 def test_a_group_that_went_back_may_return_a_partial_response(house: Make) -> None:
-    """What it had failed for before is no number of tokens."""
+    """The reason for which it failed before is no number of tokens."""
     one = house(rows=200)
     fail(one, barren_limit(4), "reward raised ValueError")
     one.restart()

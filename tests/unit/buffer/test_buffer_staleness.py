@@ -283,7 +283,7 @@ class Run:
         self.buffer.expire()
 
     def check(self) -> None:
-        """What is outstanding fits into the steps until it is due, and nothing stale is trained."""
+        """All that is outstanding fits into the steps until it is due; nothing stale is trained."""
         memory, policy = self.buffer.memory, self.buffer.policy
         assert self.house.counters["stale_groups"] == 0
         by_due: Counter[int] = Counter()
