@@ -83,7 +83,7 @@ async def test_a_batch_tells_for_how_long_only_late_groups_were_missing(
         await asyncio.sleep(0.3)
         waiting = await client.take(2, wait=0.1)
         assert (waiting.state, waiting.late_seconds) == (WAITING, 0.0), "three of four are there"
-        await client.submit(make_group(g.prompt) for g in more)
+        await client.submit(make_group(g.prompt, version=1) for g in more)
         taking = asyncio.create_task(client.take(2, wait=20))
         await asyncio.sleep(1.0)
         assert not taking.done()
@@ -95,7 +95,7 @@ async def test_a_batch_tells_for_how_long_only_late_groups_were_missing(
         assert 0.9 < batch.late_seconds < batch.wait_time_seconds - 0.05
         await client.commit(2)
         last = (await client.lease(count=4, version=2)).groups
-        await client.submit(make_group(g.prompt) for g in last)
+        await client.submit(make_group(g.prompt, version=2) for g in last)
         assert (await client.take(3, wait=20)).late_seconds == 0.0, "of this step alone"
 
 
