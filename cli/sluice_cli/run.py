@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from sluice_cli.continued import LENGTH, words
 from sluice_cli.ending import finish, write_summary
 from sluice_cli.monitor import Monitor, Snapshot
 from sluice_cli.resolve import check_files, resolve
-from sluice_cli.run_dir import prepare, read_json
+from sluice_cli.run_dir import locked, prepare
 from sluice_cli.run_files import RunFiles
 from sluice_cli.view import PlainView, View
 from sluice_operator.cluster.local import gpus, run_state
@@ -69,39 +68,37 @@ def run_here(
     check_engine(job)
     images.check(job, containers)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
-    try:
-        changed = prepare(directory, job, fresh=fresh)
-    except run_state.RunDirectoryError as error:
-        raise ManifestError(str(error)) from error
-    except OSError as error:
-        raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
-    console = Console()
-    reopen = ENDS if any(change.path in LENGTH for change in changed) else ENDS[:1]
-    over = [OVER] if is_over(directory, reopen) else []
-    for text in [*words(changed, job), *images.words(job, containers), *over]:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    view = view_of(console, job, directory, plain=plain)
-    with contextlib.ExitStack() as written:  # nobody may delete the directory before that
+    with run_errors(directory), locked(directory) as lock:
+        prepared = prepare(directory, job, fresh=fresh)
+        longer = any(change.path in LENGTH for change in prepared.changed)
+        over = [OVER] if prepared.succeeded and not longer else []
+        console = Console()
+        for text in [*words(prepared.changed, job), *images.words(job, containers), *over]:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        view = view_of(console, job, directory, plain=plain)
         try:
-            status = asyncio.run(_run(job, directory, view, reopen, containers, written))
-        except run_state.RunDirectoryError as error:
-            raise ManifestError(str(error)) from error
+            status = asyncio.run(
+                _run(job, directory, view, ENDS if longer else ENDS[:1], containers, lock)
+            )
         except OSError as error:
-            text = (
+            raise ManifestError(
                 f"{directory}: the run cannot go on: {error}; when that is mended, the same "
                 "command continues it"
-            )
-            raise ManifestError(text) from error
+            ) from error
         finally:
             view.close()
         return finish(console, directory, job, status)
 
 
-def is_over(directory: Path, reopen: Sequence[ConditionType]) -> bool:
-    """True where a run has succeeded, and has become no longer since."""
-    path = directory / run_directory.SUMMARY
-    succeeded = path.exists() and read_json(path).get("state") == "Succeeded"
-    return succeeded and "Succeeded" not in reopen
+@contextlib.contextmanager
+def run_errors(directory: Path) -> Iterator[None]:
+    """Tell in a line why a run directory cannot be used."""
+    try:
+        yield
+    except run_state.RunDirectoryError as error:
+        raise ManifestError(str(error)) from error
+    except OSError as error:
+        raise ManifestError(f"--run-dir {directory}: {error.strerror or error}") from error
 
 
 def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> View:
@@ -144,11 +141,9 @@ async def _run(
     view: View,
     reopen: Sequence[ConditionType],
     containers: str | None,
-    written: contextlib.ExitStack,
+    lock: int,
 ) -> RLJobStatus | None:
-    """Reconcile until the end; None where the user stopped it. written: keeps the directory locked
-    until the last file of the run is there.
-    """
+    """Reconcile until the end; None if the user stopped it. lock: of the directory."""
     started = time.monotonic()
     monitor, files = Monitor(directory / run_directory.TIMELINE), RunFiles(directory)
     watch = HealthWarnings(
@@ -157,8 +152,7 @@ async def _run(
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     variables = images.variables(containers)
-    async with LocalCluster(directory, volumes=volumes, env=variables) as cluster:
-        written.callback(os.close, cluster.keep_lock())
+    async with LocalCluster(directory, volumes=volumes, env=variables, lock=lock) as cluster:
 
         async def probe() -> Progress | None:
             observed = await cluster.observe(job)

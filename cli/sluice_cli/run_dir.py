@@ -1,11 +1,14 @@
-"""The directory of a run of this machine: made, accepted as it is, or deleted."""
+"""The directory of a run of this machine: locked, accepted for a job, or deleted."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +18,62 @@ from sluice.telemetry import run_directory
 from sluice_cli.continued import accepted
 from sluice_operator.cluster.local import run_state
 
-LOCK_SECONDS = 5.0
-"""Longest wait for a run that is just ending."""
+# Longest wait for a run that is just ending.
+LOCK_SECONDS = 10.0
 
 
-def prepare(directory: Path, job: RLJob, *, fresh: bool) -> list[Change]:
-    """Make or accept the run directory; the fields with which an earlier run goes on anew.
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[int]:
+    """Hold the lock of a run directory, which is made if it is not there; yield its descriptor.
 
-    Raises ManifestError where that is not the same run any more.
+    Raises ManifestError, before anything is written, if the directory holds other files than a
+    run's, and RunDirectoryError if a run works in it.
     """
-    known, changes = directory / run_directory.JOB, list[Change]()
-    if fresh and known.exists():
-        delete(directory)
-    if known.exists():
+    holds_run = (directory / run_directory.JOB).exists()
+    if not holds_run and directory.exists() and set(os.listdir(directory)) - {run_state.LOCK_FILE}:
+        raise ManifestError(f"{directory} is not empty and holds no run; use another --run-dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = asyncio.run(run_state.lock(directory, LOCK_SECONDS))
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
+    """Accept a run directory, whose lock is held, for a job, and record the job in it.
+
+    fresh: delete the run that the directory holds. Raises ManifestError, and changes nothing, if
+    the directory holds a run that cannot go on with this job.
+    """
+    record, changed = directory / run_directory.JOB, list[Change]()
+    if fresh:
+        clear(directory)
+    if record.exists():
         try:
-            changes = accepted(
-                read_json(known)["spec"], job, manifest(job)["spec"], trained_steps(directory)
+            changed = accepted(
+                read_json(record)["spec"], job, manifest(job)["spec"], trained_steps(directory)
             )
         except ManifestError as error:
             raise ManifestError(
                 f"{directory} holds a run of another manifest:\n{error}\n"
                 "use another --run-dir, or --fresh to delete that run and start anew"
             ) from error
-    elif directory.exists() and any(directory.iterdir()):
-        raise ManifestError(f"{directory} is not empty and holds no run; use another --run-dir")
-    directory.mkdir(parents=True, exist_ok=True)
-    run_directory.write_json(known, manifest(job))
-    return changes
+    status = run_state.StateFile(directory).load().status or {}
+    run_directory.write_json(record, manifest(job))
+    return Prepared(changed, succeeded=status.get("state") == "Succeeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run directory that is ready for a job.
+
+    changed: fields that differ from those the run was started with. succeeded: the run that the
+    directory holds has ended so.
+    """
+
+    changed: list[Change]
+    succeeded: bool = False
 
 
 def trained_steps(directory: Path) -> int:
@@ -50,12 +82,22 @@ def trained_steps(directory: Path) -> int:
 
 
 def delete(directory: Path) -> None:
-    """Delete a run, unless it is going on. Raises RunDirectoryError then."""
+    """Delete a run with its directory. Raises RunDirectoryError if it is going on."""
     lock = asyncio.run(run_state.lock(directory, LOCK_SECONDS))
     try:
         shutil.rmtree(directory)
     finally:
         os.close(lock)
+
+
+def clear(directory: Path) -> None:
+    """Delete all files of a run but its lock, which the caller holds."""
+    # The record goes last: without it, what a crash leaves would count as somebody else's files.
+    for path in sorted(directory.iterdir(), key=lambda path: path.name == run_directory.JOB):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != run_state.LOCK_FILE:
+            path.unlink()
 
 
 def read_json(path: Path) -> Any:

@@ -23,13 +23,13 @@ SECOND_TIME = f"""
 """
 
 
-async def test_who_writes_after_the_end_keeps_the_directory(tmp_path: Path) -> None:
-    async with LocalCluster(tmp_path) as cluster:
-        kept = cluster.keep_lock()
-    assert run_state.held(tmp_path)
+async def test_who_holds_the_lock_keeps_the_directory_after_the_cluster(tmp_path: Path) -> None:
+    lock = await run_state.lock(tmp_path, 0)
+    async with LocalCluster(tmp_path, lock=lock):
+        assert run_state.held(tmp_path)
     with pytest.raises(RunDirectoryError, match="is in use by process"):
         await run_state.lock(tmp_path, 0.1)
-    os.close(kept)
+    os.close(lock)
     assert not run_state.held(tmp_path)
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from sluice.api import RLJob
+from sluice_cli import run_dir
 from sluice_cli.main import app
+from sluice_cli.run_dir import Prepared
 from sluice_cli.starting import Wishes, write_task
 
 Sluice = Callable[..., Result]
@@ -32,3 +35,9 @@ def task(written_task: Path, tmp_path: Path) -> Path:
 def sluice() -> Sluice:
     """Call a command: `sluice("validate", path)`."""
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
+    """Lock and prepare a directory as `sluice run` does."""
+    with run_dir.locked(directory):
+        return run_dir.prepare(directory, job, fresh=fresh)

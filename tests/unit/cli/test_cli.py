@@ -16,11 +16,11 @@ from sluice.api.changes import differences
 from sluice_cli.continued import words
 from sluice_cli.main import app
 from sluice_cli.resolve import check_files, resolve
-from sluice_cli.run_dir import prepare
 from sluice_cli.start_from import model_of
 from sluice_cli.tiny import write_model
 from sluice_cli.view import duration, sparkline
 from sluice_operator.cluster.local import run_state
+from tests.unit.cli.conftest import prepare
 
 JOB = """\
 apiVersion: sluice.dev/v1alpha1
@@ -289,6 +289,50 @@ def test_where_there_is_neither_run_nor_cluster_both_are_told(
     assert "Config not found" not in result.output
 
 
+@pytest.mark.parametrize("changes", [["--fresh"], ["--set", "trainer.steps=999"]], ids=str)
+async def test_a_start_that_is_refused_changes_nothing_of_the_run_that_goes_on(
+    job: Path, tmp_path: Path, changes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_cli.run_dir.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_cli.run.check_engine", lambda _: None)
+    directory = tmp_path / "run"
+    await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
+    # The run succeeded once, was made longer, and goes on.
+    run_state.StateFile(directory).save(run_state.State(status={"state": "Running"}))
+    (directory / "summary.json").write_text('{"state": "Succeeded"}')
+    held = await run_state.lock(directory, 0)
+    before = {path.name: path.read_text() for path in directory.iterdir()}
+    command = ["run", str(job), "--run-dir", str(directory), *changes]
+    try:
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+    finally:
+        os.close(held)
+    assert result.exit_code == 2, result.output
+    assert f"is in use by process {os.getpid()}" in result.output
+    assert "succeeded before" not in result.output
+    assert {path.name: path.read_text() for path in directory.iterdir()} == before
+
+
+@pytest.mark.parametrize("state", ["Succeeded", "Restarting"])
+def test_a_run_is_over_by_its_state_not_by_an_old_summary(
+    job: Path, tmp_path: Path, state: str
+) -> None:
+    run = tmp_path / "run"
+    prepare(run, load_job(job), fresh=False)
+    (run / "summary.json").write_text('{"state": "Succeeded"}')
+    run_state.StateFile(run).save(run_state.State(status={"state": state}))
+    assert prepare(run, load_job(job), fresh=False).succeeded == (state == "Succeeded")
+
+
+def test_a_state_that_cannot_be_read_keeps_the_record(job: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare(run, load_job(job), fresh=False)
+    (run / "state.json").write_text("{")
+    with pytest.raises(run_state.RunDirectoryError, match="not a state file"):
+        prepare(run, load_job(job, ["trainer.steps=9"]), fresh=False)
+    assert json.loads((run / "job.json").read_text())["spec"]["trainer"]["steps"] == 3
+
+
 async def test_fresh_never_deletes_a_run_that_goes_on(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +349,7 @@ async def test_fresh_never_deletes_a_run_that_goes_on(
         os.close(held)
     assert (directory / "job.json").exists()
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=True)
-    assert sorted(path.name for path in directory.iterdir()) == ["job.json"]
+    assert sorted(path.name for path in directory.iterdir()) == ["job.json", "run.lock"]
 
 
 def test_a_full_disk_is_told_in_a_line(
@@ -371,8 +415,8 @@ def test_a_run_goes_on_changed_with_a_word_on_it(
     prepare(run, load_job(job), fresh=False)
     (run / "metrics.jsonl").write_text('{"step": 5}\n')
     changed = load_job(job, changes)
-    assert [*words(prepare(run, changed, fresh=False), changed)] == told
-    assert prepare(run, changed, fresh=False) == [], "what is accepted is the run's own"
+    assert [*words(prepare(run, changed, fresh=False).changed, changed)] == told
+    assert prepare(run, changed, fresh=False).changed == [], "what is accepted is the run's own"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 
 from sluice.api import load_job
 from sluice_cli.listing import of_cluster
-from sluice_cli.run_dir import prepare
 from sluice_operator.cluster.local import run_state
-from tests.unit.cli.conftest import Sluice
+from tests.unit.cli.conftest import Sluice, prepare
 
 STATUS = {
     "state": "Running",

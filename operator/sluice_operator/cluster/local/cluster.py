@@ -60,7 +60,9 @@ class LocalCluster:
     `<run_dir>/volumes/<name>`. The trainer's files lie in "run", its checkpoints in a directory of
     it, as they do on a job's claim in a cluster. gpus: the GPUs to hand out; default: those of this
     machine; a GPU that stands twice is shared by two pods. env: further variables for every
-    container. lock_seconds: how long to wait for a former run to end.
+    container. lock: descriptor of the directory's lock if the caller holds it (`run_state.lock`),
+    and goes on holding it after this cluster's end; default: the cluster takes it.
+    lock_seconds: how long to wait for a former run to end.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class LocalCluster:
         volumes: Mapping[str, Path] | None = None,
         gpus: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
+        lock: int | None = None,
         lock_seconds: float = 10.0,
     ) -> None:
         self.run_dir = run_dir.resolve()
@@ -77,7 +80,7 @@ class LocalCluster:
         self._volumes = defaults | dict(volumes or {})
         self._gpus = gpus
         self._env = dict(env or {})
-        self._lock_seconds = lock_seconds
+        self._held_lock, self._lock_seconds = lock, lock_seconds
         self._pods: dict[str, LocalPod] = {}
         self._claims: dict[str, dict[str, list[str]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +94,11 @@ class LocalCluster:
         self._loop = asyncio.get_running_loop()
         self.logs_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as resources:
-            self._lock = await run_state.lock(self.run_dir, self._lock_seconds)
+            self._lock = (
+                await run_state.lock(self.run_dir, self._lock_seconds)
+                if self._held_lock is None
+                else os.dup(self._held_lock)
+            )
             resources.callback(os.close, self._lock)
             self._life, self._life_end = os.pipe()
             resources.callback(os.close, self._life)
@@ -128,12 +135,6 @@ class LocalCluster:
             await processes.kill_marked(processes.marker(self.run_dir))
             processes.reap_adopted(self._supervisors())
             self._resources.close()
-
-    def keep_lock(self) -> int:
-        """A descriptor with which the directory stays locked until it is closed, also after this
-        cluster's end: for who writes there then.
-        """
-        return os.dup(self._lock)
 
     @property
     def logs_dir(self) -> Path:
