@@ -119,7 +119,7 @@ def _job_defaults(file: str) -> JobDefaults:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"SLUICE_JOB_DEFAULTS: {file}: {error}") from error
     try:
-        return JobDefaults.model_validate(document)
+        return JobDefaults.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigurationError(
             f"SLUICE_JOB_DEFAULTS: {describe(error, document, file)}"

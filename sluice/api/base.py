@@ -23,6 +23,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
+from sluice.api.cel import escaped
+
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
 API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
@@ -40,7 +42,7 @@ class Rule:
     cel: CEL expression over `self`; check: the same in Python, True where the rule holds. field:
     the field (camelCase, relative to the model) that the message is about. message: what is
     expected and what to do; `{}` in it stands for the values that `shows` gives in Python, and is
-    left out in CEL. reason: the kind of error.
+    left out in CEL. reason: the kind of error. alternatives: fields of which only one may be set.
     """
 
     cel: str
@@ -49,6 +51,21 @@ class Rule:
     field: str = ""
     shows: Callable[[Any], str] | None = None
     reason: ErrorReason = "FieldValueInvalid"
+    alternatives: tuple[str, ...] = ()
+
+
+def exactly_one(*fields: str, message: str = "", field: str = "") -> Rule:
+    """Rule that exactly one of some optional fields is set. Their names are single words."""
+    present = [f"has(self.{escaped(name)})" for name in fields]
+    several = f"[{', '.join(present)}].filter(x, x).size() == 1"
+    names = f"{', '.join(fields[:-1])} and {fields[-1]}"
+    return Rule(
+        " != ".join(present) if len(present) == 2 else several,
+        lambda model: sum(getattr(model, name) is not None for name in fields) == 1,
+        message or f"exactly one of {names} must be set",
+        field,
+        alternatives=fields,
+    )
 
 
 class Model(BaseModel):
@@ -69,9 +86,12 @@ class Model(BaseModel):
             if not rule.check(self):
                 values = f"({rule.shows(self)}) " if rule.shows else ""
                 message = rule.message.replace("{} ", values)
-                raise PydanticCustomError(
-                    "rule", "{message}", {"message": message, "field": rule.field}
-                )
+                context = {
+                    "message": message,
+                    "field": rule.field,
+                    "alternatives": rule.alternatives,
+                }
+                raise PydanticCustomError("rule", "{message}", context)
         return self
 
 

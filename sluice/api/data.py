@@ -20,6 +20,7 @@ from sluice.api.base import (
     PositiveInt,
     Quantity,
     Rule,
+    exactly_one,
 )
 from sluice.api.foreign import VolumeSource
 from sluice.api.paths import DataPath, GenerateFunction, ModelPath, TokenizerPath, UserFunction
@@ -150,10 +151,10 @@ class PromptSource(Model):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "has(self.path) != has(self.source)",
-            lambda s: (s.path is None) != (s.source is None),
-            "exactly one of path (a file) and source (your own code) must be set",
+        exactly_one(
+            "path",
+            "source",
+            message="exactly one of path (a file) and source (your own code) must be set",
         ),
     )
 
@@ -295,12 +296,7 @@ class Reward(Model):
     )
 
     rules = (
-        Rule(
-            "[has(self.type), has(self.__function__), has(self.url), has(self.model)].filter(x, "
-            "x).size() == 1",
-            lambda r: sum(x is not None for x in (r.type, r.function, r.url, r.model)) == 1,
-            "exactly one of type, function, url and model must be set",
-        ),
+        exactly_one("type", "function", "url", "model"),
         Rule(
             "!self.group || has(self.__function__)",
             lambda r: not r.group or r.function is not None,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, Once, PositiveFloat, Rule
+from sluice.api.base import Model, Once, PositiveFloat, Rule, exactly_one
 from sluice.api.cel import listed
 from sluice.api.environment import REWARDED
 from sluice.api.estimators import estimators
@@ -41,11 +41,11 @@ class TeacherSpec(Model):
     )
 
     rules = (
-        Rule(
-            "has(self.path) != has(self.url)",
-            lambda t: (t.path is None) != (t.url is None),
-            "exactly one of path (a checkpoint, scored by the trainer) and url (an SGLang server) "
-            "must be set",
+        exactly_one(
+            "path",
+            "url",
+            message="exactly one of path (a checkpoint, scored by the trainer) and url (an SGLang "
+            "server) must be set",
         ),
     )
 

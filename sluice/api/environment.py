@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sluice.api.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule, exactly_one
 from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 from sluice.api.paths import CommandWord, UserFunction
 
@@ -143,14 +143,7 @@ class Gym(Model):
         None, description="Interpreter that has the environment. Default: the worker's own."
     )
 
-    rules = (
-        Rule(
-            "has(self.id) != has(self.make)",
-            lambda g: (g.id is None) != (g.make is None),
-            "expected exactly one of id and make",
-            "id",
-        ),
-    )
+    rules = (exactly_one("id", "make", message="expected exactly one of id and make", field="id"),)
 
 
 class Verifier(Model):
@@ -243,11 +236,12 @@ class RolloutEnvironment(Model):
         return self.command is None
 
     rules = (
-        Rule(
-            "[has(self.command), has(self.verifiers), has(self.openenv), has(self.gym)]"
-            ".filter(x, x).size() == 1",
-            lambda e: [e.command, e.verifiers, e.openenv, e.gym].count(None) == 3,
-            "expected exactly one of command, verifiers, openenv and gym",
+        exactly_one(
+            "command",
+            "verifiers",
+            "openenv",
+            "gym",
+            message="expected exactly one of command, verifiers, openenv and gym",
         ),
         Rule(
             "!has(self.openenv) || !has(self.image) && !has(self.env)",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, NonNegativeInt, Once, PositiveInt, Rule
+from sluice.api.base import Model, NonNegativeInt, Once, PositiveInt, Rule, exactly_one
 from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 
 
@@ -64,13 +64,7 @@ class PodGroupPolicy(Model):
     volcano: Volcano | None = None
     native: NativePodGroup | None = None
 
-    rules = (
-        Rule(
-            "[has(self.kueue), has(self.volcano), has(self.native)].filter(x, x).size() == 1",
-            lambda p: sum(x is not None for x in (p.kueue, p.volcano, p.native)) == 1,
-            "exactly one of kueue, volcano and native must be set",
-        ),
-    )
+    rules = (exactly_one("kueue", "volcano", "native"),)
 
 
 NodeLabel = Annotated[
@@ -94,13 +88,7 @@ class Topology(Model):
     )
     preferred: NodeLabel | None = Field(None, description="The same as a wish.")
 
-    rules = (
-        Rule(
-            "has(self.required) != has(self.preferred)",
-            lambda t: (t.required is None) != (t.preferred is None),
-            "exactly one of required and preferred must be set",
-        ),
-    )
+    rules = (exactly_one("required", "preferred"),)
 
 
 class NetworkPolicy(Model):

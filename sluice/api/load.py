@@ -17,7 +17,8 @@ from sluice.api import yaml_text
 from sluice.api.base import API_VERSION
 from sluice.api.foreign import faults_of
 from sluice.api.job import KIND, RLJob, RLJobSpec
-from sluice.api.problems import describe, describe_faults
+from sluice.api.marks import Location
+from sluice.api.problems import NO_OVERRIDES, Overrides, describe, describe_faults
 from sluice.api.yaml_text import MAX_BYTES
 
 
@@ -78,8 +79,7 @@ def one_job(path: Path) -> CommentedMap:
 
 
 def parse_job(document: CommentedMap, source: str, overrides: list[str] | None = None) -> RLJob:
-    for override in overrides or []:
-        apply_override(document, override)
+    changed = {apply_override(document, override): override for override in overrides or []}
     if document.get("kind") != KIND or document.get("apiVersion") != API_VERSION:
         header = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
         raise ManifestError(
@@ -87,32 +87,38 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
         )
     plain = _plain(document)
     try:
-        job = RLJob.model_validate(plain)
+        job = RLJob.model_validate(plain, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise ManifestError(describe(error, document, source)) from error
-    check_foreign(plain, document, source)
+        raise ManifestError(describe(error, document, source, changed)) from error
+    check_foreign(plain, document, source, changed)
     return job
 
 
-def check_foreign(plain: Mapping[str, Any], document: Any, source: str) -> None:
-    """Raise ManifestError where Kubernetes would not understand a template or a volume. document:
+def check_foreign(
+    plain: Mapping[str, Any], document: Any, source: str, changed: Overrides = NO_OVERRIDES
+) -> None:
+    """Raise ManifestError if Kubernetes would not understand a template or a volume. document:
     with its lines.
     """
     faults = faults_of(RLJobSpec, plain["spec"])
     if faults:
-        raise ManifestError(describe_faults(faults, document, source))
+        raise ManifestError(describe_faults(faults, document, source, changed))
 
 
-def apply_override(document: Any, override: str) -> None:
-    """Set one value: `trainer.steps=10`, `spec.data.prompts[0].path=x.jsonl`. The value is YAML."""
+def apply_override(document: Any, override: str) -> Location:
+    """Set one value: `trainer.steps=10`, `spec.data.prompts[0].path=x.jsonl`. The value is YAML.
+
+    Returns the location of the value.
+    """
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise ManifestError(f"--set {override}: expected path=value, such as trainer.steps=10")
     keys = path.replace("[", ".").replace("]", "").split(".")
     if keys[0] not in ("spec", "metadata", "kind", "apiVersion"):
         keys.insert(0, "spec")
-    target = document
+    target, location = document, list[str | int]()
     for position, key in enumerate(keys[:-1]):
+        location.append(int(key) if isinstance(target, list) and key.isdigit() else key)
         target = _descend(target, key, override, ".".join(keys[:position]))
     _can_hold(target, override, ".".join(keys[:-1]))
     try:
@@ -125,8 +131,9 @@ def apply_override(document: Any, override: str) -> None:
             target.append(value)
         else:
             target[index] = value
-    else:
-        target[keys[-1]] = value
+        return (*location, index)
+    target[keys[-1]] = value
+    return (*location, keys[-1])
 
 
 def _descend(target: Any, key: str, override: str, path: str) -> Any:

@@ -5,7 +5,7 @@ what was found, what may be meant.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -13,7 +13,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sluice.api.foreign import Fault
 from sluice.api.job import RLJob
-from sluice.api.marks import field_path
+from sluice.api.marks import Location, field_path
 from sluice.api.paths import DOTTED_PATH
 from sluice.api.words import meant
 
@@ -62,8 +62,18 @@ _UNION = ("str", "int", "float", "bool")
 """Words that pydantic adds to the place of an error, for each member of a union."""
 
 
-def describe(error: ValidationError, document: Any, source: str) -> str:
-    """All problems of a manifest, one line each: file:line: field.path: what is wrong."""
+Overrides = Mapping[Location, str]
+"""Location of a value -> the `path=value` of the command line that set it."""
+NO_OVERRIDES: Overrides = {}
+
+
+def describe(
+    error: ValidationError, document: Any, source: str, overrides: Overrides = NO_OVERRIDES
+) -> str:
+    """All problems of a manifest, one line each: file:line: field.path: what is wrong.
+
+    A problem with a value of `overrides` begins with `--set path=value` instead of the line.
+    """
     explanations: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
         location = list(problem["loc"])
@@ -71,26 +81,51 @@ def describe(error: ValidationError, document: Any, source: str) -> str:
         location += str(extra).split(".") if extra else []
         if location and (location[-1] in _UNION or str(location[-1]).startswith("function-")):
             location.pop()
-        explanations.setdefault(_place(location, document, source), []).append(
-            _explain(problem, location)
+        explanations.setdefault(_place(location, document, source, overrides), []).append(
+            _explain(problem, location) + _way_out(problem, document, overrides)
         )
     return "\n".join(
         where + " or ".join(dict.fromkeys(texts)) for where, texts in explanations.items()
     )
 
 
-def describe_faults(faults: Iterable[Fault], document: Any, source: str) -> str:
+def describe_faults(
+    faults: Iterable[Fault], document: Any, source: str, overrides: Overrides = NO_OVERRIDES
+) -> str:
     """The same of parts that are Kubernetes' own."""
-    return "\n".join(_place(fault.location, document, source) + fault.text for fault in faults)
+    return "\n".join(
+        _place(fault.location, document, source, overrides) + fault.text for fault in faults
+    )
 
 
-def _place(location: Sequence[str | int], document: Any, source: str) -> str:
+def _place(location: Sequence[str | int], document: Any, source: str, overrides: Overrides) -> str:
+    for at, override in reversed(list(overrides.items())):
+        if tuple(location[: len(at)]) == at:
+            return f"--set {override}: {field_path(location)}: "
     line = _line(document, location)
     return (
         f"{source}:{line}: {field_path(location)}: "
         if line
         else f"{source}: {field_path(location)}: "
     )
+
+
+def _way_out(problem: Any, document: Any, overrides: Overrides) -> str:
+    """The flags that take out what the manifest sets beside an override that excludes it."""
+    at = tuple(problem["loc"])
+    alternatives = (problem.get("ctx") or {}).get("alternatives", ())
+    if not any((*at, name) in overrides for name in alternatives):
+        return ""
+    holder = document
+    for part in at:
+        holder = holder[part]
+    present = [
+        name
+        for name in alternatives
+        if holder.get(name) is not None and (*at, name) not in overrides
+    ]
+    paths = {name: field_path((*at, name)).removeprefix("spec.") for name in present}
+    return "".join(f"; --set {path}=null takes {name} out" for name, path in paths.items())
 
 
 def _explain(problem: Any, location: list[str | int]) -> str:

@@ -13,6 +13,7 @@ from sluice.api.base import (
     PositiveFloat,
     PositiveInt,
     Rule,
+    exactly_one,
 )
 from sluice.api.foreign import PodTemplate
 from sluice.api.lifecycle import Topology
@@ -237,12 +238,7 @@ class Trainer(Model):
     )
 
     rules = (
-        Rule(
-            "has(self.steps) != has(self.epochs)",
-            lambda t: (t.steps is None) != (t.epochs is None),
-            "exactly one of steps and epochs must be set",
-            "steps",
-        ),
+        exactly_one("steps", "epochs", field="steps"),
         Rule(
             "self.?offload.orValue('none') == 'none' || self.colocate",
             lambda t: t.offload in (None, "none") or t.colocate,

@@ -73,14 +73,37 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainer.stpes=1", ":15: spec.trainer.stpes: unknown field; did you mean steps?"),
-        ("trainer.steps=many", ":16: spec.trainer.steps: expected a whole number, found 'many'"),
+        (
+            "trainer.stpes=1",
+            "--set trainer.stpes=1: spec.trainer.stpes: unknown field; did you mean steps?",
+        ),
+        (
+            "trainer={stpes: 1}",
+            "--set trainer={stpes: 1}: spec.trainer.stpes: unknown field; did you mean steps?",
+        ),
+        (
+            "trainer.template={spec: {hostNetwrk: true}}",
+            "--set trainer.template={spec: {hostNetwrk: true}}: spec.trainer.template.spec."
+            "hostNetwrk: no such field of a pod's spec; did you mean hostNetwork?",
+        ),
+        (
+            "rollout.samples_per_prompt=2",
+            "spec.rollout.samples_per_prompt: unknown field; did you mean samplesPerPrompt?",
+        ),
+        (
+            "trainer.steps=many",
+            "--set trainer.steps=many: spec.trainer.steps: expected a whole number, found 'many'",
+        ),
         ("trainer.steps=1.5", "spec.trainer.steps: expected a whole number, found 1.5"),
         (
             "trainer.stepsPerBatch=5",
             "spec.trainer.stepsPerBatch: batchSize x samplesPerPrompt sequences (4 x 6 = 24)",
         ),
-        ("trainer.epochs=1", "spec.trainer.steps: exactly one of steps and epochs must be set"),
+        (
+            "trainer.epochs=1",
+            ":16: spec.trainer.steps: exactly one of steps and epochs must be set; "
+            "--set trainer.steps=null takes steps out",
+        ),
         ("rollout.maxStaleness=1", "spec.rollout.maxStaleness: maxStaleness > 0 needs mode: async"),
         (
             "rollout.mode=async",
@@ -88,7 +111,8 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
         ),
         (
             "reward.url=http://judge",
-            ":10: spec.reward: exactly one of type, function, url and model must be set",
+            ":10: spec.reward: exactly one of type, function, url and model must be set; "
+            "--set reward.type=null takes type out",
         ),
         (
             "reward.model={url: http://judge}",
@@ -104,7 +128,7 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
             "rollout.dynamicFilter=nonzero",
             "dynamicFilter: expected nonzero_std, or a Python function as",
         ),
-        ("reward=math", ":10: spec.reward: expected an object, found 'math'"),
+        ("reward=math", "--set reward=math: spec.reward: expected an object, found 'math'"),
         ("rollout.sampling.stop=x", "spec.rollout.sampling.stop: expected a list, found 'x'"),
         (
             "algorithm.kl={coef: 0.1, lossCoef: 0.1}",
@@ -127,7 +151,10 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
             "rollout.sampling.temperature=0",
             "spec.rollout.sampling.temperature: expected more than 0",
         ),
-        ("metadata.name=Tiny", ":4: metadata.name: expected small letters, digits and '-'; "),
+        (
+            "metadata.name=Tiny",
+            "--set metadata.name=Tiny: metadata.name: expected small letters, digits and '-'; ",
+        ),
         (
             "buffer.storage.size=20Gigs",
             "spec.buffer.storage.size: '20Gigs' is not a quantity such as 500m, 2, 512Mi",
@@ -150,6 +177,21 @@ def test_one_message_names_the_field_and_the_fix(file: Path, override: str, mess
     with pytest.raises(ManifestError) as raised:
         load_job(file, [override])
     assert message in str(raised.value)
+
+
+def test_an_attribute_of_the_python_class_is_no_field(file: Path) -> None:
+    file.write_text(MANIFEST.replace("samplesPerPrompt", "samples_per_prompt"))
+    with pytest.raises(ManifestError) as raised:
+        load_job(file)
+    assert (
+        ":14: spec.rollout.samples_per_prompt: unknown field; did you mean samplesPerPrompt?"
+        in (str(raised.value))
+    )
+
+
+def test_an_override_takes_a_field_out(file: Path) -> None:
+    spec = load_job(file, ["trainer.steps=null", "trainer.epochs=2"]).spec
+    assert (spec.trainer.steps, spec.trainer.epochs) == (None, 2)
 
 
 def test_every_problem_is_listed(file: Path) -> None:
