@@ -21,9 +21,7 @@ class Page(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command(
-        epilog=examples(
-            "sluice explain", "sluice explain trainer.optimizer", "sluice explain status.state"
-        )
+        epilog=examples("sluice explain", "sluice explain trainer.optimizer", "sluice explain lr")
     )(explain)
     app.command(epilog=examples("sluice crd | kubectl apply --server-side -f -"))(crd)
     app.command(hidden=True)(reference)
@@ -40,7 +38,8 @@ def explain(
         str,
         typer.Argument(
             metavar="FIELD",
-            help="Such as trainer.steps, spec.data.prompts[].path, status. Default: spec.",
+            help="A path, such as trainer.steps, data.prompts[].path or status; or a name that is "
+            "looked for everywhere, such as lr. Default: spec.",
             show_default=False,
             autocompletion=_fields,
         ),
@@ -49,10 +48,10 @@ def explain(
 ) -> None:
     """Explain a field of an RLJob: type, default, meaning, when it may change, what is in it."""
     with manifests():
-        from sluice.api.explain import explained
+        from sluice.api.explain import found
         from sluice_cli.output import written
 
-        field_of_job = explained(field)
+        field_of_job = found(field)
         say(field_of_job.text() if output is Format.TEXT else written(field_of_job.facts(), output))
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from sluice.environment import ConfigurationError
 from sluice.telemetry.run_directory import JOB
-from sluice_cli.options import RUNS
+from sluice_cli.options import RUNS, runs_here
 from sluice_operator.cluster.local.reader import RunReader
-from sluice_operator.cluster.view import Reader, ReadError
+from sluice_operator.cluster.view import MissingJobError, Reader, ReadError
 from sluice_operator.plan import KubeObject
 
 LIST_SECONDS = 10.0
@@ -43,9 +43,14 @@ async def reading(
     try:
         async with connect(name, namespace) as reader:
             yield reader
-    except ConfigurationError as error:
-        here = "" if namespace else f"there is no run in {RUNS / name}, and "
+    except (ConfigurationError, MissingJobError) as error:
+        here = "" if namespace else f"{_no_run(name)}, and "
         raise ReadError(f"{here}{error}; or give --run-dir DIR") from error
+
+
+def _no_run(name: str) -> str:
+    runs = ", ".join(runs_here(""))
+    return f"there is no run in {RUNS / name}" + (f" (runs here: {runs})" if runs else "")
 
 
 async def stored(namespace: str | None, *, everywhere: bool) -> tuple[list[KubeObject], str]:

@@ -46,7 +46,8 @@ ANSWERS = {
     "list": "a list: `name`, `where` (directory of the run, or namespace/name), `state`, `step`, "
     "`totalSteps`, `reward`, `restarts`, `started`",
     "explain": "`field`, `type`, `required`, `default`, `limits`, `meaning`, `changes`, `rules`, "
-    "`fields` (`name`, `type`, `meaning`)",
+    "`fields` (`name`, `type`, `required`, `default`, `meaning`); a list of them for a name "
+    "that several fields have",
 }
 """Command -> the shape of its answer."""
 

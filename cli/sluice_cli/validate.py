@@ -39,10 +39,8 @@ class Validation:
             "trial": self.trial.facts() if self.trial else None,
         }
 
-    def tell(self) -> None:
-        """Print it for people; what is wrong to standard error."""
-        for problem in self.problems:
-            typer.echo(f"error: {problem}", err=True)
+    def show(self) -> None:
+        """Print what is right, and what to know, for people."""
         if self.job and not self.problems:
             typer.echo(_summary(self.file, self.job))
         for note in self.notes:
@@ -50,19 +48,30 @@ class Validation:
         if self.trial:
             typer.echo(self.trial.text())
 
+    def show_problems(self, *, named: bool) -> None:
+        """Print what is wrong to standard error. named: with the file, also if no line says it."""
+        for problem in self.problems:
+            file = f"{self.file}: " if named and str(self.file) not in problem else ""
+            typer.echo(f"error: {file}{problem}", err=True)
+
 
 def validate_all(
     paths: list[Path], overrides: list[str], *, thoroughly: bool, form: Format
 ) -> bool:
-    """Look at manifests and print what is found; True where all are valid. A bad file does not keep
-    the next from its turn.
+    """Look at manifests and print what is found; True if all are valid.
+
+    A bad file does not keep the next from its turn. The errors of all come last, where a terminal
+    shows them.
     """
     validations = []
     for path in paths:
         validations.append(_validated(path, overrides, thoroughly))
         if form is Format.TEXT:
-            validations[-1].tell()
-    if form is not Format.TEXT:
+            validations[-1].show()
+    if form is Format.TEXT:
+        for validation in validations:
+            validation.show_problems(named=len(paths) > 1)
+    else:
         say(written([each.facts() for each in validations], form))
     return not any(each.problems for each in validations)
 

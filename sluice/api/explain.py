@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as attribute
 from typing import Any
 
@@ -35,8 +35,10 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class ExplainedField:
-    """field: `spec.data.prompts[].path`. default: None where it is required, or there is none.
-    changes: when it may change. rules: what is refused. children: (name, type, meaning).
+    """A field with what a manifest may say of it.
+
+    field: `spec.data.prompts[].path`. default: None if it is required, or has none. changes: when
+    it may change. rules: what is refused. children: the fields in it, without their own.
     """
 
     field: str
@@ -47,11 +49,14 @@ class ExplainedField:
     limits: dict[str, Any] = attribute(default_factory=dict)
     changes: str = ""
     rules: tuple[str, ...] = ()
-    children: tuple[tuple[str, str, str], ...] = ()
+    children: tuple[ExplainedField, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.field.rpartition(".")[2].removesuffix("[]")
 
     def facts(self) -> dict[str, Any]:
         """The shape of `-o json`."""
-        names = ("name", "type", "meaning")
         return {
             "field": self.field,
             "type": self.type,
@@ -61,7 +66,16 @@ class ExplainedField:
             "meaning": self.meaning,
             "changes": self.changes,
             "rules": list(self.rules),
-            "fields": [dict(zip(names, child, strict=True)) for child in self.children],
+            "fields": [
+                {
+                    "name": child.name,
+                    "type": child.type,
+                    "required": child.required,
+                    "default": child.default,
+                    "meaning": child.meaning,
+                }
+                for child in self.children
+            ],
         }
 
     def text(self) -> str:
@@ -78,12 +92,73 @@ class ExplainedField:
     def _children(self) -> Iterator[str]:
         if self.children:
             yield from ("", "fields")
-        width = max((len(name) for name, _, _ in self.children), default=0)
-        for name, kind, meaning in self.children:
-            yield f"  {name:<{width}}  {kind}"
-            yield from textwrap.wrap(
-                meaning, _WIDTH, initial_indent="    ", subsequent_indent="    "
-            )
+        width = max((len(child.name) for child in self.children), default=0)
+        for child in self.children:
+            yield from child.lines(f"{child.name:<{width}}")
+
+    def lines(self, name: str) -> Iterator[str]:
+        """The field in short, as an entry of a list."""
+        default = f", default {json.dumps(self.default)}" if self.default is not None else ""
+        yield f"  {name}  {self.type}{', required' if self.required else default}"
+        yield from textwrap.wrap(
+            self.meaning, _WIDTH, initial_indent="    ", subsequent_indent="    "
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFields:
+    """Several fields of the same name in different places."""
+
+    name: str
+    fields: tuple[ExplainedField, ...]
+
+    def facts(self) -> list[dict[str, Any]]:
+        """The shape of `-o json`."""
+        return [field.facts() for field in self.fields]
+
+    def text(self) -> str:
+        """For people: each path with its type, default and meaning."""
+        lines = (line for field in self.fields for line in field.lines(field.field))
+        return "\n".join([f"{self.name} is a field in {len(self.fields)} places:", *lines])
+
+
+def found(text: str) -> ExplainedField | FoundFields:
+    """The field that a path names (`explained`), or else the fields that end so anywhere: `lr`,
+    `trainer.lr`. Raises ManifestError if there is none.
+    """
+    try:
+        return explained(text)
+    except ManifestError:
+        *within, name = _parts(text) or [""]
+        fields = [
+            explained(path)
+            for path in dict.fromkeys(_paths())
+            if (parts := path.split("."))[-1] == name and _in_order(within, parts)
+        ]
+        if not fields:
+            raise
+    return fields[0] if len(fields) == 1 else FoundFields(text, tuple(fields))
+
+
+def _in_order(words: Sequence[str], parts: Sequence[str]) -> bool:
+    rest = iter(parts)
+    return all(word in rest for word in words)
+
+
+def _paths() -> Iterator[str]:
+    """Paths of all fields, without brackets."""
+
+    def below(path: str, schema: dict[str, Any]) -> Iterator[str]:
+        for name, child in _inner(schema).get("properties", {}).items():
+            yield f"{path}.{name}"
+            yield from below(f"{path}.{name}", child)
+
+    for root, model in ROOTS.items():
+        yield from below(root, schema_of(model))
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in re.sub(r"\[\w*\]", "", text).split(".") if part]
 
 
 def explained(text: str) -> ExplainedField:
@@ -91,7 +166,7 @@ def explained(text: str) -> ExplainedField:
 
     Raises ManifestError, with what may be meant.
     """
-    parts = [part for part in re.sub(r"\[\w*\]", "", text).split(".") if part]
+    parts = _parts(text)
     if not parts or parts[0] not in ROOTS:
         parts.insert(0, "spec")
     schema, path, required = schema_of(ROOTS[parts[0]]), parts[0], True
@@ -110,7 +185,7 @@ def completions(incomplete: str) -> list[str]:
     """Fields whose path begins so, one level deep, for a shell."""
     parent, dot, start = incomplete.rpartition(".")
     try:
-        names = [name for name, _, _ in explained(parent or "spec").children]
+        names = [child.name for child in explained(parent or "spec").children]
     except ManifestError:
         return []
     top = [] if parent else list(ROOTS)
@@ -119,20 +194,27 @@ def completions(incomplete: str) -> list[str]:
 
 def _field(path: str, schema: dict[str, Any], *, required: bool) -> ExplainedField:
     inner = _inner(schema)
-    default = schema.get("default")
-    return ExplainedField(
-        field=path,
-        type=type_of(schema),
+    return replace(
+        _short(path, schema, required=required),
         meaning=_plain(schema) or _plain(inner),
-        required=required,
-        default=None if isinstance(default, dict) else default,
         limits=_limits(schema),
         changes=_changes(path.removeprefix("spec.")) if path.startswith("spec.") else "",
         rules=tuple(_rule(rule) for rule in inner.get("x-kubernetes-validations", [])),
         children=tuple(
-            (name, type_of(child), _plain(child))
+            _short(f"{path}.{name}", child, required=name in inner.get("required", []))
             for name, child in inner.get("properties", {}).items()
         ),
+    )
+
+
+def _short(path: str, schema: dict[str, Any], *, required: bool) -> ExplainedField:
+    default = schema.get("default")
+    return ExplainedField(
+        field=path,
+        type=type_of(schema),
+        meaning=_plain(schema),
+        required=required,
+        default=None if isinstance(default, dict) else default,
     )
 
 

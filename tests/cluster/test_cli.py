@@ -108,6 +108,14 @@ async def test_a_job_that_is_not_there_is_named_with_its_namespace(
         )
 
 
+async def test_a_job_that_is_not_there_is_told_with_those_that_are(
+    world: World, tmp_path: Path
+) -> None:
+    await world.create()
+    _, _, err = await sluice("status", "nobody", "-n", world.namespace, cwd=tmp_path)
+    assert f"there is no RLJob nobody in namespace {world.namespace}, which has demo" in err
+
+
 async def test_the_namespace_is_that_of_the_context(
     plane: ControlPlane, world: World, tmp_path: Path
 ) -> None:

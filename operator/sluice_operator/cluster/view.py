@@ -20,6 +20,10 @@ class ReadError(RuntimeError):
     """It cannot be read. The text says what, and what to do."""
 
 
+class MissingJobError(ReadError):
+    """There is no job of this name. The text says which there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Happened:
     """An event. about: the pod that it is about; empty: the job. count: how often it was seen."""

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sluice.api import ManifestError
 from sluice.api.changes import CONTINUED, MUTABLE
-from sluice.api.explain import completions, explained
+from sluice.api.explain import completions, explained, found
 from sluice_cli.main import app
 
 
@@ -66,9 +66,39 @@ def test_every_field_that_may_change_is_one(path: str) -> None:
 
 def test_what_is_in_a_field_is_listed_with_its_rules() -> None:
     trainer = explained("trainer")
-    assert ("steps", "integer") in [(name, kind) for name, kind, _ in trainer.children]
+    assert ("steps", "integer") in [(child.name, child.type) for child in trainer.children]
     assert "steps: exactly one of steps and epochs must be set" in trainer.rules
-    assert "  schedule       constant | linear | cosine" in explained("trainer.optimizer").text()
+    optimizer = explained("trainer.optimizer").text()
+    assert '  schedule       constant | linear | cosine, default "constant"\n' in optimizer
+    assert "  path             string, required\n" in explained("model").text()
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("lr", ["spec.algorithm.critic.lr", "spec.trainer.optimizer.lr"]),
+        ("trainer.lr", ["spec.trainer.optimizer.lr"]),
+        ("batchSize", ["spec.rollout.batchSize"]),
+        ("spec.trainer.steps", ["spec.trainer.steps"]),
+    ],
+)
+def test_a_field_is_found_by_its_name_alone(text: str, fields: list[str]) -> None:
+    result = found(text)
+    assert [each.field for each in getattr(result, "fields", [result])] == fields
+
+
+def test_a_field_that_is_in_several_places_is_listed_with_its_paths() -> None:
+    lines = CliRunner().invoke(app, ["explain", "lr"]).stdout.splitlines()
+    assert lines[0] == "lr is a field in 2 places:"
+    assert "  spec.trainer.optimizer.lr  number, default 1e-06" in lines
+    places = json.loads(CliRunner().invoke(app, ["explain", "lr", "-o", "json"]).stdout)
+    assert [place["default"] for place in places] == [1e-05, 1e-06]
+
+
+def test_a_name_that_is_nowhere_is_refused() -> None:
+    result = CliRunner().invoke(app, ["explain", "tariner.lr"])
+    assert result.exit_code == 2
+    assert "spec.tariner: there is no such field; did you mean trainer?" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,14 @@ def test_runs_are_listed(runs: Path, sluice: Sluice) -> None:
     ]
 
 
+def test_a_run_that_is_not_there_is_told_with_those_that_are(runs: Path, sluice: Sluice) -> None:
+    result = sluice("status", "frist")
+    assert result.exit_code == 1
+    assert "error: there is no run in runs/frist (runs here: first), and no API server" in (
+        result.stderr
+    )
+
+
 async def test_a_run_that_goes_on_is_listed_so(runs: Path, sluice: Sluice) -> None:
     held = await run_state.lock(runs / "first", 0)
     try:

@@ -186,6 +186,19 @@ def test_deep_tells_what_the_reward_raised(task: Path, sluice: Sluice) -> None:
     )
 
 
+def test_errors_come_last(task: Path, sluice: Sluice) -> None:
+    row(task, 2, json.dumps({"prompt": "max " + "1 " * 70 + "=", "label": "1"}))
+    (task / "reward.py").write_text("def score(sample):\n    return sample.labell\n")
+    broken = task / "broken.yaml"
+    broken.write_text("kind: RLJob\n")
+    result = sluice("validate", broken, task / "job.yaml", "--deep")
+    assert result.exit_code == 2
+    lines = result.output.splitlines()
+    errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    assert errors == [len(lines) - 2, len(lines) - 1], result.output
+    assert lines[-1].startswith(f"error: {task / 'job.yaml'}: spec.reward: ")
+
+
 def test_answers_for_programs_name_bad_files_too(task: Path, sluice: Sluice) -> None:
     result = sluice("validate", "/no/such.yaml", task / "job.yaml", "-o", "yaml")
     assert result.exit_code == 2

@@ -19,8 +19,16 @@ from sluice.api import FINISHED
 from sluice.environment import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.paths import RLJOBS, collection, path
-from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream, streams_of
+from sluice_operator.cluster.kube.paths import collection, path
+from sluice_operator.cluster.view import (
+    Happened,
+    MissingJobError,
+    Picture,
+    ReadError,
+    Stamped,
+    Stream,
+    streams_of,
+)
 from sluice_operator.plan import names
 from sluice_operator.plan.model import KubeObject
 
@@ -63,7 +71,7 @@ class KubeReader:
                 return (await self._api.get(where))["items"] or []
         except errors.NotFoundError as error:
             text = "this cluster knows no RLJobs: the CRD rljobs.sluice.dev is not installed"
-            raise ReadError(text) from error
+            raise ReadError(f"{text} (helm install sluice charts/sluice)") from error
 
     async def streams(self) -> tuple[list[Stream], bool]:
         job, pods = await asyncio.gather(self._job(), self._pods())
@@ -114,19 +122,12 @@ class KubeReader:
             with self._explained("get", "rljobs"):
                 return await self._api.get(path("RLJob", self._namespace, self._name))
         except errors.NotFoundError:
-            if await self._knows_rljobs():
-                text = f"there is no RLJob {self._name} in namespace {self._namespace}"
-                raise ReadError(f"{text}; look with: kubectl get rljobs -A") from None
-            text = "this cluster knows no RLJobs: the CRD rljobs.sluice.dev is not installed"
-            raise ReadError(f"{text} (helm install sluice charts/sluice)") from None
-
-    async def _knows_rljobs(self) -> bool:
-        try:
-            with self._explained("get", RLJOBS):
-                await self._api.get(RLJOBS)
-        except errors.NotFoundError:
-            return False
-        return True
+            jobs = await self.jobs(everywhere=False)  # ReadError if the CRD is not installed
+        present = ", ".join(job["metadata"]["name"] for job in jobs)
+        raise MissingJobError(
+            f"there is no RLJob {self._name} in namespace {self._namespace}"
+            + (f", which has {present}" if present else "; look with: kubectl get rljobs -A")
+        )
 
     async def _pods(self) -> list[KubeObject]:
         query = {"labelSelector": f"{names.LABEL_JOB}={self._name}"}
