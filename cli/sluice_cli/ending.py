@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sluice.api import RLJob, RLJobSpec, RLJobStatus
+from sluice.api import RLJob, RLJobSpec, RLJobStatus, manifest
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.summary import summarize
@@ -16,6 +16,7 @@ from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice_cli.exits import Exit
 from sluice_cli.monitor import Monitor
 from sluice_cli.run_dir import read_json
+from sluice_cli.status_view import advice
 from sluice_cli.view import duration
 
 
@@ -58,7 +59,7 @@ def write_summary(
 def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> Exit:
     """The last words, and the report, which takes seconds to draw."""
     summary = read_json(directory / run_directory.SUMMARY)
-    code = last_words(console, directory, summary, status)
+    code = last_words(console, directory, job, summary, status)
     if summary["steps"]:
         from sluice.telemetry.report import write_report
 
@@ -80,7 +81,11 @@ def next_steps(directory: Path) -> list[str]:
 
 
 def last_words(
-    console: Console, directory: Path, summary: dict[str, Any], status: RLJobStatus | None
+    console: Console,
+    directory: Path,
+    job: RLJob,
+    summary: dict[str, Any],
+    status: RLJobStatus | None,
 ) -> Exit:
     """Tell how the run has ended. Answers the exit code."""
     if status is None:
@@ -117,6 +122,9 @@ def last_words(
             and failure.message.splitlines()[-1].removeprefix("error: ") not in reason
         ):
             console.print(failure.message, markup=False, highlight=False, soft_wrap=True)
+        if failure:
+            cure = advice(failure, manifest(job), directory)
+            console.print(f"what to do: {cure}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
         return Exit.FAILED
     return Exit.DONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,15 @@ def runs_of(directory: Path) -> list[Listed]:
 
 def _run(directory: Path) -> Listed:
     try:
-        name = str(json.loads((directory / JOB).read_text())["metadata"]["name"])
+        metadata = json.loads((directory / JOB).read_text())["metadata"]
+        name = str(metadata["name"])
         status = status_of({"status": StateFile(directory).load().status})
     except (OSError, ValueError, KeyError, RunDirectoryError):
         return Listed(directory.name, str(directory), "Unreadable")
     state = status.state if status.state in FINISHED or held(directory) else "Stopped"
-    return _listed(name, str(directory), state, status)
+    # The status tells when the clocks of its deadlines began, which a stopped run has not.
+    started = metadata.get("creationTimestamp") or status.start_time
+    return replace(_listed(name, str(directory), state, status), started=started)
 
 
 def of_cluster(stored: dict[str, Any]) -> Listed:

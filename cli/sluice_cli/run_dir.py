@@ -14,9 +14,10 @@ from typing import Any
 
 from sluice.api import ManifestError, RLJob, manifest
 from sluice.api.changes import Change
-from sluice.telemetry import run_directory
+from sluice.telemetry import run_directory, steady
 from sluice_cli.continued import accepted
 from sluice_operator.cluster.local import run_state
+from sluice_operator.plan import clock
 
 # Longest wait for a run that is just ending.
 LOCK_SECONDS = 10.0
@@ -46,21 +47,23 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
     fresh: delete the run that the directory holds. Raises ManifestError, and changes nothing, if
     the directory holds a run that cannot go on with this job.
     """
-    record, changed = directory / run_directory.JOB, list[Change]()
+    record, changed, document = directory / run_directory.JOB, list[Change](), manifest(job)
+    created = clock.text(steady.now())
     if fresh:
         clear(directory)
     if record.exists():
+        stored = read_json(record)
+        created = stored["metadata"].get("creationTimestamp", created)
         try:
-            changed = accepted(
-                read_json(record)["spec"], job, manifest(job)["spec"], trained_steps(directory)
-            )
+            changed = accepted(stored["spec"], job, document["spec"], trained_steps(directory))
         except ManifestError as error:
             raise ManifestError(
                 f"{directory} holds a run of another manifest:\n{error}\n"
                 "use another --run-dir, or --fresh to delete that run and start anew"
             ) from error
     status = run_state.StateFile(directory).load().status or {}
-    run_directory.write_json(record, manifest(job))
+    document["metadata"]["creationTimestamp"] = created
+    run_directory.write_json(record, document)
     return Prepared(changed, succeeded=status.get("state") == "Succeeded")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,10 +16,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus
+from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus, RoleStatus
 from sluice.api.resources import less_memory, memory_field
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.planner import advice_for
+from sluice_cli.options import RUNS
 from sluice_cli.upcoming import upcoming
 from sluice_cli.view import duration
 from sluice_operator.admit import parse
@@ -177,12 +179,27 @@ def _roles(status: RLJobStatus) -> Table | None:
             Text(
                 f"{role.ready}/{role.desired}", style="" if role.ready >= role.desired else "yellow"
             ),
-            str(role.attempt),
+            str(_begun_attempt(role) or ""),
             str(role.restarts),
         )
         for role in status.roles
     ]
     return _table(("role", "ready", "attempt", "restarts"), rows)
+
+
+def _begun_attempt(role: RoleStatus) -> int:
+    """The newest attempt of which a pod was there; 0: none yet.
+
+    A gang that is to have no pods for now, as in a run that was stopped, has the number of its next
+    attempt already.
+    """
+    return max(
+        (
+            gang.attempt - 1 if gang.retry_time and not gang.seen else gang.attempt
+            for gang in role.gangs
+        ),
+        default=0,
+    )
 
 
 def _pods(pods: Sequence[KubeObject], now: datetime) -> Table | None:
@@ -254,14 +271,16 @@ def _failure(picture: Picture, status: RLJobStatus, now: datetime) -> Group | No
         (where, "bold"), f": {failure.reason or 'Error'}{code}, {_age(failure.time, now)} ago"
     )
     lines = [Text(f"  {line}", style="dim") for line in failure.message.splitlines()[-LOG_LINES:]]
-    return Group(head, *lines, Text(f"what to do: {advice(failure, picture)}", style="yellow"))
+    return Group(
+        head,
+        *lines,
+        Text(f"what to do: {advice(failure, picture.job, picture.directory)}", style="yellow"),
+    )
 
 
-def advice(failure: LastFailure, picture: Picture) -> str:
-    """The next thing that a person would try."""
-    logs = f"sluice logs {picture.job['metadata']['name']} {failure.role}"
-    namespace = picture.job["metadata"].get("namespace")
-    logs += f" -n {namespace}" if picture.where.startswith("namespace") and namespace else ""
+def advice(failure: LastFailure, job: KubeObject, directory: Path | None) -> str:
+    """The next thing that a person would try. directory: of a run of this machine."""
+    logs = _logs_command(job, failure.role, directory)
     message = failure.message.lower()
     if failure.reason == "OOMKilled":
         return (
@@ -269,7 +288,10 @@ def advice(failure: LastFailure, picture: Picture) -> str:
             f"{memory_field(failure.role, failure.container)}"
         )
     if failure.reason == podstate.OUT_OF_MACHINE:
-        return f"the machine had no memory left; {less_memory(failure.container)}"
+        return (
+            "the kernel's out-of-memory killer ended it, since the machine, or the container that "
+            f"sluice runs in, had no memory left; {less_memory(failure.container)}"
+        )
     if failure.exit_code == 2:
         return (
             "a configuration error, which no restart cures; mend what the last line names, and "
@@ -285,8 +307,34 @@ def advice(failure: LastFailure, picture: Picture) -> str:
     if failure.exit_code in (134, 136, 139):
         return f"a crash in native code; its trace is in: {logs}"
     if failure.exit_code in (137, 143):
-        return f"somebody killed it; what the cluster did says: kubectl describe pod {failure.pod}"
+        return _advice_on_kill(failure, logs, on_cluster=directory is None)
     return f"see the whole log with: {logs}"
+
+
+def _advice_on_kill(failure: LastFailure, logs: str, *, on_cluster: bool) -> str:
+    """What to do about SIGKILL or SIGTERM, of which nobody left a trace."""
+    killed = failure.exit_code == 137
+    if on_cluster:
+        who = "the node's out-of-memory killer, or somebody, killed it" if killed else ""
+        who = who or "somebody ended it"
+        return f"{who}; what the cluster did says: kubectl describe pod {failure.pod}"
+    if not killed:
+        return f"somebody ended it (SIGTERM); see what it did last with: {logs}"
+    return (
+        "it was killed (SIGKILL), and nothing shows that the kernel's out-of-memory killer did it; "
+        "if nobody else did, look with: sudo dmesg | grep 'Killed process'; and "
+        f"{less_memory(failure.container)}"
+    )
+
+
+def _logs_command(job: KubeObject, role: str, directory: Path | None) -> str:
+    """The command that shows the logs of a role."""
+    name, namespace = job["metadata"]["name"], job["metadata"].get("namespace")
+    if directory is None:
+        return f"sluice logs {name} {role}" + (f" -n {namespace}" if namespace else "")
+    if directory.resolve() == (RUNS / name).resolve():
+        return f"sluice logs {name} {role}"
+    return f"sluice logs {role} --run-dir {directory}"
 
 
 def _events(events: Sequence[Happened], now: datetime) -> Table | None:

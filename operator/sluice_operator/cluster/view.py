@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from sluice_operator.plan import clock, podstate
@@ -38,8 +39,10 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """where: cluster namespace or run directory, in words. job: as it is stored. notes: what could
-    not be read.
+    """A job as it is stored, its pods and its events.
+
+    where: cluster namespace or run directory, in words. notes: what could not be read. directory:
+    of a run of this machine; None: the job is in a cluster.
     """
 
     where: str
@@ -47,6 +50,7 @@ class Picture:
     pods: tuple[KubeObject, ...] = ()
     events: tuple[Happened, ...] = ()
     notes: tuple[str, ...] = ()
+    directory: Path | None = None
 
     def facts(self) -> dict[str, Any]:
         """For programs: the job as the API has it, its pods in short, its events. No secrets."""

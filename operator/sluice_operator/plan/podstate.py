@@ -289,7 +289,10 @@ def _killed(failure: LastFailure) -> str:
             f"{memory_field(failure.role, failure.container)}"
         )
     elif failure.reason == OUT_OF_MACHINE:
-        text += f"; the machine had no memory left: {less_memory(failure.container)}"
+        text += (
+            "; the kernel's out-of-memory killer ended it, since the machine had no memory left: "
+            f"{less_memory(failure.container)}"
+        )
     elif exception:
         text += f" after {exception}"
     return text if failure.reason in ("", "Error") else f"{failure.reason}, {text}"

@@ -19,7 +19,7 @@ STATUS = {
     "totalSteps": 20,
     "reward": "0.5",
     "restarts": 1,
-    "startTime": "2026-01-31T11:44:00Z",
+    "startTime": "2026-01-31T15:00:00Z",  # after it was stopped
 }
 
 
@@ -31,6 +31,9 @@ def runs(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     first = tmp_path / "runs/first"
     prepare(first, load_job(task / "job.yaml"), fresh=False)
+    document = json.loads((first / "job.json").read_text())
+    document["metadata"]["creationTimestamp"] = "2026-01-31T11:44:00Z"
+    (first / "job.json").write_text(json.dumps(document))
     run_state.StateFile(first).save(run_state.State(job="default/digits", status=STATUS))
     return tmp_path / "runs"
 
@@ -49,6 +52,16 @@ def test_runs_are_listed(runs: Path, sluice: Sluice) -> None:
         "1",
         "2026-01-31T11:44:00Z",
     ]
+
+
+def test_a_run_that_was_stopped_keeps_when_it_was_started(runs: Path, sluice: Sluice) -> None:
+    stopped = run_state.State(job="default/digits", status={"state": "Suspended", "step": 3})
+    run_state.StateFile(runs / "first").save(stopped)
+    job = json.loads((runs / "first/job.json").read_text())
+    [run] = json.loads(sluice("list", "-o", "json").stdout)
+    assert run["started"] == job["metadata"]["creationTimestamp"]
+    prepare(runs / "first", load_job(runs.parent / "digits/job.yaml"), fresh=False)
+    assert json.loads((runs / "first/job.json").read_text()) == job, "it goes on"
 
 
 def test_a_run_that_is_not_there_is_told_with_those_that_are(runs: Path, sluice: Sluice) -> None:

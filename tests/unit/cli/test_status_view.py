@@ -281,7 +281,7 @@ def failure(**more: Any) -> LastFailure:
         ),
         (
             failure(reason="SystemOOM", exit_code=137, container="trainer"),
-            "the machine had no memory left; lower spec.trainer.maxTokensPerGpu",
+            "sluice runs in, had no memory left; lower spec.trainer.maxTokensPerGpu",
         ),
         (failure(reason="Error", exit_code=2), "a configuration error"),
         (failure(reason="Error", exit_code=139), "a crash in native code"),
@@ -294,7 +294,47 @@ def failure(**more: Any) -> LastFailure:
     ],
 )
 def test_a_failure_comes_with_what_to_do(last_failure: LastFailure, told: str) -> None:
-    assert told in advice(last_failure, RUNNING)
+    assert told in advice(last_failure, RUNNING.job, None)
+
+
+@pytest.mark.parametrize("code", [1, 2, 137, 139, 143])
+@pytest.mark.parametrize("reason", ["Error", "OOMKilled", "SystemOOM", "ProgressDeadlineExceeded"])
+def test_advice_on_a_run_of_this_machine_names_no_cluster(code: int, reason: str) -> None:
+    last = failure(reason=reason, exit_code=code, container="trainer")
+    assert "kubectl" not in advice(last, RUNNING.job, Path("/elsewhere/run"))
+
+
+@pytest.mark.parametrize(
+    ("last_failure", "directory", "told"),
+    [
+        (
+            failure(reason="Error", exit_code=137, container="trainer"),
+            "runs/demo",
+            "look with: sudo dmesg | grep 'Killed process'; and lower spec.trainer.maxTokensPerGpu",
+        ),
+        (failure(reason="Error", exit_code=143), "runs/demo", "sluice logs demo trainer"),
+        (failure(reason="Error", exit_code=1), "/a/run", "sluice logs trainer --run-dir /a/run"),
+    ],
+    ids=["killed", "ended", "in another directory"],
+)
+def test_advice_on_a_run_of_this_machine(
+    last_failure: LastFailure, directory: str, told: str
+) -> None:
+    assert told in advice(last_failure, RUNNING.job, Path(directory))
+
+
+def test_an_attempt_that_never_ran_is_not_shown() -> None:
+    """A run that was stopped, or a gang that waits for its next attempt, has its number already."""
+    role = {"name": "trainer", "desired": 1, "attempt": 2}
+    waiting = {"replica": 0, "attempt": 2, "retryTime": "2026-01-31T12:00:30Z"}
+    partly = waiting | {"seen": [0]}
+    shown = [
+        line.split()
+        for gang in (waiting, partly, {"replica": 0, "attempt": 2})
+        for line in text(Picture("x", job({"roles": [role | {"gangs": [gang]}]}))).splitlines()
+        if line.startswith("trainer ")
+    ]
+    assert [line[2] for line in shown] == ["1", "2", "2"]
 
 
 @pytest.mark.parametrize(

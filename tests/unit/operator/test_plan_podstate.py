@@ -197,8 +197,8 @@ def test_so_did_one_that_ended_by_itself() -> None:
         ),
         (
             "SystemOOM",
-            "the machine had no memory left: lower spec.trainer.maxTokensPerGpu, or set "
-            "spec.trainer.recompute: full",
+            "the kernel's out-of-memory killer ended it, since the machine had no memory left: "
+            "lower spec.trainer.maxTokensPerGpu, or set spec.trainer.recompute: full",
         ),
     ],
     ids=["of the container", "of the machine"],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import steady
-from sluice_operator.cluster.local import gpus, supervisor
+from sluice_operator.cluster.local import gpus, out_of_memory, supervisor
 from sluice_operator.cluster.local.processes import MARKER, marker
 from sluice_operator.cluster.local.translate import LOOPBACK, ContainerCommand
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
@@ -46,12 +46,6 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def times_out_of_memory(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """How many processes the kernel of this machine has killed for memory since it started."""
-    counters = dict(line.split() for line in vmstat.read_text().splitlines())
-    return int(counters.get("oom_kill", 0))
-
-
 @dataclass
 class LocalContainer:
     """exit_code is set once all processes of the container are gone. ready: what its readiness
@@ -67,8 +61,8 @@ class LocalContainer:
     reason: str = ""
     message: str = ""
     ready: bool = True
-    out_of_memory: int = 0
-    """How often this machine had run out of memory when the container was started."""
+    kills_before: tuple[int, ...] = ()
+    """The kernel's counts of kills for memory when the container was started."""
     prober: asyncio.Task[None] | None = None
 
     def start(
@@ -84,7 +78,7 @@ class LocalContainer:
         """
         env = command.env | {MARKER: marker(run_dir, pod, self.name)}
         arguments = [*SUPERVISOR, str(life), str(HOST_GONE_GRACE), "--", *command.argv]
-        self.started, self.out_of_memory = now_text(), times_out_of_memory()
+        self.started, self.kills_before = now_text(), out_of_memory.kills()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 arguments,
@@ -127,7 +121,10 @@ class LocalContainer:
         self.message = message or (log_tail(self.log) if code else "")
 
     def _reason(self, code: int) -> str:
-        if code == 128 + signal.SIGKILL and times_out_of_memory() > self.out_of_memory:
+        if code == 128 + signal.SIGKILL and any(
+            now > before
+            for now, before in zip(out_of_memory.kills(), self.kills_before, strict=False)
+        ):
             return OUT_OF_MACHINE
         return "Completed" if code == 0 else "Error"
 

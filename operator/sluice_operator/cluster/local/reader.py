@@ -44,7 +44,11 @@ class RunReader:
             for each in _records(self._directory / run_directory.EVENTS)
         ]
         return Picture(
-            f"run directory {self._directory}", job, tuple(state.pods.values()), tuple(events)
+            f"run directory {self._directory}",
+            job,
+            tuple(state.pods.values()),
+            tuple(events),
+            directory=self._directory,
         )
 
     async def streams(self) -> tuple[list[Stream], bool]:
