@@ -106,8 +106,9 @@ def lacking(
     extra of libraries that several bring.
     """
     extra = _EXTRAS.get(str(error.name).partition(".")[0], usual)
-    text = f"{error.name} is missing: pip install 'sluice-rl[{extra}]'"
-    typer.echo(f"error: {text}", err=True)
+    from sluice.extras import install_command
+
+    typer.echo(f"error: {error.name} is missing: {install_command(extra)}", err=True)
     return typer.Exit(code)
 
 

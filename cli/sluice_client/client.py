@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sluice.api import RLJobStatus
 from sluice.environment import ConfigurationError
@@ -18,11 +18,9 @@ from sluice_client.errors import ClientError, JobFailedError
 from sluice_client.files import JobLike, submission
 from sluice_client.machine import Machine
 from sluice_client.places import Place
+from sluice_client.records import Records
 from sluice_client.watching import Progress
 from sluice_operator.cluster.view import Happened, Picture, ReadError
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 T = TypeVar("T")
 LOOK_SECONDS = 2.0
@@ -162,21 +160,21 @@ class Job:
             if role in (None, stream.role) and not stream.silent
         ]
 
-    def metrics(self) -> pd.DataFrame:
-        """A row for each trained step, with the names of metrics.jsonl. Of a job in a cluster: what
-        its trainer logs of each step.
+    def metrics(self) -> Records:
+        """A record of each trained step, with the names of metrics.jsonl. Of a job in a cluster:
+        what its trainer logs of each step.
         """
-        rows = self._loop.run(self._place.records(self.name, run_directory.METRICS))
-        latest = {row["step"]: row for row in rows}
-        return _frame([latest[step] for step in sorted(latest)])
+        records = self._loop.run(self._place.records(self.name, run_directory.METRICS))
+        latest = {record["step"]: record for record in records}
+        return Records(latest[step] for step in sorted(latest))
 
-    def evaluations(self) -> pd.DataFrame:
-        """A row for each evaluation of a data set."""
-        return _frame(self._loop.run(self._place.records(self.name, run_directory.EVALUATION)))
+    def evaluations(self) -> Records:
+        """A record of each evaluation of a data set."""
+        return Records(self._loop.run(self._place.records(self.name, run_directory.EVALUATION)))
 
-    def samples(self, step: int | None = None) -> pd.DataFrame:
+    def samples(self, step: int | None = None) -> Records:
         """Sampled responses of a step, with prompt, label and reward; None: of the last one."""
-        return _frame(self._loop.run(self._samples(step)))
+        return Records(self._loop.run(self._samples(step)))
 
     async def _samples(self, step: int | None) -> list[dict[str, Any]]:
         pattern = "samples/step_*.jsonl" if step is None else f"samples/step_{step:07d}.jsonl"
@@ -219,11 +217,3 @@ class _Loop:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ClientError("data frames need pandas: pip install 'sluice-rl[client]'") from error
-    return pd.DataFrame(rows)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sluice.environment import Environment
+from sluice.extras import install_command
 from sluice.telemetry import logs
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def configure(env: Environment) -> None:
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
         logs.get().warning(
             f"{_ENDPOINTS[0]} is set, but OpenTelemetry is not installed: "
-            "pip install 'sluice-rl[tracing]'"
+            f"{install_command('tracing')}"
         )
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sluice.extras import install_command
 from sluice.telemetry import logs
 
 PROJECT = "sluice"
@@ -65,7 +66,7 @@ def start(
         return None
     if importlib.util.find_spec("wandb") is None:
         logs.get().warning(
-            "WANDB_API_KEY is set, but wandb is not installed: pip install 'sluice-rl[wandb]'"
+            f"WANDB_API_KEY is set, but wandb is not installed: {install_command('wandb')}"
         )
         return None
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.extras import install_command
 from sluice_operator.cluster.kube.api import Api
 from tests.cluster.conftest import CRDS
 from tests.cluster.control_plane import ControlPlane
@@ -244,7 +245,7 @@ async def test_without_the_kubernetes_client_the_extra_is_named(
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None\n")
     code, _, err = await sluice("status", "demo", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert code == 1
-    assert "pip install 'sluice-rl[operator]'" in err
+    assert install_command("operator") in err
 
 
 async def test_a_stranger_is_told_which_right_a_list_needs(

@@ -17,6 +17,7 @@ from sluice.api.data import PromptSource
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.transform import chosen, to_slime, to_verl
+from sluice.extras import install_command
 from sluice_cli.main import app
 from tests.chat import assistant, save, user
 
@@ -386,7 +387,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
     result = run("inspect", tmp_path / "rows.parquet", *options)
     assert (result.exit_code, result.output) == (
         2,
-        f"error: {module} is missing: pip install 'sluice-rl[{extra}]'\n",
+        f"error: {module} is missing: {install_command(extra)}\n",
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from sluice.extras import install_command
 from sluice_cli.exits import MEANING, Exit
 from sluice_cli.main import app
 from sluice_cli.options import runs_here
@@ -127,13 +128,13 @@ def test_a_shell_completes_runs_and_fields(
 @pytest.mark.parametrize(
     ("module", "words", "told"),
     [
-        ("tokenizers", "init new -y", "tokenizers is missing: pip install 'sluice-rl[rollout]'"),
+        ("tokenizers", "init new -y", f"tokenizers is missing: {install_command('rollout')}"),
         (
             "cryptography",
             "run {task}/job.yaml",
-            "cryptography is missing: pip install 'sluice-rl[operator]'",
+            f"cryptography is missing: {install_command('operator')}",
         ),
-        ("cryptography", "list", "cryptography is missing: pip install 'sluice-rl[operator]'"),
+        ("cryptography", "list", f"cryptography is missing: {install_command('operator')}"),
     ],
 )
 def test_a_library_that_is_not_installed_is_told_in_a_line(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from sluice.extras import install_command
 from sluice_rollout.toolbox.base import ToolUnavailableError, shortened
 
 _GRACE_SECONDS = 5.0
@@ -76,7 +77,7 @@ class Mcp:
             from mcp import Client, StdioServerParameters
         except ImportError as error:
             raise ToolUnavailableError(
-                f"the package mcp is not installed (pip install 'sluice-rl[mcp]'): {error}"
+                f"the package mcp is not installed ({install_command('mcp')}): {error}"
             ) from error
         if isinstance(self.server, str):
             server: Any = self.server
