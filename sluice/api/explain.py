@@ -15,7 +15,7 @@ from sluice.api.changes import CONTINUED, MUTABLE, covers
 from sluice.api.crd import schema_of
 from sluice.api.job import RLJobSpec
 from sluice.api.load import ManifestError
-from sluice.api.reference import type_of
+from sluice.api.reference import fields_of, type_of
 from sluice.api.status import RLJobStatus
 from sluice.api.words import meant
 
@@ -149,7 +149,7 @@ def _paths() -> Iterator[str]:
     """Paths of all fields, without brackets."""
 
     def below(path: str, schema: dict[str, Any]) -> Iterator[str]:
-        for name, child in _inner(schema).get("properties", {}).items():
+        for name, child in fields_of(_inner(schema)).items():
             yield f"{path}.{name}"
             yield from below(f"{path}.{name}", child)
 
@@ -172,7 +172,7 @@ def explained(text: str) -> ExplainedField:
     schema, path, required = schema_of(ROOTS[parts[0]]), parts[0], True
     for part in parts[1:]:
         holder = _inner(schema)
-        properties = holder.get("properties", {})
+        properties = fields_of(holder)
         if part not in properties:
             known = meant(part, properties) if properties else f"{path} has no fields of ours"
             raise ManifestError(f"{path}.{part}: there is no such field; {known}")
@@ -202,7 +202,7 @@ def _field(path: str, schema: dict[str, Any], *, required: bool) -> ExplainedFie
         rules=tuple(_rule(rule) for rule in inner.get("x-kubernetes-validations", [])),
         children=tuple(
             _short(f"{path}.{name}", child, required=name in inner.get("required", []))
-            for name, child in inner.get("properties", {}).items()
+            for name, child in fields_of(inner).items()
         ),
     )
 

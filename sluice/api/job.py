@@ -12,6 +12,7 @@ from sluice.api.colocation import COLOCATION
 from sluice.api.data import Data, Evaluation, ModelSource, Reward, RowSource
 from sluice.api.debug import Debug
 from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS
+from sluice.api.engine_args import ENGINE_ARGS
 from sluice.api.environment import REWARDED
 from sluice.api.lifecycle import (
     FailurePolicy,
@@ -211,6 +212,7 @@ class RLJobSpec(Model):
             "evaluation.datasets",
             reason="FieldValueRequired",
         ),
+        *ENGINE_ARGS,
         *ACROSS_GROUPS,
         *COLOCATION,
         *DISTILLATION_ACROSS_GROUPS,

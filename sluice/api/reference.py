@@ -33,20 +33,31 @@ def reference() -> str:
 
 def _sections(path: str, schema: dict[str, Any]) -> list[str]:
     required = schema.get("required", [])
-    rows = [_row(name, child, name in required) for name, child in schema["properties"].items()]
+    fields = schema["properties"]
+    rows = [_row(name, child, name in required) for name, child in fields.items()]
     lines = [f"## `{path}`\n"]
     if "description" in schema:
         lines.append(" ".join(schema["description"].split()) + "\n")
     lines += ["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
     rules = [_rule(rule) for rule in schema.get("x-kubernetes-validations", [])]
     lines += ["Rules:\n", *rules, ""] if rules else []
-    for name, child in schema["properties"].items():
+    for name, child in fields.items():
         items = child.get("items", {})
-        if "properties" in child:
+        if "properties" in child and not is_free(child):
             lines += _sections(f"{path}.{name}", child)
         elif "properties" in items:
             lines += _sections(f"{path}.{name}[]", items)
     return lines
+
+
+def is_free(schema: dict[str, Any]) -> bool:
+    """Whether an object takes any field. Its schema then names only those that rules look at."""
+    return bool(schema.get("x-kubernetes-preserve-unknown-fields"))
+
+
+def fields_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields of an object; none of one that is free."""
+    return {} if is_free(schema) else schema.get("properties", {})
 
 
 def _rule(rule: dict[str, str]) -> str:

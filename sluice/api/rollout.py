@@ -15,6 +15,7 @@ from sluice.api.base import (
     PositiveInt,
     Rule,
 )
+from sluice.api.engine_args import schema as engine_args_schema
 from sluice.api.environment import RolloutEnvironment
 from sluice.api.episode import EpisodeLimits, EpisodeSeat, OtherModel
 from sluice.api.foreign import PodTemplate
@@ -91,7 +92,7 @@ class Rollout(Model):
     nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
     engine_args: Annotated[
         dict[str, EngineArg],
-        WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+        WithJsonSchema(engine_args_schema()),
     ] = Field(
         default_factory=dict,
         description="Further arguments of the engine's server, without the leading dashes.",

@@ -40,6 +40,36 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"engine": "vllm", "sampling": {"temperature": 0.7, "topK": 5}}},
         "vLLM tells log-probs of all",
     ),
+    *(
+        ({"rollout": {"engineArgs": arguments}}, "no update reaches a draft model")
+        for arguments in (
+            {"speculativeAlgorithm": "EAGLE"},
+            {"speculative_algorithm": "NGRAM"},
+            {"speculative-draft-model-path": "m"},
+            {"speculativeConfig": "{}"},
+        )
+    ),
+    *(
+        ({"rollout": {"engineArgs": arguments}}, "an engine serves the model that is trained")
+        for arguments in ({"enableLora": True}, {"lora-paths": ["a"]}, {"lora_modules": ["a=b"]})
+    ),
+    *(
+        ({"rollout": {"engineArgs": arguments}}, "updates come in the trainer's precision")
+        for arguments in (
+            {"quantization": "fp8"},
+            {"torchao-config": "int8wo"},
+            {"loadFormat": "gguf"},
+        )
+    ),
+    *(
+        ({"rollout": {"engineArgs": arguments}}, "it would outlive the weights")
+        for arguments in ({"enable_lmcache": True}, {"hicacheStorageBackend": "file"})
+    ),
+    *(
+        ({**groups, "rollout": {"engineArgs": arguments}}, "prefills and decodes by itself")
+        for groups in ({}, {"debug": {"rolloutOnly": True}})
+        for arguments in ({"disaggregationMode": "prefill"}, {"kvTransferConfig": "{}"})
+    ),
     (
         {"rollout": {"engine": "vllm"}, "weightSync": {"enginePlugin": False}},
         "through sluice's plugin alone",
@@ -346,6 +376,21 @@ SENSIBLE: list[dict[str, Any]] = [
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
     {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
     {"reward": {"function": "a.b", "group": True}},
+    {
+        "rollout": {
+            "engineArgs": {
+                "enableLora": False,
+                "disaggregationMode": "null",
+                "quantization": "unquant",
+                "loadFormat": "auto",
+                "cudaGraphBs": [1, 2],
+            }
+        }
+    },
+    {
+        "debug": {"rolloutOnly": True},
+        "rollout": {"engineArgs": {"quantization": "fp8", "speculativeAlgorithm": "NGRAM"}},
+    },
     {
         "reward": None,
         "rollout": {"environment": {"gym": {"id": "Taxi-v4"}}, "dynamicFilter": "nonzero_std"},

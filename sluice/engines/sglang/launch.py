@@ -134,7 +134,7 @@ class Launch:
             "enable-metrics": True,
             "log-level-http": "warning",  # else a line for each request and each probe
         }
-        if arguments.brought_by_trainer(spec, chosen):
+        if arguments.brought_by_trainer(spec):
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True

@@ -96,7 +96,7 @@ class Launch:
             "logprobs-mode": logprobs_mode(rollout.sampling),
             **_ARGS,
         }
-        if brought_by_trainer(spec, chosen):
+        if brought_by_trainer(spec):
             args["load-format"] = "dummy"
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True

@@ -22,6 +22,7 @@ from sluice.api.paths import (
     rewritten,
     volume_of,
 )
+from sluice.api.reference import fields_of
 
 EVERY_PATH: dict[str, Any] = {
     "model": {"path": "m1", "referencePath": "m2", "volume": {"hostPath": {"path": "/models"}}},
@@ -198,7 +199,7 @@ def _texts(schema: dict[str, Any], at: str) -> Iterator[tuple[str, str]]:
         yield at, schema.get("description", "")
     if "items" in schema:
         yield from _texts(schema["items"], f"{at}[]")
-    for name, child in schema.get("properties", {}).items():
+    for name, child in fields_of(schema).items():
         yield from _texts(child, f"{at}.{name}")
 
 

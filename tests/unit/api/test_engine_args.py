@@ -1,0 +1,94 @@
+"""Arguments of an engine with which the weights of an update would not arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sluice.api import RLJobSpec
+from sluice.api.crd import schema_of
+from sluice.api.engine_args import REFUSED, RefusedArgument, kebab
+from sluice.api.explain import explained
+from tests.algorithm_cases import manifest
+
+
+def problems(arguments: dict[str, Any], *, rollout_only: bool = False) -> list[str]:
+    groups: dict[str, Any] = {"rollout": {"engineArgs": arguments}}
+    groups |= {"debug": {"rolloutOnly": True}} if rollout_only else {}
+    try:
+        RLJobSpec.model_validate(manifest({}, groups))
+    except ValidationError as error:
+        return [problem["msg"] for problem in error.errors()]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"speculativeAlgorithm": "EAGLE"},
+            "speculative decoding (speculativeAlgorithm) is not supported, because no update "
+            "reaches a draft model: leave it out",
+        ),
+        (
+            {"enable-lora": True},
+            "LoRA adapters (enable-lora) are not supported, because an engine serves the model "
+            "that is trained: leave them out",
+        ),
+        (
+            {"quantization": "fp8"},
+            "quantized weights (quantization) are not supported, because updates come in the "
+            "trainer's precision: leave them out",
+        ),
+        (
+            {"disaggregationMode": "prefill"},
+            "an engine that is only a part of one (disaggregationMode) is not supported, because "
+            "each engine of a job prefills and decodes by itself: leave it out",
+        ),
+        (
+            {"enableLmcache": True},
+            "a cache outside of the engine (enableLmcache) is not supported, because it would "
+            "outlive the weights that it was computed with: leave it out",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_an_update_does_not_reach_is_refused(arguments: dict[str, Any], message: str) -> None:
+    assert problems(arguments) == [message]
+
+
+@pytest.mark.parametrize("argument", REFUSED, ids=lambda argument: argument.name)
+def test_every_spelling_is_refused_in_both_languages(argument: RefusedArgument) -> None:
+    value: Any = {"boolean": True, "array": ["a"], "string": "x"}[argument.kind]
+    value = argument.only[0] if argument.only else value
+    fields = schema_of(RLJobSpec)["properties"]["rollout"]["properties"]["engineArgs"]["properties"]
+    for spelling in argument.spellings():
+        assert kebab(spelling) == argument.name
+        assert len(problems({spelling: value})) == 1
+        assert fields[spelling]["type"] == argument.kind, "an API server shows it to CEL"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"enableLora": False},
+        {"disaggregation-mode": "null"},
+        {"quantization": "unquant"},
+        {"loadFormat": "auto"},
+        {"memFractionStatic": 0.7, "cudaGraphBs": [1, 2]},
+    ],
+    ids=str,
+)
+def test_what_changes_nothing_is_taken(arguments: dict[str, Any]) -> None:
+    assert problems(arguments) == []
+
+
+def test_a_job_that_trains_nothing_may_have_other_weights() -> None:
+    assert problems({"quantization": "fp8"}, rollout_only=True) == []
+    assert len(problems({"disaggregationMode": "decode"}, rollout_only=True)) == 1
+
+
+def test_refused_arguments_are_no_fields_of_ours() -> None:
+    assert explained("rollout.engineArgs").children == ()
