@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -112,6 +112,13 @@ class Settings(dict[str, Setting]):
         """True where a flag is given, or a key is true."""
         setting = self.take(name)
         return setting is not None and setting.value not in (False, None, "False", "false")
+
+
+def idle(draft: Draft, settings: Settings, names: Iterable[str], why: str) -> None:
+    """Note settings that have no effect in the source, so that none is left out without a word."""
+    for name in names:
+        if setting := settings.take(name):
+            draft.note("not translated", setting.shown, why, setting.line)
 
 
 @dataclass(frozen=True, slots=True)

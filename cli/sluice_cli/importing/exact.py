@@ -106,7 +106,7 @@ class ConfinedBash:
         self._copies: dict[Path, Path] = {}
 
     def run(self, text: str, path: Path | None, environment: Mapping[str, str]) -> Script:
-        root = project_of(path) if path else Path()
+        root = (project_of(path) or path.resolve().parent) if path else Path()
         project = self._copy_of(root if path else None)
         script = project / (path.resolve().relative_to(root) if path else "command.sh")
         script.write_text(text)

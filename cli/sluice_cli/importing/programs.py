@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 
 from sluice_cli.importing.conditions import Truth
 from sluice_cli.importing.expansion import Argument, Variables
@@ -30,9 +31,12 @@ def ends_well(arguments: list[Argument]) -> Truth:
 def output(arguments: list[Argument], variables: Variables) -> Argument | None:
     """The output of a program that only works on text; None where it is not known here."""
     name, rest = arguments[0].text, arguments[1:]
+    if name == "pwd" and not rest:
+        here = variables.values.get("PWD")
+        return here and replace(here, line=arguments[0].line)
     texts = [argument.text for argument in rest if argument.text != "--"]
     line = arguments[0].line
-    said = _said(name, texts, variables)
+    said = _said(name, texts)
     if said is None:
         return None
     missing = tuple(word for argument in rest for word in argument.missing)
@@ -41,7 +45,7 @@ def output(arguments: list[Argument], variables: Variables) -> Argument | None:
     return Argument(said, line, missing, tuple(w for a in rest for w in a.doubtful))
 
 
-def _said(name: str, texts: list[str], variables: Variables) -> str | None:
+def _said(name: str, texts: list[str]) -> str | None:
     match name, texts:
         case "echo", [*_]:
             words = [text for text in texts if text not in ("-n", "-e")]
@@ -58,21 +62,21 @@ def _said(name: str, texts: list[str], variables: Variables) -> str | None:
             return posixpath.dirname(path.rstrip("/")) or "."
         case (("realpath" | "readlink"), [*options, path]) if set(options) <= {"-f", "-m", "-e"}:
             return posixpath.normpath(path) if path.startswith("/") else None
-        case "pwd", []:
-            here = variables.values.get("PWD")
-            return None if here is None else here.text
         case "seq", [*numbers] if all(re.fullmatch(r"-?\d+", number) for number in numbers):
             return _counted([int(number) for number in numbers])
     return None
 
 
 def enter(path: Argument, variables: Variables) -> None:
-    """`cd`. Where it leads to a place that is not known, the folder is not known from there on."""
+    """`cd`. If it leads to a place that is not known, the folder is not known from there on."""
     here = variables.values.pop("PWD", None)
-    if path.missing or (here is None and not path.text.startswith("/")):
+    if path.missing:
         return
-    text = posixpath.join(here.text if here else "", path.text)
-    variables.values["PWD"] = Argument(posixpath.normpath(text), path.line)
+    if path.text.startswith("/"):
+        variables.values["PWD"] = Argument(posixpath.normpath(path.text), path.line)
+    elif here is not None and not (here.missing and ".." in path.text.split("/")):
+        text = posixpath.normpath(posixpath.join(here.text, path.text))
+        variables.values["PWD"] = Argument(text, path.line, here.missing)
 
 
 def _counted(numbers: list[int]) -> str | None:

@@ -25,17 +25,18 @@ def read(
     if path is None:
         return read_script(text, environment)
     absolute = path.resolve()
-    here = Argument(str(project_of(absolute)), 0)
+    project = project_of(absolute)
+    here = Argument(str(project), 0) if project else None
     return read_script(text, environment, str(absolute), here, _text_of)
 
 
-def project_of(path: Path) -> Path:
+def project_of(path: Path) -> Path | None:
     """The folder that a script of a project is started in: the nearest one above it with the
-    project's marks, or the script's own.
+    project's marks; None if there is none, so that nobody knows where the script is started.
     """
     folders = path.resolve().parents
     marked = (folder for folder in folders if any((folder / mark).exists() for mark in _MARKS))
-    return next(marked, folders[0])
+    return next(marked, None)
 
 
 def _text_of(path: str) -> str | None:

@@ -279,11 +279,14 @@ def read_script(
     """The commands of a script. Raises ScriptError.
 
     environment: its variables go before the script's own. source: the script's path, where it has
-    one. here: the folder that it starts in. open_file: the text of a file that it sources, or None.
+    one. here: the folder that it starts in, if it is known; PWD of the environment goes before it.
+    open_file: the text of a file that it sources, or None.
     """
-    variables = Variables(environment=environment or {}, source=source)
-    if here is not None:
-        variables.values["PWD"] = here
+    given = dict(environment or {})
+    if (start := given.pop("PWD", None)) is not None:
+        here = Argument(start, 0)
+    variables = Variables(environment=given, source=source)
+    variables.values["PWD"] = here or Argument("${PWD}", 0, ("PWD",))
     script = Script(variables, open=open_file)
     with contextlib.suppress(EndError, LeaveError):
         script.run(ast.parse(text))

@@ -15,6 +15,7 @@ from sluice_cli.importing.draft import (
     ImportFailedError,
     Setting,
     Settings,
+    idle,
     integer,
     job_name,
     put,
@@ -48,6 +49,7 @@ _LATER = (
     "--no-offload-rollout",
 )
 """Arguments that are translated after the table, because they need what it writes."""
+_OF_EVALUATION = ("--eval-", "--n-samples-per-eval", "--skip-eval-before-train")
 _HOST_OPTIMIZER = ("--optimizer-cpu-offload", "--optimizer-offload-fraction")
 
 
@@ -194,11 +196,15 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     columns = {
         field: str(setting.value) for field, name in keys if (setting := settings.take(name))
     }
-    if interval is None or data is None:  # then they mean nothing
-        settings.seen |= {
-            name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))
-        }
-        settings.seen -= {"--eval-config"}
+    given = [name for name in settings if name.startswith(_OF_EVALUATION)]
+    if interval is None:
+        why = "slime evaluates nothing without --eval-interval; here it is evaluation.everySteps"
+        idle(draft, settings, given, why)
+        return
+    if data is None:
+        rest = [name for name in given if name != "--eval-config"]
+        why = "there is no --eval-prompt-data to evaluate; here it is evaluation.datasets"
+        idle(draft, settings, rest, why)
         return
     put(draft, "evaluation.everySteps", interval, integer)
     words = [str(value) for value in data.values]
@@ -207,11 +213,8 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
             "slime judges it with the teacher's function; sluice wants a reward: "
             "evaluation.datasets[].reward"
         )
-        draft.note("not translated", data.shown, why, data.line)
+        idle(draft, settings, given, why)
         draft.drop("evaluation.everySteps")
-        settings.seen |= {
-            name for name in settings if name.startswith(("--eval-", "--n-samples-per-eval"))
-        }
         return
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)
     like = {

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import get_args
 
 from sluice.api.data import RewardType
-from sluice_cli.importing.draft import Draft, Setting, Settings, put, real, text
+from sluice_cli.importing.draft import Draft, Setting, Settings, idle, put, real, text
 
 _REWARDS = {"math": "math_prm800k"}
 """rm_type by another name; the rest is called the same."""
 _OPD = "on_policy_distillation."
 """slime's module whose functions ask a teacher in the place of a reward."""
+_CUSTOM = (
+    "the file is not read; slime makes each of its keys an argument: settings of a generate "
+    "function go into rollout.functionArgs, thresholds of TIS and MIS into algorithm.offPolicy"
+)
+_CORRECTIONS = (
+    "the file is not read; its thresholds of TIS and MIS are algorithm.offPolicy: method, low, "
+    "high, reject, veto"
+)
 
 
 def distillation(draft: Draft, settings: Settings) -> None:
@@ -19,6 +27,8 @@ def distillation(draft: Draft, settings: Settings) -> None:
         settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
     )
     if not settings.on("--use-opd"):
+        given = ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
+        idle(draft, settings, given, "slime distils only with --use-opd")
         return
     url = settings.get("--rm-url")
     if kind and kind.value == "sglang" and url:
@@ -76,7 +86,10 @@ def reward(draft: Draft, settings: Settings) -> None:
 
 def algorithm(draft: Draft, settings: Settings) -> None:
     coef = settings.take("--kl-loss-coef")
-    if settings.on("--use-kl-loss"):
+    if not settings.on("--use-kl-loss"):
+        why = "slime has this term of the loss only with --use-kl-loss"
+        idle(draft, settings, ["--kl-loss-coef"], why)
+    else:
         put(
             draft,
             "algorithm.kl.lossCoef",
@@ -98,12 +111,19 @@ def algorithm(draft: Draft, settings: Settings) -> None:
         if settings.on(name):
             draft.set(path, value, name)
     delta = settings.take("--opsm-delta")
-    if settings.on("--use-opsm"):
+    if not settings.on("--use-opsm"):
+        idle(draft, settings, ["--opsm-delta"], "slime masks only with --use-opsm")
+    else:
         put(
             draft,
             "algorithm.offPolicy.opsmDelta",
             delta or Setting("default of --opsm-delta", ("1e-4",)),
             real,
         )
-    if not settings.on("--use-tis"):  # then they mean nothing
-        settings.seen |= {"--tis-clip", "--tis-clip-low"}
+    if not settings.on("--use-tis"):
+        given = ("--tis-clip", "--tis-clip-low", "--custom-tis-function-path")
+        idle(draft, settings, given, "slime corrects by importance only with --use-tis")
+    config = settings.take("--custom-config-path")
+    if config:
+        why = _CORRECTIONS if settings.get("--custom-tis-function-path") else _CUSTOM
+        draft.note("not translated", config.shown, why, config.line)

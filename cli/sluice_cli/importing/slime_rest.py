@@ -190,5 +190,4 @@ REST: dict[str, Translation] = {
         "ci-test ci-disable-kl-checker ci-train-rollout-logprob-abs-diff-threshold "
         "ci-save-grad-norm ci-load-grad-norm",
     ),
-    "--custom-config-path": Lost("a generate function has its settings in rollout.functionArgs"),
 }

@@ -179,6 +179,58 @@ def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
     assert "sluice wants a reward: evaluation.datasets[].reward" in unwrapped(evaluated)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        pytest.param(
+            "--eval-prompt-data aime /d/aime.jsonl --n-samples-per-eval-prompt 16 --eval-top-p 0.7",
+            [
+                "--eval-prompt-data aime /d/aime.jsonl (line 1): slime evaluates nothing without "
+                "--eval-interval; here it is evaluation.everySteps",
+                "--n-samples-per-eval-prompt 16 (line 1): slime evaluates nothing without",
+                "--eval-top-p 0.7 (line 1): slime evaluates nothing without",
+            ],
+            id="evaluation without an interval",
+        ),
+        pytest.param(
+            "--eval-interval 5 --eval-max-response-len 99",
+            ["--eval-max-response-len 99 (line 1): there is no --eval-prompt-data to evaluate"],
+            id="evaluation without data",
+        ),
+        pytest.param("--tis-clip 3", ["--tis-clip 3 (line 1): slime corrects"], id="TIS"),
+        pytest.param("--opsm-delta 1e-3", ["--opsm-delta 1e-3 (line 1): slime masks"], id="OPSM"),
+        pytest.param(
+            "--kl-loss-coef 0.1",
+            ["--kl-loss-coef 0.1 (line 1): slime has this term of the loss only with"],
+            id="KL",
+        ),
+        pytest.param(
+            "--opd-kl-coef 0.5", ["--opd-kl-coef 0.5 (line 1): slime distils only with"], id="OPD"
+        ),
+        pytest.param(
+            "--use-tis --custom-tis-function-path mis.py:f --custom-config-path mis.yaml",
+            [
+                "--custom-config-path mis.yaml (line 1): the file is not read; its thresholds of "
+                "TIS and MIS are algorithm.offPolicy: method, low, high, reject, veto",
+            ],
+            id="thresholds of MIS",
+        ),
+        pytest.param(
+            "--custom-config-path own.yaml",
+            ["settings of a generate function go into rollout.functionArgs, thresholds of TIS"],
+            id="a configuration of one's own",
+        ),
+    ],
+)
+def test_what_has_no_effect_or_is_not_read_is_told(
+    tmp_path: Path, arguments: str, notes: list[str]
+) -> None:
+    result = slime(tmp_path, arguments)
+    for note in notes:
+        assert note in unwrapped(result)
+    assert "evaluation" not in spec_of(result)
+
+
 def test_slimes_async_trainer_is_one_step_off(tmp_path: Path) -> None:
     rollout = spec_of(slime(tmp_path, "", entry="train_async.py"))["rollout"]
     assert (rollout["mode"], rollout["maxStaleness"]) == ("async", 1)

@@ -161,3 +161,34 @@ def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None
 def test_options_of_hydra_in_two_words() -> None:
     said = unwrapped(verl("algorithm.adv_estimator=gae --config-name 'own_trainer.yaml'"))
     assert "own_trainer.yaml is not read here" in said
+
+
+@pytest.mark.parametrize(
+    ("mark", "environment", "expected"),
+    [
+        (".git", {}, "TMP/data"),
+        ("", {"PWD": "/work"}, "/work/data"),
+        ("", {}, "${PWD}/data"),
+    ],
+    ids=["a project", "a folder that is given", "nobody knows"],
+)
+def test_a_script_starts_in_its_project_or_in_an_unknown_folder(
+    tmp_path: Path, mark: str, environment: dict[str, str], expected: str
+) -> None:
+    (tmp_path / "examples").mkdir()
+    if mark:
+        (tmp_path / mark).mkdir()
+    path = tmp_path / "examples/run.sh"
+    path.write_text('PROJECT_DIR="$(pwd)"\nx "$PROJECT_DIR/data" "$PWD/data"\n')
+    [command] = read(path.read_text(), path, environment).commands
+    assert [word.text for word in command.words[1:]] == [expected.replace("TMP", str(tmp_path))] * 2
+    assert [word.missing for word in command.words[1:]] == [
+        ("PWD",) if expected.startswith("$") else ()
+    ] * 2
+
+
+def test_cd_goes_on_from_a_folder_that_is_not_known() -> None:
+    script = read_script('cd a\nx "$(pwd)"\ncd ../..\nx "$(pwd)"\ncd /b\nx "$(pwd)"\n')
+    words = [command.words[1] for command in script.commands if command.words[0].text == "x"]
+    assert [word.text for word in words] == ["${PWD}/a", "$(pwd)", "/b"]
+    assert [bool(word.missing) for word in words] == [True, True, False]
