@@ -196,7 +196,10 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
     with manifests():
         from sluice_cli.render import render_file
 
-        say(render_file(manifest, overrides or []))
+        objects, warnings = render_file(manifest, overrides or [])
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    say(objects)
 
 
 looking.register(app)

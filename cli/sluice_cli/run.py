@@ -19,7 +19,7 @@ from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_cli import containers as images
-from sluice_cli import contents
+from sluice_cli import contents, footprint
 from sluice_cli.continued import LENGTH, words
 from sluice_cli.ending import finish, write_summary
 from sluice_cli.monitor import Monitor, Snapshot
@@ -65,6 +65,8 @@ def run_here(
     check_files(job)
     contents.look(job, rows=CHECKED_ROWS).raise_problems()
     check_gpus(job)
+    if problem := footprint.shortage(job):
+        raise ManifestError(problem)
     check_engine(job)
     images.check(job, containers)
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sluice.api import ManifestError, RLJob, load_job
-from sluice_cli import contents
+from sluice_cli import contents, footprint
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
 from sluice_cli.resolve import check_files, resolve
@@ -100,6 +100,8 @@ def validate_file(path: Path, overrides: list[str], *, thoroughly: bool = False)
     check_files(here)
     findings = contents.look(here, run_code=True)
     validation.problems, validation.notes = findings.problems, findings.notes
+    if problem := footprint.shortage(here):
+        validation.notes.append(f"sluice run refuses it on this machine: {problem}")
     if thoroughly and not findings.problems:
         from sluice_cli import deep
 

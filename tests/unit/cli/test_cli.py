@@ -219,7 +219,7 @@ def test_render_prints_objects_that_kubernetes_would_take(job: Path) -> None:
 
     result = CliRunner().invoke(app, ["render", str(job), "--set", "rollout.replicas=2"])
     assert result.exit_code == 0
-    objects = list(YAML(typ="safe").load_all(result.output))
+    objects = list(YAML(typ="safe").load_all(result.stdout))
     pods = sorted(o["metadata"]["name"] for o in objects if o["kind"] == "Pod")
     assert pods == [
         "tiny-buffer-0-1-0",
@@ -228,6 +228,69 @@ def test_render_prints_objects_that_kubernetes_would_take(job: Path) -> None:
         "tiny-rollout-1-1-0",
         "tiny-trainer-0-1-0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        pytest.param([], ["model.path", "data.prompts[0].path", "reward.function"], id="relative"),
+        pytest.param(
+            [
+                "model.volume={nfs: {server: s, path: /}}",
+                "data.volume={nfs: {server: s, path: /}}",
+                "reward.function=lab.rewards.score",
+            ],
+            [],
+            id="in volumes and packages",
+        ),
+        pytest.param(
+            [
+                "model.path=/in/the/image",
+                "data.prompts=[{path: /in/the/image.jsonl}]",
+                "reward={type: math}",
+            ],
+            [],
+            id="of the images",
+        ),
+        pytest.param(
+            ["data.prompts=[{path: HERE/rows.jsonl}]", "reward={type: math}"],
+            ["model.path", "data.prompts[0].path"],
+            id="absolute, of this machine",
+        ),
+        pytest.param(
+            [
+                "model.path=/in/the/image",
+                "data.prompts=[{path: /mnt/x.jsonl}]",
+                "rollout.environment={command: [python, judge.py, --fast]}",
+                "reward.function=/mnt/code/judge.py:score",
+            ],
+            ["rollout.environment.command[1]"],
+            id="a word of a command",
+        ),
+    ],
+)
+def test_render_warns_of_files_that_pods_will_not_have(
+    job: Path, changes: list[str], warned: list[str]
+) -> None:
+    words = [word for text in changes for word in ("--set", text.replace("HERE", str(job.parent)))]
+    result = CliRunner().invoke(app, ["render", str(job), *words])
+    assert result.exit_code == 0, result.output
+    assert "warning: " not in result.stdout
+    fields = [line.split(": ")[1] for line in result.stderr.splitlines()]
+    assert sorted(fields) == sorted(f"spec.{field}" for field in warned)
+
+
+def test_a_mounted_file_is_no_local_one(job: Path) -> None:
+    mount = {"name": "mine", "mountPath": str(job.parent)}
+    template = {"spec": {"containers": [{"name": "trainer", "volumeMounts": [mount]}]}}
+    changes = [
+        f"model.path={job.parent}/model",
+        "data.prompts=[{path: /mnt/x.jsonl}]",
+        "reward={type: math}",
+        f"trainer.template={json.dumps(template)}",
+    ]
+    words = [word for text in changes for word in ("--set", text)]
+    assert CliRunner().invoke(app, ["render", str(job), *words]).stderr == ""
 
 
 def test_a_run_goes_on_only_with_its_own_manifest(job: Path, tmp_path: Path) -> None:

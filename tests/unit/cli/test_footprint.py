@@ -1,0 +1,161 @@
+"""A model that no layout brings into this machine is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.api import RLJobSpec
+from sluice_cli import footprint
+from sluice_cli.footprint import Machine, Needs, lacking, needs, parameters
+from tests.algorithm_cases import manifest
+from tests.unit.cli.conftest import Sluice
+
+QWEN3_8B = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
+QWEN3_30B_A3B = QWEN3_8B | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "moe_intermediate_size": 768,
+}
+GIB = 1 << 30
+
+
+def spec(**groups: Any) -> RLJobSpec:
+    cpu = {"trainer": {"steps": 1, "gpusPerNode": 0}, "rollout": {"gpusPerReplica": 0}}
+    return RLJobSpec.model_validate(manifest({}, cpu | groups))
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [(QWEN3_8B, 8.19), (QWEN3_30B_A3B, 30.5), ({"text_config": QWEN3_8B}, 8.19)],
+    ids=["dense", "mixture of experts", "with a part for pictures"],
+)
+def test_parameters_by_the_configuration(
+    config: dict[str, Any], billions: float, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    count = parameters(tmp_path)
+    assert count is not None
+    assert count / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_parameters_of_files_go_before_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    for number, shape in enumerate([[1000, 300], [7], []]):
+        tensor = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
+        header = json.dumps({"__metadata__": {"format": "pt"}, "weight": tensor}).encode()
+        file = tmp_path / f"model-{number}.safetensors"
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert parameters(tmp_path) == 300_008
+
+
+@pytest.mark.parametrize("config", ["{", "{}", '{"hidden_size": 8}', '{"kv_lora_rank": 4}'])
+def test_what_cannot_be_counted_is_left_to_other_checks(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert parameters(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ({}, Needs(memory=14 + 4)),
+        (
+            {"rollout": {"gpusPerReplica": 0, "replicas": 3}},
+            Needs(memory=14 + 12),
+        ),
+        (
+            {
+                "rollout": {"gpusPerReplica": 2},
+                "trainer": {"steps": 1, "nodes": 2, "gpusPerNode": 2},
+            },
+            Needs(trainer_gpu=14 // 4, engine_gpu=1),
+        ),
+        (
+            {
+                "rollout": {"gpusPerReplica": 1},
+                "trainer": {"steps": 1, "gpusPerNode": 1, "backend": "fsdp", "cpuOffload": "all"},
+            },
+            Needs(memory=12, engine_gpu=2),
+        ),
+        (
+            {
+                "rollout": {"gpusPerReplica": 1},
+                "trainer": {"steps": 1, "gpusPerNode": 1, "cpuOffload": "optimizer"},
+            },
+            Needs(memory=12, trainer_gpu=2, engine_gpu=2),
+        ),
+        ({"debug": {"rolloutOnly": True}}, Needs(memory=4)),
+    ],
+    ids=["CPU", "three engines", "GPUs", "all in the host", "optimizer in the host", "no trainer"],
+)
+def test_the_least_that_a_job_takes(groups: dict[str, Any], expected: Needs) -> None:
+    million = 10**6
+    least = needs(spec(**groups), million)
+    assert (least.memory, least.engine_gpu) == (
+        expected.memory * million,
+        expected.engine_gpu * million,
+    )
+    assert least.trainer_gpu // million == expected.trainer_gpu
+
+
+@pytest.mark.parametrize(
+    ("groups", "machine", "sentence"),
+    [
+        (
+            {},
+            Machine(64 * GIB),
+            "spec.model.path: a model of 8.0B parameters takes at least 134.1 GiB of memory here, "
+            "and this machine has 64.0 GiB: take a smaller model, or a machine with more",
+        ),
+        ({}, Machine(140 * GIB), ""),
+        (
+            {"rollout": {"gpusPerReplica": 1}, "trainer": {"steps": 1, "gpusPerNode": 1}},
+            Machine(64 * GIB, 80 * GIB),
+            "spec.model.path: a model of 8.0B parameters takes at least 104.3 GiB of each GPU of "
+            "the trainer, and one has 80.0 GiB: take a smaller model, or a machine with more, or "
+            "raise trainer.gpusPerNode, or trainer.cpuOffload",
+        ),
+        (
+            {"rollout": {"gpusPerReplica": 1}, "trainer": {"steps": 1, "gpusPerNode": 1}},
+            Machine(64 * GIB),
+            "",
+        ),
+    ],
+    ids=["too large", "may fit", "too large for a GPU", "nothing tells the GPU's memory"],
+)
+def test_a_shortage_is_told(groups: dict[str, Any], machine: Machine, sentence: str) -> None:
+    assert lacking(spec(**groups), 8 * 10**9, machine) == sentence
+
+
+def test_a_run_of_a_model_that_is_far_too_large_is_refused(task: Path, sluice: Sluice) -> None:
+    file = task / "model/config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    result = sluice("run", task / "job.yaml", "--run-dir", task / "run")
+    assert (result.exit_code, (task / "run").exists()) == (2, False), result.output
+    assert "takes at least" in result.output
+    result = sluice("validate", task / "job.yaml")
+    assert result.exit_code == 0, result.output
+    assert "note: sluice run refuses it on this machine: spec.model.path: a model of" in (
+        result.output
+    )
+
+
+def test_this_machine_has_memory() -> None:
+    assert footprint.this_machine().memory > 1 << 28
