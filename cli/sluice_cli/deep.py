@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice import causes
-from sluice.api import RLJob, RLJobSpec
+from sluice.api import Reward, RLJob, RLJobSpec
 from sluice.api.data import PromptSource
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, encode
@@ -18,7 +18,7 @@ from sluice.data.chat import PromptError
 from sluice.data.checking import reader_of
 from sluice.data.files import Row, read_source
 from sluice.data.make import made_rows
-from sluice.data.rows import PromptRow, RowError
+from sluice.data.rows import PromptRow, RowError, parse_row
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
@@ -51,44 +51,83 @@ class Trial:
     """The results of a try; problems: what no run survives."""
 
     prompts: list[Rendered] = field(default_factory=list)
-    judged: Judged | None = None
+    judged: list[Judged] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
         prompts = [asdict(prompt) for prompt in self.prompts]
-        return {"prompts": prompts, "reward": asdict(self.judged) if self.judged else None}
+        return {"prompts": prompts, "reward": asdict(self.judged[0]) if self.judged else None}
 
     def text(self) -> str:
         parts = [f"--- {p.where}: {p.tokens} tokens\n{p.text}" for p in self.prompts]
-        if self.judged is not None:
-            each = "".join(f", {name} {value:g}" for name, value in self.judged.parts.items())
+        for judged in self.judged:
+            named = "".join(f", {name} {value:g}" for name, value in judged.parts.items())
             parts.append(
-                f"--- reward of the label {self.judged.label!r} as the answer to "
-                f"{self.judged.where}: {self.judged.reward:g}{each}"
+                f"--- reward of the label {judged.label!r} as the answer to "
+                f"{judged.where}: {judged.reward:g}{named}"
             )
         return "\n".join(parts)
 
 
 def try_out(job: RLJob) -> Trial:
-    """Render the first ten prompts and judge the first label, taken as an answer: as workers do."""
+    """Render the first ten prompts, and judge as workers do: of each source of prompts and each
+    data set of the evaluation the first label, taken as an answer.
+    """
     trial, spec = Trial(), job.spec
     try:
         tokenizer = chat.load_tokenizer(
             Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
         )
-        first = _rendered(trial, spec, tokenizer)
-        if spec.judged and spec.reward is not None:
-            trial.judged = asyncio.run(_judged(spec, tokenizer, *first))
+        firsts = _rendered(trial, spec, tokenizer)
+        trained = firsts if spec.judged and spec.reward is not None else []
+        rows: dict[str, tuple[Reward | None, list[tuple[str, PromptRow]]]] = {
+            "spec.reward": (spec.reward, trained)
+        }
+        for place, reward, row in _evaluated(spec):
+            rows.setdefault(place, (reward, []))[1].append(row)
+        for place, (judge, of_judge) in rows.items():
+            if judge is not None and of_judge:
+                _judge(trial, place, judge, of_judge, tokenizer, spec.samples_per_prompt)
     except ConfigurationError as error:
         trial.problems.append(str(error))
-    except RewardError as error:
-        trial.problems.append(f"spec.reward: {error}")
     return trial
 
 
-def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> tuple[str, PromptRow]:
-    """Fill the trial's prompts; where the first one stands, and its row."""
-    rows = []
+def _judge(
+    trial: Trial,
+    place: str,
+    reward: Reward,
+    rows: list[tuple[str, PromptRow]],
+    tokenizer: Any,
+    group: int,
+) -> None:
+    """Judge rows with a reward; what it raises is a problem of its field, once for all rows."""
+    try:
+        count = group if reward.group else 1
+        trial.judged += asyncio.run(_judged(reward, rows, tokenizer, count))
+    except RewardError as error:
+        trial.problems.append(f"{place}: {error}")
+
+
+def _evaluated(spec: RLJobSpec) -> Iterator[tuple[str, Reward, tuple[str, PromptRow]]]:
+    """(field of its reward, reward, first row) of each data set of the evaluation."""
+    for position, dataset in enumerate(spec.evaluation.datasets if spec.evaluation else []):
+        reward = dataset.reward or spec.reward
+        if reward is None:  # its environment judges it
+            continue
+        at = f"spec.evaluation.datasets[{position}]"
+        place = f"{at}.reward" if dataset.reward else "spec.reward"
+        located = _of_file(dataset) if dataset.path else _of_code(dataset, f"{at}.source")
+        for where, row in islice(located, 1):
+            try:
+                yield place, reward, (where, parse_row(row, dataset))
+            except RowError as error:
+                raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple[str, PromptRow]]:
+    """Fill the trial's prompts; (place, row) of the first one of each source."""
+    firsts: dict[int, tuple[str, PromptRow]] = {}
     for where, source, row in _rows(spec):
         try:
             parsed = reader_of(spec)(row, source)
@@ -96,10 +135,10 @@ def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> tuple[str, Promp
         except (PromptError, RowError) as error:
             raise ConfigurationError(f"{where}: {error}") from error
         trial.prompts.append(Rendered(where, tokens, text))
-        rows.append((where, parsed))
-    if not rows:
+        firsts.setdefault(id(source), (where, parsed))
+    if not firsts:
         raise ConfigurationError("spec.data.prompts: there is no row")
-    return rows[0]
+    return list(firsts.values())
 
 
 def _seen(tokenizer: Any, source: PromptSource, row: PromptRow) -> tuple[str, int]:
@@ -123,7 +162,8 @@ def _rows(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, Row]]:
     """(where, source, row): ten first rows in all, of each source equally many."""
     each = max(PROMPTS // len(spec.data.prompts), 1)
     for position, source in enumerate(spec.data.prompts[:PROMPTS]):
-        rows = _of_file(source) if source.path else _of_code(source, position)
+        place = f"spec.data.prompts[{position}].source"
+        rows = _of_file(source) if source.path else _of_code(source, place)
         yield from ((where, source, row) for where, row in islice(rows, each))
 
 
@@ -131,9 +171,8 @@ def _of_file(source: PromptSource) -> Iterator[tuple[str, Row]]:
     return ((located.where, located.row) for located in read_source(source.path or ""))
 
 
-def _of_code(source: PromptSource, position: int) -> Iterator[tuple[str, Row]]:
+def _of_code(source: PromptSource, where: str) -> Iterator[tuple[str, Row]]:
     assert source.source is not None
-    where = f"spec.data.prompts[{position}].source"
     try:
         rows = enumerate(made_rows(source.source.function, source.source.args, PROMPTS))
         yield from ((f"{where}: row {number}", row) for number, row in rows)
@@ -143,19 +182,25 @@ def _of_code(source: PromptSource, position: int) -> Iterator[tuple[str, Row]]:
         raise ConfigurationError(f"{where}: {causes.cause(error)}") from error
 
 
-async def _judged(spec: RLJobSpec, tokenizer: Any, where: str, row: PromptRow) -> Judged:
-    """Raises RewardError."""
-    assert spec.reward is not None
-    response = "" if row.label is None else str(row.label)
-    tokens = [int(i) for i in tokenizer.encode(response, add_special_tokens=False)]
-    judge = Judge(spec.reward, workers=1)
+async def _judged(
+    reward: Reward, rows: list[tuple[str, PromptRow]], tokenizer: Any, count: int
+) -> list[Judged]:
+    """Judge the label of each row as its answer, as `count` samples of a group.
+
+    Raises RewardError, with the place of a row that the reward fails at.
+    """
+    judged = []
+    judge = Judge(reward, workers=1)
     try:
         await judge.check()
-        [outcome] = await judge(
-            [RewardInput(row.prompt, response, row.label, row.metadata, tokens, len(tokens))]
-        )
+        for where, row in rows:
+            response = "" if row.label is None else str(row.label)
+            tokens = [int(i) for i in tokenizer.encode(response, add_special_tokens=False)]
+            sample = RewardInput(row.prompt, response, row.label, row.metadata, tokens, len(tokens))
+            outcome = (await judge([sample] * count))[0]
+            if isinstance(outcome, RewardError):
+                raise RewardError(f"{outcome} (the label of {where} as the answer)")
+            judged.append(Judged(where, response, row.label, *outcome))
     finally:
         await judge.close()
-    if isinstance(outcome, RewardError):
-        raise outcome
-    return Judged(where, response, row.label, *outcome)
+    return judged

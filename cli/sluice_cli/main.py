@@ -175,7 +175,7 @@ def validate(
     deep: Annotated[
         bool,
         typer.Option(
-            "--deep", help="Also render ten prompts and call the reward once, and print both."
+            "--deep", help="Also render ten prompts and call each reward, and print both."
         ),
     ] = False,
     output: Output = Format.TEXT,

@@ -186,6 +186,57 @@ def test_deep_tells_what_the_reward_raised(task: Path, sluice: Sluice) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "harm", "message"),
+    [
+        pytest.param(
+            "def score(sample):\n    return 1 / (sample.label != '9999')\n",
+            lambda task: row_of(task / "eval.jsonl", '{"prompt": "max 1 =", "label": "9999"}'),
+            "spec.reward: {task}/reward.py:score raised ZeroDivisionError: division by zero "
+            "(reward.py:2) (the label of {task}/eval.jsonl:1 as the answer)",
+            id="a row of the evaluation",
+        ),
+        pytest.param(
+            "def score(sample):\n    return 1\n"
+            "def evaluated(sample):\n    return sample.metadata['key']\n",
+            lambda task: own_reward(task, "evaluated"),
+            "spec.evaluation.datasets[0].reward: {task}/reward.py:evaluated raised KeyError: 'key'",
+            id="a reward of the evaluation",
+        ),
+        pytest.param(
+            "def score(samples):\n    assert len(samples) == 1\n    return [1.0]\n",
+            lambda task: grouped(task),
+            "spec.reward: {task}/reward.py:score raised AssertionError",
+            id="a reward of a whole group",
+        ),
+    ],
+)
+def test_deep_calls_every_reward(
+    task: Path, sluice: Sluice, code: str, harm: Break, message: str
+) -> None:
+    (task / "reward.py").write_text(code)
+    harm(task)
+    result = sluice("validate", task / "job.yaml", "--deep")
+    assert result.exit_code == 2, result.output
+    assert message.format(task=task) in result.output
+
+
+def row_of(file: Path, text: str) -> None:
+    file.write_text(text + "\n")
+
+
+def own_reward(task: Path, function: str) -> None:
+    document = YAML(typ="safe").load((task / "job.yaml").read_text())
+    document["spec"]["evaluation"]["datasets"][0]["reward"] = {"function": f"reward.py:{function}"}
+    YAML().dump(document, task / "job.yaml")
+
+
+def grouped(task: Path) -> None:
+    document = YAML(typ="safe").load((task / "job.yaml").read_text())
+    document["spec"]["reward"]["group"] = True
+    YAML().dump(document, task / "job.yaml")
+
+
 def test_errors_come_last(task: Path, sluice: Sluice) -> None:
     row(task, 2, json.dumps({"prompt": "max " + "1 " * 70 + "=", "label": "1"}))
     (task / "reward.py").write_text("def score(sample):\n    return sample.labell\n")
