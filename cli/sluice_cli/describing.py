@@ -48,10 +48,10 @@ def explain(
 ) -> None:
     """Explain a field of an RLJob: type, default, meaning, when it may change, what is in it."""
     with manifests():
-        from sluice.api.explain import found
+        from sluice.api.explain import find
         from sluice_cli.output import written
 
-        field_of_job = found(field)
+        field_of_job = find(field)
         say(field_of_job.text() if output is Format.TEXT else written(field_of_job.facts(), output))
 
 

@@ -52,7 +52,7 @@ def shortage(job: RLJob) -> str:
 
 
 def lacking(spec: RLJobSpec, count: int, machine: Machine) -> str:
-    """What a machine lacks for a model of so many parameters, in a sentence; empty: nothing."""
+    """Say in a sentence why a machine is too small for so many parameters; empty: it may do."""
     least = needs(spec, count)
     model = f"spec.model.path: a model of {_billions(count)} parameters"
     cure = "take a smaller model, or a machine with more"

@@ -312,7 +312,7 @@ def advice(failure: LastFailure, job: KubeObject, directory: Path | None) -> str
 
 
 def _advice_on_kill(failure: LastFailure, logs: str, *, on_cluster: bool) -> str:
-    """What to do about SIGKILL or SIGTERM, of which nobody left a trace."""
+    """Advise on a container that was ended by SIGKILL or SIGTERM, without a trace of the sender."""
     killed = failure.exit_code == 137
     if on_cluster:
         who = "the node's out-of-memory killer, or somebody, killed it" if killed else ""

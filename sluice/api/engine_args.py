@@ -29,7 +29,7 @@ class RefusedArgument:
     only: tuple[str, ...] = ()
 
     def refuses(self, value: Any) -> bool:
-        """Whether the argument with this value is refused."""
+        """True if the argument is refused with this value."""
         if value is False:
             return False
         return str(value) in self.only if self.only else str(value) not in self.harmless
@@ -117,10 +117,11 @@ def schema() -> dict[str, Any]:
 
 def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool = True) -> Rule:
     """Rule of a spec that refuses arguments. trained: only in a job that trains."""
-    found = [argument.cel(name) for argument in arguments for name in argument.spellings()]
+    conditions = [argument.cel(name) for argument in arguments for name in argument.spellings()]
     excused = "self.debug.rolloutOnly || " if trained else ""
     return Rule(
-        f"{excused}!has(self.rollout.engineArgs) || ![{', '.join(found)}].exists(refused, refused)",
+        f"{excused}!has(self.rollout.engineArgs) || "
+        f"![{', '.join(conditions)}].exists(refused, refused)",
         lambda spec: (
             (trained and spec.debug.rollout_only)
             or not _refused(arguments, spec.rollout.engine_args)
@@ -132,11 +133,11 @@ def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool =
     )
 
 
-def _refused(arguments: Sequence[RefusedArgument], given: Mapping[str, Any]) -> list[str]:
+def _refused(arguments: Sequence[RefusedArgument], engine_args: Mapping[str, Any]) -> list[str]:
     by_name = {argument.name: argument for argument in arguments}
     return [
         name
-        for name, value in given.items()
+        for name, value in engine_args.items()
         if (argument := by_name.get(kebab(name))) and argument.refuses(value)
     ]
 

@@ -122,7 +122,7 @@ class FoundFields:
         return "\n".join([f"{self.name} is a field in {len(self.fields)} places:", *lines])
 
 
-def found(text: str) -> ExplainedField | FoundFields:
+def find(text: str) -> ExplainedField | FoundFields:
     """The field that a path names (`explained`), or else the fields that end so anywhere: `lr`,
     `trainer.lr`. Raises ManifestError if there is none.
     """

@@ -51,7 +51,7 @@ def _sections(path: str, schema: dict[str, Any]) -> list[str]:
 
 
 def is_free(schema: dict[str, Any]) -> bool:
-    """Whether an object takes any field. Its schema then names only those that rules look at."""
+    """True if an object takes any field; its schema then names only those that rules look at."""
     return bool(schema.get("x-kubernetes-preserve-unknown-fields"))
 
 

@@ -282,10 +282,10 @@ def read_script(
     one. here: the folder that it starts in, if it is known; PWD of the environment goes before it.
     open_file: the text of a file that it sources, or None.
     """
-    given = dict(environment or {})
-    if (start := given.pop("PWD", None)) is not None:
+    outside = dict(environment or {})
+    if (start := outside.pop("PWD", None)) is not None:
         here = Argument(start, 0)
-    variables = Variables(environment=given, source=source)
+    variables = Variables(environment=outside, source=source)
     variables.values["PWD"] = here or Argument("${PWD}", 0, ("PWD",))
     script = Script(variables, open=open_file)
     with contextlib.suppress(EndError, LeaveError):

@@ -196,13 +196,13 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     columns = {
         field: str(setting.value) for field, name in keys if (setting := settings.take(name))
     }
-    given = [name for name in settings if name.startswith(_OF_EVALUATION)]
+    names = [name for name in settings if name.startswith(_OF_EVALUATION)]
     if interval is None:
         why = "slime evaluates nothing without --eval-interval; here it is evaluation.everySteps"
-        idle(draft, settings, given, why)
+        idle(draft, settings, names, why)
         return
     if data is None:
-        rest = [name for name in given if name != "--eval-config"]
+        rest = [name for name in names if name != "--eval-config"]
         why = "there is no --eval-prompt-data to evaluate; here it is evaluation.datasets"
         idle(draft, settings, rest, why)
         return
@@ -213,7 +213,7 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
             "slime judges it with the teacher's function; sluice wants a reward: "
             "evaluation.datasets[].reward"
         )
-        idle(draft, settings, given, why)
+        idle(draft, settings, names, why)
         draft.drop("evaluation.everySteps")
         return
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)

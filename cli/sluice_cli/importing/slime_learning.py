@@ -27,8 +27,8 @@ def distillation(draft: Draft, settings: Settings) -> None:
         settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
     )
     if not settings.on("--use-opd"):
-        given = ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
-        idle(draft, settings, given, "slime distils only with --use-opd")
+        names = ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
+        idle(draft, settings, names, "slime distils only with --use-opd")
         return
     url = settings.get("--rm-url")
     if kind and kind.value == "sglang" and url:
@@ -121,8 +121,8 @@ def algorithm(draft: Draft, settings: Settings) -> None:
             real,
         )
     if not settings.on("--use-tis"):
-        given = ("--tis-clip", "--tis-clip-low", "--custom-tis-function-path")
-        idle(draft, settings, given, "slime corrects by importance only with --use-tis")
+        names = ("--tis-clip", "--tis-clip-low", "--custom-tis-function-path")
+        idle(draft, settings, names, "slime corrects by importance only with --use-tis")
     config = settings.take("--custom-config-path")
     if config:
         why = _CORRECTIONS if settings.get("--custom-tis-function-path") else _CUSTOM

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from sluice.api import ManifestError
 from sluice.api.changes import CONTINUED, MUTABLE
-from sluice.api.explain import completions, explained, found
+from sluice.api.explain import completions, explained, find
 from sluice_cli.main import app
 
 
@@ -83,7 +83,7 @@ def test_what_is_in_a_field_is_listed_with_its_rules() -> None:
     ],
 )
 def test_a_field_is_found_by_its_name_alone(text: str, fields: list[str]) -> None:
-    result = found(text)
+    result = find(text)
     assert [each.field for each in getattr(result, "fields", [result])] == fields
 
 

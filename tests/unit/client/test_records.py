@@ -1,4 +1,4 @@
-"""What a run wrote, as plain data and as a data frame."""
+"""Records of a run, as plain data and as a data frame."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def kills() -> tuple[int, ...]:
 
 def counter(text: str, name: str) -> int:
     """The counter of a name in lines of `name value`; 0 if there is none."""
-    found = re.search(rf"^{name} (\d+)$", text, re.MULTILINE)
-    return int(found.group(1)) if found else 0
+    match = re.search(rf"^{name} (\d+)$", text, re.MULTILINE)
+    return int(match.group(1)) if match else 0
 
 
 def cgroup_files() -> list[Path]:
