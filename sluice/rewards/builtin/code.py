@@ -1,4 +1,4 @@
-"""Programs: the last code block of a response, run against the row's tests in the sandbox.
+"""Programs: the last Python block of a response, run against the row's tests in the sandbox.
 
 `score` is 1 where every test passes, else 0; `passed` is the share of tests that pass (`reward.key:
 passed` gives that as partial credit). A program that is wrong, crashes or takes too long gets 0,
@@ -8,21 +8,24 @@ expected outputs: they are compared here.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
 from functools import cache
 from typing import Any
 
-from sluice.rewards.builtin.code_cases import Case, cases_of
+from sluice.rewards.builtin.code_cases import Case, cases_of, read_json
 from sluice.rewards.builtin.extraction import after_thinking
 from sluice.rewards.judging import configuration
 from sluice.rewards.sandbox import Ran, Sandbox, hide
 from sluice.rewards.types import RewardInput
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_PYTHON = ("", "python", "python3", "py")
+_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)(?P<fence>`{3,}|~{3,})"
+    r"[ \t]*(?P<language>[\w+-]*)[^\n]*\n(?P<body>.*?)^[ \t]*(?P=fence)",
+    re.DOTALL | re.MULTILINE,
+)
+_PYTHON = ("python", "python3", "py")
 _SHARE_OF_TIME = 0.9  # of a sample's time limit: past that, the judge would think that we hang
 _PROGRAM_BYTES = 1 << 20
 
@@ -57,11 +60,24 @@ def _sandbox() -> Sandbox:
 
 
 def _program(response: str) -> str:
-    """The last Python block; a response without any block is taken as the program itself."""
+    """Return the last block that is labelled Python, else the last one without a label.
+
+    Behind a labelled block, one without a label is sample output. A response without any block is
+    the program itself.
+    """
     text = after_thinking(response)
-    blocks = [body for language, body in _BLOCK.findall(text) if language.lower() in _PYTHON]
-    program: str = blocks[-1] if blocks else "" if "```" in text else text
+    blocks = [(match["language"].lower(), _body(match)) for match in _BLOCK.finditer(text)]
+    labelled = [body for language, body in blocks if language in _PYTHON]
+    unlabelled = [body for language, body in blocks if not language]
+    fenced = "```" in text or "~~~" in text
+    program = (labelled or unlabelled or ["" if fenced else text])[-1]
     return program if len(program) <= _PROGRAM_BYTES and "\0" not in program else ""
+
+
+def _body(block: re.Match[str]) -> str:
+    """Return the text of a block without the indentation of its fence (CommonMark, 4.5)."""
+    indent = len(block["indent"].expandtabs(4))
+    return re.sub(rf"^[ \t]{{0,{indent}}}", "", block["body"], flags=re.MULTILINE)
 
 
 def _passes(test: Case, ran: Ran) -> bool:
@@ -72,8 +88,8 @@ def _passes(test: Case, ran: Ran) -> bool:
     if "call" not in test.request:
         return same_output(ran.output, str(test.expected))
     try:
-        return same_value(json.loads(ran.output), test.expected)
-    except ValueError:
+        return same_value(read_json(ran.output), test.expected)
+    except (ValueError, RecursionError):  # no JSON, or nested too deep to be an answer
         return False
 
 
@@ -95,9 +111,10 @@ def _same_word(ours: str, theirs: str) -> bool:
     if "." not in theirs and "." not in ours:
         return False
     try:
-        return math.isclose(float(ours), float(theirs), rel_tol=1e-6, abs_tol=1e-9)
+        a, b = float(ours), float(theirs)
     except ValueError:
         return False
+    return math.isfinite(a) and math.isfinite(b) and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def same_value(ours: Any, expected: Any) -> bool:
@@ -116,6 +133,8 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, float) or isinstance(b, float):
-        numbers = isinstance(a, int | float) and isinstance(b, int | float)
-        return numbers and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+        try:
+            return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+        except (TypeError, OverflowError):  # no number, or an integer beyond all floats
+            return False
     return bool(a == b)

@@ -12,7 +12,9 @@ The label is one of them, as an object or as JSON text.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from sluice.rewards.types import RewardError, RewardInput, shown
@@ -31,8 +33,8 @@ def cases_of(sample: RewardInput) -> list[Case]:
     label = sample.label
     if isinstance(label, str):
         try:
-            label = json.loads(label)
-        except ValueError:
+            label = read_json(label)
+        except (ValueError, RecursionError):
             raise RewardError(
                 f"label: code needs tests as JSON, got {shown(sample.label)}"
             ) from None
@@ -50,6 +52,19 @@ def cases_of(sample: RewardInput) -> list[Case]:
             f"[{{input, output}}] with at least one test, got {shown(sample.label)}"
         )
     return tests
+
+
+def read_json(text: str) -> Any:
+    """Parse JSON, with integers of any number of digits.
+
+    Python refuses to parse more than `sys.get_int_max_str_digits()` of them, for that takes
+    quadratic time; a Decimal takes linear time and equals the same integer. Raises ValueError, or
+    RecursionError if it is nested too deep.
+    """
+    limit = sys.get_int_max_str_digits() or len(text)
+    return json.loads(
+        text, parse_int=lambda digits: int(digits) if len(digits) < limit else Decimal(digits)
+    )
 
 
 def _from_object(label: dict[str, Any]) -> list[Case]:
@@ -105,7 +120,14 @@ def _test(input_: Any, wanted: Any, function: str | None) -> Case:
         raise RewardError(
             f"label: inputs of {function} must be a list of arguments, got {shown(input_)}"
         )
-    return Case({"call": function, "arguments": json.dumps(arguments)}, _value(wanted))
+    try:
+        request = {"call": function, "arguments": json.dumps(arguments)}
+    except (TypeError, ValueError):
+        raise RewardError(
+            f"label: inputs of {function} must be JSON with integers of at most "
+            f"{sys.get_int_max_str_digits()} digits, got {shown(input_)}"
+        ) from None
+    return Case(request, _value(wanted))
 
 
 def _text(value: Any) -> str:
@@ -119,6 +141,6 @@ def _value(wanted: Any) -> Any:
     if not isinstance(wanted, str):
         return wanted
     try:
-        return json.loads(wanted)
-    except ValueError:
+        return read_json(wanted)
+    except (ValueError, RecursionError):
         return wanted

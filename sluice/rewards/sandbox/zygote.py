@@ -201,6 +201,7 @@ def _be_the_test(
         _confine(directory, limits, layers, zygote)
         tempfile.tempdir = directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 20_000))
+        sys.set_int_max_str_digits(0)  # judges of contests print integers of any length
         code = _perform(request, prelude, token)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

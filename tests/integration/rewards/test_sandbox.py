@@ -58,6 +58,10 @@ def run(sandbox: Sandbox, source: str, **changes: Any) -> Ran:
         ("print('é−')", "é−"),
         ("import sys; print('before'); sys.exit()", "before"),
         (
+            "print(len(str(10**5000)))",
+            "5001",
+        ),
+        (
             "import os; print(sorted(os.environ))",
             "['LANG', 'MKL_NUM_THREADS', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'PATH']",
         ),

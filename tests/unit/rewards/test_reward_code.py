@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from sluice.rewards import RewardError, RewardInput
-from sluice.rewards.builtin.code import _program, same_output, same_value
+from sluice.rewards.builtin.code import _passes, _program, same_output, same_value
 from sluice.rewards.builtin.code_cases import Case, cases_of
-from sluice.rewards.sandbox import Isolation
+from sluice.rewards.sandbox import Isolation, Ran
 
 
 def sample(label: Any, **metadata: Any) -> RewardInput:
@@ -122,6 +123,8 @@ def test_a_label_that_is_no_test_is_told_what_is(label: Any, message: str) -> No
         ("1\n2", "1 2", False),
         ("", "", True),
         ("yes", "YES", False),
+        ("1" * 400 + ".0", "2" * 400 + ".0", False),  # both beyond floats
+        ("1" + "0" * 5000, "1" + "0" * 5000, True),
     ],
 )
 def test_outputs(output: str, expected: str, same: bool) -> None:
@@ -138,8 +141,10 @@ def test_outputs(output: str, expected: str, same: bool) -> None:
         ({"a": [1]}, {"a": [1.0]}, True),
         ("1", 1, False),
         (None, None, True),
+        (10**400, 1.5, False),
+        (Decimal(10**400), 10**400, True),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:20],
 )
 def test_values(ours: Any, expected: Any, same: bool) -> None:
     assert same_value(ours, expected) is same
@@ -155,10 +160,44 @@ def test_values(ours: Any, expected: Any, same: bool) -> None:
         ("print(1)", "print(1)"),
         ("```python\ncut off", ""),
         ("x\0y", ""),
+        ("```python\nprint(1)\n```\nOutput:\n```\n1\n```", "print(1)\n"),
+        ("```\nx = 1\n```\nor\n```\nx = 2\n```", "x = 2\n"),
+        ("```text\n1\n```\n```bash\nls\n```", ""),
+        ("1. first\n   ```python\n   if x:\n       y()\n   ```", "if x:\n    y()\n"),
+        ("- ```python\n  x = 1\n  ```", "x = 1\n"),
+        ("\t```py\n\tx = 1\n\t```", "x = 1\n"),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("````python\n#\n```\n#\n````", "#\n```\n#\n"),
+        ("<think>```python\nx = 1\n```", ""),
     ],
 )
 def test_the_last_python_block_is_the_program(response: str, program: str) -> None:
     assert _program(response) == program
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "passes"),
+    [
+        ("1" + "0" * 5000, "1" + "0" * 5000, True),
+        ("1" + "0" * 5000, "2" + "0" * 5000, False),
+        ("[" * 3000 + "]" * 3000, "[1]", False),
+        ("1" + "0" * 400, "1.5", False),
+        ("no json", "[1]", False),
+    ],
+    ids=["long integer", "other long integer", "3,000 deep", "beyond floats", "no json"],
+)
+def test_a_result_that_cannot_be_read_fails_its_test_and_not_the_sample(
+    output: str, expected: str, passes: bool
+) -> None:
+    label = {"inputs": [[]], "outputs": [expected], "fn_name": "f"}
+    (case,) = cases_of(sample(label))
+    assert _passes(case, Ran("ok", output, "")) is passes
+
+
+def test_an_argument_of_too_many_digits_is_refused_with_its_function() -> None:
+    label = '{"inputs": [[' + "9" * 5000 + ']], "outputs": [1], "fn_name": "f"}'
+    with pytest.raises(RewardError, match="inputs of f must be JSON with integers of at most 4300"):
+        cases_of(sample(label))
 
 
 def test_a_missing_layer_is_named_with_its_cause_and_its_meaning() -> None:
