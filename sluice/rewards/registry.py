@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sluice.rewards.builtin.contains import contains
 from sluice.rewards.builtin.dapo import dapo
 from sluice.rewards.builtin.exact_match import exact_match
-from sluice.rewards.builtin.extraction import boxed
+from sluice.rewards.builtin.extraction import answer_box
 from sluice.rewards.builtin.f1 import f1
 from sluice.rewards.builtin.gsm8k import gsm8k
 from sluice.rewards.builtin.multiple_choice import gpqa, multiple_choice
@@ -97,7 +97,7 @@ def choose(sample: RewardInput, default: str | None) -> tuple[str | None, Reward
     if name.startswith(_BOXED):
         name, sample = (
             name.removeprefix(_BOXED),
-            replace(sample, response=boxed(sample.response) or ""),
+            replace(sample, response=answer_box(sample.response) or ""),
         )
     if name not in here and name not in in_pool:
         raise RewardError(

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluice.rewards.builtin import dapo, gsm8k
-from sluice.rewards.builtin.extraction import after_thinking, boxed
+from sluice.rewards.builtin.extraction import answer_box
 from sluice.rewards.builtin.math_prm800k import hendrycks
 from sluice.rewards.types import Judgement, answer_number
 from sluice.sample import PREDICTION
 
 
 def _boxed(response: str) -> str | None:
-    answer = boxed(response)
+    answer = answer_box(response)
     return None if answer is None else hendrycks(answer)
 
 
 READERS: dict[str, Callable[[str], str | None]] = {
     "dapo": dapo.said,
-    "deepscaler": lambda response: _boxed(after_thinking(response)),
+    "deepscaler": _boxed,
     "gsm8k": gsm8k.said,
     "math": _boxed,
     "math_prm800k": _boxed,

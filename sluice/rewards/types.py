@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from numbers import Integral, Real
 from typing import Any
 
 from sluice.sample import PREDICTION, Messages
@@ -24,6 +27,8 @@ _LONGEST_NAME = 128
 _SHOWN = 200
 _LONGEST_MESSAGE = 2000
 _LONGEST_DETAILS = 20_000
+_LARGEST_EXPONENT = 400
+_SCIENTIFIC = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}\s*")
 
 
 class RewardError(Exception):
@@ -121,9 +126,29 @@ def shown(value: Any) -> str:
 
 
 def label_text(sample: RewardInput, reward: str) -> str:
-    """The label of a reward that needs one, as text. Raises RewardError where there is none."""
+    """The label of a reward that needs one, as `as_text`. Raises RewardError if there is none."""
     if sample.label is None or isinstance(sample.label, dict | list):
         raise RewardError(
             f"label: {reward} needs a text or a number, the row has {shown(sample.label)}"
         )
-    return str(sample.label)
+    return as_text(sample.label)
+
+
+def as_text(value: Any) -> str:
+    """Return a label, or what is compared with one, as the text that a person writes for it.
+
+    A column of whole numbers with a null comes out of Parquet as floats, and JSON may write a
+    number in powers of ten: 7.0 is "7", 1e-05 is "0.00001" and "1.5e3" is "1500". Other texts stay.
+    """
+    is_number = isinstance(value, Real | Decimal) and not isinstance(value, Integral)
+    if not is_number and not (isinstance(value, str) and _SCIENTIFIC.fullmatch(value)):
+        return str(value)
+    try:
+        number = Decimal(str(value).strip())
+    except InvalidOperation:  # a Fraction
+        return str(value)
+    if not number.is_finite() or abs(number.adjusted()) > _LARGEST_EXPONENT:
+        return str(value)
+    digits = f"{number:f}"
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return "0" if digits == "-0" else digits

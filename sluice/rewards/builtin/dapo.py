@@ -3,18 +3,21 @@ it.
 
 The answer is what follows the last "Answer:" in the last 300 characters; where there is none, the
 last box's content, as in verl, for prompts of other sources ask for one. Answer and label are
-brought into the plain form of Minerva's grader (Lewkowycz et al. 2022, appendix D.1). `score` is 1
-or -1, `acc` 1 or 0.
+brought into the plain form of Minerva's grader (Lewkowycz et al. 2022, appendix D.1), which drops
+much: an answer that cannot be right before that (`notation.contradicts`) is wrong. `score` is 1 or
+-1, `acc` 1 or 0.
 """
 
 from __future__ import annotations
 
 import re
 
-from sluice.rewards.builtin.extraction import boxed
+from sluice.rewards.builtin.extraction import after_thinking, boxed
+from sluice.rewards.builtin.notation import contradicts
 from sluice.rewards.types import RewardError, RewardInput, label_text
 
 _END = 300
+_GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 _WHOLE = re.compile(r"-?\d+\.0+")
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 # In this order: a later one may need that an earlier one has run.
@@ -72,17 +75,27 @@ _UNWRAPPED = tuple(re.compile(rf"\\{name}\{{(.*?)\}}") for name in ("text", "tex
 
 
 def dapo(sample: RewardInput) -> dict[str, float]:
-    label = _label(label_text(sample, "dapo"))
-    right = said(sample.response) == label
+    text = label_text(sample, "dapo")
+    label, answer = _label(text), _announced(sample.response)
+    right = answer is not None and plain(answer) == label and not contradicts(_bare(answer), text)
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
 def said(response: str) -> str | None:
     """The answer of a response, in plain form; None: there is none."""
-    end = response[-_END:]
-    answers = _ANSWER.findall(end)
-    answer = answers[-1] if answers else boxed(end)
+    answer = _announced(response)
     return None if answer is None else plain(answer)
+
+
+def _announced(response: str) -> str | None:
+    end = after_thinking(response)[-_END:]
+    answers = _ANSWER.findall(end)
+    return answers[-1] if answers else boxed(end)
+
+
+def _bare(answer: str) -> str:
+    """An answer without its box and without the token that ends a turn."""
+    return re.sub(r"<\|\w+\|>", "", boxed(answer) or answer)
 
 
 def _label(text: str) -> str:
@@ -107,5 +120,5 @@ def plain(answer: str) -> str:
     answer = re.sub(r"\\boxed\{(.*)\}", r"\1", answer)
     answer = re.sub(r"(frac)([^{])(.)", r"frac{\2}{\3}", answer)
     answer = re.sub(r"(sqrt)([^{])", r"sqrt{\2}", answer).replace("$", "")
-    digits = answer.replace(",", "")
-    return (digits if digits.isdigit() else answer).strip()
+    answer = answer.strip()
+    return answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer

@@ -4,7 +4,7 @@ of thinking, 0.
 
 from __future__ import annotations
 
-from sluice.rewards.builtin.extraction import THINK_END, boxed
+from sluice.rewards.builtin.extraction import THINK_END, after_thinking, boxed
 from sluice.rewards.builtin.math_prm800k import agree, unboxed
 from sluice.rewards.types import RewardInput, label_text
 
@@ -14,7 +14,7 @@ _RESPONSE = "###Response"
 def deepscaler(sample: RewardInput) -> float:
     label, text = label_text(sample, "deepscaler"), sample.response
     if THINK_END in text:
-        text = text.rpartition(THINK_END)[2]
+        text = after_thinking(text)
     elif _RESPONSE in text:
         text = text.split(_RESPONSE)[1]
     else:

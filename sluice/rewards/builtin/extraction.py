@@ -1,16 +1,24 @@
-"""Where in a response the answer stands."""
+"""Find the answer in a response: behind the thought, in the last box."""
 
 from __future__ import annotations
 
 import re
 
 _BRACE = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
-THINK_END = "</think>"
+THINK_START, THINK_END = "<think>", "</think>"
 
 
 def after_thinking(response: str) -> str:
-    """The text after the last `</think>`; all of it where there is none."""
-    return response.rpartition(THINK_END)[2]
+    """Return the text after the last `</think>`; all of it if there is no thought.
+
+    A thought that is opened and never closed reaches to the end of the response.
+    """
+    return response.rpartition(THINK_END)[2].partition(THINK_START)[0]
+
+
+def answer_box(response: str) -> str | None:
+    """Return the content of the last box behind the thought, None if there is none."""
+    return boxed(after_thinking(response))
 
 
 def boxed(text: str) -> str | None:

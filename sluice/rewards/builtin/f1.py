@@ -11,7 +11,7 @@ import re
 import string
 from collections import Counter
 
-from sluice.rewards.types import RewardError, RewardInput, label_text
+from sluice.rewards.types import RewardError, RewardInput, as_text, label_text
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -22,8 +22,8 @@ def f1(sample: RewardInput) -> float:
     answers = sample.label if isinstance(sample.label, list) else [label_text(sample, "f1")]
     if not answers:
         raise RewardError("label: f1 needs at least one answer, the row has an empty list")
-    words = _words(sample.response)
-    return max(_f1(words, _words(str(answer))) for answer in answers)
+    words = _words(as_text(sample.response))
+    return max(_f1(words, _words(as_text(answer))) for answer in answers)
 
 
 def _words(text: str) -> list[str]:

@@ -2,23 +2,27 @@
 the last number is.
 
 The strict form also trains the format. verl looks only at the end of a response, so that a model
-cannot list every number it can think of; 300 characters, as there.
+cannot list every number it can think of; 300 characters, as there. The line behind `####` holds the
+number and perhaps its unit: more numbers, or words that change it (million, or), are no answer.
 """
 
 from __future__ import annotations
 
 import re
 
+from sluice.rewards.builtin.extraction import after_thinking
+from sluice.rewards.builtin.notation import changes_value
 from sluice.rewards.types import RewardInput, label_text
 
 _END = 300
-_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_STRICT = re.compile(r"#### (-?[0-9.,]+)([^\n]*)")
+_GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _NUMBER = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
 
 def gsm8k(sample: RewardInput) -> dict[str, float]:
     label = _plain(label_text(sample, "gsm8k"))
-    end = sample.response[-_END:]
+    end = after_thinking(sample.response)[-_END:]
     numbers = _NUMBER.findall(end)
     return {
         "score": float(said(sample.response) == label),
@@ -27,15 +31,19 @@ def gsm8k(sample: RewardInput) -> dict[str, float]:
 
 
 def said(response: str) -> str | None:
-    """The number behind the last `####`, in plain form; None: there is none."""
-    strict = _STRICT.findall(response[-_END:])
-    return _plain(strict[-1]) if strict else None
+    """The number behind the last `####`, in plain form; None if there is no such number."""
+    strict = _STRICT.findall(after_thinking(response)[-_END:])
+    if not strict:
+        return None
+    number, rest = strict[-1]
+    return None if re.search(r"\d", rest) or changes_value(rest) else _plain(number)
 
 
 def _plain(number: str) -> str:
     """Without thousands separators, currency and the full stop that ends a sentence; the label's
     own `#### ` too.
     """
-    number = number.rpartition("####")[2].strip().replace(",", "").replace("$", "").rstrip(".")
+    number = number.rpartition("####")[2].strip().replace("$", "").rstrip(".,")
+    number = number.replace(",", "") if _GROUPED.fullmatch(number) else number
     whole, _, digits = number.partition(".")
     return whole if digits.strip("0") == "" else number

@@ -1,10 +1,11 @@
-"""Mathematics as slime's `math` and verl's prime_math grade it: the graders of MATH and PRM800K,
-one after the other.
+"""Mathematics as slime's `math` and verl's prime_math grade it, without their false positives.
 
-A boxed answer is right where it reads as the label does after Hendrycks et al.'s normalisation
-(MATH, 2021), or where PRM800K's grader (Lightman et al. 2023) takes it: units, currency and text
-go, then tuples are compared entry by entry; a fraction must be reduced, a whole number must be
-written as one, anything else may be equal by sympy's `simplify`.
+An answer that cannot be right is wrong before any grader sees it (`notation.contradicts`): another
+number, more values than the label has, other words. Else a boxed answer is right if it reads as the
+label does after Hendrycks et al.'s normalisation (MATH, 2021), or if PRM800K's grader (Lightman et
+al. 2023) accepts it: units, currency and text go, then tuples are compared entry by entry; a
+fraction must be reduced, a whole number must be written as one, anything else may be equal by
+sympy's `simplify`. Letters keep their case.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from sluice.rewards.builtin.extraction import boxed
+from sluice.rewards.builtin.extraction import answer_box, boxed
+from sluice.rewards.builtin.notation import contradicts, number, plain, words
 from sluice.rewards.types import RewardInput, label_text
 
 _TEXT = re.compile(r"^\\text\{(.+?)\}$")
@@ -50,7 +52,7 @@ _MOST_LETTERS = 2
 
 def math_prm800k(sample: RewardInput) -> float:
     label = label_text(sample, "math_prm800k")
-    answer = boxed(sample.response)
+    answer = answer_box(sample.response)
     return float(answer is not None and agree(answer, unboxed(label)))
 
 
@@ -59,10 +61,12 @@ def unboxed(label: str) -> str:
 
 
 def agree(answer: str, label: str) -> bool:
-    """True where either grader takes the answer."""
-    return bool(label.strip()) and (
-        hendrycks(answer) == hendrycks(label) or _prm800k(answer, label)
-    )
+    """Whether an answer that does not contradict the label is accepted by either grader."""
+    if not label.strip() or contradicts(answer, label):
+        return False
+    if words(plain(answer)) and words(plain(label)):
+        return True
+    return hendrycks(answer) == hendrycks(label) or _prm800k(answer, label)
 
 
 # --- MATH
@@ -124,7 +128,7 @@ def _normal(answer: str) -> str:
     text = _without_latex(text) if "\\" in text else text
     text = re.sub(r"- *", "-", text)
     text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", text)  # a mixed number: 7 3/4
-    text = text.replace(" ", "").replace("{", "").replace("}", "").lower()
+    text = text.replace(" ", "").replace("{", "").replace("}", "")
     return _as_whole(_without_separators(text)) or text
 
 
@@ -142,12 +146,9 @@ def _without_latex(text: str) -> str:
 
 
 def _as_whole(text: str) -> str | None:
-    """'12.0' -> '12'; None where the text is no whole number."""
-    try:
-        number = float(text)
-        return str(round(number)) if abs(number - round(number)) <= 1e-7 else None
-    except (ValueError, OverflowError):
-        return None
+    """'12.0' -> '12'; None if the text is no whole number."""
+    value = None if "frac" in text or "/" in text else number(text)
+    return str(value) if value is not None and value.denominator == 1 else None
 
 
 def _without_separators(text: str) -> str:

@@ -86,7 +86,7 @@ BOTH = [  # answer, label, what `math` says, what `math_prm800k` says
     ("10!", "3628800", 1, 0),
     ("10^3", "1000", 1, 0),
     (r"2\frac{1}{2}", "2.5", 1, 1),
-    ("7 3/4", "31/4", 0, 1),
+    ("7 3/4", "31/4", 1, 1),
     ("3.14", r"\pi", 0, 0),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1, 1),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", 0, 0),
