@@ -13,7 +13,8 @@ from collections import Counter
 
 from sluice.rewards.types import RewardError, RewardInput, as_text, label_text
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# A decimal point and a sign are part of a number: 4.2 and -42 are not 42.
+_PUNCTUATION = re.compile(rf"(?!(?<=\d)\.(?=\d)|(?<![\w])-(?=\d))[{re.escape(string.punctuation)}]")
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _WHOLE = (["yes"], ["no"], ["noanswer"])
 
@@ -27,7 +28,7 @@ def f1(sample: RewardInput) -> float:
 
 
 def _words(text: str) -> list[str]:
-    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    return _ARTICLE.sub(" ", _PUNCTUATION.sub("", text.lower())).split()
 
 
 def _f1(response: list[str], label: list[str]) -> float:

@@ -15,7 +15,7 @@ from sluice.rewards.builtin.notation import changes_value
 from sluice.rewards.types import RewardInput, label_text
 
 _END = 300
-_STRICT = re.compile(r"#### (-?[0-9.,]+)([^\n]*)")
+_STRICT = re.compile(r"#### \$?(-?[0-9.,]+)([^\n]*)")
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _NUMBER = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
@@ -46,4 +46,5 @@ def _plain(number: str) -> str:
     number = number.rpartition("####")[2].strip().replace("$", "").rstrip(".,")
     number = number.replace(",", "") if _GROUPED.fullmatch(number) else number
     whole, _, digits = number.partition(".")
-    return whole if digits.strip("0") == "" else number
+    digits = digits.rstrip("0")
+    return f"{whole or '0'}.{digits}" if digits else whole

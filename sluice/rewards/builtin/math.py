@@ -19,22 +19,30 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sluice.rewards.builtin.extraction import answer_box
 from sluice.rewards.builtin.math_prm800k import unboxed
 from sluice.rewards.builtin.notation import (
+    DEEPEST,
     LONGEST,
     brackets,
+    has_letter,
     is_decimal,
+    is_name,
     is_product,
+    listed,
+    nesting,
     number,
     plain,
     same_number,
     same_words,
+    sides,
     split,
     squeezed,
+    unreadable,
     values,
     without_unit,
     words,
@@ -44,30 +52,29 @@ from sluice.rewards.types import RewardInput, label_text
 if TYPE_CHECKING:
     from sympy import Basic
 
+T = TypeVar("T")
+
 SECONDS = 15
-"""For all of one comparison that needs sympy."""
+"""Limit of one comparison."""
 
 _ROUNDING = Fraction(1, 10**6)
 _DIGITS = 50  # of numbers that have no exact form
 _MOST_VALUES = 32
+_LONGEST_EXPRESSION = 1000
 _DEEPEST = 8  # brackets in brackets
 _LARGEST_POWER = 10_000
-_EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)|\\in(?![a-z])")
 _ROUNDLY = re.compile(r"\\approx(?![a-z])|\\simeq(?![a-z])")
-# A quantity that is given a value: x, f(2), a_{10}, \angle ABC, P(A), |AB|, \text{Area}.
-_GREEK = r"(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|omega|sigma|tau|rho|Delta|Omega)"
-_NAME = re.compile(
-    rf"\|?(?:[a-zA-Z]'*|\\{_GREEK}|\\(?:text|overline|vec|mathbb|widehat)\s*\{{[^{{}}]*\}}|"
-    r"\\(?:angle|triangle|measuredangle)(?![a-z])|\s|_\w|_\{[^{}]*\}|\^\{-1\}|\([^()]*\))+\|?"
-)
-_CONSTANT = re.compile(r"[ei]|\\pi|\\text.*")
 # The question instead of its answer: nothing has been worked out.
-_UNWORKED = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|max|min|gcd|lcm|det)(?![a-z])")
-# Two numbers side by side, a numeral in another base, dots and question marks are no expression.
-_UNREADABLE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d|\d\s*_|\\[lc]?dots|\.\.|\?|\\text")
+_UNWORKED = re.compile(
+    r"\\(?:sum|prod|int|iint|oint|lim|max|min|gcd|lcm|det|b?mod|pmod)(?![a-z])"
+    r"|\\frac\s*\{\s*(?:d|\\partial)[^{}]{0,9}\}\s*\{\s*(?:d|\\partial)\s*[a-z][^{}]{0,3}\}|'"
+)
+_IN_A_BASE = re.compile(r"\d\s*_")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
 _DECIMAL = re.compile(r"\d+\.\d+")
-_POINTS = re.compile(r"(?<![a-zA-Z\\])[A-Z]{3,}(?![a-zA-Z])")  # ABC is no product of A, B and C
+# ABC is no product of A, B and C; and a letter I is not the imaginary unit.
+_POINTS = re.compile(r"(?<![a-zA-Z\\])(?:[A-Z]{3,}|I)(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\d+)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
 def math(sample: RewardInput) -> float:
@@ -77,22 +84,24 @@ def math(sample: RewardInput) -> float:
 
 
 def equal(answer: str, label: str) -> bool:
-    """Whether two answers, LaTeX or plain, have the same value."""
-    if max(len(answer), len(label)) > LONGEST:
+    """Return whether two answers, LaTeX or plain, have the same value."""
+    if max(len(answer), len(label)) > LONGEST or nesting(answer) > DEEPEST:
         return False
     answer, label = plain(answer), plain(label)
-    return bool(answer and label) and _same(answer, label, 0)
+    return bool(answer and label) and _within_time(_same, answer, label)
 
 
-def _same(answer: str, label: str, depth: int) -> bool:
+def _same(answer: str, label: str, depth: int = 0) -> bool:
     if squeezed(answer) == squeezed(label):
         return True
     if depth > _DEEPEST or not answer or not label:
         return False
-    ours, theirs = values(answer), values(label)
-    if len(ours) > 1 or len(theirs) > 1:
+    ours, theirs = listed(answer), listed(label)
+    if len(ours) != 1 or len(theirs) != 1:
         return _same_set(ours, theirs, depth + 1)
-    return bool(ours and theirs) and _same_value(ours[0], theirs[0], depth)
+    if values(answer) != ours and values(label) == theirs:  # a set of one element
+        return False
+    return _same_value(ours[0], theirs[0], depth)
 
 
 def _same_value(answer: str, label: str, depth: int) -> bool:
@@ -104,7 +113,7 @@ def _same_value(answer: str, label: str, depth: int) -> bool:
             return True
         if not (is_product(said) and is_product(expected)):
             return False
-    if _EQUALS.search(answer) or _EQUALS.search(label):
+    if len(sides(answer)) > 1 or len(sides(label)) > 1:
         return _same_equation(answer, label, depth + 1)
     if _ROUNDLY.search(answer):
         return _same_rounded(answer, label, depth + 1)
@@ -113,21 +122,14 @@ def _same_value(answer: str, label: str, depth: int) -> bool:
 
 def _same_set(answer: list[str], label: list[str], depth: int) -> bool:
     """Compare values in any order; each value of the label takes one of the answer."""
-    # {1,2} lists what 1,2 lists.
-    answer, label = (
-        values(listed[1])
-        if len(one) == 1 and (listed := brackets(one[0])) and listed[0] == "{"
-        else one
-        for one in (answer, label)
-    )
     if len(answer) != len(label) or len(answer) > _MOST_VALUES:
         return False
     left = list(answer)
     for value in label:
-        found = next((other for other in left if _same(other, value, depth)), None)
-        if found is None:
+        partner = next((other for other in left if _same(other, value, depth)), None)
+        if partner is None:
             return False
-        left.remove(found)
+        left.remove(partner)
     return True
 
 
@@ -140,15 +142,13 @@ def _same_shape(answer: str, label: str, depth: int) -> bool:
     if inside and expected and ("," in inside[1] or "," in expected[1]):
         if (inside[0], inside[2]) != (expected[0], expected[2]):
             return False
-        if inside[0] == "{":
-            return _same_set(values(inside[1]), values(expected[1]), depth)
         entries = [split(text[1], ",;") for text in (inside, expected)]
         return len(entries[0]) == len(entries[1]) and all(
             _same(a.strip(), b.strip(), depth) for a, b in zip(*entries, strict=True)
         )
-    listed, expects_list = (found and "," in found[1] for found in (inside, expected))
+    lists, expects_list = (pair and "," in pair[1] for pair in (inside, expected))
     # Only an inequality may say what an interval says.
-    if bool(listed) != bool(expects_list) and not _INEQUALITY.search(answer + label):
+    if bool(lists) != bool(expects_list) and not _INEQUALITY.search(answer + label):
         return False
     (value, unit), (right, expected_unit) = without_unit(answer), without_unit(label)
     if unit and expected_unit and unit != expected_unit:
@@ -164,10 +164,8 @@ def _same_equation(answer: str, label: str, depth: int) -> bool:
     Every side of the answer but a name and the steps to the value must be the label: `6 = 7` says
     two things.
     """
-    ours, theirs = (
-        [side.strip() for side in split(_EQUALS.sub("\0", text), "\0")] for text in (answer, label)
-    )
-    named, expected_name = _is_name(ours[0]), _is_name(theirs[0])
+    ours, theirs = sides(answer), sides(label)
+    named, expected_name = is_name(ours[0]), is_name(theirs[0])
     if len(theirs) > 1:
         if len(ours) > 1 and not (
             named and expected_name and squeezed(ours[0]) == squeezed(theirs[0])
@@ -176,18 +174,10 @@ def _same_equation(answer: str, label: str, depth: int) -> bool:
         if not expected_name:
             return False
     right = theirs[-1]
-    sides = ours[1:] if named and len(ours) > 1 else ours
-    if named and not _has_variable(right):
-        sides = [*(side for side in sides[:-1] if not _has_variable(side)), sides[-1]]
-    return all(_same(side, right, depth) for side in sides)
-
-
-def _is_name(text: str) -> bool:
-    return bool(_NAME.fullmatch(text)) and not re.fullmatch(r"[ei]|\\pi", text)
-
-
-def _has_variable(text: str) -> bool:
-    return bool(re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)))
+    said = ours[1:] if named and len(ours) > 1 else ours
+    if named and not has_letter(right):
+        said = [*(side for side in said[:-1] if not has_letter(side)), said[-1]]
+    return all(_same(side, right, depth) for side in said)
 
 
 def _same_rounded(answer: str, label: str, depth: int) -> bool:
@@ -199,7 +189,7 @@ def _same_rounded(answer: str, label: str, depth: int) -> bool:
 
 
 def _near(rounded: str, exact: str) -> bool:
-    """Whether a number rounds another one, to two digits or better."""
+    """Return whether a number rounds another one, to two digits or better."""
     ours, theirs = _approximation(rounded), _approximation(exact)
     return (
         ours is not None
@@ -211,14 +201,14 @@ def _near(rounded: str, exact: str) -> bool:
 def _approximation(text: str) -> Fraction | None:
     """A number with many digits; None if the text is no number."""
     value = number(without_unit(text)[0])
-    return value if value is not None else _within_time(_evaluated, text)
+    return value if value is not None else _tried(_evaluated, text)
 
 
 # --- numbers that no decimal can write
 
 
 def _rounded(answer: str, label: str) -> bool:
-    """Whether one of two different numbers is a decimal for the other, a fraction such as 1/3."""
+    """Return whether one of two numbers is a decimal for the other, a fraction such as 1/3."""
     a, b = (number(without_unit(text)[0]) for text in (answer, label))
     if a is None or b is None or _terminates(a) == _terminates(b):
         return False
@@ -226,7 +216,7 @@ def _rounded(answer: str, label: str) -> bool:
 
 
 def _terminates(value: Fraction) -> bool:
-    """Whether a decimal with finitely many digits can write the number."""
+    """Return whether a decimal with finitely many digits can write the number."""
     rest = value.denominator
     for prime in (2, 5):
         while rest % prime == 0:
@@ -238,29 +228,38 @@ def _terminates(value: Fraction) -> bool:
 
 
 def _same_expression(answer: str, label: str) -> bool:
-    if _UNREADABLE.search(answer) or _UNREADABLE.search(label):
-        return False
+    for text in (answer, label):
+        if len(text) > _LONGEST_EXPRESSION:
+            return False
+        if unreadable(text) or "\\text" in text or _IN_A_BASE.search(text):
+            return False
     if _UNWORKED.search(answer) and not _UNWORKED.search(label):
         return False
     for decimal, other in ((answer, label), (label, answer)):
         if is_decimal(decimal):
-            exact, value = number(decimal), _within_time(_evaluated, other)
-            near = exact is not None and value is not None and abs(exact - value)
-            return near is not False and near <= _ROUNDING * abs(value or 0)
-    return bool(_within_time(_verified, answer, label))
+            exact, value = number(decimal), _tried(_evaluated, other)
+            if exact is None or value is None:
+                return False
+            return abs(exact - value) <= _ROUNDING * abs(value)
+    return bool(_tried(_verified, answer, label))
 
 
-def _within_time(function: Any, *arguments: str) -> Any:
-    """Return what a function of sympy returns, None if it fails or takes too long."""
+def _within_time(compare: Callable[[str, str], bool], answer: str, label: str) -> bool:
     from math_verify.errors import TimeoutException
     from math_verify.utils import timeout
 
     # It logs a stack for all that is no mathematics.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     try:
-        return timeout(timeout_seconds=SECONDS)(function)(*arguments)
+        return bool(timeout(timeout_seconds=SECONDS)(compare)(answer, label))
     except TimeoutException:
-        return None
+        return False
+
+
+def _tried(function: Callable[..., T], *arguments: str) -> T | None:
+    """Return what a function of sympy returns, None if it fails."""
+    try:
+        return function(*arguments)
     except Exception:  # sympy and antlr raise anything on what is no expression
         return None
 
@@ -292,6 +291,7 @@ def _parsed(text: str, *, is_real: bool) -> Basic:
     from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
+    text = _DEGREES.sub(r"\\frac{\1\\pi}{180}", text)
     text = _POINTS.sub(r"\\text{\g<0>}", _DECIMAL.sub(_exact, text))
     spelled = normalize_latex(
         text, NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
@@ -320,7 +320,7 @@ def _nodes(expression: Any) -> Any:
 
 
 def _is_too_large(node: Any) -> bool:
-    """Whether sympy would write out a number of millions of digits, which no alarm can stop."""
+    """Return whether sympy might write out millions of digits, which no alarm can stop."""
     from sympy import Pow, binomial, factorial
 
     if isinstance(node, Pow) and node.exp.is_number:

@@ -44,9 +44,11 @@ _WORDS = {
 _SYMBOLS = {"√": "sqrt", "π": "pi", "∞": "inf", "∪": "U", "·": "*", "×": "*"}
 _THOUSANDS = re.compile(r"(\d),(\d\d\d)(?=$|\D)")
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
-# Powers on which sympy may think for ever; and no more unknowns than x and y: this text reaches an
-# evaluator.
-_TOO_HARD = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
+# Powers and factorials on which sympy may think for ever; and no more unknowns than x and y: this
+# text reaches an evaluator.
+_TOO_HARD = re.compile(
+    r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+|[)!] *!|[0-9]{4} *!|[0-9.][eE][+-]?[0-9]{3}"
+)
 _MOST_LETTERS = 2
 
 
@@ -61,7 +63,7 @@ def unboxed(label: str) -> str:
 
 
 def agree(answer: str, label: str) -> bool:
-    """Whether an answer that does not contradict the label is accepted by either grader."""
+    """Return whether an answer that does not contradict the label is accepted by either grader."""
     if not label.strip() or contradicts(answer, label):
         return False
     if words(plain(answer)) and words(plain(label)):
@@ -121,6 +123,7 @@ def _normal(answer: str) -> str:
     for unit in _UNIT:
         text = unit.sub("", text)
     text = re.sub(r"\^ *\\circ", "", text)
+    text = re.sub(r"\\sqrt *\[(\d+)\] *\{([^{}]*)\}", r"(\2)^(1/\1)", text)
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
     text = re.sub(r",\\! *", "", text)

@@ -44,14 +44,15 @@ _BESIDE = re.compile(
     r"[\s({*$]{0,4}(?:\\text\w{0,8}\{)?\s{0,4}\(?){1,3}"
     r"(?:(?i:option|choice)\s{1,4}\(?)?([A-Z])\b(?!')|\s{1,4}([A-Z])\b(?=\s{0,4}(?:$|[).,A-Z]))"
 )
-_DENIED = re.compile(r"\b(?i:not|isn't|never|neither|nor|except|cannot be)\s{1,4}\(?$")
+_DENIAL = r" (?:not|never|neither|nor|except|but)(?: the| an?)?"
+_DENIED = re.compile(r"\b(?i:not|isn't|never|neither|nor|except|but|cannot be)\s{1,4}\(?$")
 _ALONE = re.compile(r"^\s*(?:\\text\w*\{)?[(*]*([A-Za-z])(?=\s*(?:$|[).:,*}\]]))")
 _CAPITAL = re.compile(r"\b([A-Z])\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a row says of its choices.
+    """The choices of a row.
 
     letter: the right one, "" if the row gives only texts. texts: what counts as the right answer in
     words. wrong: the words of the other choices.
@@ -153,17 +154,17 @@ def _matches(
     patterns: tuple[re.Pattern[str], ...], text: str, question: Question
 ) -> list[tuple[re.Match[str], str]]:
     """Matches of the patterns that name a letter of the question, in the order of the text."""
-    found = [
+    letters = [
         (match, match[1].upper())
         for pattern in patterns
         for match in pattern.finditer(text)
         if match[1].upper() in question.letters
     ]
-    return sorted(found, key=lambda pair: pair[0].start())
+    return sorted(letters, key=lambda pair: pair[0].start())
 
 
 def _with_others(behind: str, letter: str, question: Question) -> bool:
-    """Whether another letter of the question is named beside one, by the text behind it."""
+    """Return whether another letter of the question is named beside one, by the text behind it."""
     match = _BESIDE.match(behind[:40])
     other = (match[1] or match[2]) if match else None
     return other is not None and other != letter and other in question.letters
@@ -201,13 +202,15 @@ def _only_capital(text: str, question: Question) -> str | None:
 
 
 def _says_right_text(text: str, question: Question) -> bool:
-    """Whether the right choice's text is in a response, and no other choice's."""
+    """Return whether the right choice's text is in a response, and no other choice's."""
     words = f" {_words(text)} "
     rights = sorted((f" {_words(right)} " for right in question.texts), key=len, reverse=True)
-    found = [right for right in rights if right in words]
-    for right in found:
+    present = [right for right in rights if right in words]
+    if any(re.search(rf"{_DENIAL}{right}", words) for right in present):
+        return False
+    for right in present:
         words = words.replace(right, " \0 ")
-    return bool(found) and not any(f" {wrong} " in words for wrong in question.wrong if wrong)
+    return bool(present) and not any(f" {wrong} " in words for wrong in question.wrong if wrong)
 
 
 def _words(text: str) -> str:

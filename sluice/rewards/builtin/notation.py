@@ -14,6 +14,8 @@ _LONGEST_NUMBER = 4000  # characters; Python refuses integers of more than 4,300
 _LARGEST_EXPONENT = 400
 LONGEST = 5000
 """Characters of an answer that are worth reading."""
+DEEPEST = 32
+"""Brackets in brackets that are worth reading; parsers take far longer than linear time on them."""
 
 _UNICODE = str.maketrans(
     {
@@ -28,13 +30,17 @@ _WRAPPED = (
     re.compile(r"\\\[(.*)\\\]", re.DOTALL),
 )
 _COLOR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}\s*")
-_SIZE = re.compile(r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])")
+_SIZE = re.compile(
+    r"\\(?:left|right)\s*\."
+    r"|\\(?:left|right|[bB]igg?[lr]?|displaystyle|[hH]uge|LARGE|[lL]arge)(?![a-zA-Z])"
+)
 _STYLE = re.compile(
-    r"\\(?:mathbf|boldsymbol|bm|mathit|mathrm|mathsf|operatorname|textbf|textit|textrm|text|mbox|"
+    r"\\(?:mathbf|boldsymbol|bm|mathit|mathrm|mathsf|operatorname|textbf|textit|textrm|text|[mf]box|"
     r"emph|underline)\s*\{([^{}]*)\}"
 )
 _NOTHING = re.compile(r"\\varnothing(?![a-z])|\\\{\s*\\\}")
-_SPACE = re.compile(r"\\[;: ]|\\,(?!\d)|~|\\q?quad(?![a-zA-Z])|\\!")
+_SPACE = re.compile(r"(?<!\\)\\(?:[;: !]|,(?!\d)|q?quad(?![a-zA-Z]))|~")
+_SHORT_SCRIPT = re.compile(r"([_^])\{(\w)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?=[\d{])")
 _SHORT_FRACTION = re.compile(r"\\frac(?:(\d)\s*(?:(\d)|(?=\{))|(\{[^{}]*\})\s*(\d))")
 _BARE_DECIMAL = re.compile(r"(?<![\d.])\.(?=\d)")
@@ -48,13 +54,14 @@ def plain(answer: str) -> str:
     Colours, bold print, sizes of brackets, thin spaces, ``\dfrac`` for ``\frac``, a full stop at
     the end. Prose becomes ``\text{...}``. Letters keep their case.
     """
-    text = answer.translate(_UNICODE).strip()
+    text = re.sub(r"\s+", " ", answer.translate(_UNICODE)).strip()
     for wrapped in _WRAPPED:
         if match := wrapped.fullmatch(text):
             text = match[1].strip()
     text = _SPACE.sub(" ", _SIZE.sub("", _COLOR.sub("", text)).replace("{,}", ","))
     text = _STYLE.sub(_restyled, _NOTHING.sub(r"\\emptyset", text))
     text = _SHORT_FRACTION.sub(_braced, _FRACTION.sub(r"\\frac", text))
+    text = _SHORT_SCRIPT.sub(r"\1\2", text)
     text = _BARE_DECIMAL.sub("0.", _END.sub("", text)).strip()
     while text.startswith("{") and text.endswith("}") and _closes_at_end(text):
         text = text[1:-1].strip()
@@ -64,8 +71,12 @@ def plain(answer: str) -> str:
 
 
 def _restyled(match: re.Match[str]) -> str:
-    content = match[1].strip()
-    if re.fullmatch(r"[^a-zA-Z\\]*|[a-zA-Z]", content):  # a number or a variable in bold print
+    content, before = match[1].strip(), match.string[: match.start()].rstrip()
+    is_unit = before[-1:].isdigit() or before[-1:] in ("}", ")")  # 5\text{ m}
+    # A number or a variable, in bold print say.
+    if re.fullmatch(r"[^a-zA-Z\\]*", content) or (
+        re.fullmatch(r"[a-zA-Z]", content) and not is_unit
+    ):
         return content
     return rf"\text{{{match[1]}}}"
 
@@ -78,7 +89,7 @@ def _braced(match: re.Match[str]) -> str:
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether the brace that opens the text is closed by its last character."""
+    """Return whether the brace that opens the text is closed by its last character."""
     depth = 0
     for at, character in enumerate(text):
         if text[at - 1 : at] != "\\":
@@ -112,26 +123,26 @@ def number(text: str) -> Fraction | None:
     """
     if len(text) > _LONGEST_NUMBER or not (match := _NUMBER.fullmatch(text.strip())):
         return None
-    found = match.groupdict()
-    value = _magnitude(found)
-    return -value if value is not None and found["sign"] == "-" else value
+    groups = match.groupdict()
+    value = _magnitude(groups)
+    return -value if value is not None and groups["sign"] == "-" else value
 
 
-def _magnitude(found: dict[str, str | None]) -> Fraction | None:
-    if (decimal := found["decimal"]) is not None:
+def _magnitude(groups: dict[str, str | None]) -> Fraction | None:
+    if (decimal := groups["decimal"]) is not None:
         return _fraction(decimal)
-    if (mantissa := found["mantissa"]) is not None:
-        exponent = int((found["exponent"] or "").replace(" ", ""))
+    if (mantissa := groups["mantissa"]) is not None:
+        exponent = int((groups["exponent"] or "").replace(" ", ""))
         if abs(exponent) > _LARGEST_EXPONENT:
             return None
         return _fraction(mantissa) * Fraction(10) ** exponent
-    if (repeating := found["repeating"]) is not None:
-        period = found["period"] or ""
+    if (repeating := groups["repeating"]) is not None:
+        period = groups["period"] or ""
         places = len(repeating.partition(".")[2])
         return _fraction(repeating) + Fraction(int(period), 10**places * (10 ** len(period) - 1))
-    whole = found["whole"] or found["whole_of"]
-    above = _fraction(found["above"] or found["over"] or "")
-    below = _fraction(found["below"] or found["under"] or "")
+    whole = groups["whole"] or groups["whole_of"]
+    above = _fraction(groups["above"] or groups["over"] or "")
+    below = _fraction(groups["below"] or groups["under"] or "")
     if below == 0 or (whole and (above < 0 or below < 0)):
         return None
     return (int(whole) if whole else 0) + above / below
@@ -142,7 +153,7 @@ def _fraction(decimal: str) -> Fraction:
 
 
 def is_decimal(text: str) -> bool:
-    """Whether a number is written with a decimal point."""
+    """Return whether a number is written with a decimal point."""
     return "." in text and number(text) is not None
 
 
@@ -167,6 +178,7 @@ _SAME_UNIT = {
 _CURRENCY = re.compile(r"^(-?\s*)(\\\$|[$€£])\s*(?=[-\d.])")
 _POWER = r"(?P<power>(?:\^\s*\{?\s*[23]\s*\}?)?)"
 _MARK = re.compile(r"(?P<mark>\\?%|\^\s*\{?\s*\\circ\s*\}?|\\degree)$")
+_OF_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _UNIT = (
     re.compile(rf"(?<=[\d}})])\s*\\text\s*\{{(?P<words>[^{{}}]*)\}}\s*{_POWER}$"),
     re.compile(rf"(?<=[\d}})])\s*(?P<words>[a-zA-Z]+(?:[ .]+[a-zA-Z]+)*\.?)\s*{_POWER}$"),
@@ -180,7 +192,7 @@ def without_unit(text: str) -> tuple[str, str]:
     """
     if match := _CURRENCY.match(text):
         return text[: match.end(1)] + text[match.end() :], match[2].removeprefix("\\")
-    if match := _MARK.search(text):
+    if (match := _MARK.search(text)) and not _OF_ANGLE.search(text):
         return text[: match.start()].rstrip(), "%" if "%" in match[0] else "°"
     for at, pattern in enumerate(_UNIT):
         if match := pattern.search(text[-200:] if len(text) > 200 else text):
@@ -194,14 +206,16 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def _is_unit(words: list[str], *, bare: bool) -> bool:
-    if not words or len(words) > 4 or any(map(_NO_UNIT.fullmatch, words)):
+    if not 0 < len(words) <= 4 or not all(map(str.isalpha, words)):
+        return False
+    if any(map(_NO_UNIT.fullmatch, words)):
         return False
     # Without \text, short words are products of variables: 5xy.
     return not bare or all(len(word) >= 4 or _SHORT_UNIT.fullmatch(word) for word in words)
 
 
 def changes_value(text: str) -> bool:
-    """Whether a text behind a number has a word that changes it or takes it back."""
+    """Return whether a text behind a number has a word that changes it or takes it back."""
     return any(map(_NO_UNIT.fullmatch, re.findall(r"[a-z]+", text.lower())))
 
 
@@ -231,7 +245,7 @@ def values(text: str) -> list[str]:
 
 
 def _both_signs(text: str) -> list[str]:
-    if text.count("\\pm") != 1:
+    if text.count("\\pm") != 1 or brackets(text):
         return [text]
     return [text.replace("\\pm", sign).removeprefix("+").strip() for sign in ("+", "-")]
 
@@ -248,6 +262,15 @@ def split(text: str, separators: str) -> list[str]:
             parts.append(text[start:at])
             start = at + 1
     return [*parts, text[start:]]
+
+
+def nesting(text: str) -> int:
+    """Return how many brackets of any kind are open at once."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def brackets(text: str) -> tuple[str, str, str] | None:
@@ -289,12 +312,12 @@ def words(text: str) -> str | None:
 
 
 def is_product(text: str) -> bool:
-    """Whether a word may be a product of variables: up to three small letters, as in ``xy``."""
+    """Return whether a word may be a product such as ``xy``: up to three small letters."""
     return bool(re.fullmatch(r"[a-z]{1,3}", text))
 
 
 def same_words(answer: str, label: str) -> bool:
-    """Whether two answers of words agree; only the first letter of a word may differ in case."""
+    """Return whether words agree; only the first letter of each may differ in case."""
     ours, theirs = answer.split(), label.split()
     shortest = 2 if len(ours) > 1 else 3  # Ab is another product than ab
     return len(ours) == len(theirs) and all(
@@ -303,28 +326,68 @@ def same_words(answer: str, label: str) -> bool:
     )
 
 
+# --- equations
+
+_EQUALS = re.compile(r"(?<![<>!:=\\])=(?!=)|\\in(?![a-z])")
+_GREEK = r"(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|omega|sigma|tau|rho|Delta|Omega)"
+# A quantity that is given a value: x, f(2), a_{10}, \angle ABC, P(A), |AB|, \text{Area}.
+_NAME = re.compile(
+    rf"\(?\|?(?:[a-zA-Z]'*|\\{_GREEK}(?![a-z])|\\(?:text|overline|vec|mathbb|widehat)\s*\{{[^{{}}]*\}}|"
+    r"\\(?:angle|triangle|measuredangle)(?![a-z])|\s|,|_\w|_\{[^{}]*\}|\^\{-1\}|\([^()]*\))+\|?\)?"
+)
+
+
+def sides(text: str) -> list[str]:
+    r"""Split an equation, or a chain of them, at its top-level ``=`` and ``\in``."""
+    return [side.strip() for side in split(_EQUALS.sub("\0", text), "\0")]
+
+
+def is_name(text: str) -> bool:
+    """Return whether the left side of an equation only names what has a value, as in f(2) = 5."""
+    return bool(_NAME.fullmatch(text)) and not re.fullmatch(r"[ei]", text)
+
+
+def listed(text: str) -> list[str]:
+    r"""Return the values of an answer; ``x \in \{1,2\}`` and ``\{1,2\}`` list 1 and 2."""
+    entries = values(text)
+    if len(entries) != 1:
+        return entries
+    named, *others = sides(entries[0])
+    inside = brackets(others[-1] if len(others) == 1 and is_name(named) else entries[0])
+    return values(inside[1]) if inside and inside[0] == "{" else entries
+
+
 # --- what cannot be right
+
+_DOTS = re.compile(r"\\[lc]?dots|\.\.|\?")
+_SIDE_BY_SIDE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d")
+
+
+def unreadable(text: str) -> bool:
+    """Return whether a text is no single value: dots, question marks, numbers side by side."""
+    return bool(_DOTS.search(text)) or (
+        number(text) is None and "\\begin" not in text and bool(_SIDE_BY_SIDE.search(text))
+    )
 
 
 def contradicts(answer: str, label: str) -> bool:
-    """Whether an answer cannot be right, whatever a lenient grader makes of it.
+    """Return whether an answer cannot be right, whatever a lenient grader makes of it.
 
-    It names more or fewer values than the label, another number or other words.
+    It names more or fewer values than the label, another number, another unknown or other words.
     """
-    if len(answer) > LONGEST:
+    if len(answer) > LONGEST or nesting(answer) > DEEPEST:
         return True
     answer, label = plain(answer), plain(label)
     if squeezed(answer) == squeezed(label):
         return False
-    if len(values(answer)) != len(values(label)):
+    if len(listed(answer)) != len(listed(label)) or (unreadable(answer) and not unreadable(label)):
         return True
-    right = number(without_unit(label.rpartition("=")[2].strip())[0])
-    sides = [number(without_unit(side.strip())[0]) for side in answer.split("=")[:-1]]
-    if any(side is not None and side != right for side in sides):  # 6 = 7
+    if _equation_contradicts(sides(answer), sides(label)):
         return True
     if (same := same_number(answer, label)) is not None:
         return not same
-    if "\\text" in without_unit(answer)[0] and "\\text" not in label and not words(answer):
+    prose = _OR.sub(",", without_unit(answer)[0])
+    if "\\text" in prose and "\\text" not in label and not words(answer):
         return True  # words that the label does not have, and that are no unit
     said, expected = words(answer), words(label)
     if said is None or expected is None or (is_product(said) and is_product(expected)):
@@ -332,8 +395,28 @@ def contradicts(answer: str, label: str) -> bool:
     return not same_words(said, expected)
 
 
+def _equation_contradicts(answer: list[str], label: list[str]) -> bool:
+    """Return whether ``6 = 7`` or ``2x = 6`` answers 6, ``y = 3`` answers ``x = 3``."""
+    right = number(without_unit(label[-1])[0])
+    said = [number(without_unit(side)[0]) for side in answer[:-1]]
+    if any(side is not None and side != right for side in said):
+        return True
+    if len(label) > 1 and not is_name(label[0]):
+        return len(answer) == 1 or set(map(squeezed, answer)) != set(map(squeezed, label))
+    if len(answer) == 1 or said[0] is not None:
+        return False
+    if len(label) > 1:
+        return squeezed(answer[0]) != squeezed(label[0])
+    return has_letter(answer[0]) and not is_name(answer[0])
+
+
+def has_letter(text: str) -> bool:
+    """Return whether a text has a letter that is not part of a command, so perhaps a variable."""
+    return bool(re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)))
+
+
 def _percent_of(answer: str, label: str, ours: Fraction, theirs: Fraction) -> bool:
-    """Whether one of two numbers is the other in percent: 50% answers 0.5."""
+    """Return whether one of two numbers is the other in percent: 50% answers 0.5."""
     marked, expected = (without_unit(text)[1] == "%" for text in (answer, label))
     return (marked and not expected and ours == 100 * theirs) or (
         expected and not marked and theirs == 100 * ours
@@ -341,7 +424,7 @@ def _percent_of(answer: str, label: str, ours: Fraction, theirs: Fraction) -> bo
 
 
 def same_number(answer: str, label: str) -> bool | None:
-    """Whether two numbers are equal, None if one of the answers is no number."""
+    """Return whether two numbers are equal, None if one of the answers is no number."""
     (ours, our_unit), (theirs, their_unit) = without_unit(answer), without_unit(label)
     a, b = number(ours), number(theirs)
     if a is None or b is None:
@@ -352,5 +435,5 @@ def same_number(answer: str, label: str) -> bool | None:
 
 
 def squeezed(text: str) -> str:
-    """An answer without spaces, to tell whether two are spelled alike."""
-    return re.sub(r"\s+", "", text)
+    """Return an answer without spaces but those between numbers, to compare its spelling."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)

@@ -11,8 +11,8 @@ from sluice.rewards.builtin.dapo import dapo
 from sluice.rewards.builtin.deepscaler import deepscaler
 from sluice.rewards.builtin.extraction import after_thinking, boxed
 from sluice.rewards.builtin.gsm8k import gsm8k
-from sluice.rewards.builtin.math import math
-from sluice.rewards.builtin.math_prm800k import math_prm800k
+from sluice.rewards.builtin.math import equal, math
+from sluice.rewards.builtin.math_prm800k import agree, math_prm800k
 
 
 def sample(response: str, label: Any) -> RewardInput:
@@ -183,3 +183,29 @@ def test_dapo_wants_a_label_that_says_something() -> None:
 )
 def test_gsm8k_strict_and_flexible(response: str, label: str, strict: int, flexible: int) -> None:
     assert gsm8k(sample(response, label)) == {"score": strict, "flexible": flexible}
+
+
+HOSTILE = {
+    "tower": "9^{9^{9^{9}}}",
+    "power": "10^{10000000}",
+    "factorials": "((100!)!)!",
+    "binomial": r"\binom{1000000}{500000}",
+    "brackets": "(" * 2400 + "1" + ")" * 2400,
+    "fractions": r"\frac{1}{" * 600 + "2" + "}" * 600,
+    "sets": r"\{" * 1000 + "1" + r"\}" * 1000,
+    "list": "1," * 2400,
+    "chain": "1=" * 2400 + "1",
+    "open text": r"\text{" * 800,
+    "digits": "1" * 4999,
+    "exponent": "1e999999999",
+    "words": "a b " * 1200,
+    "surrogate": "\ud83d",
+}
+
+
+@pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("label", ["3", r"\sqrt{x}+1"])
+def test_a_hostile_answer_is_wrong_and_costs_little(answer: str, label: str) -> None:
+    # A step that is not linear would run into the test's time limit.
+    assert not equal(answer, label)
+    assert not agree(answer, label)

@@ -22,7 +22,7 @@ from sluice.rewards.builtin.gsm8k import gsm8k
 from sluice.rewards.builtin.math import math
 from sluice.rewards.builtin.math_prm800k import math_prm800k
 from sluice.rewards.builtin.multiple_choice import gpqa, multiple_choice
-from sluice.rewards.types import as_text
+from sluice.rewards.types import as_text, read_value
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_every_reward_reads_the_label_so(name: str, label: Any, answer: str) -> 
 
     def score(said: str) -> float:
         value = reward(RewardInput(prompt="p", response=form.format(said), label=label))
-        return value["score"] if isinstance(value, dict) else value
+        return read_value(value, None)[0]
 
     assert score(answer) == 1.0
     assert score("8") < 1.0
