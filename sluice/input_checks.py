@@ -56,9 +56,9 @@ def check_value(value: Any, name: str, *, as_text: bool = False) -> None:
         or MAX_BYTES, or, unless `as_text`, a part of it has no form in JSON.
 
     """
-    found = _Walk(as_text).fault(value, 0)
-    if found is not None:
-        raise InputError(f"{_shortened(name + found.path)}: {found.words}")
+    fault = _Walk(as_text).fault(value, 0)
+    if fault is not None:
+        raise InputError(f"{_shortened(name + fault.path)}: {fault.words}")
 
 
 def check_text(text: str, name: str) -> None:
@@ -223,16 +223,16 @@ class _Walk:
                 words = f"{type(key).__name__} is no key of an object in JSON"
             if words:
                 return _Fault("", f"key {_shown(key)}: {words}")
-            found = self.fault(entry, depth)
-            if found is not None:
-                return found.within(f".{key}" if isinstance(key, str) else f"[{key}]")
+            fault = self.fault(entry, depth)
+            if fault is not None:
+                return fault.within(f".{key}" if isinstance(key, str) else f"[{key}]")
         return None
 
     def _list(self, entries: list[Any] | tuple[Any, ...], depth: int) -> _Fault | None:
         for position, entry in enumerate(entries):
-            found = self.fault(entry, depth)
-            if found is not None:
-                return found.within(f"[{position}]")
+            fault = self.fault(entry, depth)
+            if fault is not None:
+                return fault.within(f"[{position}]")
         return None
 
 

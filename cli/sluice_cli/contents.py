@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from sluice.api import ManifestError, RLJob, RLJobSpec, manifest
 from sluice.api.data import PromptSource
@@ -19,6 +20,7 @@ from sluice.api.paths import MarkedPath, marked, volume_of
 from sluice.data.checking import check_rows, check_sources, reader_of
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
+from sluice.data.vocabulary import embedding_size, surplus
 from sluice.environment import ConfigurationError
 from sluice_rollout import context
 
@@ -55,6 +57,8 @@ def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Find
     trained = [path for path in here if path.kind == "model" and not spec.debug.rollout_only]
     for model in trained:
         _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
+    if spec.model.volume is None:
+        _try(findings, "", lambda: _check_vocabulary(findings, Path(spec.model.path)))
     if spec.model.volume is None and _generates(spec) and not findings.problems:
         _check_lengths(findings, spec)
     if run_code:
@@ -107,7 +111,17 @@ def _generates(spec: RLJobSpec) -> bool:
     return not spec.debug.replay and not (spec.algorithm.sft and spec.evaluation is None)
 
 
-# --- lengths
+# --- vocabulary and lengths
+
+
+def _check_vocabulary(findings: Findings, directory: Path) -> None:
+    """Note a tokenizer that has more tokens than the model's embedding."""
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        return
+    tokens = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if warning := surplus(tokens, embedding_size(directory)):
+        findings.notes.append(f"spec.model.path: {directory}: {warning}")
 
 
 def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
@@ -150,8 +164,16 @@ def _check_room(
 
 
 def _counter(directory: Path) -> Callable[[str], int] | None:
-    """Tokens of a text, without those that a chat template adds. None: the tokenizer is not one
-    that can be had without transformers, which takes seconds.
+    """Tokens of a text, without those that a chat template adds. None: see `_tokenizer`."""
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        return None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _tokenizer(directory: Path) -> Any:
+    """The model's tokenizer; None if it is not one that can be had without transformers, which
+    takes seconds.
     """
     file = directory / "tokenizer.json"
     if importlib.util.find_spec("tokenizers") is None or not file.exists():
@@ -159,10 +181,9 @@ def _counter(directory: Path) -> Callable[[str], int] | None:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        return Tokenizer.from_file(str(file))
     except Exception as error:  # whatever its Rust stumbles over
         raise ConfigurationError(f"spec.model.path: {file}: not a tokenizer: {error}") from error
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _text(prompt: str | list[dict[str, object]]) -> str:

@@ -19,6 +19,7 @@ from sluice.data.checking import reader_of
 from sluice.data.files import Row, read_source
 from sluice.data.make import made_rows
 from sluice.data.rows import PromptRow, RowError, parse_row
+from sluice.data.vocabulary import check_ids, embedding_size
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
@@ -128,25 +129,27 @@ def _evaluated(spec: RLJobSpec) -> Iterator[tuple[str, Reward, tuple[str, Prompt
 def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple[str, PromptRow]]:
     """Fill the trial's prompts; (place, row) of the first one of each source."""
     firsts: dict[int, tuple[str, PromptRow]] = {}
+    read, embedding = reader_of(spec), embedding_size(Path(spec.model.path))
     for where, source, row in _rows(spec):
         try:
-            parsed = reader_of(spec)(row, source)
+            parsed = read(row, source)
             text, tokens = _seen(tokenizer, source, parsed)
+            check_ids(tokenizer, tokens, embedding)
         except (PromptError, RowError) as error:
             raise ConfigurationError(f"{where}: {error}") from error
-        trial.prompts.append(Rendered(where, tokens, text))
+        trial.prompts.append(Rendered(where, len(tokens), text))
         firsts.setdefault(id(source), (where, parsed))
     if not firsts:
         raise ConfigurationError("spec.data.prompts: there is no row")
     return list(firsts.values())
 
 
-def _seen(tokenizer: Any, source: PromptSource, row: PromptRow) -> tuple[str, int]:
-    """(text, its tokens) of a prompt; of a row with a given answer, with that."""
+def _seen(tokenizer: Any, source: PromptSource, row: PromptRow) -> tuple[str, list[int]]:
+    """(text, its token ids) of a prompt; of a row with a given answer, with that."""
     arguments = source.chat_template_args
     if isinstance(row, AnsweredRow):
         encoded = encode(tokenizer, row, chat_text=source.apply_chat_template, arguments=arguments)
-        return tokenizer.decode(encoded.tokens), len(encoded.tokens)
+        return tokenizer.decode(encoded.tokens), encoded.tokens
     text = chat.render(
         tokenizer,
         row.prompt,
@@ -155,7 +158,7 @@ def _seen(tokenizer: Any, source: PromptSource, row: PromptRow) -> tuple[str, in
         arguments=arguments,
     )
     rendered = source.apply_chat_template or not isinstance(row.prompt, str)
-    return text, len(tokenizer.encode(text, add_special_tokens=not rendered))
+    return text, tokenizer.encode(text, add_special_tokens=not rendered)
 
 
 def _rows(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, Row]]:

@@ -40,6 +40,8 @@ TOKEN_MASK = "loss_mask"  # noqa: S105 - a mask of tokens, not a password
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STAND_IN = "\u2042stand-in\u2042"
 Interval = tuple[int, int]
+MAX_VOCABULARY = 2**31
+"""Token ids are int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,19 @@ class Encoded:
     answer: str = ""
 
 
-def parse_answer(row: Row, source: PromptSource) -> AnsweredRow:
-    """Read a row with a given answer as the source says. Raises RowError."""
+def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) -> AnsweredRow:
+    """Read a row with a given answer as the source says. Raises RowError.
+
+    vocabulary: tokens of the model's embedding, which bound the ids of a row of tokens; None: not
+    known.
+    """
     key = prompt_key(row, source, KEYS)
     if key is None:
         raise RowError(
             missing(row, [source.prompt_key] if source.prompt_key else KEYS, "promptKey")
         )
     if _numbers(row[key]):
-        tokens, mask = _tokens(row, key)
+        tokens, mask = _tokens(row, key, MAX_VOCABULARY if vocabulary is None else vocabulary)
         return AnsweredRow("", None, {}, None, tokens=tokens, mask=mask)
     plain = parse_row(row, source.model_copy(update={"prompt_key": key}))
     answers = (
@@ -99,11 +105,16 @@ def _numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, int) for each in value)
 
 
-def _tokens(row: Row, key: str) -> tuple[list[int], list[int]]:
+def _tokens(row: Row, key: str, vocabulary: int) -> tuple[list[int], list[int]]:
     tokens: list[int] = row[key]
     mask: Any = row.get(TOKEN_MASK)
     if min(tokens) < 0:
         raise RowError(f"{key}: a token id is negative: {min(tokens)}")
+    if (largest := max(tokens)) >= vocabulary:
+        raise RowError(
+            f"{key}[{tokens.index(largest)}]: token id {largest}, expected ids below {vocabulary}, "
+            "the vocab_size of the model's config.json"
+        )
     if not _numbers(mask) or len(mask) != len(tokens) or not set(mask) <= {0, 1}:
         raise RowError(
             f"{TOKEN_MASK}: expected a list of 0 and 1, as long as {key} ({len(tokens)}): which "

@@ -6,19 +6,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.api.data import PromptSource, parse_path
 from sluice.data.answers import parse_answer
 from sluice.data.files import files_of, read_file
 from sluice.data.rows import Read, parse_row, problem
+from sluice.data.vocabulary import embedding_size
 from sluice.environment import ConfigurationError
 
 
 def reader_of(spec: RLJobSpec) -> Read:
-    """How the job's training rows are read; with `sft` they have their answers in them."""
-    return parse_answer if spec.algorithm.sft else parse_row
+    """How the job's training rows are read; with `sft` they have their answers in them.
+
+    Rows of token ids are held against the model's embedding if the model is on this machine.
+    """
+    if not spec.algorithm.sft:
+        return parse_row
+    return partial(parse_answer, vocabulary=embedding_size(Path(spec.model.path)))
 
 
 def check_sources(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:

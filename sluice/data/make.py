@@ -68,7 +68,7 @@ def _objects(rows: Iterable[Any], dotted: str) -> Iterator[Row]:
             )
         try:
             json.dumps(row)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"{dotted}: row {number}: {error}") from error
         yield row
 

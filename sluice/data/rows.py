@@ -12,6 +12,7 @@ from typing import Any
 
 from sluice.api.data import PromptSource
 from sluice.data.files import Row
+from sluice.input_checks import InputError, check_value, load_json, without_surrogates
 
 PROMPT_KEYS = ("prompt", "input")
 MASKS = ("step_loss_mask", "loss_mask")
@@ -30,6 +31,7 @@ _OTHER_NAMES = {
 }
 """Columns of other people's data sets that are likely meant."""
 _PICTURES = ("images", "videos")
+_VERL = ("data_source", "ability", "reward_model", "extra_info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,21 @@ def parse_row(row: Row, source: PromptSource) -> PromptRow:
     chat messages, `reward_model.ground_truth` (the label), `ability` and `extra_info` with its
     `tools_kwargs` (into the metadata, with `data_source`).
     """
+    _check_columns(row, source)
     return PromptRow(
         _prompt(row, source), _label(row, source), _metadata(row, source), _tools(row, source)
     )
+
+
+def _check_columns(row: Row, source: PromptSource) -> None:
+    """Raise RowError if a column that is read holds what no other process could read."""
+    named = prompt_key(row, source), source.label_key or "label"
+    of_verl = _VERL if is_verl(row) else ("reward_model",)
+    for key in dict.fromkeys((*named, source.metadata_key, source.tools_key, *of_verl)):
+        try:
+            check_value(row.get(key), key or "", as_text=True)
+        except InputError as error:
+            raise RowError(str(error)) from error
 
 
 Read = Callable[[Row, PromptSource], PromptRow]
@@ -203,9 +217,9 @@ def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: 
     """
     if isinstance(value, str) and value:
         try:
-            value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise RowError(f"{key}: not valid JSON: {error}") from error
+            value = load_json(value, key)
+        except InputError as error:
+            raise RowError(str(error)) from error
     if value is None or value == "":
         return None
     if not isinstance(value, kind):
@@ -217,5 +231,8 @@ def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: 
 
 def shown(value: Any, width: int = 60) -> str:
     """A value as JSON, cut to a width."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = without_surrogates(json.dumps(value, ensure_ascii=False, default=str))
+    except (ValueError, RecursionError):  # more digits, or more levels, than Python writes
+        text = type(value).__name__
     return text if len(text) <= width else f"{text[:width]}..."

@@ -1,21 +1,61 @@
-"""Is a token the same token for student and teacher?
-
-Log-probs of tokens can be compared only then.
-"""
+"""The tokens that a model has: those of its tokenizer, of its embedding, and of its teacher."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from sluice.data.chat import load_tokenizer
+from sluice.data.chat import PromptError, load_tokenizer
 from sluice.environment import ConfigurationError
 
 _SHOWN = 3
 
 
+def embedding_size(model_dir: Path) -> int | None:
+    """Tokens of a model's embedding, the `vocab_size` of its config.json; None: it is not said."""
+    try:
+        config = json.loads((model_dir / "config.json").read_text())
+        size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong
+        return None
+    return size if isinstance(size, int) else None
+
+
+def tokenizer_size(tokenizer: Any) -> int:
+    """One more than the highest token id of a tokenizer, which may leave ids out."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def surplus(tokens: int, embedding: int | None) -> str:
+    """A warning about a tokenizer that has more tokens than the embedding; empty: it has not.
+
+    Such a model is no mistake by itself: the text model of Gemma 3 has one token for pictures too
+    many. Only a text in which such a token occurs cannot be used.
+    """
+    if embedding is None or tokens <= embedding:
+        return ""
+    return (
+        f"the tokenizer has {tokens} tokens, the model's embedding {embedding}: rows with a token "
+        f"id of {embedding} or more are refused"
+    )
+
+
+def check_ids(tokenizer: Any, ids: Sequence[int], embedding: int | None) -> None:
+    """Raise PromptError if a token id is beyond the embedding."""
+    if embedding is None or not ids or max(ids) < embedding:
+        return
+    position = next(i for i, token in enumerate(ids) if token >= embedding)
+    raise PromptError(
+        f"token {position} is {tokenizer.decode([ids[position]])!r}, id {ids[position]}, and the "
+        f"model's embedding has {embedding} tokens (vocab_size of its config.json)"
+    )
+
+
 def check_teacher(student: Path, teacher: Path, *, trust_remote_code: bool = False) -> None:
-    """Raise ConfigurationError unless every token of the student is the same token of the teacher.
+    """Raise ConfigurationError unless every token of the student is the same token of the teacher:
+    log-probs of tokens can be compared only then.
 
     student, teacher: Hugging Face checkpoint directories. The teacher may know more tokens: the
     student writes none.

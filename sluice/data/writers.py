@@ -22,6 +22,14 @@ _READ_BY_NAME = ("prompt", "input", "label", "reward_model")
 """Columns that others read too, and not as JSON text."""
 
 
+def json_bytes(row: Row) -> bytes:
+    """The row as JSON in UTF-8. A text with half of a surrogate pair keeps it, as an escape."""
+    try:
+        return json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return json.dumps(row, default=str).encode()
+
+
 class Writer:
     """Writes beside `path` and moves it there at the end; nothing is left of a failure.
 
@@ -43,7 +51,7 @@ class Writer:
     def write(self, row: Row) -> None:
         start = b"" if self._path.suffix != ".json" else b",\n" if self.rows else b"[\n"
         end = b"" if self._path.suffix == ".json" else b"\n"
-        self._file.write(start + json.dumps(row, ensure_ascii=False, default=str).encode() + end)
+        self._file.write(start + json_bytes(row) + end)
         self.rows += 1
 
     def __enter__(self) -> Self:

@@ -113,7 +113,9 @@ def test_json_that_nobody_could_write_again_is_refused(text: str | bytes, words:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a":"\\ud83d\\ude00"}', b'[{"a":1.5e3,"b":"\xc3\xa4"}]', "[" * 64 + "]" * 64]
+    "text",
+    ['{"a":"\\ud83d\\ude00"}', b'[{"a":1.5e3,"b":"\xc3\xa4"}]', "[" * 64 + "]" * 64],
+    ids=["both halves", "bytes", "64 deep"],
 )
 def test_other_json_is_read(text: str | bytes) -> None:
     assert load_json(text, "result.json") == json.loads(text)
@@ -139,7 +141,11 @@ def test_a_number_that_is_no_float32_is_refused(value: Any, words: str) -> None:
     str(raised.value).encode()
 
 
-@pytest.mark.parametrize("value", [3, True, 2.5, np.float32(0.5), np.array(1.0), -3.4e38])
+@pytest.mark.parametrize(
+    "value",
+    [3, True, 2.5, np.float32(0.5), np.array(1.0), -3.4e38],
+    ids=["int", "bool", "float", "numpy's scalar", "numpy's array", "large"],
+)
 def test_other_numbers_are_floats(value: Any) -> None:
     assert input_checks.float32(value, "turn 2") == float(value)
 

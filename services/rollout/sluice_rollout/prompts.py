@@ -8,8 +8,10 @@ from typing import Any
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.data.chat import PromptError
+from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt
+from sluice.telemetry import logs
 from sluice_rollout import context
 
 
@@ -28,6 +30,9 @@ class PromptEncoder:
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"spec.model.path: {error}") from error
+        self.embedding = embedding_size(model_dir)
+        if warning := surplus(tokenizer_size(self.tokenizer), self.embedding):
+            logs.get().warning(f"spec.model.path: {model_dir}: {warning}")
         evaluation = spec.evaluation.datasets if spec.evaluation else []
         self._sources = {source.source_name: source for source in [*spec.data.prompts, *evaluation]}
         self._spec = spec
@@ -44,8 +49,8 @@ class PromptEncoder:
             context.check(self._spec, self.context)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises PromptTooLongError, or PromptError where the chat template
-        refuses it.
+        """Token ids of a prompt. Raises PromptTooLongError, or PromptError if the chat template
+        refuses it or the model's embedding lacks one of its tokens.
         """
         source = self._sources.get(prompt.dataset)
         try:
@@ -56,6 +61,7 @@ class PromptEncoder:
                 tools=prompt.tools,
                 arguments=self.template_arguments(prompt.dataset),
             )
+            check_ids(self.tokenizer, ids, self.embedding)
         except PromptError as error:
             raise PromptError(f"{prompt.dataset} row {prompt.row}: {error}") from error
         if len(ids) > (longest := context.longest_prompt(self._spec, self.context, prompt)):

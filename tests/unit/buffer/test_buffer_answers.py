@@ -201,6 +201,61 @@ def test_a_row_without_an_answer_is_told_of_with_its_line(sft: Make, tmp_path: P
         sft(rows(tmp_path / "unlike.jsonl", row3={"messages": [user("?")]}))
 
 
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "half a surrogate pair in a question": (
+        {"messages": [user("\ud83d"), assistant("3")]},
+        r"wrong.jsonl:4: messages\[0\].content: half of a surrogate pair",
+    ),
+    "half a surrogate pair in an answer": (
+        {"messages": [user("2"), assistant("\ud83d")]},
+        r"wrong.jsonl:4: messages\[1\].content: half of a surrogate pair",
+    ),
+    "a token beyond the embedding": (
+        {"tokens": [104, 99999, 106], "loss_mask": [0, 1, 1]},
+        r"wrong.jsonl:4: tokens\[1\]: token id 99999, expected ids below 258",
+    ),
+    "a token beyond int32": (
+        {"tokens": [104, 2**31], "loss_mask": [0, 1]},
+        r"wrong.jsonl:4: tokens\[1\]: token id 2147483648, expected ids below 258",
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "message"), WRONG.values(), ids=WRONG)
+def test_a_row_that_no_process_could_read_ends_the_job_with_its_line(
+    sft: Make, tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    embedding(tmp_path / "model", 258)
+    with pytest.raises(ConfigurationError, match=message):
+        sft(rows(tmp_path / "wrong.jsonl", row3=row))
+
+
+def test_a_row_of_tokens_is_bounded_without_an_embedding_too(sft: Make, tmp_path: Path) -> None:
+    row = {"tokens": [104, 2**31], "loss_mask": [0, 1]}
+    with pytest.raises(ConfigurationError, match=r"wrong.jsonl:4: tokens\[1\]: token id 21474836"):
+        sft(rows(tmp_path / "wrong.jsonl", row3=row))
+
+
+def test_a_text_with_a_token_beyond_the_embedding_is_left_out(
+    sft: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Token 257 is <|im_start|>, which only conversations have."""
+    embedding(tmp_path / "model", 257)
+    plain = {f"row{i}": {"prompt": str(i), "label": str(i)} for i in (0, 2, 3, 4)}
+    one = sft(rows(tmp_path / "rows.jsonl", **plain))
+    said = capsys.readouterr().out
+    assert "the tokenizer has 258 tokens, the model's embedding 257" in said
+    assert one.step(1) == [0, 2, 3, 4]
+    said = capsys.readouterr().out
+    assert "row 1: token 0 is '<|im_start|>', id 257, and the model's embedding has" in said
+
+
+def embedding(model: Path, size: int) -> None:
+    """Give a model an embedding of so many tokens."""
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": size}))
+
+
 def test_a_model_without_a_tokenizer_is_told_of(sft: Make, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"spec.model.path: .* no tokenizer"):
         sft(model={"path": str(tmp_path)})

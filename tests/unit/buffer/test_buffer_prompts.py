@@ -34,6 +34,13 @@ def prompts(tmp_path: Path, *sources: dict[str, Any], **data: Any) -> Prompts:
     return Prompts(Data.model_validate({"prompts": list(sources), **data}), None, tmp_path)
 
 
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 def source(**fields: Any) -> PromptSource:
     return PromptSource.model_validate({"path": "x.jsonl", **fields})
 
@@ -144,6 +151,19 @@ def test_columns_can_be_named() -> None:
         ({"prompt": "x", "metadata": [1]}, {}, r"metadata: expected an object, found \[1\]"),
         ({"prompt": "x", "tools": "{"}, {}, "tools: not valid JSON"),
         ({"prompt": "x", "tools": {}}, {}, "tools: expected a list, found {}"),
+        ({"prompt": "a\ud83d"}, {}, r"^prompt: half of a surrogate pair, \\ud83d, at character 1"),
+        ({"q": "a\ud83d"}, {"promptKey": "q"}, "^q: half of a surrogate pair"),
+        ({"prompt": [{"role": "\ud83d"}]}, {}, r"^prompt\[0\].role: half of a surrogate pair"),
+        ({"prompt": "x", "label": {"a": "\ud83d"}}, {}, "^label.a: half of a surrogate pair"),
+        ({"prompt": "x", "label": float("nan")}, {}, "^label: nan is not a finite number"),
+        ({"prompt": "x", "label": 10**4300}, {}, "^label: an integer of more than 4300 digits"),
+        ({"prompt": "x", "metadata": {"a": deep(64)}}, {}, "^metadata.a.*: nested more than 64"),
+        ({"prompt": "x", "metadata": '{"a":"\\ud83d"}'}, {}, "^metadata.a: half of a surrogate"),
+        ({"prompt": "x", "metadata": '{"a":' + "9" * 5000 + "}"}, {}, "^metadata: an integer of"),
+        ({"prompt": "x", "metadata": "[" * 9999}, {}, "^metadata: nested more than 64 deep"),
+        ({"prompt": "x", "tools": [{"type": "\ud83d"}]}, {}, r"^tools\[0\].type: half of a"),
+        (VERL | {"extra_info": {"a": "\ud83d"}}, {}, "^extra_info.a: half of a surrogate pair"),
+        (VERL | {"reward_model": {"ground_truth": "\ud83d"}}, {}, "^reward_model.ground_truth: h"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(
@@ -162,6 +182,10 @@ def test_what_is_wrong_with_a_row_is_said(
         ),
         ([{"prompt": "x"}, {"text": "y"}], "rows.jsonl:2: no column 'prompt' or 'input'"),
         (["[1]"], "rows.jsonl:1: a row must be an object, found list"),
+        (
+            [{"prompt": "x"}, r'{"prompt":"max \ud83d 3 =","label":"7"}'],
+            "rows.jsonl:2: prompt: half of a surrogate pair",
+        ),
         ([""], "rows.jsonl: no rows"),
     ],
 )
@@ -305,3 +329,12 @@ def test_rows_that_the_jobs_own_code_made_are_read_from_the_storage(tmp_path: Pa
         '"1 + 1 ="',
         '"2"',
     )
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_a_column_that_nobody_reads_may_hold_anything(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    text = r'{"prompt": "x", "other": ["\ud83d", NaN]}'
+    path.write_text(f"[{text}]" if name.endswith(".json") else text)
+    one = prompts(tmp_path, {"path": str(path)})
+    assert one.message(GroupKey(TRAINING, 0)).prompt_json == '"x"'

@@ -54,6 +54,16 @@ def without(task: Path, key: str) -> None:
             id="missing column",
         ),
         pytest.param(
+            lambda t: row(t, 105, r'{"prompt": "max \ud83d 3 =", "label": "7"}'),
+            "train.jsonl:105: prompt: half of a surrogate pair, \\ud83d, at character 4",
+            id="half a surrogate pair",
+        ),
+        pytest.param(
+            lambda t: row(t, 4, '{"prompt": "max 1 =", "label": ' + "[" * 70 + "]" * 70 + "}"),
+            "train.jsonl:4: label[0][0]",
+            id="nested too deep",
+        ),
+        pytest.param(
             lambda t: (t / "train.jsonl").write_text("\n"),
             "spec.data.prompts[0].path: {task}/train.jsonl: no rows",
             id="empty file",
@@ -174,6 +184,21 @@ def test_deep_shows_prompts_and_a_reward(task: Path, sluice: Sluice) -> None:
     assert trial["prompts"][0]["tokens"] == 5
     assert trial["prompts"][0]["where"] == f"{task}/train.jsonl:1"
     assert (trial["reward"]["label"], trial["reward"]["reward"]) == ("0", 1.0)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_told_of(
+    task: Path, sluice: Sluice
+) -> None:
+    config(task, vocab_size=7)
+    result = sluice("validate", task / "job.yaml")
+    assert "note: spec.model.path: " in result.output
+    assert "tokens, the model's embedding 7: rows with a token id of 7 or more are refused" in (
+        result.output
+    )
+    result = sluice("validate", task / "job.yaml", "--deep")
+    assert result.exit_code == 2
+    assert "train.jsonl:1: token 0 is 'max', id " in result.output
+    assert "and the model's embedding has 7 tokens (vocab_size of its config.json)" in result.output
 
 
 def test_deep_tells_what_the_reward_raised(task: Path, sluice: Sluice) -> None:

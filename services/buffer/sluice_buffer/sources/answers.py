@@ -20,6 +20,7 @@ from sluice.api.data import PromptSource
 from sluice.data import answers, chat
 from sluice.data.answers import AnsweredRow, Encoded
 from sluice.data.chat import PromptError
+from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
 from sluice.environment import ConfigurationError
 from sluice.sample import PROMPT_TOO_LONG, Sample, SampleStatus
 from sluice.telemetry import logs
@@ -47,13 +48,15 @@ class Answers:
     """The job's rows as samples. A Filler (filling.py).
 
     longest: tokens that a row may have; truncation: which end of a longer one goes, None: all of
-    it. left_out: rows left out since one was trained.
+    it. embedding: tokens of the model's, None: not known. left_out: rows left out since one was
+    trained.
     """
 
     prompts: Prompts
     tokenizer: Any
     longest: int
     truncation: Literal["left", "right"] | None = None
+    embedding: int | None = None
     evaluates = True
     refused: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
@@ -80,7 +83,10 @@ class Answers:
             raise ConfigurationError(f"spec.model.path: {error}{hint}") from error
         context = chat.context_length(directory)
         longest = min(spec.data.max_prompt_tokens or context, context)
-        answers = cls(prompts, tokenizer, longest, spec.data.truncation)
+        embedding = embedding_size(directory)
+        if warning := surplus(tokenizer_size(tokenizer), embedding):
+            logs.get().warning(f"spec.model.path: {directory}: {warning}")
+        answers = cls(prompts, tokenizer, longest, spec.data.truncation, embedding)
         answers.check()
         return answers
 
@@ -191,12 +197,14 @@ class Answers:
 
     def _encode(self, row: Any, source: PromptSource) -> Encoded:
         assert isinstance(row, AnsweredRow)
-        return answers.encode(
+        encoded = answers.encode(
             self.tokenizer,
             row,
             chat_text=source.apply_chat_template,
             arguments=source.chat_template_args,
         )
+        check_ids(self.tokenizer, encoded.tokens, self.embedding)
+        return encoded
 
 
 def sample_of(encoded: Encoded) -> Sample:

@@ -20,6 +20,7 @@ import xxhash
 from sluice.api.data import parse_path
 from sluice.data.checking import slice_of
 from sluice.data.files import Located, Row, files_of, read_file
+from sluice.data.writers import json_bytes
 from sluice.environment import ConfigurationError
 
 RowCheck = Callable[[Row], str | None]
@@ -101,7 +102,10 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
     for located in read_file(path):
         _check(located, check)
         place.offsets.append(place.file.tell())
-        place.file.write(json.dumps(located.row, ensure_ascii=False, default=str).encode() + b"\n")
+        try:
+            place.file.write(json_bytes(located.row) + b"\n")
+        except (ValueError, RecursionError) as error:  # of a column that nobody reads
+            raise ConfigurationError(f"{located.where}: not writable as JSON: {error}") from error
     place.file.flush()
     return place
 
