@@ -30,6 +30,7 @@ MAX_REWARD = 1e15
 
 _INTEGER_BOUND = 10**MAX_DIGITS
 _LONGEST_PATH = 80
+_SHOWN = 200
 
 
 class InputError(ValueError):
@@ -125,12 +126,10 @@ def float32(value: Any, name: str, *, largest: float = FLOAT32_MAX) -> float:
 
     """
     if not is_number(value):
-        raise InputError(f"{name} is {type(value).__name__} {_shown(value)}, expected a number")
+        raise InputError(f"{name} is {type(value).__name__} {shown(value)}, expected a number")
     try:
         number = float(value)
-    except OverflowError:
-        number = math.inf
-    except (TypeError, ValueError) as error:  # an array of several numbers
+    except (TypeError, ValueError, OverflowError) as error:  # an array, an int beyond floats
         raise InputError(
             f"{name} is {type(value).__name__}, expected one number: {error}"
         ) from error
@@ -159,6 +158,16 @@ def without_surrogates(text: str) -> str:
         if _text_fault(text) is None
         else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     )
+
+
+def shown(value: Any) -> str:
+    """The `repr` of a value, shortened for an error message; it can be encoded as UTF-8."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of too many digits, a list too deep
+        return f"a value of type {type(value).__name__}"
+    cut = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+    return without_surrogates(cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +231,7 @@ class _Walk:
             else:
                 words = f"{type(key).__name__} is no key of an object in JSON"
             if words:
-                return _Fault("", f"key {_shown(key)}: {words}")
+                return _Fault("", f"key {shown(key)}: {words}")
             fault = self.fault(entry, depth)
             if fault is not None:
                 return fault.within(f".{key}" if isinstance(key, str) else f"[{key}]")
@@ -276,15 +285,6 @@ def _no_constant(literal: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
-
-
-def _shown(value: Any) -> str:
-    """A value as it is shown in a message, which can always be encoded."""
-    try:
-        text = ascii(value)
-    except (ValueError, RecursionError):  # an integer of too many digits, a list too deep
-        text = "..."
-    return text if len(text) <= _LONGEST_PATH else f"{text[:_LONGEST_PATH]}..."
 
 
 def _shortened(path: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,9 @@ from decimal import Decimal, InvalidOperation
 from numbers import Integral, Real
 from typing import Any
 
+from sluice import input_checks
+from sluice.input_checks import InputError, is_number, without_surrogates
+from sluice.input_checks import shown as shown
 from sluice.sample import PREDICTION, Messages
 
 RewardValue = float | int | bool | dict[str, Any]
@@ -24,7 +26,6 @@ DEFAULT_KEY = "score"
 _HASH_BYTES = 6
 _MOST_PARTS = 64
 _LONGEST_NAME = 128
-_SHOWN = 200
 _LONGEST_MESSAGE = 2000
 _LONGEST_DETAILS = 20_000
 _LARGEST_EXPONENT = 400
@@ -40,8 +41,9 @@ class RewardError(Exception):
     """
 
     def __init__(self, message: str, reason: str = "refused", details: str = "") -> None:
-        super().__init__(message[:_LONGEST_MESSAGE])
-        self.reason, self.details = reason, details[-_LONGEST_DETAILS:]
+        super().__init__(without_surrogates(message)[:_LONGEST_MESSAGE])
+        self.reason = reason
+        self.details = without_surrogates(details)[-_LONGEST_DETAILS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +65,34 @@ RewardFunction = Callable[[RewardInput], RewardValue]
 def read_value(value: Any, key: str | None) -> Judgement:
     """(reward, parts) of what a reward function returned.
 
-    Raises RewardError on anything that is no number.
+    Raises RewardError on anything that is no number, or none that a trainer can compute with.
     """
+    try:
+        return _read(value, key)
+    except InputError as error:
+        raise RewardError(str(error)) from error
+
+
+def _read(value: Any, key: str | None) -> Judgement:
     if not isinstance(value, dict):
-        return _number(value, "the reward"), {}
+        return input_checks.reward(value), {}
     if len(value) > _MOST_PARTS or any(len(str(name)) > _LONGEST_NAME for name in value):
         raise RewardError(
             f"the reward is a dictionary of {len(value)} entries, expected at most {_MOST_PARTS} "
             "with short names"
         )
-    parts = {str(k): _number(v, f"reward part {k!r}") for k, v in value.items() if _is_number(v)}
+    parts = {
+        str(k): input_checks.float32(v, f"reward part {shown(k)}")
+        for k, v in value.items()
+        if is_number(v)
+    }
+    for name in parts:
+        input_checks.check_text(name, "the name of a reward part")
     if isinstance(said := value.get(PREDICTION), str):
         parts[PREDICTION] = answer_number(said)
     wanted = key or DEFAULT_KEY
     if wanted in parts:
-        return parts[wanted], parts
+        return input_checks.reward(parts[wanted]), parts
     names = ", ".join(map(str, value)) or "nothing"
     if key is None:
         raise RewardError(
@@ -92,37 +107,9 @@ def answer_number(answer: str) -> float:
     return float(int.from_bytes(digest))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or hasattr(value, "__float__")
-
-
-def _number(value: Any, what: str) -> float:
-    if not _is_number(value):
-        raise RewardError(f"{what} is {type(value).__name__} {shown(value)}, expected a number")
-    try:
-        number = float(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-    ) as error:  # an array of several numbers, an int beyond floats
-        raise RewardError(
-            f"{what} is {type(value).__name__}, expected one number: {error}"
-        ) from error
-    if not math.isfinite(number):
-        raise RewardError(f"{what} is {number}, expected a finite number")
-    return number
-
-
 def late(seconds: float) -> str:
     """The error of a reward that hangs."""
     return f"no reward after {seconds:g} s (reward.timeoutSeconds)"
-
-
-def shown(value: Any) -> str:
-    """A value for an error message: what `repr` says of it, shortened."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def label_text(sample: RewardInput, reward: str) -> str:

@@ -124,8 +124,8 @@ def test_other_json_is_read(text: str | bytes) -> None:
 NUMBERS: dict[str, tuple[Any, str]] = {
     "beyond float32": (1e39, "turn 2 is 1e+39, expected a finite number of at most 3.4e+38"),
     "nan": (math.nan, "turn 2 is nan, expected a finite number"),
-    "an integer beyond floats": (10**400, "turn 2 is inf, expected a finite number"),
-    "an integer beyond digits": (-(10**5000), "turn 2 is inf, expected a finite number"),
+    "an integer beyond floats": (10**400, "turn 2 is int, expected one number"),
+    "an integer beyond digits": (-(10**5000), "turn 2 is int, expected one number"),
     "a text": ("1", "turn 2 is str '1', expected a number"),
     "half a pair": ("\ud83d", "turn 2 is str '\\ud83d', expected a number"),
     "nothing": (None, "turn 2 is NoneType None, expected a number"),

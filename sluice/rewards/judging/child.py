@@ -1,8 +1,9 @@
 """A process that judges, as the pool starts it:
 `python -m sluice.rewards.judging.child <configuration>`.
 
-It reads jobs from its standard input (pickles of our own making) and writes one line of JSON for
-each: JSON, because a user's function lives here, and what it makes must not be unpickled elsewhere.
+It reads jobs from its standard input, pickles of our own making: each job's argument is one by
+itself, so that what cannot be read costs its own job. It writes one line of JSON for each: JSON,
+because a user's function lives here, and what it makes must not be unpickled elsewhere.
 Plain functions run one after the other on the main thread, where alarm signals work; a coroutine
 function runs for all jobs at hand at the same time.
 
@@ -30,6 +31,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from sluice import causes, user_code
+from sluice.input_checks import without_surrogates
 from sluice.rewards import registry
 from sluice.rewards.judging import configuration
 from sluice.rewards.judging.configuration import Configuration
@@ -38,8 +40,8 @@ from sluice.rewards.types import RewardError, late, read_value
 DROP = None
 """Instead of jobs: forget those that have not been started."""
 
-JudgeTask = tuple[int, str, Any]
-"""(number, name of a built-in reward or "", a RewardInput or a list of them)."""
+JudgeTask = tuple[int, str, int, bytes]
+"""(number, name of a built-in reward or "", samples, a pickled RewardInput or list of them)."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -94,10 +96,11 @@ def _read(value: Any) -> Any:
 def _failure(error: BaseException, name: str = "") -> dict[str, str]:
     if isinstance(error, RewardError):
         return {"error": str(error), "reason": error.reason}
+    text = f"{name} raised {causes.cause(error)}{_if_memory_was_short(error)}"
     return {
-        "error": f"{name} raised {causes.cause(error)}{_if_memory_was_short(error)}",
+        "error": without_surrogates(text),
         "reason": "raised",
-        "details": causes.full(error),
+        "details": without_surrogates(causes.full(error)),
     }
 
 
@@ -125,10 +128,6 @@ def _outcomes(value: Any, argument: Any) -> list[Any]:
     return [_failure(error)] * len(argument)
 
 
-def _failures(error: BaseException, name: str, argument: Any) -> list[Any]:
-    return [_failure(error, name)] * (len(argument) if isinstance(argument, list) else 1)
-
-
 class _Rewards:
     def __init__(self, limits: Configuration) -> None:
         self.name, self.limits = limits.function, limits
@@ -143,13 +142,14 @@ class _Rewards:
     def of(self, name: str) -> Callable[[Any], Any]:
         return user_code.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
 
-    def judge(self, name: str, argument: Any) -> list[Any]:
-        """Judge one job.
+    def judge(self, name: str, samples: int, body: bytes) -> list[Any]:
+        """Judge one job of so many samples.
 
         Whatever the function does short of ending the process becomes an outcome.
         """
         try:
             _limit_processor_time(self.limits.cpu_seconds)
+            argument = pickle.loads(body)  # noqa: S301  (our own worker's)
             value = self.of(name)(argument)
             if inspect.isawaitable(value):
                 value = asyncio.run(_waited(value))
@@ -157,7 +157,7 @@ class _Rewards:
         except (
             BaseException
         ) as error:  # sys.exit() of a user's function, too, ends no more than its sample
-            return _failures(error, name or self.name, argument)
+            return [_failure(error, name or self.name)] * samples
 
 
 async def _waited(value: Any) -> Any:
@@ -174,29 +174,30 @@ def _one_by_one(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> None:
                 outbox.send(dropped=True)
             else:
                 jobs.extend(message)
-        number, name, argument = jobs.popleft()
-        outbox.send(id=number, outcomes=rewards.judge(name, argument))
+        number, name, samples, body = jobs.popleft()
+        outbox.send(id=number, outcomes=rewards.judge(name, samples, body))
 
 
 async def _all_at_once(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> None:
     running: set[asyncio.Task[None]] = set()
 
-    async def judge(number: int, argument: Any) -> None:
+    async def judge(number: int, samples: int, body: bytes) -> None:
         try:
+            argument = pickle.loads(body)  # noqa: S301  (our own worker's)
             async with asyncio.timeout(rewards.limits.timeout_seconds):
                 outcomes = _outcomes(await rewards.of("")(argument), argument)
         except TimeoutError:
             text = f"{rewards.name}: {late(rewards.limits.timeout_seconds)}"
-            outcomes = _failures(RewardError(text, "timeout"), rewards.name, argument)
+            outcomes = [_failure(RewardError(text, "timeout"), rewards.name)] * samples
         except Exception as error:
-            outcomes = _failures(error, rewards.name, argument)
+            outcomes = [_failure(error, rewards.name)] * samples
         outbox.send(id=number, outcomes=outcomes)
 
     with suppress(EOFError):
         while True:
             message = await asyncio.to_thread(inbox.read)
-            for number, _, argument in message or []:
-                task = asyncio.create_task(judge(number, argument))
+            for number, _, samples, body in message or []:
+                task = asyncio.create_task(judge(number, samples, body))
                 running.add(task)
                 task.add_done_callback(running.discard)
 

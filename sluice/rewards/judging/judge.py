@@ -86,6 +86,8 @@ class Judge:
             return await self._outcome(sample)
         except RewardError as error:
             return error
+        except Exception as error:  # of a kind that nobody thought of: it fails its sample alone
+            return RewardError(f"raised {causes.cause(error)}", "raised", causes.full(error))
 
     async def _outcome(self, sample: RewardInput) -> JudgeOutcome:
         name, sample = registry.choose(sample, self._reward.type)

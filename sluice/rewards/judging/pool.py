@@ -3,7 +3,9 @@
 Jobs that are ready are given to a process in one piece, and come back one by one; each has its own
 time limit. A job that takes longer than a moment keeps its process to itself: what was to follow it
 goes elsewhere, and another process is started, up to a bound, so that jobs that hang hold up
-nobody. A process that must be killed takes with it only the job that it was at.
+nobody. A process that must be killed takes with it only the job that it was at. Every job is
+answered: one that cannot be sent to a process at once, and whatever ends the work with a process
+answers the jobs that the process has.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import pickle
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice import causes, input_checks
+from sluice.rewards.judging.child import JudgeTask
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.judging.process import LostError, Process
 from sluice.rewards.types import Judgement, RewardError, late
@@ -36,14 +41,14 @@ JudgeOutcome = Judgement | RewardError
 class _Job:
     number: int
     reward: str
-    argument: Any
+    samples: int
+    body: bytes
+    """The pickled argument."""
     done: asyncio.Future[list[JudgeOutcome]]
+    process: Process | None = None
+    """The one that has it; None: it is in the queue."""
     started: float = 0.0
     tries: int = 0
-
-    @property
-    def samples(self) -> int:
-        return len(self.argument) if isinstance(self.argument, list) else 1
 
     def finish(self, outcomes: list[JudgeOutcome]) -> None:
         if not self.done.done():
@@ -52,8 +57,8 @@ class _Job:
     def fail(self, error: RewardError) -> None:
         self.finish([error] * self.samples)
 
-    def wire(self) -> tuple[int, str, Any]:
-        return self.number, self.reward, self.argument
+    def wire(self) -> JudgeTask:
+        return self.number, self.reward, self.samples, self.body
 
 
 @dataclass(eq=False, slots=True)
@@ -77,9 +82,14 @@ class Pool:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def __call__(self, reward: str, argument: Any) -> list[JudgeOutcome]:
-        job = _Job(
-            next(self._numbers), reward, argument, asyncio.get_running_loop().create_future()
-        )
+        samples = len(argument) if isinstance(argument, list) else 1
+        try:
+            body = pickle.dumps(argument, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # pickle raises whatever the objects do, and RecursionError
+            text = f"the sample cannot be sent to a judging process: {causes.named(error)}"
+            return [RewardError(text, "invalid", causes.full(error))] * samples
+        done: asyncio.Future[list[JudgeOutcome]] = asyncio.get_running_loop().create_future()
+        job = _Job(next(self._numbers), reward, samples, body, done)
         self._open.add(job)
         self._queue.append(job)
         self._wake()
@@ -133,12 +143,18 @@ class Pool:
             )
         except RewardError as error:
             return self._fail_waiting(error)
+        except Exception as error:  # no process or file is left, for one
+            what = self.configuration.function or "the judge"
+            text = f"{what}: no process can be started: {causes.named(error)}"
+            return self._fail_waiting(RewardError(text, "unavailable", causes.full(error)))
         try:
             while await self._wait_for_work(process):
                 await (self._serve_all(process) if process.concurrent else self._serve(process))
         except LostError:
             # Whoever lost a job has been told; those that were not at fault are back in the queue.
             pass
+        except Exception as error:  # nobody else would answer what this process has
+            self._fail_jobs_of(process, error)
         finally:
             await self._end(process)
             self._lives.discard(asyncio.current_task())
@@ -166,23 +182,36 @@ class Pool:
         return process.alive
 
     def _fail_waiting(self, error: RewardError) -> None:
+        """Answer all that wait, since this life has no process for them."""
+        # Before they hear of it: who comes back at once needs the place of this life.
+        self._lives.discard(asyncio.current_task())
         while self._queue:
             self._queue.popleft().fail(error)
 
+    def _fail_jobs_of(self, process: Process, error: Exception) -> None:
+        for job in self._open:
+            if job.process is process:
+                text = f"{self._name(job)}: judging ended: {causes.cause(error)}"
+                job.fail(RewardError(text, "unavailable", causes.full(error)))
+
     def _give_back(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            job.process = None
         self._queue.extendleft(reversed(jobs))
         if jobs:
             self._wake()
 
-    def _take(self, most: int) -> list[_Job]:
+    def _take(self, most: int, process: Process) -> list[_Job]:
         jobs = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+        for job in jobs:
+            job.process = process
         return [job for job in jobs if not job.done.done()]  # nobody waits for the others any more
 
     # --- plain functions: one job after the other
 
     async def _serve(self, process: Process) -> None:
         """Have a chunk of the queue judged. Raises LostError where the process must go."""
-        jobs = deque(self._take(min(_CHUNK, math.ceil(len(self._queue) / self.size))))
+        jobs = deque(self._take(min(_CHUNK, math.ceil(len(self._queue) / self.size)), process))
         if self._queue:
             self._wake()
         process.send([job.wire() for job in jobs])
@@ -272,7 +301,8 @@ class Pool:
         suspects = any(job.tries > 1 for job in running.values()) or (
             self._queue and self._queue[0].tries > 0
         )
-        jobs = self._take((0 if running else 1) if suspects else _AT_ONCE - len(running))
+        most = (0 if running else 1) if suspects else _AT_ONCE - len(running)
+        jobs = self._take(most, process)
         for job in jobs:
             job.started, job.tries = time.monotonic(), job.tries + 1
             running[job.number] = job
@@ -308,7 +338,7 @@ def _settle(job: _Job | None, answer: dict[str, Any]) -> None:
     try:
         outcomes = [_outcome(outcome) for outcome in answer["outcomes"]]
         sound = job is not None and answer["id"] == job.number and len(outcomes) == job.samples
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         sound = False
     if not sound or job is None:
         raise LostError("its answer is no outcome", "invalid")
@@ -319,6 +349,5 @@ def _outcome(value: Any) -> JudgeOutcome:
     if isinstance(value, dict):
         return RewardError(str(value["error"]), str(value["reason"]), str(value.get("details", "")))
     reward, parts = value
-    if not math.isfinite(reward):
-        raise ValueError
-    return float(reward), parts
+    numbers = {name: input_checks.float32(part, name) for name, part in parts.items()}
+    return input_checks.reward(reward), numbers

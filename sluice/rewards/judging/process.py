@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
 from typing import Any
 
+from sluice.input_checks import InputError, load_json
 from sluice.rewards.judging import child
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError
@@ -145,8 +145,8 @@ async def _spawn(configuration: Configuration) -> asyncio.subprocess.Process:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(line)
-    except ValueError:
+        answer = load_json(line, "its answer")
+    except InputError:
         answer = None
     if not isinstance(answer, dict):
         raise LostError("its answer is no JSON object", "invalid")

@@ -96,7 +96,7 @@ class Endpoint:
             )
         try:
             return json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RewardError(
                 f"{self.url}: expected JSON, got {shown(data[:200])}", "invalid"
             ) from None

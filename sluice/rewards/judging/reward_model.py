@@ -8,11 +8,12 @@ head], ...}`. Samples that are ready at the same time go in one request.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from typing import Any
 
+from sluice import input_checks
 from sluice.api.data import RewardModelSpec as Settings
+from sluice.input_checks import InputError
 from sluice.rewards.judging.remote import Endpoint
 from sluice.rewards.types import RewardError, RewardInput, shown
 
@@ -118,9 +119,7 @@ class RewardModel:
                 "invalid",
             )
         score = outputs[self._settings.output]
-        if not isinstance(score, int | float) or not math.isfinite(score):
-            return RewardError(
-                f"{self._endpoint.url}: the reward is {shown(score)}, expected a finite number",
-                "invalid",
-            )
-        return float(score)
+        try:
+            return input_checks.reward(score)
+        except InputError as error:
+            return RewardError(f"{self._endpoint.url}: {error}", "invalid")

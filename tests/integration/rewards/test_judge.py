@@ -22,6 +22,7 @@ from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.builtin.math_prm800k import hendrycks
 from sluice.rewards.judging.judge import Judge
+from sluice.rewards.judging.process import Process
 from sluice.rewards.types import answer_number
 
 USER = """
@@ -35,6 +36,17 @@ async def later(sample):
     if sample.response == "block": time.sleep(1000)
     if sample.response == "die": os._exit(3)
     return {"score": 0.5, "kind": "x"}
+def forge(text):
+    if text != "ok":
+        for descriptor in range(3, 20):
+            try: os.write(descriptor, text.encode() + b"\\n")
+            except OSError: continue
+def forges(sample):
+    forge(sample.response)
+    return 1.0
+async def forges_later(sample):
+    forge(sample.response)
+    return 1.0
 inside = 0
 async def all_inside(sample):
     global inside
@@ -52,6 +64,10 @@ def moody(sample):
     if sample.response == "none": return None
     if sample.response == "nan": return float("nan")
     if sample.response == "inf": return {"score": float("inf")}
+    if sample.response == "beyond": return 1e39
+    if sample.response == "many digits": return 10 ** 5000
+    if sample.response == "half a pair": return {"score": 1, "\\ud83d": 2}
+    if sample.response == "raise half": raise ValueError("no \\ud83d")
     if sample.response == "huge":
         return {"score": 1, **{str(i): "x" * 1000 for i in range(100_000)}}
     if sample.response == "eat": return len(bytearray(8 << 30))
@@ -119,6 +135,10 @@ async def test_one_bad_sample_fails_alone(user: Path) -> None:
         "none": "None, expected a number",
         "nan": "the reward is nan, expected a finite number",
         "inf": "reward part 'score' is inf",
+        "beyond": "the reward is 1e.39, expected a finite number of at most 1e.15",
+        "many digits": "the reward is int, expected one number: int too large",
+        "half a pair": r"the name of a reward part: half of a surrogate pair, .ud83d",
+        "raise half": "raised ValueError: no \ufffd",
         "huge": "dictionary of 100001 entries, expected at most 64",
         "eat": "raised MemoryError .*: a judging process may take 4 GiB .spec.reward.sandbox",
     }
@@ -132,6 +152,83 @@ async def test_one_bad_sample_fails_alone(user: Path) -> None:
         assert isinstance(outcomes[word], RewardError)
         with pytest.raises(RewardError, match=message):
             raise outcomes[word]
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("name", ["good", "later"])
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        pytest.param({"a": nested(900)}, "RecursionError", id="nested 900 deep"),
+        pytest.param({"a": lambda: None}, "pickle", id="a function"),
+    ],
+)
+async def test_a_sample_that_cannot_be_sent_fails_alone(
+    user: Path, name: str, metadata: dict[str, Any], message: str
+) -> None:
+    broken = RewardInput("p", "abc", metadata=metadata)
+    async with judging(workers=1, function=f"{user}:{name}") as judge, asyncio.timeout(60):
+        one, bad, two = await judge([sample("abc"), broken, sample("abc")])
+        assert isinstance(bad, RewardError)
+        assert "the sample cannot be sent to a judging process" in str(bad)
+        assert message in str(bad)
+        assert one == two == (await judge([sample("abc")]))[0]
+
+
+@pytest.mark.parametrize("name", ["forges", "forges_later"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param('{"id": [], "outcomes": [[1, {}]]}', id="a list as its number"),
+        pytest.param('{"id": 0, "outcomes": [[1, []]]}', id="a list as parts"),
+        pytest.param('{"id": 0, "outcomes": [[1e39, {}]]}', id="a reward beyond float32"),
+        pytest.param('{"id": 0, "outcomes": ' + "[" * 3000 + "]" * 3000 + "}", id="3000 deep"),
+        pytest.param('{"id": ' + "9" * 5000 + "}", id="5000 digits"),
+        pytest.param("[]", id="no object"),
+    ],
+)
+async def test_an_answer_that_a_function_forges_ends_no_other_sample(
+    user: Path, name: str, answer: str
+) -> None:
+    async with judging(workers=1, function=f"{user}:{name}") as judge, asyncio.timeout(60):
+        (bad,) = await judge([sample(answer)])
+        assert isinstance(bad, RewardError)
+        assert await judge([sample("ok")]) == [(1.0, {})]
+
+
+async def test_whatever_ends_the_work_with_a_process_answers_its_samples(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of nobody's making: send fails in a way that no code expects."""
+
+    def fails(self: Process, jobs: object) -> None:
+        raise ZeroDivisionError("of nobody's making")
+
+    async with judging(workers=1, function=f"{user}:good") as judge, asyncio.timeout(60):
+        with monkeypatch.context() as patch:
+            patch.setattr(Process, "send", fails)
+            outcomes = await judge([sample("a"), sample("b")])
+        assert [str(outcome).partition(" (")[0] for outcome in outcomes] == [
+            f"{user}:good: judging ended: ZeroDivisionError: of nobody's making"
+        ] * 2
+        assert await judge([sample("abc")]) == [(3.0, {})]
+
+
+async def test_a_process_that_cannot_be_started_answers_those_who_wait(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with judging(workers=1, function=f"{user}:good") as judge, asyncio.timeout(60):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/no/such/python")
+            (outcome,) = await judge([sample("a")])
+        assert "no process can be started: FileNotFoundError" in str(outcome)
+        assert await judge([sample("abc")]) == [(3.0, {})]
 
 
 async def test_failures_are_counted_by_their_cause(user: Path) -> None:

@@ -101,6 +101,16 @@ async def test_a_server_that_is_away_fails_its_samples() -> None:
             lambda _: web.Response(text='{"score": NaN}', content_type="application/json"),
             "is nan, expected a finite",
         ),
+        (lambda _: 1e39, "the reward is 1e+39, expected a finite number of at most 1e+15"),
+        (lambda _: {"score": 1, "\ud83d": 1}, "the name of a reward part: half of a surrogate"),
+        (
+            lambda _: web.Response(text="[" * 100_000, content_type="application/json"),
+            "expected JSON, got b'[[[",
+        ),
+        (
+            lambda _: web.Response(text="9" * 5000, content_type="application/json"),
+            "expected JSON, got b'999",
+        ),
         (lambda _: "x" * (2 << 20), "the answer has more than 1048576 bytes"),
     ],
 )
@@ -153,7 +163,8 @@ async def test_a_reward_model_without_a_chat_template_is_said_at_the_start(tmp_p
             "expected an embedding with more than 0 outputs (reward.model.output)",
         ),
         (lambda _: [{"text": "x"}], "expected an embedding"),
-        (lambda _: [{"embedding": ["x"]}], "the reward is 'x', expected a finite number"),
+        (lambda _: [{"embedding": ["x"]}], "the reward is str 'x', expected a number"),
+        (lambda _: [{"embedding": [1e39]}], "the reward is 1e+39, expected a finite number"),
     ],
 )
 async def test_a_server_that_is_no_reward_model_is_told_apart(
