@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sluice import input_checks
+from sluice.input_checks import InputError, without_surrogates
+
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
@@ -285,7 +288,8 @@ class Sample(TokenSequence):
 
     def fail(self, error: str) -> None:
         """Mark as failed: it counts as reward 0 and nothing of it is trained on."""
-        self.status, self.error, self.reward = SampleStatus.FAILED, error, 0.0
+        self.status, self.reward = SampleStatus.FAILED, 0.0
+        self.error = without_surrogates(error)
         self.teacher_log_probs = self.routed_experts = None
         self.loss_mask = np.zeros(self.response_length, dtype=np.uint8)
         self.branches, self.seat_rewards = [], {}
@@ -293,16 +297,45 @@ class Sample(TokenSequence):
     def check(self) -> None:
         """Raise SampleError where an invariant is broken (DESIGN: data plane, Sample)."""
         self.check_tokens()
+        self.check_values()
         judged = self.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED)
-        if judged and (self.reward is None or not np.isfinite(self.reward)):
-            raise SampleError(
-                f"samples[{self.index}].reward: {self.reward} on a {self.status} sample"
-            )
+        if judged and self.reward is None:
+            raise SampleError(f"samples[{self.index}].reward: None on a {self.status} sample")
         seats = {sequence.seat for sequence in self.sequences if sequence.seat}
-        for seat in seats | set(self.seat_rewards) if judged else ():
-            reward = self.seat_rewards.get(seat)
-            if reward is None or not np.isfinite(reward):
-                raise SampleError(f"samples[{self.index}].seatRewards[{seat}]: {reward}")
+        for seat in seats - self.seat_rewards.keys() if judged else ():
+            raise SampleError(f"samples[{self.index}].seatRewards[{seat}]: None")
+
+    def check_values(self) -> None:
+        """Raise SampleError if a text, a number or the metadata could not be sent, or read again.
+
+        Tokens are another matter: `check_tokens`.
+        """
+        name = f"samples[{self.index}]"
+        try:
+            input_checks.check_text(self.response, f"{name}.response")
+            input_checks.check_text(self.error, f"{name}.error")
+            if not isinstance(self.metadata, dict):
+                raise InputError(f"{name}.metadata: expected an object")
+            input_checks.check_value(self.metadata, f"{name}.metadata")
+            if self.reward is not None:
+                input_checks.reward(self.reward, f"{name}.reward")
+            for part, value in self.reward_parts.items():
+                input_checks.check_text(part, f"{name}.rewardParts")
+                input_checks.float32(value, f"{name}.rewardParts[{part}]")
+            for seat, value in self.seat_rewards.items():
+                input_checks.reward(value, f"{name}.seatRewards[{seat}]")
+        except InputError as error:
+            raise SampleError(str(error)) from error
+
+    def check_vocabulary(self, size: int | None) -> None:
+        """Raise SampleError if a token id is beyond a vocabulary; None: its size is not known."""
+        for number, sequence in enumerate(self.sequences if size else ()):
+            if len(sequence.tokens) and (largest := int(sequence.tokens.max())) >= (size or 0):
+                branch = f".branches[{number - 1}]" if number else ""
+                raise SampleError(
+                    f"samples[{self.index}]{branch}.tokens: token id {largest}, expected ids below "
+                    f"{size}, the model's vocab_size"
+                )
 
     def check_tokens(self) -> None:
         """The invariants of the tokens and of what belongs to each of them. Raises SampleError."""

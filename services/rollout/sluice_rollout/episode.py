@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
+from sluice import input_checks
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.sample import Prompt, Sample, WeightSpan
@@ -177,8 +177,7 @@ class Episode:
         one by default. Two rewards of one turn add up. Raises IndexError where there is no such
         turn, ValueError where the value is no finite number or there is no such seat.
         """
-        if not math.isfinite(value):
-            raise ValueError(f"turn_reward: {value}: expected a finite number")
+        value = input_checks.reward(value, "turn_reward")
         if seat or self.seats:
             self._check_seat(seat)
         if self._gateway:

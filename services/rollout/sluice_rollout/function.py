@@ -5,7 +5,6 @@ samples tell what happened.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,7 +204,7 @@ class Player:
         interrupted = any(isinstance(end, InterruptedEpisodeError) for end in ends)
         truncated = errors.truncated(raised)
         for episode, end in zip(episodes, ends, strict=True):
-            broken = raised or _not_json(episode.sample.metadata)
+            broken = raised or _unsendable(episode.sample)
             episode.leave(interrupted=interrupted or (drained and broken is not None))
             if isinstance(end, PromptRefusedError):
                 self._fail(episode.sample, "refused", str(end))
@@ -245,6 +244,7 @@ class Player:
             sample.response = self.generator.text(tokens, last.get("stop"))
         try:
             sample.check_tokens()
+            sample.check_values()
         except SampleError as error:
             self._fail(sample, "broken", f"left a broken sample: {error}")
 
@@ -253,8 +253,9 @@ class Player:
         line = f"{self.name} {message}"
         failures.LOG.note("an episode failed", line, details, index=sample.index)
         sample.fail(line)
-        if _not_json(sample.metadata):
+        if _unsendable(sample):
             sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
+            sample.response, sample.reward_parts = "", {}
         if len(sample.rollout_log_probs) != sample.response_length:
             sample.cut(0)
 
@@ -267,9 +268,10 @@ def _abort(sample: Sample) -> None:
     sample.metadata = {TURNS: sample.metadata.get(TURNS, [])} | kept
 
 
-def _not_json(metadata: dict[str, Any]) -> TypeError | ValueError | None:
+def _unsendable(sample: Sample) -> PlayFailedError | None:
+    """The error of a function that left what cannot be sent, such as an object as metadata."""
     try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
-        return type(error)(f"episode.metadata cannot be written as JSON: {error}")
+        sample.check_values()
+    except SampleError as error:
+        return PlayFailedError("broken", f"left a broken sample: {error}")
     return None

@@ -21,6 +21,7 @@ from sluice.sample import (
     Prompt,
     Purpose,
     Sample,
+    SampleError,
     SampleGroup,
     SampleStatus,
 )
@@ -82,7 +83,23 @@ class GroupMaker:
             note_baseline(group, baseline)
         if self._judges_groups(prompt) and all(sample.status.finished for sample in group.samples):
             await self._score(group.samples, prompt)
+        for sample in group.samples:
+            if sample.status.finished:
+                self._check(sample, prompt)
         return group
+
+    def _check(self, sample: Sample, prompt: Prompt) -> None:
+        """Fail a finished sample that the buffer would refuse, and the whole group with it."""
+        try:
+            sample.check()
+            sample.check_vocabulary(self.encoder.embedding)
+        except SampleError as error:
+            line = f"a broken sample: {error}"
+            where = f"{prompt.dataset} row {prompt.row}"
+            failures.LOG.note("a sample is broken", line, at=where, index=sample.index)
+            sample.fail(f"{line}\n{where}")
+            sample.cut(0)
+            sample.metadata, sample.response, sample.reward_parts = {}, "", {}
 
     def _refuse(self, group: SampleGroup, error: PromptError) -> None:
         """Nothing can be generated. A prompt that is too long is left out and counted; any other

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.data.chat import between_turns
+from sluice.input_checks import InputError, load_json, without_surrogates
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
@@ -76,8 +77,8 @@ def json_calls(text: str) -> list[ToolCall]:
     fenced = _FENCED.findall(text)
     for part in fenced or [text]:
         try:
-            value = json.loads(part)
-        except ValueError:
+            value = load_json(part, "the tool call")
+        except InputError:
             continue
         calls = value if isinstance(value, list) else [value]
         if calls and all(isinstance(call, dict) and "name" in call for call in calls):
@@ -87,19 +88,17 @@ def json_calls(text: str) -> list[ToolCall]:
 
 def _call(text: str) -> ToolCall:
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        return ToolCall("", error=f"the tool call is not valid JSON: {error}")
+        value = load_json(text, "the tool call")
+    except InputError as error:
+        return ToolCall("", error=str(error))
     arguments = (
         value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
     )
     if isinstance(arguments, str):  # OpenAI's way
         try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
-            return ToolCall(
-                str(value.get("name")), error=f"the arguments are not valid JSON: {error}"
-            )
+            arguments = load_json(arguments, "the arguments")
+        except InputError as error:
+            return ToolCall(str(value.get("name")), error=str(error))
     if (
         not isinstance(value, dict)
         or not isinstance(value.get("name"), str)
@@ -180,6 +179,7 @@ class ToolLoop:
                 value = await self._threads.call(
                     functools.partial(tool, **call.arguments), seconds=self._seconds
                 )
+                text = self._text(value)
         except (NoThreadError, ToolUnavailableError) as error:
             metrics.TOOL_CALLS.labels(tool=call.name, outcome="unavailable").inc()
             raise ToolUnavailableError(f"{call.name}: {error}") from error
@@ -191,11 +191,17 @@ class ToolLoop:
                 if late
                 else f"{type(error).__name__}: {error}"
             )
-            return f"error: {text}"[: self._longest]
+            return self._text(f"error: {text}")
         metrics.TOOL_CALLS.labels(tool=call.name, outcome="ok").inc()
-        return (value if isinstance(value, str) else json.dumps(value, default=str))[
-            : self._longest
-        ]
+        return text
+
+    def _text(self, value: Any) -> str:
+        """An answer as the model reads it: a text is one already, anything else is JSON.
+
+        Halves of surrogate pairs, which no tokenizer takes, become U+FFFD.
+        """
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        return without_surrogates(text[: self._longest])
 
 
 def _name(tool: Any) -> str:

@@ -43,9 +43,38 @@ def test_a_program_need_not_leave_one(tmp_path: Path) -> None:
         pytest.param(b"0.5", "expected an object with reward, metadata", id="bare number"),
         pytest.param(b'{"score": 1}', "expected an object with reward", id="another field"),
         pytest.param(b'{"rewards": 1}', "rewards: expected an object", id="rewards of nobody"),
-        pytest.param(b'{"turn_rewards": ["a"]}', "expected a list of numbers", id="words of turns"),
+        pytest.param(
+            b'{"turn_rewards": ["a"]}', "is str 'a', expected a number", id="words of turns"
+        ),
+        pytest.param(
+            b'{"turn_rewards": [true]}', "expected a list of numbers", id="truth of turns"
+        ),
+        pytest.param(
+            b'{"turn_rewards": [0, 1e39]}',
+            r"turn_rewards\[1\] is 1e\+39, expected a finite number",
+            id="a turn beyond float32",
+        ),
+        pytest.param(
+            b'{"reward": 1, "metadata": {"a": "\\ud83d"}}',
+            "result.json.metadata.a: half of a surrogate pair",
+            id="half a surrogate pair",
+        ),
+        pytest.param(
+            b'{"reward": {"score": 1, "\\ud83d": 1}}',
+            r"result.json.reward: key '\\ud83d': half of a surrogate pair",
+            id="half a surrogate pair as the name of a part",
+        ),
+        pytest.param(b'{"reward": NaN}', "result.json: NaN is not a finite number", id="nan"),
+        pytest.param(
+            b'{"reward": ' + b"9" * 5000 + b"}", "more than 4300 digits", id="5000 digits"
+        ),
+        pytest.param(
+            b'{"metadata": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}",
+            "nested more than 64 deep",
+            id="900 deep",
+        ),
         pytest.param(b'{"turn_rewards": {"a": 1}}', "expected a list of numbers", id="no list"),
-        pytest.param(b"{", "result.json is no JSON", id="half"),
+        pytest.param(b"{", "result.json: not valid JSON", id="half"),
         pytest.param(b"\xff", "result.json is no UTF-8", id="bytes"),
         pytest.param(b'{"metadata": [1]}', "metadata: expected an object", id="metadata a list"),
         pytest.param(b'{"metadata": {"turns": []}}', "metadata.turns is sluice's own", id="turns"),

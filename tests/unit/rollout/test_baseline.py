@@ -19,6 +19,7 @@ class House:
     """Engine, encoder, judge and membership in memory: what a group maker talks to."""
 
     latest = None
+    embedding = None
 
     def __init__(self, greedy: str = "finished") -> None:
         self.greedy = greedy

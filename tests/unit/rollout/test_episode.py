@@ -277,6 +277,38 @@ async def objects(episode: Episode) -> None:
     episode.metadata["board"] = object()
 
 
+async def halves(episode: Episode) -> None:
+    await episode.generate()
+    episode.metadata["a"] = "\ud83d"
+
+
+async def nests(episode: Episode) -> None:
+    await episode.generate()
+    value: list[Any] = []
+    for _ in range(900):
+        value = [value]
+    episode.metadata["a"] = value
+
+
+async def nests_and_ends(episode: Episode) -> None:
+    await nests(episode)
+    episode.observe([1] * 1000)
+
+
+async def pays_too_much(episode: Episode) -> None:
+    await episode.generate()
+    episode.reward(1e39)
+
+
+async def pays_a_turn_too_much(episode: Episode) -> None:
+    await episode.generate()
+    episode.turn_reward(1e39)
+
+
+async def complains(episode: Episode) -> None:
+    raise ValueError("no \ud83d")
+
+
 async def nonsense(episode: Episode) -> None:
     await episode.generate()
     episode.reward("good")  # type: ignore[arg-type]
@@ -291,7 +323,13 @@ async def tampers(episode: Episode) -> None:
     (crash, "mine.py:play raised KeyError: 'board'"),
     (hang, "mine.py:play took more than 0.05 s outside of the engine"),
     (nothing, "mine.py:play ended before the model generated a token"),
-    (objects, "raised TypeError: episode.metadata cannot be written as JSON"),
+    (objects, r"left a broken sample: samples\[0\].metadata.board: object has no form in JSON"),
+    (halves, r"left a broken sample: samples\[0\].metadata.a: half of a surrogate pair"),
+    (nests, r"left a broken sample: samples\[0\].metadata.a\[0\].*: nested more than 64 deep"),
+    (nests_and_ends, r"left a broken sample: samples\[0\].metadata.a\[0\].*: nested more than"),
+    (pays_too_much, "raised RewardError: the reward is 1e.39, expected a finite number of at most"),
+    (pays_a_turn_too_much, "raised InputError: turn_reward is 1e.39, expected a finite number of"),
+    (complains, "raised ValueError: no \ufffd"),
     (nonsense, "raised RewardError: the reward is str 'good', expected a number"),
     (tampers, r"left a broken sample: samples\[0\].lossMask: 1 entries for 2 response tokens"),
 ])  # fmt: skip

@@ -13,6 +13,7 @@ from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
 from sluice.rewards import RewardInput
 from sluice.sample import Prompt, Purpose, Sample, SampleStatus
+from sluice.wire import codec
 from sluice_rollout import function, hooks
 from sluice_rollout.group import GroupMaker
 from tests.unit.buffer.buffer_tools import make_job
@@ -42,6 +43,7 @@ class House:
     """Engine, encoder, judge and membership in memory."""
 
     latest = None
+    embedding: int | None = None
 
     def __init__(self) -> None:
         self.seen: list[RewardInput] = []
@@ -182,3 +184,35 @@ async def test_a_sample_that_has_its_reward_is_not_judged() -> None:
     make.generator = rewarded  # type: ignore[assignment]
     group = await make(Prompt(0, "2+2"), [])
     assert ([sample.reward for sample in group.samples], len(house.seen)) == ([1.0, 0.75], 1)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "reward", "error"),
+    [
+        pytest.param(9, 1.0, "tokens: token id 9, expected ids below 9, the model", id="a token"),
+        pytest.param(None, 6e14, "reward is 1200000000000000.0, expected a finite", id="a sum"),
+    ],
+)
+async def test_a_sample_that_the_buffer_would_refuse_fails_alone(
+    embedding: int | None, reward: float, error: str
+) -> None:
+    """Its reward is doubled by a hook, which nobody had looked at."""
+
+    async def doubles(prompt: Prompt, sample: Sample) -> None:
+        if sample.index == 1:
+            assert sample.reward is not None
+            sample.reward *= 2
+            sample.tokens = sample.tokens + 1
+
+    house = House()
+    house.embedding = embedding
+    make = maker(house, hooks.Hooks(after_reward=doubles))
+    make.judge = house.judge(reward)
+    group = await make(Prompt(0, "2+2"), [])
+    assert [sample.status for sample in group.samples] == [
+        SampleStatus.COMPLETED,
+        SampleStatus.FAILED,
+    ]
+    assert f"a broken sample: samples[1].{error}" in group.samples[1].error
+    group.check_finished(2)
+    codec.group_to_message(group).SerializeToString()

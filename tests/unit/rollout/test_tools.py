@@ -48,11 +48,13 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
 
 
 @pytest.mark.parametrize(("text", "error"), [
-    ("<tool_call>add 1 2</tool_call>", "the tool call is not valid JSON"),
+    ("<tool_call>add 1 2</tool_call>", "the tool call: not valid JSON"),
     ("<tool_call>[1]</tool_call>", "a tool call is an object"),
     ('<tool_call>{"name": "add", "arguments": 3}</tool_call>', "a tool call is an object"),
-    ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "the arguments are not valid "
-                                                                   "JSON"),
+    ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "the arguments: not valid JSON"),
+    ("<tool_call>" + "[" * 3000, "the tool call: nested more than 64 deep"),
+    ('<tool_call>{"name": "a\\ud83d"}</tool_call>', "the tool call.name: half of a surrogate pair"),
+    ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1e999}"}', "the arguments: 1e999 is not"),
 ])  # fmt: skip
 def test_a_call_that_cannot_be_understood(text: str, error: str) -> None:
     [call] = hermes_calls(text)
@@ -149,14 +151,33 @@ async def test_turns_are_counted(tokenizer: Any) -> None:
     assert (len(engine.asked), sample.metadata[CALLS]) == (2, 1)
 
 
+def halves() -> str:
+    return "a\ud83db"
+
+
+def raises() -> None:
+    raise ValueError("\ud83d")
+
+
+def nests() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(("call", "answer"), [
     (ADD, "3"), (ToolCall("later"), "now"), (ToolCall("add", {"a": 1}), "error: TypeError: "),
-    (ToolCall("sub"), "error: there is no tool 'sub'; there is add, later, slow"),
+    (ToolCall("sub"), "error: there is no tool 'sub'; there is add, later, slow, halves, raises"),
     (ToolCall("", error="no"), "error: no"),
+    (ToolCall("halves"), "a\ufffdb"), (ToolCall("raises"), "error: ValueError: \ufffd"),
+    (ToolCall("nests"), "error: RecursionError"),
 ])  # fmt: skip
 async def test_what_the_model_is_told(call: ToolCall, answer: str) -> None:
-    loop = ToolLoop([add, later, slow])
-    assert (await loop._answer(call, loop._opened())).startswith(answer)
+    loop = ToolLoop([add, later, slow, halves, raises, nests])
+    told = await loop._answer(call, loop._opened())
+    assert told.startswith(answer)
+    told.encode()
 
 
 async def test_the_model_is_told_of_a_tool_that_hangs() -> None:

@@ -250,6 +250,7 @@ class House:
     """Engine, encoder, judge and membership in memory."""
 
     latest = None
+    embedding = None
 
     def encode(self, prompt: Prompt) -> list[int]:
         return PROMPT

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sluice import input_checks
 from sluice.episodes import MOST_RESULT_BYTES, RESULT
+from sluice.input_checks import InputError, load_json
 from sluice.rewards.types import RewardValue, shown
 from sluice.turns import BRANCH_TURNS, TURNS
 
@@ -43,14 +43,15 @@ def of_text(text: str | None) -> Result:
     if text is None:
         return Result()
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ResultError(f"{RESULT} is no JSON: {error}") from error
-    return parse(document)
+        return parse(load_json(text, RESULT))
+    except InputError as error:
+        raise ResultError(str(error)) from error
 
 
 def parse(document: Any) -> Result:
-    """The result in a document. Raises ResultError; the reward is checked where it is set."""
+    """The result in a document. Raises ResultError or InputError; the reward is checked when it is
+    set.
+    """
     if not isinstance(document, dict) or document.keys() - set(_FIELDS):
         raise ResultError(
             f"{RESULT}: expected an object with {', '.join(_FIELDS)} or some of them, found "
@@ -62,11 +63,13 @@ def parse(document: Any) -> Result:
     of_turns = document.get("turn_rewards") or {}
     by_seat = {"": of_turns} if isinstance(of_turns, list) else _object(document, "turn_rewards")
     for rewards in by_seat.values():
-        if not isinstance(rewards, list) or not all(map(_is_number, rewards)):
+        if not isinstance(rewards, list) or any(isinstance(reward, bool) for reward in rewards):
             raise ResultError(
                 f"{RESULT}: turn_rewards: expected a list of numbers, or one for each seat, found "
                 f"{shown(rewards)}"
             )
+        for position, reward in enumerate(rewards):
+            input_checks.reward(reward, f"{RESULT}: turn_rewards[{position}]")
     return Result(document.get("reward"), metadata, _object(document, "rewards"), by_seat)
 
 
@@ -75,10 +78,6 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ResultError(f"{RESULT}: {name}: expected an object, found {shown(value)}")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def text_of(file: Path) -> str | None:
