@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -40,6 +41,12 @@ its responses."""
 PROMPT_TOO_LONG = "prompt_too_long"
 """Why a worker filtered a group (metadata `filtered` of its first sample): its prompt does not fit.
 """
+
+
+MAX_LOG_PROB = 0.1
+"""Above 0 by rounding: engines compute log-probs of bfloat16 logits."""
+MIN_LOG_PROB = -1e4
+"""Far below any token that was sampled: its probability is 0 in float64 too."""
 
 
 def compact(experts: npt.NDArray[Any]) -> Experts:
@@ -196,6 +203,8 @@ class TokenSequence:
         n = self.response_length
         if not 0 <= n <= len(self.tokens):
             raise SampleError(f"{name}.responseLength: {n} with {len(self.tokens)} tokens in all")
+        if n and n == len(self.tokens):
+            raise SampleError(f"{name}.responseLength: {n}, and no token of a prompt before them")
         per_token: dict[str, Any] = {
             "lossMask": self.loss_mask,
             "rolloutLogProbs": self.rollout_log_probs,
@@ -208,11 +217,7 @@ class TokenSequence:
             raise SampleError(f"{name}.lossMask: entries must be 0 or 1")
         if len(self.tokens) and int(self.tokens.min()) < 0:
             raise SampleError(f"{name}.tokens: a token id is negative")
-        trained = self.loss_mask.astype(bool)
-        for key in ("rolloutLogProbs", "teacherLogProbs"):
-            values = per_token[key]
-            if values is not None and not bool(np.isfinite(values[trained]).all()):
-                raise SampleError(f"{name}.{key}: a trainable token has no finite log-prob")
+        self._check_log_probs(name)
         experts = self.routed_experts
         if experts is not None and len(experts) > max(len(self.tokens) - 1, 0):
             raise SampleError(
@@ -221,6 +226,24 @@ class TokenSequence:
             )
         self._check_spans(name)
 
+    def _check_log_probs(self, name: str) -> None:
+        trained = self.loss_mask.astype(bool)
+        log_probs = {
+            "rolloutLogProbs": self.rollout_log_probs,
+            "teacherLogProbs": self.teacher_log_probs,
+        }
+        for key, values in log_probs.items():
+            if values is None or not trained.any():
+                continue
+            low, high = float(values[trained].min()), float(values[trained].max())
+            if not (np.isfinite(low) and np.isfinite(high)):
+                raise SampleError(f"{name}.{key}: a trainable token has no finite log-prob")
+            if low < MIN_LOG_PROB or high > MAX_LOG_PROB:
+                raise SampleError(
+                    f"{name}.{key}: log-probs from {low:g} to {high:g}, expected {MIN_LOG_PROB:g} "
+                    f"to {MAX_LOG_PROB:g}"
+                )
+
     def _check_spans(self, name: str) -> None:
         at = 0
         for span in self.weight_versions:
@@ -228,6 +251,8 @@ class TokenSequence:
                 raise SampleError(
                     f"{name}.weightVersions: span [{span.start}, {span.end}) does not start at {at}"
                 )
+            if span.version < 0:
+                raise SampleError(f"{name}.weightVersions: {span.version} is no version")
             at = span.end
         if self.weight_versions and at != self.response_length:
             raise SampleError(
@@ -317,6 +342,7 @@ class Sample(TokenSequence):
             if not isinstance(self.metadata, dict):
                 raise InputError(f"{name}.metadata: expected an object")
             input_checks.check_value(self.metadata, f"{name}.metadata")
+            check_own_keys(self.metadata, f"{name}.metadata")
             if self.reward is not None:
                 input_checks.reward(self.reward, f"{name}.reward")
             for part, value in self.reward_parts.items():
@@ -343,6 +369,19 @@ class Sample(TokenSequence):
         self.check_sequence(name)
         for number, branch in enumerate(self.branches):
             branch.check_sequence(f"{name}.branches[{number}]")
+
+
+_WORKER_NAME = re.compile(r"[^\x00-\x1f/]{0,190}-\d{1,9}")
+
+
+def check_own_keys(metadata: dict[str, Any], name: str) -> None:
+    """Raise InputError if a key of sluice's own holds what a trainer cannot read."""
+    worker = metadata.get(WORKER)
+    if WORKER in metadata and not (isinstance(worker, str) and _WORKER_NAME.fullmatch(worker)):
+        raise InputError(f"{name}.{WORKER}: expected the name of a worker, such as rollout-0")
+    for key in (BASELINE_REWARD, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY):
+        if key in metadata:
+            input_checks.reward(metadata[key], f"{name}.{key}")
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.input_checks import InputError, reward, shown
 from sluice.sample import Sample
 
 TURNS, BRANCH_TURNS = "turns", "branch_turns"
@@ -27,6 +28,47 @@ class TurnSpan:
     start: int
     end: int
     reward: float = 0.0
+
+
+def check_turns(metadata: Mapping[str, Any], sequences: int, name: str) -> None:
+    """Raise InputError unless the records of a sample's turns can be read.
+
+    Parameters
+    ----------
+    metadata
+        The sample's, checked as any value from outside.
+    sequences
+        Sequences of the sample: its own tokens and its branches.
+    name
+        Name of the metadata in the message.
+
+    """
+    if TURNS not in metadata and BRANCH_TURNS not in metadata:
+        return
+    of_branches = metadata.get(BRANCH_TURNS, [])
+    if not isinstance(of_branches, list):
+        raise InputError(f"{name}.{BRANCH_TURNS}: expected a list, found {shown(of_branches)}")
+    of_sequences = records_of(metadata)
+    if metadata.get(TURNS) and len(of_sequences) < sequences:
+        raise InputError(f"{name}.{BRANCH_TURNS}: expected the turns of {sequences - 1} branches")
+    for place, records in enumerate(of_sequences):
+        where = f"{name}.{BRANCH_TURNS}[{place - 1}]" if place else f"{name}.{TURNS}"
+        if not isinstance(records, list):
+            raise InputError(f"{where}: expected a list of turns, found {shown(records)}")
+        for position, record in enumerate(records):
+            _check_record(record, f"{where}[{position}]")
+
+
+def _check_record(record: Any, name: str) -> None:
+    """Raise InputError unless `_spans` can read the record of a turn."""
+    if not (isinstance(record, dict) and isinstance(record.get("by"), str)):
+        raise InputError(f"{name}: expected an object with by and length, found {shown(record)}")
+    for key in ("length", "turn"):
+        number = record.get(key, 0 if key == "turn" else None)
+        if type(number) is not int or not 0 <= number < 1 << 31:
+            raise InputError(f"{name}.{key}: expected a number of tokens, found {shown(number)}")
+    if "reward" in record:
+        reward(record["reward"], f"{name}.reward")
 
 
 def records_of(metadata: Mapping[str, Any]) -> list[list[dict[str, Any]]]:

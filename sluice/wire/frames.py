@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from sluice.wire.v1 import common_pb2 as pb
 
 _PROMPT, _SAMPLES, _FAILURE = 1, 2, 3
+_LAST_NUMBER = (1 << 29) - 1
 _LENGTH = 2
 """Wire type of a value that its length comes before; 0: a varint, 1 and 5: 8 and 4 bytes."""
 
@@ -37,6 +38,8 @@ def frames(data: bytes | bytearray | memoryview) -> Iterator[Frame]:
     while at < len(data):
         start = at
         tag, at = _varint(data, at)
+        if not 0 < tag >> 3 <= _LAST_NUMBER:
+            raise DecodeError(f"field number {tag >> 3} at byte {start}")
         match tag & 7:
             case 2:
                 size, value = _varint(data, at)

@@ -144,6 +144,7 @@ class Buffer:
             Failures(self.memory, self.policy, self._wall),
             Drops(self.memory, self.policy, filter_name),
             self.prompts.order.epoch_size,
+            self.prompts.is_leased,
         )
 
     def watch(self, watcher: GroupWatcher) -> None:
@@ -209,8 +210,8 @@ class Buffer:
         self.room.freed()
         return self.batches.commit_checkpoint(step, attempt)
 
-    def rewind(self, step: int, attempt: int) -> int:
-        return self.batches.rewind(step, attempt)
+    def rewind(self, step: int, attempt: int, vocabulary: int = 0) -> int:
+        return self.batches.rewind(step, attempt, vocabulary)
 
     def ahead(self, step: int) -> Future[None] | None:
         """Work to be done beside everything else before batch `step` is taken;

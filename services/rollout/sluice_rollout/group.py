@@ -11,6 +11,7 @@ from typing import Any
 
 from sluice.api import EvaluationDataset, Reward, RLJobSpec
 from sluice.data.chat import PromptError
+from sluice.input_checks import InputError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
 from sluice.rewards.terms import with_terms
@@ -26,6 +27,7 @@ from sluice.sample import (
     SampleStatus,
 )
 from sluice.telemetry import logs, tracing
+from sluice.turns import check_turns
 from sluice.wire.membership import Membership
 from sluice_rollout import failures, seat_rewards
 from sluice_rollout.code import Code
@@ -93,7 +95,8 @@ class GroupMaker:
         try:
             sample.check()
             sample.check_vocabulary(self.encoder.embedding)
-        except SampleError as error:
+            check_turns(sample.metadata, len(sample.sequences), "metadata")
+        except (SampleError, InputError) as error:
             line = f"a broken sample: {error}"
             where = f"{prompt.dataset} row {prompt.row}"
             failures.LOG.note("a sample is broken", line, at=where, index=sample.index)

@@ -32,7 +32,7 @@ from sluice.sample import (
     SampleStatus,
 )
 from sluice.telemetry import logs, tracing
-from sluice.wire import rpc
+from sluice.wire import codec, rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import failures, metrics
@@ -271,6 +271,8 @@ class Worker:
         }
         if (latency := work.requests.latency) is not None:
             group.samples[0].metadata[ENGINE_LATENCY] = round(latency, 6)
+        # As it was leased, whatever the user's code did to it.
+        group.prompt = codec.prompt_from_message(work.leased.prompt)
         with tracing.span("submit"):
             answer = await self.submits.send(group)
         if (

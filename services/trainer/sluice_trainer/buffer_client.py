@@ -59,9 +59,12 @@ class BufferClient:
         asking = rpc.retrying(once, what=f"{what} at the buffer", seconds=seconds)
         return self._background.call(asking, stoppable=True)
 
-    def rewind(self, step: int) -> int:
-        """Tell the buffer where we start. Answers how many later steps have their batch already."""
-        request = pb.RewindRequest(trainer=self._caller, step=step)
+    def rewind(self, step: int, vocabulary: int | None = None) -> int:
+        """Tell the buffer where we start. Answers how many later steps have their batch already.
+
+        vocabulary: tokens of the model's embedding; None: not known.
+        """
+        request = pb.RewindRequest(trainer=self._caller, step=step, vocab_size=vocabulary or 0)
         answer: pb.RewindResponse = self._ask(
             "Rewind", lambda s: s.Rewind(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
         )

@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 
 from sluice.api import RLJobSpec
+from sluice.data.vocabulary import embedding_size
 from sluice.environment import ConfigurationError
 from sluice.sample import SampleGroup
 from sluice.telemetry import logs, tracing
@@ -95,7 +96,8 @@ class Loop:
         """Train until the last step, the end of the prompts, or `stop` (raises Stopped)."""
         step = self.saving.step = self.policy.step
         if self.ranks.rank == 0:
-            replay = self.peers.buffer.rewind(step)
+            vocabulary = embedding_size(Path(self.spec.model.path))
+            replay = self.peers.buffer.rewind(step, vocabulary)
             # Whoever wrote the checkpoint may have died before the buffer was told, or while it had
             # no room.
             if step:

@@ -230,12 +230,14 @@ class CommitCheckpointResponse(_message.Message):
     def __init__(self, forgotten_groups: _Optional[int] = ...) -> None: ...
 
 class RewindRequest(_message.Message):
-    __slots__ = ("trainer", "step")
+    __slots__ = ("trainer", "step", "vocab_size")
     TRAINER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     trainer: Caller
     step: int
-    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+    vocab_size: int
+    def __init__(self, trainer: _Optional[_Union[Caller, _Mapping]] = ..., step: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class RewindResponse(_message.Message):
     __slots__ = ("replay_steps",)

@@ -22,7 +22,7 @@ class Peer:
         self.told: list[tuple[str, int]] = []
         self.stop = threading.Event()
 
-    def rewind(self, step: int) -> int:
+    def rewind(self, step: int, vocabulary: int | None = None) -> int:
         self.told.append(("rewind", step))
         return 0
 
@@ -51,6 +51,7 @@ def test_the_buffer_is_told_which_checkpoint_was_loaded(
     spec = cast(
         "Any",
         SimpleNamespace(
+            model=SimpleNamespace(path="/no/model"),
             evaluation=None,
             trainer=trainer,
             checkpoint=SimpleNamespace(async_=False),

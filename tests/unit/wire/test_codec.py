@@ -34,7 +34,7 @@ json_values = st.recursive(
 def fill(draw: st.DrawFn, sequence: TokenSequence) -> None:
     prompt = draw(st.lists(st.integers(0, 2**31 - 1), max_size=6))
     sequence.tokens = np.asarray(prompt, dtype=np.int32)
-    for version in range(draw(st.integers(0, 3))):
+    for version in range(draw(st.integers(0, 3)) if prompt else 0):
         tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5))
         log_probs = draw(
             st.lists(st.floats(-50, 0, width=32), min_size=len(tokens), max_size=len(tokens))

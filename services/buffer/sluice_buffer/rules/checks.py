@@ -8,15 +8,24 @@ with the name of the field. tests/unit/buffer/test_buffer_checks.py holds both a
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from sluice.sample import Sample, SampleError, SampleGroup, SampleStatus
+from sluice.input_checks import FLOAT32_MAX, MAX_REWARD, InputError, load_json
+from sluice.sample import (
+    MAX_LOG_PROB,
+    MIN_LOG_PROB,
+    Sample,
+    SampleError,
+    SampleGroup,
+    SampleStatus,
+    check_own_keys,
+)
+from sluice.turns import check_turns
 from sluice.wire.codec import group_from_message, sample_from_message, sample_to_message
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
@@ -29,6 +38,21 @@ _TOGETHER_BYTES = 1 << 20
 copied for it."""
 _FAILED = pb.SAMPLE_STATUS_FAILED
 _JUDGED = (pb.SAMPLE_STATUS_COMPLETED, pb.SAMPLE_STATUS_TRUNCATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that the state of the job sets for a submitted group.
+
+    newest: version of the newest weights that can be at an engine. vocabulary: tokens of the
+    model's embedding.
+    """
+
+    newest: int
+    vocabulary: int
+
+
+UNLIMITED = Limits(newest=(1 << 63) - 1, vocabulary=1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +74,77 @@ class Checked:
         return len(self.errors) == len(self.rewards)
 
 
-def check_finished(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked:
-    """Raise SampleError where the group breaks an invariant; else what is in it.
+def check_finished(
+    message: AnyGroup, samples_per_prompt: int, version: int, limits: Limits = UNLIMITED
+) -> Checked:
+    """Check a submitted group: whatever passes can be decoded and trained on.
 
-    version: the weights that stand for a sample which names none.
+    Parameters
+    ----------
+    message
+        The group.
+    samples_per_prompt
+        Samples that it must have.
+    version
+        The weights that stand for a sample which names none.
+    limits
+        Bounds of token ids and versions.
+
+    Returns
+    -------
+    The content of the group.
+
+    Raises
+    ------
+    SampleError
+        If the group breaks an invariant; the message names the field.
+
     """
-    checked = _fast(message, samples_per_prompt, version)
-    if checked is not None:
-        return checked
+    try:
+        checked = _fast(message, samples_per_prompt, version, limits)
+        return checked or _slow(_decoded(message, samples_per_prompt, limits), version)
+    except DecodeError as error:  # of a sample: a large group is parsed sample by sample
+        raise SampleError(f"not a SampleGroup: {error}") from error
+
+
+def _decoded(message: AnyGroup, samples_per_prompt: int, limits: Limits) -> SampleGroup:
+    """The group, checked field by field. Raises SampleError."""
+    for sample in message.samples:
+        _metadata(sample)
     try:
         group = group_from_message(message)
-        group.check_finished(samples_per_prompt)
-        if all(isinstance(sample.metadata, dict) for sample in group.samples):
-            return _slow(group, version)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise SampleError(f"metadataJson: not valid JSON: {error}") from error
-    raise SampleError("metadataJson: expected a JSON object")
+    except (ValueError, RecursionError) as error:  # the prompt's JSON, or bytes that are no array
+        raise error if isinstance(error, SampleError) else SampleError(f"prompt: {error}") from None
+    group.check_finished(samples_per_prompt)
+    for decoded in group.samples:
+        _check_limits(decoded, limits)
+    return group
+
+
+def _check_limits(sample: Sample, limits: Limits) -> None:
+    sample.check_vocabulary(limits.vocabulary)
+    newest = max(sample.versions, default=0)
+    if newest > limits.newest:
+        raise SampleError(
+            f"samples[{sample.index}].weightVersions: {newest}, and the newest weights are of "
+            f"version {limits.newest}"
+        )
+
+
+def _metadata(sample: pb.Sample) -> dict[str, Any]:
+    """The metadata of a sample, which other processes can read. Raises SampleError."""
+    if not sample.metadata_json:
+        return {}
+    name = f"samples[{sample.index}].metadataJson"
+    try:
+        metadata = load_json(sample.metadata_json, name)
+        if not isinstance(metadata, dict):
+            raise InputError(f"{name}: expected a JSON object")
+        check_own_keys(metadata, name)
+        check_turns(metadata, 1 + len(sample.branches), name)
+    except InputError as error:
+        raise SampleError(str(error)) from error
+    return metadata
 
 
 def _slow(group: SampleGroup, version: int) -> Checked:
@@ -101,18 +180,22 @@ def _routed(sequence: pb.Sample | pb.Branch) -> bool:
     return within and experts.bytes_per_id in (1, 2) and not len(experts.ids) % cells
 
 
-def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked | None:
+def _fast(
+    message: AnyGroup, samples_per_prompt: int, version: int, limits: Limits
+) -> Checked | None:
     """The facts of a group that is sound beyond doubt; None otherwise."""
     samples = message.samples
     if len(samples) != samples_per_prompt:
         return None
     summary, rewards, by_seat, oldest, errors = [], [], [], [], []
-    values = _Values()
+    values = _Values(limits.vocabulary)
+    numbers: list[float] = []
     for position, sample in enumerate(samples):
         status, reward, seats = sample.status, sample.reward, dict(sample.seat_rewards)
         parts = [values.add(sequence, version) for sequence in (sample, *sample.branches)]
-        if None in parts or sample.index != position or not _metadata_is_json(sample.metadata_json):
+        if None in parts or sample.index != position or not _metadata_is_sound(sample):
             return None
+        numbers += (reward, *seats.values())
         lengths, trained, oldest_of, newest_of = zip(*filter(None, parts), strict=True)
         length, trainable = sum(lengths), sum(trained)
         if status == _FAILED:  # kept for the batch's identity, and never trained on (`as_trained`)
@@ -125,13 +208,16 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
         ):
             return None
         versions = min(oldest_of), max(newest_of)
+        if versions[0] < 0 or versions[1] > limits.newest:
+            return None
         facts = length, sample.response_length, trainable, status, reward, *versions
         summary.append(pack_fact(*facts))
         rewards.append(reward)
         by_seat.append(seats)
+        if sample.reward_parts and not _within(sample.reward_parts.values(), FLOAT32_MAX):
+            return None
         oldest.append(versions[0])
-    numbers = [*rewards, *(reward for seats in by_seat for reward in seats.values())]
-    sound = math.isfinite(sum(numbers)) and values.are_sound()
+    sound = _within(numbers, MAX_REWARD) and values.are_sound()
     return Checked(b"".join(summary), rewards, by_seat, min(oldest), errors) if sound else None
 
 
@@ -139,6 +225,7 @@ def _fast(message: AnyGroup, samples_per_prompt: int, version: int) -> Checked |
 class _Values:
     """The values of a group's tokens, to be looked at together."""
 
+    vocabulary: int
     tokens: list[bytes] = field(default_factory=list)
     masks: list[bytes] = field(default_factory=list)
     """Those that are not all ones."""
@@ -154,7 +241,7 @@ class _Values:
         """
         tokens, mask, probs = sequence.tokens, sequence.loss_mask, sequence.rollout_log_probs
         n, size, taught = sequence.response_length, len(tokens), sequence.teacher_log_probs
-        misshapen = size & 3 or 4 * n > size or len(mask) != n or len(probs) != 4 * n
+        misshapen = size & 3 or (n and 4 * n >= size) or len(mask) != n or len(probs) != 4 * n
         misshapen = misshapen or (sequence.HasField("routed_experts") and not _routed(sequence))
         spans = _spans(sequence.weight_versions, n, version)
         if misshapen or (taught and len(taught) != 4 * n) or spans is None:
@@ -171,8 +258,12 @@ class _Values:
         return size >> 2, trainable, *spans
 
     def are_sound(self) -> bool:
-        """No token id below 0, masks of 0 and 1, finite log-probs, in all that was added."""
-        self.sound = self.sound and _are_sound(self.tokens, self.masks, self.log_probs)
+        """Token ids of the vocabulary, masks of 0 and 1, log-probs that can be, in all that was
+        added.
+        """
+        self.sound = self.sound and _are_sound(
+            self.tokens, self.masks, self.log_probs, self.vocabulary
+        )
         self.tokens, self.masks, self.log_probs, self.size = [], [], [], 0
         return self.sound
 
@@ -195,27 +286,33 @@ def _spans(spans: Any, n: int, version: int) -> tuple[int, int] | None:
     return (versions[0], versions[0]) if len(versions) == 1 else (min(versions), max(versions))
 
 
-def _metadata_is_json(text: str) -> bool:
-    if not text:
-        return True
+def _metadata_is_sound(sample: pb.Sample) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
-    except (json.JSONDecodeError, RecursionError):
+        _metadata(sample)
+    except SampleError:
         return False
+    return True
 
 
-def _are_sound(tokens: list[bytes], masks: list[bytes], log_probs: list[bytes]) -> bool:
-    ids = np.frombuffer(b"".join(tokens), dtype="<i4")
-    if len(ids) and int(ids.min()) < 0:
+def _within(numbers: Iterable[float], largest: float) -> bool:
+    """True if no magnitude is larger, or NaN."""
+    return all(-largest <= number <= largest for number in numbers)
+
+
+def _are_sound(
+    tokens: list[bytes], masks: list[bytes], log_probs: list[bytes], vocabulary: int
+) -> bool:
+    ids = np.frombuffer(b"".join(tokens), dtype="<u4")  # a negative id is beyond any vocabulary
+    if len(ids) and int(ids.max()) >= vocabulary:
         return False
     if masks and int(np.frombuffer(b"".join(masks), dtype=np.uint8).max(initial=0)) > 1:
         return False
-    # a sum is finite only if all its terms are; NaN of tokens that are not trained is for the slow
-    # check
-    return math.isfinite(float(np.frombuffer(b"".join(log_probs), dtype="<f4").sum()))
+    # NaN, which is neither, of tokens that are not trained is for the slow check
+    probs = np.frombuffer(b"".join(log_probs), dtype="<f4")
+    return not len(probs) or bool(probs.min() >= MIN_LOG_PROB and probs.max() <= MAX_LOG_PROB)
 
 
-def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
+def check_partial(message: AnyGroup, samples_per_prompt: int, limits: Limits = UNLIMITED) -> None:
     """Raise SampleError where returned samples could not be continued.
 
     Not every sample needs to be there.
@@ -223,6 +320,7 @@ def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
     seen: set[int] = set()
     try:
         for one in message.samples:
+            _metadata(one)
             sample = sample_from_message(one)
             if sample.index in seen or not 0 <= sample.index < samples_per_prompt:
                 raise SampleError(
@@ -233,8 +331,9 @@ def check_partial(message: AnyGroup, samples_per_prompt: int) -> None:
                 _unjudged(sample).check()
             else:
                 sample.check()
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise SampleError(f"metadataJson: not valid JSON: {error}") from error
+            _check_limits(sample, limits)
+    except DecodeError as error:
+        raise SampleError(f"not a SampleGroup: {error}") from error
 
 
 def _unjudged(sample: Sample) -> Sample:

@@ -45,7 +45,7 @@ class Leased:
 
 def leased(buffer: Buffer, key: GroupKey) -> Leased:
     """A lease that was just granted."""
-    prompt = buffer.prompts.message(key)
+    prompt = buffer.prompts.leased(key)
     group = buffer.memory.find(key)
     attempt, size = (group.lease_attempt, group.size) if group else (0, 0)
     prompt.lease_id, prompt.lease_attempt = buffer.leases.lease_id(key), attempt

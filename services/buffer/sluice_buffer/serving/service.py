@@ -305,7 +305,8 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         self, request: pb.RewindRequest, context: ServicerContext
     ) -> pb.RewindResponse:
         replay = await self._run(
-            context, lambda: self.buffer.rewind(request.step, request.trainer.attempt)
+            context,
+            lambda: self.buffer.rewind(request.step, request.trainer.attempt, request.vocab_size),
         )
         return pb.RewindResponse(replay_steps=replay)
 

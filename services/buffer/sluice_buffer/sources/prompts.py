@@ -38,6 +38,8 @@ class Prompts:
             sizes, [source.weight for source in self.sources], data.shuffle, data.seed
         )
         self.plan = _plan(evaluation, [len(table) for table in self._eval_tables])
+        self._leased: dict[GroupKey, int] = {}
+        """Hashes of the prompts in work, so that none is read again to be compared."""
 
     def fingerprint(self) -> dict[str, Any]:
         """The facts that fix the meaning of a group id: a database that was made with another one
@@ -69,6 +71,20 @@ class Prompts:
         message.purpose, message.version = pb.PURPOSE_EVALUATE, key.round
         message.group_id = key.group_id
         return message
+
+    def leased(self, key: GroupKey) -> pb.Prompt:
+        """The prompt of a group that is being leased, without its lease."""
+        message = self.message(key)
+        self._leased[key] = _hash(message)
+        return message
+
+    def is_leased(self, key: GroupKey, echo: pb.Prompt) -> bool:
+        """True if a worker sends a group back with the prompt that it was leased. Once for each
+        lease: the prompt is forgotten then.
+        """
+        leased = self._leased.pop(key, None)
+        # After a restart of the buffer it is read again.
+        return _hash(echo) == (_hash(self.message(key)) if leased is None else leased)
 
     def training(self, group_id: int) -> tuple[pb.Prompt, PromptRow, PromptSource]:
         """A training prompt as its message, its row, and where that is from."""
@@ -115,6 +131,13 @@ def _plan(evaluation: Evaluation | None, rows: list[int]) -> EvalPlan:
         for one, count in zip(evaluation.datasets, rows, strict=True)
     ]
     return EvalPlan(sets, evaluation.every_steps, evaluation.before_train, evaluation.pass_at_k)
+
+
+def _hash(prompt: pb.Prompt) -> int:
+    """Of all fields but those of the lease. Python's hashes of texts are keyed by the process."""
+    texts = prompt.prompt_json, prompt.label_json, prompt.metadata_json, prompt.tools_json
+    place = prompt.dataset, prompt.row, prompt.epoch, prompt.group_id
+    return hash((texts, place, prompt.purpose, prompt.version))
 
 
 def _message(source: PromptSource, row: PromptRow, number: int) -> pb.Prompt:

@@ -50,6 +50,8 @@ class StoredProgress:
     """Serial number of the last group that failed for good."""
     failed: Counter[str] = field(default_factory=Counter)
     """Number of groups that failed, by reason."""
+    vocabulary: int = 0
+    """Tokens of the model's embedding, as the trainer says at its start; 0: it has not."""
 
 
 @dataclass(slots=True)

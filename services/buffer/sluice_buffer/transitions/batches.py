@@ -274,9 +274,11 @@ class Batches:
         memory.changed = True
         return forgotten
 
-    def rewind(self, step: int, attempt: int) -> int:
+    def rewind(self, step: int, attempt: int, vocabulary: int = 0) -> int:
         """Undo the commits after `step`; how many batches after it are fixed already and will be
         served again.
+
+        vocabulary: tokens of the trainer's embedding; 0: not known.
         """
         self.admit(attempt)
         memory, progress = self.memory, self.memory.progress
@@ -295,6 +297,7 @@ class Batches:
             memory.count("steps_redone", progress.step - step)
             progress.step = step
             self.rounds.rewound(step)
+        progress.vocabulary = vocabulary or progress.vocabulary
         memory.changed = True
         return sum(1 for fixed in memory.batches if fixed > step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -13,8 +14,10 @@ from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, parse_lease_id
 from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.rules.checks import (
+    UNLIMITED,
     AnyGroup,
     Checked,
+    Limits,
     check_finished,
     check_partial,
     oldest_version,
@@ -77,6 +80,8 @@ class Submits:
     drops: Drops
     epoch_size: int
     """Groups of an epoch: when so many in a row are left out as too long, none fits."""
+    is_leased: Callable[[GroupKey, pb.Prompt], bool]
+    """True if a prompt is the one that a group was leased with."""
     too_long: int = 0
 
     def submit(self, data: Bytes, room: int) -> SubmitAnswer:
@@ -104,7 +109,10 @@ class Submits:
         if early is not None or group is None:
             return early or SubmitAnswer(SubmitOutcome.STALE)
         try:
-            checked = check_finished(message, self._samples(name.key), group.version)
+            if not (self._filled(name.key) or self.is_leased(name.key, message.prompt)):
+                raise SampleError("prompt: not the one that was leased")
+            limits = self._limits(name.key)
+            checked = check_finished(message, self._samples(name.key), group.version, limits)
         except SampleError as error:
             if group.state is GroupState.LEASED:
                 self.leases.release(name.key, group, f"refused: {error}")
@@ -153,6 +161,23 @@ class Submits:
             if key.round == TRAINING
             else self.rounds.samples_per_prompt(key)
         )
+
+    def _filled(self, key: GroupKey) -> bool:
+        """True for samples that the buffer makes itself, of a dump with prompts of its own even."""
+        return self.leases.filled and key.round == TRAINING
+
+    def _limits(self, key: GroupKey) -> Limits:
+        """Bounds of what may be submitted now.
+
+        Weights reach engines before their step is committed, but never before its batch is fixed;
+        and the batches of a trainer that was rewound stay fixed.
+        """
+        progress = self.memory.progress
+        vocabulary = progress.vocabulary or UNLIMITED.vocabulary
+        if self._filled(key):
+            return Limits(UNLIMITED.newest, vocabulary)
+        last_fixed = next(reversed(self.memory.batches), 0)  # they are fixed in their order
+        return Limits(max(progress.step, last_fixed), vocabulary)
 
     def _finish_training(
         self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: Checked
@@ -270,7 +295,7 @@ class Submits:
             self.leases.release(name.key, group, message.failure)
             return True, ""
         try:
-            check_partial(message, self._samples(name.key))
+            check_partial(message, self._samples(name.key), self._limits(name.key))
         except SampleError as error:
             self.leases.release(name.key, group, f"returned broken: {error}")
             return False, str(error)
