@@ -43,6 +43,21 @@ async def test_a_step_from_lease_to_checkpoint(client: Client) -> None:
     assert stats.metrics["reward"] == 0.5
 
 
+@pytest.mark.parametrize("padding", [0, 2 << 20], ids=["parsed whole", "parsed by sample"])
+async def test_no_group_of_a_peer_ends_the_buffer(client: Client, padding: int) -> None:
+    [leased] = (await client.lease()).groups
+    hostile = ['{"a":' + "9" * 5000 + "}", "[" * 100_000, '{"filtered":"\\ud83d"}', '{"turns":5}']
+    for metadata in hostile:
+        group = make_group(leased.prompt)
+        group.samples[1].metadata_json = metadata
+        group.samples[1].response = "x" * padding
+        answers = await client.submit([group])
+        assert answers[0].outcome == pb.SubmitResponse.OUTCOME_REFUSED
+        assert "samples[1].metadataJson" in answers[0].message
+        [leased] = (await client.lease()).groups
+    assert (await client.submit([make_group(leased.prompt)]))[0].outcome == STORED
+
+
 async def test_an_older_trainer_is_refused(client: Client) -> None:
     await client.rewind(0, attempt=2)
     code, details = await error_of(client.take(1, attempt=1))
