@@ -17,7 +17,8 @@ def embedding_size(model_dir: Path) -> int | None:
     """Tokens of a model's embedding, the `vocab_size` of its config.json; None: it is not said."""
     try:
         config = json.loads((model_dir / "config.json").read_text())
-        size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+        text = config.get("text_config") or config  # of a model that also takes pictures
+        size = text.get("vocab_size")
     except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong
         return None
     return size if isinstance(size, int) else None

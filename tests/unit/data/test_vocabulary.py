@@ -47,6 +47,8 @@ def test_every_token_of_the_student_must_be_the_teachers(
     [
         ('{"vocab_size": 258}', 258),
         ('{"text_config": {"vocab_size": 258}}', 258),
+        ('{"vocab_size": 9, "text_config": {"vocab_size": 258}}', 258),
+        ('{"vocab_size": 258, "text_config": null}', 258),
         ('{"vocab_size": null}', None),
         ("[]", None),
         ("{", None),
