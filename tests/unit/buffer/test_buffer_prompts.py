@@ -10,6 +10,7 @@ import pytest
 from sluice.api.data import Data, Evaluation, PromptSource, parse_path
 from sluice.data.rows import RowError, parse_row
 from sluice.environment import ConfigurationError
+from sluice.wire import codec
 from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.sources.prompts import Prompts
 from sluice_buffer.sources.readers import open_table
@@ -338,3 +339,20 @@ def test_a_column_that_nobody_reads_may_hold_anything(tmp_path: Path, name: str)
     path.write_text(f"[{text}]" if name.endswith(".json") else text)
     one = prompts(tmp_path, {"path": str(path)})
     assert one.message(GroupKey(TRAINING, 0)).prompt_json == '"x"'
+
+
+def test_a_prompt_that_a_worker_has_decoded_is_the_one_that_it_was_leased(tmp_path: Path) -> None:
+    """A worker sends the prompt as it writes it, after it has read it."""
+    rows = [
+        VERL | {"extra_info": {"a": [1.0, 1e-7, 1e22, -0.0, 10**30, True, None, "ä\u2028"]}},
+        {**VERL, "reward_model": {"ground_truth": 7.0}, "tools": [{"type": "function"}]},
+        {"prompt": "x", "label": "", "metadata": "{}", "tools": "[]"},
+    ]
+    one = prompts(tmp_path, {"path": lines(tmp_path / "rows.jsonl", rows)}, shuffle=False)
+    for group_id in range(3):
+        key = GroupKey(TRAINING, group_id)
+        echo = codec.prompt_to_message(codec.prompt_from_message(one.leased(key)))
+        assert one.is_leased(key, echo)
+        assert one.is_leased(key, echo), "it is read again where the lease is not remembered"
+        echo.label_json = '"another"'
+        assert not one.is_leased(key, echo)
