@@ -256,7 +256,7 @@ WRONG = [
         "chat/completions",
         {"json": {"messages": [{"role": "user", "content": "\ud800"}]}},
         400,
-        "cannot be encoded",
+        "surrogate",
         id="no Unicode",
     ),
     pytest.param(

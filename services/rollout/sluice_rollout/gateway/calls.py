@@ -7,10 +7,12 @@ import re
 import uuid
 from typing import Any
 
+from sluice import input_checks
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.base import CallParser
 from sluice.environment import ConfigurationError
+from sluice_rollout import failures
 from sluice_rollout.gateway.exchange import ToolCall
 from sluice_rollout.tools import hermes_calls
 
@@ -53,8 +55,17 @@ def _named(spec: RLJobSpec, key: str, name: str) -> CallParser:
 
 
 def parse(text: str, tools: list[dict[str, Any]], parser: CallParser) -> tuple[str, list[ToolCall]]:
-    """The text of a turn without its calls, and these, named for their answers."""
-    rest, calls = parser(text, tools)
+    """The text of a turn without its calls, and these, named for their answers.
+
+    A turn that the parser cannot read is a text, whatever the parser stumbles over.
+    """
+    try:
+        rest, calls = parser(text, tools)
+        for call in calls:  # a client sends them back, and could not if they were no UTF-8
+            input_checks.check_value([*call], "call")
+    except Exception as error:  # an engine's parser, on what a model makes up
+        failures.LOG.note("a tool call cannot be read", error)
+        return text, []
     if not calls:
         return text, []
     return rest, [ToolCall(f"call_{uuid.uuid4().hex}", *call) for call in calls]

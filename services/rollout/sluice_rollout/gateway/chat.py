@@ -7,9 +7,30 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from sluice_rollout.gateway import exchange
 from sluice_rollout.gateway.errors import invalid
 from sluice_rollout.gateway.exchange import Answer, Request
+from sluice_rollout.gateway.parameters import Choice, Count, Parameters, Stops, checked
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class ChatParameters(Parameters):
+    """Parameters of /v1/chat/completions."""
+
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stop: Stops = None
+    stream_options: StreamOptions | None = None
+    tool_choice: Choice = None
 
 
 def read(body: dict[str, Any]) -> Request:
@@ -17,14 +38,14 @@ def read(body: dict[str, Any]) -> Request:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages: expected a list of at least one message", "messages")
-    exchange.one_answer(body)
+    parameters = checked(ChatParameters, body)
     return Request(
         messages=[exchange.canonical(message) for message in messages],
         tools=tools(body.get("tools")),
-        max_tokens=exchange.limit(body, "max_completion_tokens", "max_tokens"),
-        stop=exchange.stops(body.get("stop")),
+        max_tokens=parameters.max_completion_tokens or parameters.max_tokens,
+        stop=parameters.stop or [],
         settings=exchange.settings(body),
-        calls=body.get("tool_choice") != "none",
+        calls=parameters.tool_choice != "none",
     )
 
 
@@ -33,7 +54,7 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
     if not value:
         return None
     if not isinstance(value, list) or not all(
-        isinstance(tool, dict) and _is_function(tool.get("function")) for tool in value
+        isinstance(tool, dict) and exchange.is_function(tool.get("function")) for tool in value
     ):
         raise invalid(
             'tools: expected [{"type": "function", "function": {"name": ..., "parameters": {...}}},'
@@ -41,14 +62,6 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
             "tools",
         )
     return [{"type": "function", "function": tool["function"]} for tool in value]
-
-
-def _is_function(function: Any) -> bool:
-    return (
-        isinstance(function, dict)
-        and isinstance(function.get("name"), str)
-        and isinstance(function.get("parameters") or {}, dict)
-    )
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:

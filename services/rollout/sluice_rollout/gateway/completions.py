@@ -11,17 +11,26 @@ from sluice_rollout.gateway import exchange
 from sluice_rollout.gateway.chat import usage
 from sluice_rollout.gateway.errors import invalid
 from sluice_rollout.gateway.exchange import Answer, Request
+from sluice_rollout.gateway.parameters import Count, One, Parameters, Stops, checked
+
+
+class CompletionParameters(Parameters):
+    """Parameters of /v1/completions."""
+
+    max_tokens: Count | None = None
+    best_of: One = None
+    stop: Stops = None
 
 
 def read(body: dict[str, Any]) -> Request:
     """The turn that is asked for. Raises GatewayError."""
-    exchange.one_answer(body)
+    parameters = checked(CompletionParameters, body)
     if body.get("echo") or body.get("suffix"):
         raise invalid("echo, suffix: not offered")
     return Request(
         prompt=_prompt(body.get("prompt")),
-        max_tokens=exchange.limit(body, "max_tokens"),
-        stop=exchange.stops(body.get("stop")),
+        max_tokens=parameters.max_tokens,
+        stop=parameters.stop or [],
         settings=exchange.settings(body),
         calls=False,
     )

@@ -141,7 +141,7 @@ class Conversation:
     def continued(self, ids: Sequence[int]) -> Turn | None:
         """The turn with the most tokens with all of which `ids` begin."""
         best, length, tokens = None, 0, _int32(ids)
-        for turn in self.turns:
+        for turn in [*self.turns]:  # a thread may ask while others come and go
             whole = turn.whole if turn.finish else _int32()
             if length < len(whole) <= len(ids) and np.array_equal(whole, tokens[: len(whole)]):
                 best, length = turn, len(whole)
@@ -160,6 +160,16 @@ class Conversation:
         turn = Turn(parent, tokens, answered=True)
         self.turns.append(turn)
         return turn
+
+    def forget(self, turn: Turn) -> None:
+        """Drop a turn of which nothing was sampled, with its context."""
+        if not len(turn.tokens):
+            self.turns.remove(turn)
+
+    def release(self, turn: Turn) -> None:
+        """Drop the context of a turn that had no room: nobody goes on from it."""
+        if not len(turn.tokens):
+            turn.added = _int32()
 
     def counts_with(self, turn: Turn) -> tuple[int, int]:
         """(turns, branches) of the conversation once this turn is in it."""

@@ -101,7 +101,9 @@ class Desk:
     def _template(self, dataset: str) -> Template:
         if dataset not in self.templates:
             arguments = self.encoder.template_arguments(dataset)
-            self.templates[dataset] = Template(self.encoder.tokenizer, arguments)
+            self.templates[dataset] = Template(
+                self.encoder.tokenizer, arguments, self.encoder.context.tokens
+            )
         return self.templates[dataset]
 
 

@@ -66,6 +66,15 @@ class Request:
     calls: bool = True
     raw: Raw | None = None
 
+    @property
+    def size(self) -> int:
+        """Characters of it, roughly."""
+        texts = len(self.prompt or ()) + len(str(self.tools or ""))
+        return texts + sum(
+            len(message["content"]) + len(str(message.get("tool_calls", "")))
+            for message in self.messages
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -104,11 +113,13 @@ def canonical(message: Any) -> dict[str, Any]:
         "role": "system" if message["role"] == "developer" else message["role"],
         "content": text_of(message.get("content")),
     }
-    kept |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    kept |= {key: str(message[key]) for key in ("name", "tool_call_id") if message.get(key)}
     if message.get("tool_calls"):
         try:
             kept["tool_calls"] = [
-                call_message(str(call.get("id")), call["function"]["name"], _json(call["function"]))
+                call_message(
+                    str(call.get("id")), str(call["function"]["name"]), _json(call["function"])
+                )
                 for call in message["tool_calls"]
             ]
         except (TypeError, KeyError, AttributeError) as error:
@@ -128,7 +139,7 @@ def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") in _TEXTS for part in content
+        isinstance(part, dict) and str(part.get("type")) in _TEXTS for part in content
     ):
         return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
     raise invalid("messages: a content is text, or a list of parts of text", "messages")
@@ -153,28 +164,10 @@ def overridden(asked: dict[str, Any], sampling: dict[str, Any]) -> Iterable[str]
     return [n for n, value in asked.items() if n not in sampling or value != sampling[n]]
 
 
-def stops(value: Any) -> list[str]:
-    """OpenAI's `stop`: a text or several. Raises GatewayError."""
-    texts = [value] if isinstance(value, str) else value or []
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise invalid("stop: expected a text or a list of texts", "stop")
-    return texts
-
-
-def limit(body: dict[str, Any], *names: str) -> int | None:
-    """The first of these limits of tokens that a client gives. Raises GatewayError."""
-    for name in names:
-        if (value := body.get(name)) is not None:
-            if not isinstance(value, int) or value < 1:
-                raise invalid(f"{name}: expected a number of tokens above 0", name)
-            return value
-    return None
-
-
-def one_answer(body: dict[str, Any]) -> None:
-    """Raise GatewayError where a client wants several answers at once."""
-    for name in ("n", "best_of"):
-        if body.get(name) not in (None, 1):
-            raise invalid(
-                f"{name}: one answer a request; ask several times, each is a branch", name
-            )
+def is_function(function: Any) -> bool:
+    """True for the description of a function that a chat template can write."""
+    return (
+        isinstance(function, dict)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("parameters") or {}, dict)
+    )

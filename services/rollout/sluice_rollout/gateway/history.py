@@ -18,43 +18,83 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from sluice import input_checks
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.sample import Messages
 from sluice_rollout.gateway.conversation import Conversation, Turn
+from sluice_rollout.gateway.large import LARGE
 
 _MARK = "%sluice-answer%"
 _THOUGHT = "</think>"
 Tools = list[dict[str, Any]] | None
 
 
+class TextTooLongError(PromptError):
+    """A text has more tokens than the context, as its length alone says.
+
+    tokens: how many it has at least.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"a text of at least {tokens} tokens")
+        self.tokens = tokens
+
+
 @dataclass
 class Template:
-    """A model's chat template and tokenizer. arguments: further variables of the template."""
+    """A model's chat template and tokenizer.
+
+    arguments: further variables of the template. context: tokens of the model's context; no text
+    of more is encoded.
+    """
 
     tokenizer: Any
     arguments: dict[str, Any] | None = None
+    context: int | None = None
 
     def text(self, messages: Messages, tools: Tools, *, opened: bool) -> str:
         """Raises PromptError where the template refuses the messages."""
-        return chat.render(
-            self.tokenizer,
-            [_for_template(message) for message in messages],
-            chat=True,
-            tools=tools,
-            arguments=self.arguments,
-            opened=opened,
-        )
+        try:
+            return chat.render(
+                self.tokenizer,
+                [_for_template(message) for message in messages],
+                chat=True,
+                tools=tools,
+                arguments=self.arguments,
+                opened=opened,
+            )
+        except PromptError:
+            raise
+        except Exception as error:  # a template is a program, and fails as programs do
+            reason = f"{type(error).__name__}: {error}"
+            raise PromptError(f"the chat template refuses the messages: {reason}") from error
 
     def encode(self, text: str, *, opening: bool = False) -> list[int]:
         """Token ids; with the tokenizer's own special ones where a text opens without a template.
 
-        Raises PromptError.
+        Raises PromptError, TextTooLongError before a large text is encoded.
         """
+        if self.context is not None and (least := self._least_tokens(text)) > self.context:
+            raise TextTooLongError(least)
         try:
             return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=opening)]
         except (TypeError, ValueError) as error:  # a text that is no Unicode
             raise PromptError(f"the text cannot be encoded: {error}") from error
+
+    def _least_tokens(self, text: str) -> int:
+        """A lower bound of a large text's tokens; 0 for a small text, which is soon encoded."""
+        longest = self._longest_token if len(text) >= LARGE else None
+        return -(-len(text.encode(errors="replace")) // longest) if longest else 0
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Bytes of the vocabulary's longest token; None if a token may be any unknown text."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        falls_back = getattr(getattr(backend, "model", None), "byte_fallback", False)
+        if self.tokenizer.unk_token is not None and not falls_back:
+            return None
+        return max((len(token.encode()) for token in self.tokenizer.get_vocab()), default=None)
 
     @cached_property
     def tail(self) -> str:
@@ -73,12 +113,14 @@ class Place:
     """The place where a request goes on.
 
     added: tokens behind the parent's. rerendered: how many of them are of messages that have been
-    tokens before.
+    tokens before. least: set if the request is too long for any place; it has at least so many
+    tokens.
     """
 
     parent: Turn | None
     added: list[int]
     rerendered: int = 0
+    least: int = 0
 
 
 @dataclass(slots=True)
@@ -159,6 +201,6 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
 
 def _object(function: dict[str, Any]) -> Any:
     try:
-        return json.loads(function["arguments"])
+        return input_checks.load_json(function["arguments"], "arguments")
     except ValueError:
         return function["arguments"]

@@ -7,14 +7,25 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sluice import input_checks
 from sluice.sample import Messages
 from sluice_rollout.gateway import exchange
 from sluice_rollout.gateway.errors import invalid
 from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
+from sluice_rollout.gateway.parameters import Count, Parameters, StopList, Typed, checked
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _FREE_CHOICES = {"auto": "auto", "none": "none"}
 _THOUGHTS = ("thinking", "redacted_thinking")
+
+
+class MessageParameters(Parameters):
+    """Parameters of /v1/messages."""
+
+    max_tokens: Count | None = None
+    stop_sequences: StopList | None = None
+    thinking: Typed | None = None
+    tool_choice: Typed | None = None
 
 
 def read(body: dict[str, Any], sampled: Mapping[str, str]) -> Request:
@@ -23,6 +34,7 @@ def read(body: dict[str, Any], sampled: Mapping[str, str]) -> Request:
     sampled: arguments of earlier tool calls as the model wrote them, by the calls' names. Clients
     send them back parsed, and another spelling would be another history.
     """
+    parameters = checked(MessageParameters, body)
     conversation = body.get("messages")
     if not isinstance(conversation, list) or not conversation:
         raise invalid("messages: expected a list of at least one message", "messages")
@@ -30,21 +42,21 @@ def read(body: dict[str, Any], sampled: Mapping[str, str]) -> Request:
     history: Messages = [{"role": "system", "content": system}] if system else []
     for message in conversation:
         history += _messages(message, sampled)
-    choice = (body.get("tool_choice") or {}).get("type", "auto")
+    choice = parameters.tool_choice.type if parameters.tool_choice else "auto"
     return Request(
         messages=history,
         tools=_tools(body.get("tools")),
-        max_tokens=exchange.limit(body, "max_tokens"),
-        stop=exchange.stops(body.get("stop_sequences")),
-        settings=_settings(body, choice),
+        max_tokens=parameters.max_tokens,
+        stop=parameters.stop_sequences or [],
+        settings=_settings(body, choice, parameters.thinking),
         calls=choice != "none",
     )
 
 
-def _settings(body: dict[str, Any], choice: str) -> dict[str, Any]:
+def _settings(body: dict[str, Any], choice: str, thinking: Typed | None) -> dict[str, Any]:
     asked = exchange.settings(body | {"tool_choice": _FREE_CHOICES.get(choice, choice)})
-    thinking = (body.get("thinking") or {}).get("type", "disabled")
-    return asked | ({"thinking": thinking} if thinking != "disabled" else {})
+    thinks = thinking is not None and thinking.type != "disabled"
+    return asked | ({"thinking": thinking.type} if thinking and thinks else {})
 
 
 def _messages(message: Any, sampled: Mapping[str, str]) -> Messages:
@@ -80,6 +92,8 @@ def _of_user(blocks: list[dict[str, Any]]) -> Messages:
 
 def _call(block: dict[str, Any], sampled: Mapping[str, str]) -> dict[str, Any]:
     name, values = str(block.get("id")), block.get("input") or {}
+    if not isinstance(values, dict):
+        raise invalid("messages: the input of a tool_use is an object", "messages")
     arguments = sampled.get(name, "")
     if not arguments or _object(arguments) != values:
         arguments = json.dumps(values)
@@ -90,7 +104,10 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     if not value:
         return None
     if not isinstance(value, list) or not all(
-        isinstance(tool, dict) and isinstance(tool.get("input_schema"), dict) for tool in value
+        isinstance(tool, dict)
+        and isinstance(tool.get("name"), str)
+        and isinstance(tool.get("input_schema"), dict)
+        for tool in value
     ):
         raise invalid(
             "tools: expected [{name, description, input_schema}, ...]; hosted tools are not "
@@ -102,7 +119,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
     said = {"description": tool["description"]} if tool.get("description") else {}
-    return {"name": str(tool.get("name"))} | said | {"parameters": tool["input_schema"]}
+    return {"name": tool["name"]} | said | {"parameters": tool["input_schema"]}
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +184,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
 def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call; empty where the model wrote no object."""
     try:
-        value = json.loads(arguments)
+        value = input_checks.load_json(arguments, "arguments")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

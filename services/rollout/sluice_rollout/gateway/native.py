@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sluice_rollout.gateway import exchange
 from sluice_rollout.gateway.errors import invalid
 from sluice_rollout.gateway.exchange import Answer, Raw, Request
+from sluice_rollout.gateway.parameters import MOST_STOP_IDS, Parameters, Stops, checked
 
 _PATH = "sampling_params"
+_TokenId = Annotated[int, Field(ge=0)]
+
+
+class SamplingParams(Parameters):
+    """SGLang's `sampling_params`."""
+
+    max_new_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop: Stops = None
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=MOST_STOP_IDS)] | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
 
 
 def read(body: dict[str, Any]) -> Request:
@@ -21,7 +35,7 @@ def read(body: dict[str, Any]) -> Request:
     params = body.get(_PATH) or {}
     if not isinstance(params, dict):
         raise invalid(f"{_PATH}: expected an object", _PATH)
-    exchange.one_answer(params)
+    parameters = checked(SamplingParams, params)
     for name in ("image_data", "video_data", "audio_data", "input_embeds", "lora_path"):
         if body.get(name):
             raise invalid(f"{name}: not offered; expected input_ids or text", name)
@@ -29,14 +43,14 @@ def read(body: dict[str, Any]) -> Request:
         raise invalid("stream: an answer comes as a whole", "stream")
     return Request(
         prompt=_prompt(body),
-        max_tokens=_limit(params),
-        stop=exchange.stops(params.get("stop")),
+        max_tokens=parameters.max_new_tokens,
+        stop=parameters.stop or [],
         settings=exchange.settings(params),
         calls=False,
         raw=Raw(
-            bool(params.get("skip_special_tokens", True)),
-            bool(params.get("no_stop_trim", False)),
-            _stop_ids(params.get("stop_token_ids")),
+            parameters.skip_special_tokens is not False,
+            bool(parameters.no_stop_trim),
+            parameters.stop_token_ids or [],
         ),
     )
 
@@ -48,19 +62,6 @@ def _prompt(body: dict[str, Any]) -> str | list[int]:
     if ids is None and isinstance(text, str) and text:
         return text
     raise invalid("expected input_ids, one list of token ids, or text, one text", "input_ids")
-
-
-def _limit(params: dict[str, Any]) -> int | None:
-    if params.get("max_new_tokens") == 0:
-        return 0
-    return exchange.limit(params, "max_new_tokens")
-
-
-def _stop_ids(value: Any) -> list[int]:
-    ids = value or []
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise invalid("stop_token_ids: expected a list of token ids", "stop_token_ids")
-    return ids
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:

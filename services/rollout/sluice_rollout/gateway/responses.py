@@ -6,31 +6,48 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sluice.sample import Messages
 from sluice_rollout.gateway import exchange
 from sluice_rollout.gateway.errors import invalid
 from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
+from sluice_rollout.gateway.parameters import Choice, Count, Parameters, checked
 
 
-def read(body: dict[str, Any], earlier: Messages) -> Request:
-    """The turn that is asked for. earlier: the history of `previous_response_id`. Raises
-    GatewayError.
+class ResponseParameters(Parameters):
+    """Parameters of /v1/responses."""
+
+    max_output_tokens: Count | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: Choice = None
+
+
+def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> Request:
+    """The turn that is asked for. Raises GatewayError.
+
+    histories: by the names of the responses that end them.
     """
     if body.get("background") or body.get("conversation"):
         raise invalid("background, conversation: not offered; send the input, or name the response")
+    parameters = checked(ResponseParameters, body)
+    previous = parameters.previous_response_id
+    if previous is not None and previous not in histories:
+        raise invalid("no response of this episode has this name", "previous_response_id")
+    earlier = histories[previous] if previous is not None else []
     history = earlier + messages(body.get("input"))
-    if body.get("instructions"):
+    if parameters.instructions:
         start = history[1:] if history[0]["role"] == "system" and earlier else history
-        history = [{"role": "system", "content": str(body["instructions"])}, *start]
+        history = [{"role": "system", "content": parameters.instructions}, *start]
     return Request(
         messages=history,
         tools=_tools(body.get("tools")),
-        max_tokens=exchange.limit(body, "max_output_tokens"),
+        max_tokens=parameters.max_output_tokens,
         settings=exchange.settings(body),
-        calls=body.get("tool_choice") != "none",
+        calls=parameters.tool_choice != "none",
     )
 
 
@@ -73,9 +90,12 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     if not value:
         return None
     if not isinstance(value, list) or not all(
-        isinstance(tool, dict) and tool.get("type") == "function" for tool in value
+        isinstance(tool, dict) and tool.get("type") == "function" and exchange.is_function(tool)
+        for tool in value
     ):
-        raise invalid("tools: only functions; a hosted tool is not offered", "tools")
+        raise invalid(
+            "tools: only functions, {type, name, parameters}; a hosted tool is not offered", "tools"
+        )
     names = ("name", "description", "parameters", "strict")
     return [
         {"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}}

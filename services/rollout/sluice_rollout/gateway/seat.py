@@ -14,11 +14,11 @@ from sluice.engines.base import CallParser, EngineError, PromptRefusedError
 from sluice.sample import Messages, Sample
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError
-from sluice_rollout.gateway import calls, exchange, summaries
+from sluice_rollout.gateway import calls, exchange, large, summaries
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.errors import TOO_LONG, GatewayError, invalid, too_long, unavailable
 from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
-from sluice_rollout.gateway.history import History, Place, Template
+from sluice_rollout.gateway.history import History, Place, Template, TextTooLongError
 from sluice_rollout.gateway.shortening import Shortener
 from sluice_rollout.gateway.summaries import Summaries
 from sluice_rollout.tools import ANSWER, CALLS, SEATS
@@ -80,17 +80,25 @@ class Seat:
 
     async def _reply(self, request: Request) -> Reply:
         self._note_settings(request.settings)
+        self._check_stop_ids(request)
         if self.limits.overflow == "summarise" and request.prompt is None:
             request, place, summarising = await self._summarised(request)
         else:
-            (request, place), summarising = self._shortened(request), 0.0
+            (request, place), summarising = await self._shortened(request), 0.0
         turn, seconds = await self._turn(request, place)
-        return Reply(self._told(turn, request), turn, summarising + seconds)
+        answer = self._told(turn, request)
+        if request.raw:
+            self.conversation.release(turn)
+        return Reply(answer, turn, summarising + seconds)
 
     async def _turn(
         self, request: Request, place: Place, *, aside: bool = False
     ) -> tuple[Turn, float]:
         """The finished turn at this place, and the seconds that it took. aside: a summary."""
+        if place.least:
+            raise too_long(
+                f"at least {place.least} tokens; the model's context has {self._context}"
+            )
         turn = self.conversation.turn(place.parent, place.added)
         turn.aside, seconds = aside, 0.0
         try:
@@ -99,6 +107,7 @@ class Seat:
                 self._note_place(place)
         except BaseException:  # a client that has gone cancels its request
             turn.answered = False
+            self.conversation.forget(turn)
             raise
         return turn, seconds
 
@@ -108,7 +117,7 @@ class Seat:
         """
         messages = self.summaries.shorten(request.messages, request.tools)
         shown = replace(request, messages=messages)
-        place = self._place(shown)
+        place = await self._place(shown)
         if self._fits(place) or not self._may_summarise:
             return shown, place, 0.0
         asked = summaries.question(messages, self.limits.summary.prompt)
@@ -116,13 +125,13 @@ class Seat:
             return shown, place, 0.0
         seconds = await self._summarise(request, replace(shown, messages=asked, calls=False))
         shown = replace(request, messages=self.summaries.shorten(request.messages, request.tools))
-        return shown, self._place(shown), seconds
+        return shown, await self._place(shown), seconds
 
     async def _summarise(self, request: Request, asked: Request) -> float:
         """Let a summary take the place of a request's messages; the seconds it took."""
         most = self.limits.summary.tokens
         asked = replace(asked, max_tokens=most, stop=[])
-        turn, seconds = await self._turn(asked, self._place(asked), aside=True)
+        turn, seconds = await self._turn(asked, await self._place(asked), aside=True)
         cut = turn.finish == "length"
         metrics.GATEWAY_SUMMARIES.labels(outcome="cut" if cut else "ok").inc()
         if cut:
@@ -147,11 +156,11 @@ class Seat:
         asked = self.template.encode(self.limits.summary.prompt)
         return len(asked) + _AROUND_A_REQUEST + self.limits.summary.tokens
 
-    def _shortened(self, request: Request) -> tuple[Request, Place]:
+    async def _shortened(self, request: Request) -> tuple[Request, Place]:
         """The request as the model sees it, and its place. Raises GatewayError."""
         while True:
             shown = replace(request, messages=self.shortener.shorten(request.messages))
-            place = self._place(shown)
+            place = await self._place(shown)
             if self.limits.overflow != "drop_tool_results" or self._fits(place):
                 return shown, place
             dropped = self.shortener.drop(request.messages)
@@ -161,6 +170,8 @@ class Seat:
 
     def _fits(self, place: Place) -> bool:
         """True where a turn has room at this place."""
+        if place.least:
+            return False
         turn = Turn(place.parent, np.array(place.added, np.int32))
         most, wanted = self.episode.sampling["max_new_tokens"], self.limits.turn_tokens or 1
         if wanted >= most:  # no turn but the first could have that
@@ -168,21 +179,24 @@ class Seat:
         left = self._left(turn) - self._reserve
         return turn.prompt_length <= self.longest and left >= wanted
 
-    def _place(self, request: Request) -> Place:
+    async def _place(self, request: Request) -> Place:
         """The place where the request goes on. Raises GatewayError."""
         try:
-            return self._placed(request)
+            return await large.run(request.size, self._placed, request)
+        except TextTooLongError as error:
+            return Place(None, [], least=error.tokens)
         except PromptError as error:
             raise invalid(str(error)) from error
 
     def _placed(self, request: Request) -> Place:
+        """As `_place`. It may run in a thread: what it reads of the seat is only ever added to."""
         if request.prompt is None:
             return self.history.place(request.messages, request.tools)
         if isinstance(request.prompt, list):
             if max(request.prompt) >= len(self.template.tokenizer):
                 raise invalid("prompt: a token id is not in the model's vocabulary", "prompt")
             return self.history.fresh(request.prompt)
-        begins = [text for text in self._texts if request.prompt.startswith(text)]
+        begins = [text for text in [*self._texts] if request.prompt.startswith(text)]
         if begins:
             text = max(begins, key=len)
             return Place(self._texts[text], self.template.encode(request.prompt[len(text) :]))
@@ -193,6 +207,19 @@ class Seat:
         kind = "rerendered" if place.rerendered else "continued" if place.parent else "new"
         metrics.GATEWAY_TURNS.labels(history=kind).inc()
         metrics.GATEWAY_RERENDERED.inc(place.rerendered)
+
+    @property
+    def _context(self) -> int:
+        """Tokens of the model's context."""
+        return self.longest + int(self.episode.sampling["max_new_tokens"])
+
+    def _check_stop_ids(self, request: Request) -> None:
+        ids, size = request.raw.stop_ids if request.raw else [], len(self.template.tokenizer)
+        if max(ids, default=0) >= size:
+            raise invalid(
+                f"stop_token_ids: {max(ids)} is not in the model's vocabulary of {size} tokens",
+                "stop_token_ids",
+            )
 
     def _note_settings(self, settings: dict[str, Any]) -> None:
         for name in exchange.overridden(settings, self.episode.sampling):
@@ -225,6 +252,8 @@ class Seat:
 
     async def _speak(self, turn: Turn, request: Request) -> float:
         """Have the engine finish the turn, from the tokens that it has; the seconds it took."""
+        if self.episode.ended:  # not raised again: its traceback would keep this turn
+            raise _refusal(self.episode.ended)
         if request.raw and (self._left(turn) <= 0 or request.max_tokens == 0):
             turn.finish = "length"
             return 0.0
@@ -239,10 +268,8 @@ class Seat:
         start = time.monotonic()
         try:
             await self.episode.speak(record, self._sampling(request), left, sample)
-        except PromptRefusedError as error:
-            raise invalid(str(error)) from error
         except (EngineError, EpisodeEndError) as error:
-            raise unavailable(str(error)) from error
+            raise _refusal(error) from error
         finally:
             turn.tokens = sample.tokens[sample.prompt_length :]
             turn.log_probs, turn.spans = sample.rollout_log_probs, sample.weight_versions
@@ -256,7 +283,7 @@ class Seat:
         stop_ids = request.raw.stop_ids if request.raw else []
         for name, more in (("stop", request.stop), ("stop_token_ids", stop_ids)):
             if more:
-                sampling[name] = [*(sampling.get(name) or []), *more]
+                sampling[name] = [*dict.fromkeys([*(sampling.get(name) or []), *more])]
         return sampling
 
     def _told(self, turn: Turn, request: Request) -> Answer:
@@ -291,6 +318,7 @@ class Seat:
         return tokens[:-1] if ended and tokens[-1] in self.template.special else tokens
 
     def _remember(self, turn: Turn, request: Request, answer: Answer) -> None:
+        tokens = turn.tokens.tolist()
         self._calls[turn] = len(answer.calls)
         self.arguments |= {call.id: call.arguments for call in answer.calls}
         told = {CALLS: sum(self._calls.values()), ANSWER: answer.text}
@@ -299,7 +327,12 @@ class Seat:
         else:
             self.episode.metadata.update(told)
         if request.prompt is None:
-            raw = self.episode.generator.decode(turn.tokens.tolist())
+            raw = self.episode.generator.decode(tokens)
             self.history.note([*request.messages, answer.message], request.tools, turn, raw)
-        elif isinstance(request.prompt, str) and (request.raw or not turn.stop):
+        elif isinstance(request.prompt, str) and tokens and (request.raw or not turn.stop):
             self._texts[request.prompt + answer.text] = turn
+
+
+def _refusal(ended: BaseException) -> GatewayError:
+    """The answer to a request for which the engine, or the episode, has no turn."""
+    return (invalid if isinstance(ended, PromptRefusedError) else unavailable)(str(ended))

@@ -13,11 +13,11 @@ from typing import Any
 
 from aiohttp import web
 
-from sluice import causes
+from sluice import causes, input_checks
 from sluice.api.episode import OtherModel
 from sluice.episodes import MOST_BYTES
 from sluice_rollout import failures, metrics
-from sluice_rollout.gateway import chat, completions, messages, native, responses
+from sluice_rollout.gateway import chat, completions, large, messages, native, responses
 from sluice_rollout.gateway.errors import GatewayError, invalid, no_such_model, unavailable
 from sluice_rollout.gateway.exchange import Answer, Request
 from sluice_rollout.gateway.keys import Keys
@@ -26,6 +26,8 @@ from sluice_rollout.gateway.seat import Reply, Seat
 
 LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
+_BODY = web.RequestKey("body", dict[str, Any])
+_BODY_SECONDS = 60.0
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
 Events = Iterator[dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -157,10 +159,8 @@ class Server:
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
-        histories, earlier = visit.seat.responses, body.get("previous_response_id")
-        if earlier is not None and str(earlier) not in histories:
-            raise invalid("no response of this episode has this name", "previous_response_id")
-        asked = responses.read(body, histories[str(earlier)] if earlier else [])
+        histories = visit.seat.responses
+        asked = responses.read(body, histories)
 
         def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
             whole = responses.write(answer, body)
@@ -193,14 +193,22 @@ class Server:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """The body of a request. Raises GatewayError."""
-    try:
-        body = json.loads(await request.text())
-    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
-        raise invalid(f"the body is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise invalid("the body: expected a JSON object")
-    return body
+    """The body of a request, read once. Raises GatewayError."""
+    if _BODY not in request:
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                text = await request.text()
+            body = await large.run(len(text), input_checks.load_json, text, "body")
+        except (ValueError, LookupError, web.RequestPayloadError) as error:
+            raise invalid(f"the body is no JSON that can be taken: {error}") from error
+        except TimeoutError:
+            raise GatewayError(408, f"no whole body came in {_BODY_SECONDS:g} s") from None
+        if not isinstance(body, dict):
+            raise invalid("the body: expected a JSON object")
+        if not isinstance(body.get("model"), str | None):
+            raise invalid("model: expected a text", "model")
+        request[_BODY] = body
+    return request[_BODY]
 
 
 async def _answered(
@@ -232,10 +240,11 @@ async def _streamed(request: web.Request, events: Events) -> web.StreamResponse:
     """Server-sent events: those of responses and of Anthropic's messages have names, the others an
     end.
     """
+    whole = [*events]  # what fails here is still a refusal, and no broken stream
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     named = False
-    for event in events:
+    for event in whole:
         named = "type" in event
         name = f"event: {event['type']}\n" if named else ""
         await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())

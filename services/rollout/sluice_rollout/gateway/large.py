@@ -1,0 +1,26 @@
+"""Large requests are read and encoded in threads, so that the event loop answers others meanwhile.
+
+A thread of its own costs a small request more than the work itself. The tokenizer gives the
+interpreter lock away while it works. The pool is not the event loop's: that one also ends programs,
+which must not wait behind a program's own texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+LARGE = 32 * 1024  # characters: some milliseconds of a core
+_POOL = ThreadPoolExecutor(2, "gateway")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def run(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `work` here, or in a thread if `size` characters are many."""
+    if size < LARGE:
+        return work(*args, **kwargs)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_POOL, lambda: work(*args, **kwargs))

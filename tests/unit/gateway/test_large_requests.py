@@ -1,0 +1,171 @@
+"""Large requests: the event loop goes on, what cannot fit is not encoded, and nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from sluice.data.chat import PromptError
+from sluice.engines.base import EngineError
+from sluice.sample import SampleStatus
+from sluice_rollout.episode import Episode
+from sluice_rollout.gateway.conversation import Turn
+from sluice_rollout.gateway.history import Template, TextTooLongError
+from sluice_rollout.gateway.large import LARGE
+from tests import chat
+from tests.unit.gateway.test_server import client, desk, ids, run
+from tests.unit.rollout.test_episode import Script
+
+WORDS = "word " * 10_000
+
+
+class Watched:
+    """A tokenizer that is told of each text, and of large ones before it encodes them."""
+
+    def __init__(self, tokenizer: Any, large: Any) -> None:
+        self._tokenizer, self._large = tokenizer, large
+
+    def encode(self, text: str, **options: Any) -> Any:
+        if len(text) >= LARGE:
+            self._large()
+        return self._tokenizer.encode(text, **options)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_the_loop_goes_on_while_a_large_text_is_encoded(tmp_path: Path) -> None:
+    others = threading.Event()
+
+    def wait_for_others() -> None:
+        assert others.wait(30), "the event loop stands still"
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway) as ai:
+            large = asyncio.create_task(ai.chat.completions.create(model="x", messages=user(WORDS)))
+            answer = await ai.chat.completions.create(model="x", messages=user("hi"))
+            assert answer.choices[0].message.content == "small"
+            others.set()
+            assert (await large).choices[0].message.content == "large"
+
+    async with desk(tmp_path, rollout__engineArgs={"contextLength": 100_000}) as one:
+        one.encoder.tokenizer = Watched(one.encoder.tokenizer, wait_for_others)
+        sample = await run(one, play, Script(ids("small"), ids("large")))
+    assert sample.error == ""
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_what_cannot_fit_is_refused_before_it_is_encoded(path: str, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise AssertionError("it is encoded")
+
+    async def play(episode: Episode) -> None:
+        async with client(episode.gateway, max_retries=0) as ai:
+            await ai.chat.completions.create(model="x", messages=user("hi"))
+            if path == "completions":
+                await ai.completions.create(model="x", prompt=WORDS * 2)
+            await ai.chat.completions.create(model="x", messages=user(WORDS * 2))
+
+    async with desk(tmp_path) as one:
+        one.encoder.tokenizer = Watched(one.encoder.tokenizer, fail)
+        sample = await run(one, play, Script(ids("hi")))
+    assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
+
+
+def turns() -> list[Turn]:
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is Turn]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"prompt": [1] * 200_000}, id="more than the context"),
+        pytest.param({"prompt": [1] * 4000}, id="no room for an answer"),
+        pytest.param({"prompt": [1] * 100, "stop": [""]}, id="a wrong parameter"),
+        pytest.param({"prompt": [99_999] * 100}, id="outside the vocabulary"),
+        pytest.param({"prompt": [1] * 100}, id="the engine refuses"),
+    ],
+)
+async def test_a_refused_request_keeps_nothing(body: dict[str, Any], tmp_path: Path) -> None:
+    kept: list[int] = []
+
+    async def play(episode: Episode) -> None:
+        gateway = episode.gateway
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for _ in range(5):
+                async with session.post(f"{gateway.base_url}/completions", json=body) as answer:
+                    assert answer.status in (400, 503)
+                kept.append(len(turns()))
+        raise openai.OpenAIError("enough")
+
+    async with desk(tmp_path) as one:
+        engine = Script(*[EngineError("no")] * 20)
+        try:
+            await run(one, play, engine)
+        except EngineError:
+            assert body == {"prompt": [1] * 100}
+    assert len(set(kept)) == 1
+
+
+async def test_a_program_that_goes_on_without_room_keeps_nothing(tmp_path: Path) -> None:
+    """Functions of slime and verl are answered with no tokens then."""
+    contexts: list[int] = []
+
+    async def play(episode: Episode) -> None:
+        gateway = episode.gateway
+        url = gateway.base_url.replace("/v1", "/generate")
+        headers = {"Authorization": f"Bearer {gateway.api_key}"}
+        input_ids = [1] * 10
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for _ in range(4):
+                async with session.post(url, json={"input_ids": input_ids}) as answer:
+                    reply = await answer.json()
+                contexts.append(max(len(one.added) for one in turns()))
+                input_ids = [*input_ids, *reply["output_ids"], *([1] * 200_000)]
+        assert (reply["output_ids"], reply["meta_info"]["finish_reason"]["type"]) == ([], "length")
+
+    async with desk(tmp_path) as one:
+        sample = await run(one, play, Script(ids("hi")))
+    assert sample.error == ""
+    assert contexts == [10] * 4
+
+
+def test_a_text_has_at_least_as_many_tokens_as_its_bytes_say() -> None:
+    template = Template(chat.tokenizer(), context=1000)
+    longest = len("<|im_start|>")
+    fits = "x" * 1000 * longest
+    assert len(fits) < LARGE
+    assert len(template.encode(fits)) == len(fits), "a small text is encoded, whatever its length"
+    with pytest.raises(TextTooLongError) as refused:
+        template.encode("ü" * LARGE)
+    assert refused.value.tokens == -(-2 * LARGE // longest)
+    wide = Template(chat.tokenizer(), context=10 * LARGE)
+    assert len(wide.encode("x" * LARGE)) == LARGE
+
+
+def test_a_tokenizer_with_unknown_words_has_no_bound() -> None:
+    """One of its tokens may be a word of any length."""
+    template = Template(chat.tokenizer(unk_token="<unk>"), context=10)
+    assert len(template.encode("x" * LARGE)) == LARGE
+
+
+def test_a_template_that_fails_as_programs_do_refuses_the_messages() -> None:
+    template = Template(chat.tokenizer("{{ (messages | length) / 0 }}"))
+    with pytest.raises(PromptError, match="refuses the messages"):
+        template.text([{"role": "user", "content": "hi"}], None, opened=True)
