@@ -44,6 +44,10 @@ class Keys(Generic[T]):
     _open: dict[bytes, T] = field(default_factory=dict)
     _expired: deque[bytes] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
     def issue(self, group: int, sample: int, attempt: int, value: T) -> str:
         """A new key."""
         key = f"sk-{group}.{sample}.{attempt}-{secrets.token_urlsafe(32)}"

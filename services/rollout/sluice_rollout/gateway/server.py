@@ -17,7 +17,7 @@ from sluice import causes, input_checks
 from sluice.api.episode import OtherModel
 from sluice.episodes import MOST_BYTES
 from sluice_rollout import failures, metrics
-from sluice_rollout.gateway import chat, completions, large, messages, native, responses
+from sluice_rollout.gateway import chat, completions, door, large, messages, native, responses
 from sluice_rollout.gateway.errors import GatewayError, invalid, no_such_model, unavailable
 from sluice_rollout.gateway.exchange import Answer, Request
 from sluice_rollout.gateway.keys import Keys
@@ -28,6 +28,7 @@ LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
 _BODY = web.RequestKey("body", dict[str, Any])
 _BODY_SECONDS = 60.0
+_BACKLOG = 1024  # programs that connect at once
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
 Events = Iterator[dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -80,6 +81,8 @@ class Server:
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
     keys: Keys[Visits] = field(default_factory=Keys)
     _runner: web.AppRunner | None = None
+    _listening: asyncio.Server | None = None
+    _door: door.Door | None = None
     _others: dict[str, Other] = field(default_factory=dict)
 
     @property
@@ -96,6 +99,7 @@ class Server:
         app.router.add_post("/v1/responses", self._or_other(self._responses))
         app.router.add_post(_MESSAGES, self._or_other(self._messages))
         app.router.add_post("/generate", self._generate)
+        app.on_response_prepare.append(self._admit_welcome)
         if self.join:
             app.router.add_get(*self.join)
         self._others = {model.name: Other.of(model, self.variables) for model in self.models}
@@ -103,11 +107,17 @@ class Server:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        assert self._runner.server  # there is one after `setup`
+        make, loop = self._runner.server, asyncio.get_running_loop()
+        self._door = door.Door(make, lambda: len(self.keys), door.SECONDS)
+        self._listening = await loop.create_server(
+            self._door, self.host, self.port, backlog=_BACKLOG
+        )
+        self.port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
+        if self._listening:
+            self._listening.close()
         if self._runner:
             await self._runner.cleanup()
         for other in self._others.values():
@@ -178,7 +188,18 @@ class Server:
         """
         name = request.headers.get("x-api-key") if request.path == _MESSAGES else None
         header = f"Bearer {name}" if name else request.headers.get("Authorization")
-        return self.keys.check(header)
+        visits = self.keys.check(header)
+        self._admit(request)
+        return visits
+
+    async def _admit_welcome(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Admit a connection whose request is not refused, such as a pod's that joins."""
+        if response.status < 400:
+            self._admit(request)
+
+    def _admit(self, request: web.Request) -> None:
+        if self._door:
+            self._door.admit(request.protocol)
 
     async def _opened(self, request: web.Request) -> tuple[Visit, dict[str, Any]]:
         """The visit of a request, by the model that it names where there are seats, and its body;

@@ -1,0 +1,129 @@
+"""Connections without a key: they are bounded, and closed after a while."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from sluice_rollout.episode import Episode
+from sluice_rollout.gateway import door
+from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.server import LOOPBACK, Server
+from tests.unit.gateway.test_server import desk, ids, run
+from tests.unit.rollout.test_episode import Script
+
+MODELS = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n"
+POST = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+PROMPT = '{"prompt": "hi"}'
+COMPLETION = POST + "Authorization: Bearer {}\r\nContent-Length: 16\r\n\r\n"
+
+
+async def connected(one: Desk, said: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(LOOPBACK, one.server.port)
+    writer.write(said.encode())
+    await writer.drain()
+    return reader, writer
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    """True once the other side has closed the connection; False if it has not after a second."""
+    try:
+        async with asyncio.timeout(1):
+            await reader.read()
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass  # closed without more ado
+    return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param(POST, id="half of a header"),
+        pytest.param(MODELS.format("sk-0.0.0-x"), id="a wrong key"),
+        pytest.param(POST + "Content-Length: 9\r\n\r\n", id="a body that does not come"),
+    ],
+)
+async def test_a_connection_without_a_key_is_closed(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "SECONDS", 0.1)
+
+    async def play(episode: Episode) -> None:
+        reader, writer = await connected(one, said)
+        assert await closed(reader)
+        writer.close()
+        kept, writer = await connected(one, MODELS.format(episode.gateway.api_key))
+        assert not await closed(kept), "a key keeps it open"
+        writer.close()
+
+    async with desk(tmp_path) as one:
+        assert "before the model generated" in (await run(one, play, Script())).error
+
+
+async def test_a_program_waits_for_its_answer_longer_than_a_stranger_may_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "SECONDS", 0.1)
+
+    class Slow(Script):
+        async def generate(self, *arguments: object, **options: object) -> object:  # type: ignore[override]
+            await asyncio.sleep(0.5)
+            return await super().generate(*arguments, **options)  # type: ignore[arg-type]
+
+    async def play(episode: Episode) -> None:
+        reader, writer = await connected(one, COMPLETION.format(episode.gateway.api_key) + PROMPT)
+        assert b"200 OK" in await reader.readline()
+        writer.close()
+
+    async with desk(tmp_path) as one:
+        assert (await run(one, play, Slow(ids("hello")))).response == "hello"
+
+
+async def test_connections_without_a_key_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "STRANGERS", 4)
+    monkeypatch.setattr(door, "SECONDS", 600)
+
+    async def play(episode: Episode) -> None:
+        kept, _ = await connected(one, MODELS.format(episode.gateway.api_key))
+        await kept.readline()
+        most = door.STRANGERS + door.STRANGERS_OF_KEY
+        strangers = [await connected(one, "") for _ in range(most + 3)]
+        ended = [await closed(reader) for reader, _ in strangers[:4]]
+        assert ended == [True, True, True, False]
+        assert not await closed(kept)
+        for _, writer in strangers:
+            writer.close()
+
+    async with desk(tmp_path) as one:
+        assert "before the model generated" in (await run(one, play, Script())).error
+
+
+async def test_a_pod_that_has_joined_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SECONDS", 0.1)
+
+    async def join(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_str(str(message.data))
+        return socket
+
+    server = Server("model", join=("/join", join))
+    await server.start()
+    try:
+        url = f"http://{LOOPBACK}:{server.port}/join"
+        async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
+            await asyncio.sleep(0.5)
+            await socket.send_str("there")
+            assert (await socket.receive()).data == "there"
+    finally:
+        await server.close()
