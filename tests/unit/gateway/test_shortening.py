@@ -42,6 +42,25 @@ def test_the_older_half_gives_way_each_time_and_stays_away() -> None:
     assert left(shortener.shorten(history(6))) == ["4", "5"]
 
 
+def test_a_result_is_known_by_its_place_and_not_by_the_name_of_its_call() -> None:
+    """Clients number the calls of each turn anew, or give all of them one name."""
+    shortener = Shortener()
+    messages = [message | {"tool_call_id": "call_0"} for message in history(4)]
+    assert shortener.drop(messages) == 2
+    longer = [*messages, result("call_0"), {"role": "assistant", "content": "on"}]
+    shown = shortener.shorten(longer)
+    assert [m["content"] == DROPPED for m in shown if m["role"] == "tool"] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_a_result_of_another_conversation_stays() -> None:
+    shortener = Shortener()
+    shortener.drop(history(4))
+    other = [{"role": "user", "content": "another question"}, *history(4)[1:]]
+    assert left(shortener.shorten(other)) == ["0", "1", "2", "3"]
+
+
 def test_what_the_model_has_not_answered_stays() -> None:
     shortener, messages = Shortener(), history(1, result("new"))
     assert (shortener.drop(messages), shortener.drop(messages)) == (1, 0)
@@ -64,7 +83,9 @@ def test_nothing_but_results_changes_and_every_one_ends(roles: list[str], drops:
     assert sum(len(m["content"]) for m in shown) <= sum(len(m["content"]) for m in messages)
 
 
-async def episode(directory: Path, engine: Script, limits: dict[str, Any]) -> tuple[Sample, int]:
+async def episode(
+    directory: Path, engine: Script, limits: dict[str, Any], call_id: str = "call_{}"
+) -> tuple[Sample, int]:
     """The sample of a client that keeps all it has seen, and how many answers it has had."""
     answers = 0
 
@@ -75,7 +96,7 @@ async def episode(directory: Path, engine: Script, limits: dict[str, Any]) -> tu
             for number in range(TURNS):
                 answer = await ai.chat.completions.create(model="any", messages=messages)
                 answers += 1
-                messages += [answer.choices[0].message, result(str(number))]
+                messages += [answer.choices[0].message, result(call_id.format(number))]
 
     async with desk(directory, rollout__limits=limits) as one:
         guest = seated(one, play, engine)
@@ -97,6 +118,15 @@ async def test_an_episode_outlives_its_context(turn_tokens: int, tmp_path: Path)
     assert LONG in asked[-1].rpartition("assistant")[0], "the newest result is there"
     assert sample.trainable_tokens == TURNS * len(ids("on"))
     assert 1 < len(sample.sequences) < TURNS
+
+
+async def test_the_newest_result_is_seen_where_a_client_repeats_call_ids(tmp_path: Path) -> None:
+    engine = Script(*[ids("on")] * TURNS)
+    limits = {"overflow": "drop_tool_results", "turnTokens": 20}
+    _, answers = await episode(tmp_path, engine, limits, call_id="call_0")
+    assert answers == TURNS
+    asked = [chat.tokenizer().decode(ids) for ids in engine.asked]
+    assert all(LONG in text.rpartition("assistant")[0] for text in asked[1:])
 
 
 @pytest.mark.parametrize(
