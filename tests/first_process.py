@@ -22,7 +22,7 @@ T = TypeVar("T")
 def started_first(
     words: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
-    """Python with these arguments, once it has a handler for SIGTERM; behind the process that made
+    """Python with these arguments, once SIGTERM is not lost on it; behind the process that made
     the namespace, which ends with its status.
     """
     apart = ["unshare", "--pid", "--fork", "--kill-child"]
@@ -30,14 +30,14 @@ def started_first(
         missing("needs the right to make a process namespace")
     with subprocess.Popen([*apart, sys.executable, *words], env=environment) as outer:
         try:
-            first = _until(lambda: psutil.Process(outer.pid).children(), "first process")[0]
-            _until(lambda: _catches(first.pid, signal.SIGTERM), "handler")
+            first = until(lambda: psutil.Process(outer.pid).children(), "first process")[0]
+            until(lambda: _heeds(first.pid, signal.SIGTERM), "handler")
             yield outer, first
         finally:
             outer.kill()
 
 
-def _until(look: Callable[[], T], what: str, seconds: float = 60.0) -> T:
+def until(look: Callable[[], T], what: str, seconds: float = 60.0) -> T:
     end = time.monotonic() + seconds
     while not (seen := look()):
         assert time.monotonic() < end, f"no {what} in {seconds:g} s"
@@ -45,8 +45,8 @@ def _until(look: Callable[[], T], what: str, seconds: float = 60.0) -> T:
     return seen
 
 
-def _catches(pid: int, number: int) -> bool:
-    """True where a process has a handler for this signal."""
+def _heeds(pid: int, number: int) -> bool:
+    """True if a process has a handler for this signal, or has it blocked and waits for it."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    mask = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)

@@ -103,7 +103,7 @@ def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
 
 def run_blocking(role: str, main: Callable[[], int | None]) -> None:
     """The same for a main that is not a coroutine."""
-    first_process.end_when_told()
+    first_process.run_under_init()
     open_files.raise_limit()
     try:
         code = main()

@@ -12,7 +12,7 @@ import sys
 
 from sluice import first_process
 
-first_process.end_when_told()  # torch takes seconds to import
+first_process.run_under_init()  # before torch, which takes seconds to import and starts threads
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
