@@ -1,10 +1,15 @@
-"""`sluice logs`: the logs of a job's containers as one, in the order of time."""
+"""`sluice logs`: the logs of a job's containers as one, in the order of time.
+
+Engines, and functions of a job, write what they like. What a terminal would act on is written out,
+and lines that do not have the form of sluice's own are dim.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import heapq
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from sluice.telemetry.terminal import escaped
 from sluice_cli.jobs import reading
 from sluice_operator.cluster.view import Reader, ReadError, Stamped, Stream
 
@@ -20,6 +26,10 @@ STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvou
 LOOK_SECONDS = 2.0
 GATHER_SECONDS = 0.2
 """When logs are followed: lines that come within this time are put in order."""
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_OURS = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [a-z]+ |\{.*"timestamp": "|error: ')
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +86,10 @@ def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[LogLine]:
 
 def rendered(line: LogLine, width: int) -> Text:
     """The log's name in its role's colour, then the line. width: of the longest name."""
+    text = _COLOURS.sub("", line.text).removesuffix("\r")
     return Text.assemble(
-        (f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")), line.text
+        (f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")),
+        (escaped(text), "" if _OURS.match(text) else "dim"),
     )
 
 

@@ -16,6 +16,7 @@ import structlog
 
 from sluice import first_process, open_files
 from sluice.environment import ConfigurationError
+from sluice.telemetry import terminal
 
 
 def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogger:
@@ -78,7 +79,11 @@ def get() -> structlog.typing.FilteringBoundLogger:
 
 
 def _plain(_logger: Any, _method: str, event: Any) -> str:
-    """2026-01-31T12:00:00Z info lease granted group=3 worker=rollout-0"""
+    """2026-01-31T12:00:00Z info lease granted group=3 worker=rollout-0
+
+    Values and tracebacks can hold what a program has written, with line ends and escapes of its
+    own: an event stays one line, and what stands below it is indented.
+    """
     exception = event.pop("exception", None)
     head = (
         f"{event.pop('timestamp', '')[:19]}Z {event.pop('level', 'info'):<7} "
@@ -91,7 +96,8 @@ def _plain(_logger: Any, _method: str, event: Any) -> str:
     ):  # a log file belongs to one process: its name says who it is
         event.pop(hidden, None)
     fields = " ".join(f"{key}={value}" for key, value in event.items())
-    return f"{head} {fields}".rstrip() + (f"\n{exception}" if exception else "")
+    line = terminal.escaped(f"{head} {fields}".rstrip())
+    return line + (f"\n{terminal.block(exception)}" if exception else "")
 
 
 def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
@@ -123,5 +129,8 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def last_words(message: str) -> None:
-    """The line that a pod's end is told with."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    """The line that a pod's end is told with; further ones are indented."""
+    first, *more = message.split("\n")
+    below = [terminal.block(line) for line in more]
+    lines = "\n".join([f"error: {terminal.escaped(first)}", *below])
+    print(lines, file=sys.stderr, flush=True)

@@ -86,6 +86,39 @@ def test_a_line_is_named_after_its_pod_and_container() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        pytest.param("\x1b]52;c;aGk=\x07", "\\x1b]52;c;aGk=\\x07", id="the clipboard"),
+        pytest.param("\x1b[2J\x9b2J", "\\x1b[2J\\x9b2J", id="an empty screen"),
+        pytest.param("10%\r20%\r", "10%\\r20%", id="a bar that overwrites itself"),
+        pytest.param("\x1b[32mINFO\x1b[0m up", "INFO up", id="colours are left out"),
+    ],
+)
+async def test_what_a_terminal_would_act_on_is_written_out(written: str, shown: str) -> None:
+    reader = Fake()
+    reader.logs = {ENGINE: [(at(1), written)]}
+    view, out, _ = printer(reader)
+    await view.once()
+    assert out.getvalue() == f"rollout-0-1-0/engine | {shown}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("2026-01-31T12:00:00Z info    lease granted group=3", True),
+        ('{"event": "lease granted", "timestamp": "2026-01-31T12:00:00Z"}', True),
+        ("error: the disk is full", True),
+        ("    2026-01-31T12:00:00Z info    forged", False),
+        ("[2026-01-31 12:00:00 TP0] decode", False),
+    ],
+    ids=["ours", "ours as JSON", "last words", "below a line of ours", "an engine's"],
+)
+def test_lines_that_are_not_ours_are_dim(text: str, ours: bool) -> None:
+    styles = [span.style for span in rendered(LogLine(TRAINER, START, text), 20).spans]
+    assert ("dim" not in styles) is ours
+
+
+@pytest.mark.parametrize(
     ("wanted", "taken"),
     [
         (Wanted(), True),

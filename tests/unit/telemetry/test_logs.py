@@ -94,6 +94,18 @@ def test_warnings_are_lines_too() -> None:
     assert record["logger"] == "py.warnings"
 
 
+def test_what_a_program_has_written_cannot_pass_for_a_line_of_ours() -> None:
+    program = """
+forged = "2026-01-31T12:00:00Z info all is well"
+log.warning("it failed", error="gone\\x1b[2J\\n" + forged, exception="one\\n" + forged)
+logs.last_words("gone\\nerror: another cause")
+"""
+    event, *below, last, under = lines(program)
+    assert event.endswith("error=gone\\x1b[2J\\n2026-01-31T12:00:00Z info all is well")
+    assert below == ["    one", "    2026-01-31T12:00:00Z info all is well"]
+    assert (last, under) == ("error: gone", "    error: another cause")
+
+
 def test_people_get_a_line_that_reads_well() -> None:
     (ours, theirs) = lines(
         'log.info("lease granted", group=3); logging.getLogger("kopf").warning("odd")'
