@@ -257,7 +257,6 @@ async def test_calls_without_the_jobs_token_are_refused(server: Callable[..., Se
     [
         (lambda c: c.take(1, ranks=0), "data_parallel_size: 0 is below 1"),
         (lambda c: c.take(0), "step 0: steps count from 1"),
-        (lambda c: c.lease(worker=""), "worker.name: '' is not a name"),
     ],
 )
 async def test_calls_that_can_never_be_right(
@@ -265,6 +264,16 @@ async def test_calls_that_can_never_be_right(
 ) -> None:
     code, details = await error_of(call(client))
     assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "a\nb", "\x1b[2J", "-a", "ü", "a" * 201, "filler"], ids=ascii
+)
+async def test_a_worker_has_a_name(client: Client, name: str) -> None:
+    code, details = await error_of(client.lease(worker=name))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith(f"worker.name: {name[:80]!a} is not a name")
+    assert (await client.lease(worker="demo-rollout-0.a_b")).groups
 
 
 async def test_a_shard_of_a_batch_that_is_not_fixed(client: Client) -> None:

@@ -1,5 +1,6 @@
 """A database is of one job and its prompts."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,3 +61,25 @@ def test_one_process_has_a_database(tmp_path: Path) -> None:
         Storage(tmp_path, 1 << 20)
     first.close()
     Storage(tmp_path, 1 << 20).close()
+
+
+def modes(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
+
+
+def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Storage(tmp_path, 1 << 20).close()
+    finally:
+        os.umask(before)
+    databases = {name: mode for name, mode in modes(tmp_path).items() if "lmdb" in name}
+    assert databases == {"buffer.lmdb": 0o600, "buffer.lmdb-lock": 0o600}
+
+
+def test_a_database_of_an_older_release_is_closed_to_others(tmp_path: Path) -> None:
+    """The rights of its group may be a volume's (fsGroup), and stay."""
+    Storage(tmp_path, 1 << 20).close()
+    (tmp_path / "buffer.lmdb").chmod(0o664)
+    Storage(tmp_path, 1 << 20).close()
+    assert modes(tmp_path)["buffer.lmdb"] == 0o660

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -42,12 +43,14 @@ from sluice_buffer.serving.stats import stats as stats_of
 from sluice_buffer.serving.traces import GroupTraces
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.state.storage import StorageError, StorageFullError
-from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
+from sluice_buffer.transitions.leases import FILLER, LeaseCall, WorkerAttempt
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 300.0
 _AHEAD_SECONDS = 1.0
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,199}")
+_SHOWN_CHARACTERS = 80
 _OUTCOMES = {
     SubmitOutcome.STORED: pb.SubmitResponse.OUTCOME_STORED,
     SubmitOutcome.DUPLICATE: pb.SubmitResponse.OUTCOME_DUPLICATE,
@@ -359,9 +362,12 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
 
 async def _worker(caller: pb.Caller, context: ServicerContext) -> WorkerAttempt:
-    if not caller.name or "/" in caller.name or len(caller.name) > 200:
+    if not _NAME.fullmatch(caller.name) or caller.name == FILLER.name:
+        shown = ascii(caller.name[:_SHOWN_CHARACTERS])
         await context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT, f"worker.name: {caller.name!r} is not a name"
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"worker.name: {shown} is not a name: expected at most 200 letters, digits, '-', '_' "
+            f"and '.', and not the buffer's own {FILLER.name!r}",
         )
     return WorkerAttempt(caller.name, caller.attempt)
 

@@ -48,6 +48,8 @@ SAMPLE_TABLES = frozenset({"samples", "partials", "examples"})
 PIECE_BYTES = 31 * 4096 - 16
 """Values are stored in pieces that fill whole pages (16: the page's header). Runs of one length can
 be used again without fragmenting the file, however long the groups are that come and go."""
+_PRIVATE = 0o600
+"""Mode of the files: they hold rows, labels and responses."""
 _READER_SECONDS = 60.0
 """No value takes longer to read."""
 _PAGE = 4096
@@ -144,6 +146,7 @@ class Storage:
         """
         path, unborn = self.directory / "buffer.lmdb", self.directory / "buffer.lmdb.new"
         if path.exists():
+            _close_to_others(path)
             return
         unborn.unlink(missing_ok=True)
         try:
@@ -168,6 +171,7 @@ class Storage:
             readahead=False,
             lock=True,
             max_readers=64,
+            mode=_PRIVATE,
         )
 
     def _open(self) -> None:
@@ -310,6 +314,16 @@ def _lock(directory: Path) -> IO[bytes]:
         handle.close()
         raise StorageError(f"{directory}: another buffer process uses this directory") from error
     return handle
+
+
+def _close_to_others(path: Path) -> None:
+    """Take others' rights to a database that an older release made.
+
+    Its group keeps its rights, which may come from a volume's `fsGroup`.
+    """
+    status = path.stat()
+    if status.st_mode & 0o007 and status.st_uid == os.geteuid():
+        path.chmod(status.st_mode & 0o770)
 
 
 def _sync_names(directory: Path) -> None:
