@@ -1,4 +1,4 @@
-"""What a terminal would act on is written out."""
+"""Text of other people, escaped so that a terminal shows it and does not act on it."""
 
 from __future__ import annotations
 

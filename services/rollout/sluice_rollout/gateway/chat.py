@@ -16,7 +16,7 @@ from sluice_rollout.gateway.parameters import Choice, Count, Parameters, Stops, 
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside the answer."""
+    """Options of a stream: the answer's tokens may be counted at its end."""
 
     model_config = ConfigDict(strict=True)
 
