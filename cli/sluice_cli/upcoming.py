@@ -37,7 +37,7 @@ def _deadlines(job: RLJob, status: RLJobStatus) -> list[Moment]:
     if start and spec.active_deadline_seconds is not None:
         text = "the job fails, if it still runs (activeDeadlineSeconds)"
         moments.append((start + timedelta(seconds=spec.active_deadline_seconds), text))
-    if start and spec.startup_deadline_seconds is not None and not status.last_progress_time:
+    if start and spec.startup_deadline_seconds and not status.last_progress_time:
         text = "the job fails, without a first step (startupDeadlineSeconds)"
         moments.append((start + timedelta(seconds=spec.startup_deadline_seconds), text))
     return moments

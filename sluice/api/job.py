@@ -83,9 +83,10 @@ class RLJobSpec(Model):
     active_deadline_seconds: PositiveInt | None = Field(
         None, description="The job fails when it has run this long."
     )
-    startup_deadline_seconds: PositiveInt | None = Field(
-        None,
-        description="The job fails when its first step is not trained this long after its start.",
+    startup_deadline_seconds: NonNegativeInt = Field(
+        14400,
+        description="The job fails if its first step is not trained this long after its start. "
+        "Waiting in a queue does not count; waiting for room without a queue does. 0: it waits.",
     )
     progress_deadline_seconds: PositiveInt | None = Field(
         None,

@@ -72,6 +72,40 @@ EngineArg = Annotated[
 ]
 
 
+class EngineHealthPolicy(Model):
+    """When the worker beside an engine takes it for lost, and ends so that the pod is replaced.
+
+    An engine that is paused for a weight update is well, for weightSync's timeouts.
+    """
+
+    period_seconds: PositiveFloat = Field(5.0, description="Between two health checks.")
+    timeout_seconds: PositiveFloat = Field(
+        5.0, description="A health check without an answer fails after this time."
+    )
+    failure_threshold: PositiveInt = Field(
+        3,
+        description="The engine is lost after so many failed checks in a row: a dead or frozen one "
+        "after failureThreshold x (periodSeconds + timeoutSeconds) at most.",
+    )
+    stall_seconds: PositiveFloat = Field(
+        60.0,
+        description="With work and without an answer for this long, the checks ask for a token.",
+    )
+    generate_seconds: PositiveFloat = Field(30.0, description="Such a check fails after this time.")
+
+    @property
+    def silence_seconds(self) -> float:
+        """Longest silence of an engine that does not answer at all."""
+        return self.failure_threshold * (self.period_seconds + self.timeout_seconds)
+
+    @property
+    def hang_seconds(self) -> float:
+        """Longest silence of an engine that answers, and makes no tokens."""
+        return self.stall_seconds + self.failure_threshold * (
+            self.period_seconds + self.generate_seconds
+        )
+
+
 class Rollout(Model):
     """The engines that generate."""
 
@@ -159,6 +193,10 @@ class Rollout(Model):
         default_factory=EpisodeLimits, description="Of an episode; of each of its seats."
     )
     hooks: HooksSpec = Field(default_factory=HooksSpec)
+    health: EngineHealthPolicy = Field(
+        default_factory=EngineHealthPolicy,
+        description="How long an engine may be silent before it is replaced.",
+    )
     resources: Resources = Field(
         default_factory=Resources,
         description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU; "

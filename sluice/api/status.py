@@ -41,10 +41,16 @@ class GangStatus(Model):
         "everywhere."
     )
     restarts: int = Field(
-        0, description="Failures of its own: what counts for back-off and maxRestarts."
+        0,
+        description="Failures of its own: what counts for maxRestarts, and for back-off. An "
+        "engine's begins again from 0 once it has worked, or was disrupted by the cluster.",
     )
     last_restart_time: Time | None = Field(
         None, description="When its present attempt was started after a failure."
+    )
+    ready_time: Time | None = Field(
+        None,
+        description="An engine that failed before: since when the present attempt has been ready.",
     )
     retry_time: Time | None = Field(None, description="The next attempt starts no earlier.")
     seen: Annotated[list[int], Field(max_length=4096)] = Field(

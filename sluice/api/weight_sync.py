@@ -45,6 +45,13 @@ class WeightSync(Model):
     timeout_seconds: PositiveFloat = Field(
         300.0, description="Deadline of each phase of an update."
     )
+    late_seconds: PositiveFloat = Field(
+        2.0,
+        description="An engine is given up in a phase that the others have passed, once it takes "
+        "more than twice as long as the slowest of them, and at least this long (ten times this "
+        "while its communicator is made). It gets the weights after the update. With one engine "
+        "only timeoutSeconds counts. Not with trainer.colocate.",
+    )
     verify: bool = Field(
         True, description="Check after each update that the engine serves the new version."
     )

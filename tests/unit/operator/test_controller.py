@@ -88,7 +88,7 @@ class Jobs:
 
 @pytest.fixture
 def jobs() -> Jobs:
-    return Jobs(make_job(rollout={"replicas": 1}))
+    return Jobs(make_job(rollout={"replicas": 1}, startupDeadlineSeconds=0))
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ from tests.unit.operator.world import START, make_job
 @pytest.mark.parametrize(
     ("spec", "step", "after", "reason"),
     [
-        ({}, None, 10**9, None),
+        ({}, None, 14399, None),
+        ({}, None, 14400, "StartupDeadlineExceeded"),
+        ({}, 1, 10**9, None),
+        ({"startupDeadlineSeconds": 0}, None, 10**9, None),
         ({"activeDeadlineSeconds": 60}, 5, 59, None),
         ({"activeDeadlineSeconds": 60}, 5, 60, "DeadlineExceeded"),
         ({"startupDeadlineSeconds": 60}, None, 59, None),

@@ -26,11 +26,7 @@ def job_deadline(
     active, startup = spec.active_deadline_seconds, spec.startup_deadline_seconds
     if active is not None and now >= start + timedelta(seconds=active):
         return DEADLINE_EXCEEDED.name, DEADLINE_EXCEEDED.text(seconds=active)
-    if (
-        startup is not None
-        and not status.last_progress_time
-        and now >= start + timedelta(seconds=startup)
-    ):
+    if startup and not status.last_progress_time and now >= start + timedelta(seconds=startup):
         text = STARTUP_DEADLINE.text(seconds=startup, detail=f": {detail}" if detail else "")
         return STARTUP_DEADLINE.name, text
     return None
@@ -98,6 +94,6 @@ def upcoming(spec: RLJobSpec, status: RLJobStatus, due: datetime | None) -> list
     moments = [moment for moment in (due, queue_due(spec, status)) if moment]
     if start and spec.active_deadline_seconds is not None:
         moments.append(start + timedelta(seconds=spec.active_deadline_seconds))
-    if start and spec.startup_deadline_seconds is not None and not status.last_progress_time:
+    if start and spec.startup_deadline_seconds and not status.last_progress_time:
         moments.append(start + timedelta(seconds=spec.startup_deadline_seconds))
     return moments
