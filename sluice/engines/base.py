@@ -42,7 +42,14 @@ class PromptRefusedError(EngineError):
 
 
 class EngineRefusedError(Exception):
-    """The engine refused a control call, or is gone. The message says to which call, and why."""
+    """The engine refused a control call, or is gone. The message says to which call, and why.
+
+    answered: True if the engine itself answered that it does not do what was asked.
+    """
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from sluice.engines import http
 from sluice.engines.base import EngineRefusedError
 
 T = TypeVar("T")
+_REFUSALS = (400, 422, 500)
+"""Statuses of an engine that does not do what it was asked. Others say that it cannot now, or that
+it is another server."""
 SOURCE_HEADER = "x-sluice-source"
 """Name and attempt of the trainer that calls: an engine with our plugin refuses a replaced one."""
 
@@ -65,7 +68,8 @@ class HttpControl:
                 text = await answer.text()
                 if answer.status != 200:
                     raise EngineRefusedError(
-                        self.explained(f"{path} answered {answer.status}: {text[:500]}")
+                        self.explained(f"{path} answered {answer.status}: {text[:500]}"),
+                        answered=answer.status in _REFUSALS,
                     )
                 return await answer.json(content_type=None) if text else None
         except TimeoutError as error:

@@ -113,7 +113,12 @@ async def source(
         **sync: object,
     ) -> Source:
         settings = WeightSync.model_validate(
-            {"transport": backend(), "timeoutSeconds": PATIENCE, **sync}
+            {
+                "transport": backend(),
+                "timeoutSeconds": PATIENCE,
+                "lateSeconds": PATIENCE,
+                **sync,
+            }
         )
         transport = transport or Collective(
             backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}"

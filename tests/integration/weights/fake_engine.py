@@ -2,13 +2,14 @@
 tests.integration.weights.fake_engine`.
 
 For the part of an engine that dies or misbehaves in an update. Prints its port; GET /received tells
-the bytes it got.
+the bytes it got, and the seconds of its pauses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,8 @@ from torch.distributed.distributed_c10d import (
 groups: dict[str, Any] = {}
 one_by_one = asyncio.Lock()
 state: dict[str, Any] = {"weight_version": "default", "bytes": 0, "sum": 0, "calls": []}
+state["pauses"] = []
+paused_at = 0.0
 
 
 def join(body: dict[str, Any]) -> None:
@@ -62,8 +65,13 @@ def receive(body: dict[str, Any]) -> None:
 
 
 async def answer(request: web.Request) -> web.Response:
+    global paused_at
     path, body = request.path, json.loads(await request.text() or "{}")
     state["calls"].append(path)
+    if path == "/pause_generation":
+        paused_at = time.monotonic()
+    if path == "/continue_generation":
+        state["pauses"].append(time.monotonic() - paused_at)
     if path == "/init_weights_update_group":
         await asyncio.to_thread(join, body)
     if path == "/update_weights_from_distributed":

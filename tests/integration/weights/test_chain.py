@@ -123,13 +123,22 @@ async def test_a_bucket_whose_request_is_held_up_is_not_taken_for_the_next_one(
     assert await all_serve(engines, other_model, 1)
 
 
+@pytest.mark.parametrize("given_up", ["at the deadline", "because it is late"])
 async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_same_update(
-    engines: list[Sglang], source: Make, rendezvous: Rendezvous, model: Path, other_model: Path
+    engines: list[Sglang],
+    source: Make,
+    rendezvous: Rendezvous,
+    model: Path,
+    other_model: Path,
+    given_up: str,
 ) -> None:
     transport = chain(LONG)
-    one = source(transport, timeoutSeconds=LONG)
-    assert await begin(one, 1, joiners_only=False) == 3
-    hurry(one, transport)
+    is_late = given_up == "because it is late"
+    one = source(transport, timeoutSeconds=LONG, lateSeconds=TIMEOUT if is_late else LONG)
+    assert (await publish(one, 1, model)).failed == {}  # so that all links are made
+    assert await begin(one, 2, joiners_only=False) == 3
+    if not is_late:
+        hurry(one, transport)
     first, *rest = buckets(on_device(other_model), BUCKET, Layout())
     await one.send(first)
     engines[1].signal(signal.SIGSTOP)
@@ -140,14 +149,15 @@ async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_
     finally:
         engines[1].signal(signal.SIGCONT)
     assert (list(update.engines), list(update.failed)) == ([NAMES[0], NAMES[2]], [NAMES[1]])
-    assert sorted(update.rerouted) == NAMES[1:]
-    assert await all_serve([engines[0], engines[2]], other_model, 1)
+    assert ("it alone is late" in update.failed[NAMES[1]]) == is_late
+    assert sorted(update.rerouted) == (NAMES[2:] if is_late else NAMES[1:])
+    assert await all_serve([engines[0], engines[2]], other_model, 2)
     ledger = await rendezvous.ledger()
     assert [ledger[name].admitted for name in NAMES] == [True, False, True]
     hurry(one, transport, PATIENCE)
-    update = await publish(one, 2, model)  # and it lives: the next update closes the chain again
+    update = await publish(one, 3, model)  # and it lives: the next update closes the chain again
     assert (len(update.relayed), update.failed, update.rerouted) == (2, {}, {})
-    assert await all_serve(engines, model, 2)
+    assert await all_serve(engines, model, 3)
 
 
 async def test_an_engine_that_joins_gets_the_weights_and_then_closes_the_chain(

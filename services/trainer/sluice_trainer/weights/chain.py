@@ -82,6 +82,8 @@ class Chain(Transport):
         self._pending: dict[str, Pending] = {}
         """Buckets that have been announced to an engine over its link, and of which it is not known
         that they have come."""
+        self._proven: set[str] = set()
+        """Engines whose link has brought a bucket."""
         self._complete: set[str] = set()
         self._numbers = itertools.count()
         self._told = False
@@ -154,6 +156,14 @@ class Chain(Transport):
             self._complete.add(peer.name)
             self.relayed += [peer.name] if peer.name in self._upstream else []
 
+    def behind(self, name: str) -> list[str]:
+        return routes.behind(name, self._upstream)
+
+    def is_connecting(self, name: str) -> bool:
+        if name not in self._upstream:
+            return self._direct.is_connecting(name)
+        return name not in self._proven
+
     def abandon(self, name: str) -> None:
         self._direct.abandon(name)
         self._missed(name)
@@ -190,6 +200,8 @@ class Chain(Transport):
         pending.append((bucket, announcing))
         for _, answer in pending[: len(pending) - ahead]:
             await answer
+            if peer.name in self._links:
+                self._proven.add(peer.name)
         # An answer is word of the bucket before; that to the last one, of all.
         del pending[: -2 if ahead else None]
 
@@ -246,6 +258,7 @@ class Chain(Transport):
     def _give_up(self, name: str) -> None:
         """Give up the link to an engine, which ends with its store."""
         self._links.pop(name, None)
+        self._proven.discard(name)
 
     def _reroute(self, names: Sequence[str], reason: str) -> None:
         """These engines get the weights from the trainer, until the next update."""

@@ -134,9 +134,14 @@ class Collective(Transport):
             while requests and (bucket.last or requests[0] is not request):
                 await requests[0].answer
                 requests.popleft()
+            communicator.is_proven = True
         except BaseException:
             communicator.forget()
             raise
+
+    def is_connecting(self, name: str) -> bool:
+        communicator = self.communicators.get(name)
+        return communicator is None or not communicator.is_proven
 
     def abandon(self, name: str) -> None:
         if communicator := self.communicators.pop(name, None):

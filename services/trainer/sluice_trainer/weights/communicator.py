@@ -43,6 +43,8 @@ class Communicator:
         """Those that the engine has not answered, or that nobody has asked for their answers."""
         self.asked = -1
         """Number of the bucket that the engine was asked for last."""
+        self.is_proven = False
+        """True once a bucket has come over it: NCCL makes it in the first broadcast."""
         self._turn = asyncio.Lock()
         """Broadcasts are queued in the order in which they are asked for."""
 

@@ -1,6 +1,10 @@
 """A weight update: prepare, pause, transfer, verify, resume, for every engine side by side, each
 phase with a deadline.
 
+No engine waits for one that is frozen, dead or cut off: before anybody is paused each engine gives
+a sign of life, an engine that is late alone or has left the rendezvous is given up (`lanes`), and
+each engine resumes as soon as it is verified.
+
 Every rank of the trainer is the source of its share of the engines (`share`), so that several links
 and CPUs work side by side; rank 0 asks the rendezvous who takes part and tells the others. An
 engine that fails in a phase is reported and left: the rendezvous drops it from the epoch, its
@@ -16,19 +20,23 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
+import grpc.aio
 
 from sluice.api import WeightSync
 from sluice.engines.base import Control, Engine, EngineRefusedError
-from sluice.telemetry import logs, tracing
+from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket
+from sluice_trainer.weights.lanes import Lane, Lanes, Part, phase_name
 from sluice_trainer.weights.outcome import Outcome, Update
-from sluice_trainer.weights.transport import FAILURES, Peer, Transport
+from sluice_trainer.weights.pace import Pace
+from sluice_trainer.weights.transport import Peer, Transport
 
 T = TypeVar("T")
 CALL_SECONDS = 30.0
+MEMBERS_CALL_SECONDS = 5.0
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
@@ -80,6 +88,13 @@ class Source:
         self._controls: dict[tuple[str, int], Control] = {}
         self._prepared: set[str] = set()
         self._sending = asyncio.Lock()
+        # Engines that share their GPUs with us have nothing to do until all have the weights.
+        self._lanes = Lanes(
+            transport,
+            self._members,
+            Pace(sync.late_seconds),
+            judge=not colocated,
+        )
         self.current: Update | None = None
 
     async def close(self) -> None:
@@ -110,6 +125,7 @@ class Source:
         for name in self._prepared - names:
             self._transport.abandon(name)
         self._prepared &= names
+        self._lanes.pace.keep(names)
 
     async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
         """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who
@@ -117,7 +133,7 @@ class Source:
         """
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
-        await self._phase(pb.UPDATE_PHASE_PAUSE, lambda peer: peer.control.rest())
+        await self._run("rest", (pb.UPDATE_PHASE_PAUSE, lambda peer: peer.control.rest()))
         self.current = None
 
     async def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
@@ -127,14 +143,17 @@ class Source:
         peers = [self._peer(engine) for engine in engines]
         self.current = Update(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
-        await self._phase(pb.UPDATE_PHASE_PREPARE, lambda peer: peer.control.learn())
+        self._lanes.pace.begin()
+        await self._run("answer", (pb.UPDATE_PHASE_PREPARE, self._answer))
         self._transport.arrange(list(self.current.peers.values()))
-        await self._phase(pb.UPDATE_PHASE_PREPARE, self._transport.prepare)
+        await self._run(
+            "connect", (pb.UPDATE_PHASE_PREPARE, self._transport.prepare), connects=True
+        )
         await self._report_all(pb.UPDATE_PHASE_PREPARE)
 
     async def pause(self) -> None:
         self._update().paused_since = time.monotonic()
-        await self._phase(pb.UPDATE_PHASE_PAUSE, self._pause)
+        await self._run("pause", (pb.UPDATE_PHASE_PAUSE, self._pause))
 
     async def send(self, bucket: Bucket) -> None:
         """Transfer one bucket to every engine that is still in the update, after
@@ -149,7 +168,7 @@ class Source:
             self._transport.announce(peer, bucket, update.version, flush=self._flushes(peer))
         async with self._sending:
             await self._transport.stage(bucket, update.version)
-            await self._phase(pb.UPDATE_PHASE_TRANSFER, send)
+            await self._run("transfer", (pb.UPDATE_PHASE_TRANSFER, send), connects=True)
         update.bytes += bucket.data.numel() * len(update.peers)
 
     def _flushes(self, peer: Peer) -> bool:
@@ -160,10 +179,16 @@ class Source:
         """Verify and resume; only then the rendezvous hears that an engine serves the
         new weights.
         """
-        await self._phase(pb.UPDATE_PHASE_VERIFY, self._verify)
-        await self._phase(pb.UPDATE_PHASE_RESUME, self._resume)
-        update = self._update()
-        update.seconds["paused"] = time.monotonic() - update.paused_since
+        update, started = self._update(), time.monotonic()
+        update.verified = update.resumed = started
+        await self._run(
+            "finish",
+            (pb.UPDATE_PHASE_VERIFY, self._verify),
+            (pb.UPDATE_PHASE_RESUME, self._resume),
+        )
+        update.seconds["verify"] = update.verified - started
+        update.seconds["resume"] = max(update.resumed - update.verified, 0.0)
+        update.seconds["paused"] = update.resumed - update.paused_since
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
         relayed = tuple(sorted(self._transport.relayed))
@@ -175,7 +200,13 @@ class Source:
             relayed,
             dict(self._transport.rerouted),
             len(update.peers.keys() - set(relayed)) if self._transport.in_turn else 0,
+            update.refused,
         )
+
+    async def _answer(self, peer: Peer) -> None:
+        """Ask for a sign of life, while nobody is paused yet who would have to wait for it."""
+        await peer.control.learn()
+        await peer.control.version()
 
     async def _pause(self, peer: Peer) -> None:
         await peer.control.pause(self._sync.pause_mode)
@@ -192,11 +223,13 @@ class Source:
                 group.create_task(peer.control.try_flush())
             if self._sync.verify:
                 group.create_task(self._check_version(peer))
+        self._update().verified = time.monotonic()
 
     async def _resume(self, peer: Peer) -> None:
         if self._colocated:
             await peer.control.wake_cache()
         await peer.control.resume()
+        self._update().resumed = time.monotonic()
 
     async def _check_version(self, peer: Peer) -> None:
         served, expected = await peer.control.version(), str(self._update().version)
@@ -205,34 +238,38 @@ class Source:
                 f"the engine says that it serves weight version {served}, expected {expected}"
             )
 
-    async def _phase(
-        self, phase: pb.UpdatePhase, action: Callable[[Peer], Awaitable[None]]
-    ) -> None:
-        """Run one phase at all engines side by side, under its deadline. Who fails is out."""
+    async def _run(self, step: str, *parts: Part, connects: bool = False) -> None:
+        """Run phases at all engines that are in the update. Who fails is out."""
         update = self._update()
         started = time.monotonic()
-        peers = list(update.peers.values())
-        reasons = await asyncio.gather(*(self._one(phase, peer, action) for peer in peers))
-        name = _name(phase)
-        update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
-        failed = {peer: reason for peer, reason in zip(peers, reasons, strict=True) if reason}
-        if failed:
-            await self._report(phase, failed)
+        lanes = await self._lanes.run(
+            step,
+            list(update.peers.values()),
+            *parts,
+            connects=connects,
+            timeout=self._sync.timeout_seconds,
+        )
+        if len(parts) == 1:
+            name = phase_name(parts[0][0])
+            update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
+        update.refused |= {lane.peer.name: lane.failure for lane in lanes if lane.refused}
+        for phase, _ in parts:
+            await self._report(phase, _failed(lanes, phase))
 
-    async def _one(
-        self, phase: pb.UpdatePhase, peer: Peer, action: Callable[[Peer], Awaitable[None]]
-    ) -> str:
-        """Why this engine did not pass the phase, and is given up; empty: it passed."""
-        failure = ""
+    async def _members(self) -> set[tuple[str, int]] | None:
+        """Name and attempt of each engine that is a member; None: the rendezvous is away, or has
+        restarted in this update and does not know yet who is there.
+        """
+        update, request = self._update(), pb.GetLedgerRequest()
         try:
-            with tracing.span(_name(phase), engine=peer.name):
-                async with asyncio.timeout(self._sync.timeout_seconds):
-                    await action(peer)
-        except* FAILURES as failures:
-            reason = str(_first(failures)) or f"not done after {self._sync.timeout_seconds:g} s"
-            failure = f"{_name(phase)}: {reason}"
-            self._transport.abandon(peer.name)  # now: others may take until the deadline
-        return failure
+            ledger: pb.Ledger = await self._stub.GetLedger(
+                request, metadata=rpc.metadata(), timeout=MEMBERS_CALL_SECONDS
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        if ledger.version < update.version:
+            return None
+        return {(entry.member.name, entry.member.attempt) for entry in ledger.entries}
 
     async def _report_all(self, phase: pb.UpdatePhase) -> None:
         """Tell the rendezvous that all who are left have passed, and hear who is not in the epoch
@@ -302,13 +339,6 @@ class Source:
         return self.current
 
 
-def _name(phase: pb.UpdatePhase) -> str:
-    return str(pb.UpdatePhase.Name(phase)).removeprefix("UPDATE_PHASE_").lower()
-
-
-def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
-    """One of what went wrong side by side."""
-    error: BaseException = failures
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _failed(lanes: Sequence[Lane], phase: pb.UpdatePhase) -> dict[Peer, str]:
+    """Engines that are given up in this phase, and why."""
+    return {lane.peer: lane.failure for lane in lanes if lane.failure and lane.phase == phase}

@@ -60,5 +60,13 @@ class Transport(Protocol):
         loaded them all.
         """
 
+    def behind(self, name: str) -> Collection[str]:
+        """Engines that get the weights through this one."""
+        return ()
+
+    def is_connecting(self, name: str) -> bool:
+        """True until the first transfer to this engine over a new communicator has come."""
+        return False
+
     def abandon(self, name: str) -> None:
         """Give up whatever is open towards this engine. Never blocks for long, never raises."""

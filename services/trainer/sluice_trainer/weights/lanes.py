@@ -1,0 +1,186 @@
+"""The engines of an update side by side: each goes through the phases by itself, and is given up by
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.engines.base import EngineRefusedError
+from sluice.telemetry import tracing
+from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_trainer.weights.pace import Pace
+from sluice_trainer.weights.transport import FAILURES, Peer, Transport
+
+LOOK_SECONDS = 0.1
+# Between two looks at who is still a member: the rendezvous drops a silent one after five
+# heartbeats of 2 s.
+MEMBERS_SECONDS = 2.0
+LEFT = "its member has left the rendezvous"
+Members = Callable[[], Awaitable["Collection[tuple[str, int]] | None"]]
+"""Name and attempt of each engine that the rendezvous knows; None: that is not known now."""
+Part = tuple[pb.UpdatePhase, Callable[[Peer], Awaitable[None]]]
+"""A phase, and what it does at one engine."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One engine on its way through some phases.
+
+    phase: the one that it is in, or failed in. failure: why it is given up; empty: it is not.
+    refused: True if the engine itself answered that it does not take what was sent.
+    """
+
+    peer: Peer
+    phase: pb.UpdatePhase
+    task: asyncio.Task[None] | None = None
+    failure: str = ""
+    refused: bool = False
+    since: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True until the engine has passed all phases, or is given up."""
+        return self.seconds is None and not self.failure
+
+    def fail(self, reason: str, *, refused: bool = False) -> None:
+        self.failure = f"{phase_name(self.phase)}: {reason}"
+        self.refused = refused
+
+
+class Lanes:
+    """Runs phases at all engines of an update, and gives up who fails, is late or has left."""
+
+    def __init__(self, transport: Transport, members: Members, pace: Pace, *, judge: bool) -> None:
+        """Judge: engines that are late against others are given up, not at the deadline only."""
+        self._transport = transport
+        self._members = members
+        self.pace = pace
+        self._judge = judge
+
+    async def run(
+        self,
+        step: str,
+        peers: Sequence[Peer],
+        *parts: Part,
+        timeout: float,
+        connects: bool = False,
+    ) -> list[Lane]:
+        """Run phases at each engine, one after the other, beside the other engines.
+
+        Parameters
+        ----------
+        step
+            Name by which the engines' times are compared.
+        peers
+            The engines.
+        parts
+            The phases, in their order.
+        timeout
+            Deadline of a phase, in seconds.
+        connects
+            True if the step may make communicators, which takes longer.
+
+        Returns
+        -------
+        What became of each engine.
+
+        """
+        lanes = [Lane(peer, parts[0][0]) for peer in peers]
+        for lane in lanes:
+            lane.task = asyncio.create_task(self._pass(step, lane, parts, timeout))
+        waiting = {lane.task for lane in lanes if lane.task}
+        looking: asyncio.Future[Collection[tuple[str, int]] | None] | None = None
+        next_look = time.monotonic() + MEMBERS_SECONDS
+        try:
+            while waiting:
+                _, waiting = await asyncio.wait(waiting, timeout=LOOK_SECONDS)
+                if waiting and self._judge:
+                    self._give_up_late(step, lanes, connects=connects)
+                if looking is None and time.monotonic() >= next_look:
+                    looking = asyncio.ensure_future(self._members())
+                elif looking is not None and looking.done():
+                    self._give_up_gone(lanes, looking.result())
+                    looking, next_look = None, time.monotonic() + MEMBERS_SECONDS
+                waiting = {lane.task for lane in lanes if lane.task and lane.waits}
+        finally:
+            for task in [*(lane.task for lane in lanes), looking]:
+                if task and not task.done():
+                    task.cancel()
+        for lane in lanes:
+            if lane.task and lane.task.done() and not lane.task.cancelled():
+                lane.task.result()
+        return lanes
+
+    async def _pass(self, step: str, lane: Lane, parts: Sequence[Part], seconds: float) -> None:
+        try:
+            for phase, action in parts:
+                lane.phase = phase
+                with tracing.span(phase_name(phase), engine=lane.peer.name):
+                    async with asyncio.timeout(seconds):
+                        await action(lane.peer)
+            lane.seconds = time.monotonic() - lane.since
+            self.pace.passed(step, lane.peer.name, lane.seconds)
+        except* FAILURES as failures:
+            error = _first(failures)
+            refused = isinstance(error, EngineRefusedError) and error.answered
+            lane.fail(str(error) or f"not done after {seconds:g} s", refused=refused)
+            self._transport.abandon(lane.peer.name)  # now: others may take until the deadline
+
+    def _give_up_late(self, step: str, lanes: Sequence[Lane], *, connects: bool) -> None:
+        waiting = [lane for lane in lanes if lane.waits]
+        held_up = {name for lane in waiting for name in self._transport.behind(lane.peer.name)}
+        suspects = [lane for lane in waiting if lane.peer.name not in held_up]
+        names = [lane.peer.name for lane in suspects]
+        passed = {lane.peer.name: lane.seconds for lane in lanes if lane.seconds is not None}
+        now = time.monotonic()
+        for lane in suspects:
+            name = lane.peer.name
+            connecting = connects and self._transport.is_connecting(name)
+            limit = self.pace.limit(step, name, passed, names, connecting=connecting)
+            if limit is not None and now - lane.since > limit:
+                took = f"{max(passed.values()):.3g} s" if passed else "less in their last update"
+                self._give_up(
+                    lane,
+                    lanes,
+                    f"it alone is late: not done after {now - lane.since:.1f} s, the others took "
+                    f"{took}",
+                )
+
+    def _give_up_gone(
+        self, lanes: Sequence[Lane], members: Collection[tuple[str, int]] | None
+    ) -> None:
+        if members is None:
+            return
+        for lane in lanes:
+            if lane.waits and (lane.peer.name, lane.peer.attempt) not in members:
+                self._give_up(lane, lanes, LEFT)
+
+    def _give_up(self, lane: Lane, lanes: Sequence[Lane], reason: str) -> None:
+        lane.fail(reason)
+        if lane.task:
+            lane.task.cancel()
+        held_up = set(self._transport.behind(lane.peer.name))
+        self._transport.abandon(lane.peer.name)
+        # Engines behind it get the weights in another way now, and have time for that.
+        for other in lanes:
+            if other.peer.name in held_up:
+                other.since = time.monotonic()
+
+
+def phase_name(phase: pb.UpdatePhase) -> str:
+    """Return prepare, pause, transfer, verify or resume."""
+    return str(pb.UpdatePhase.Name(phase)).removeprefix("UPDATE_PHASE_").lower()
+
+
+def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
+    """One of what went wrong side by side."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

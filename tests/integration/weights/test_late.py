@@ -1,0 +1,113 @@
+"""An engine that is frozen, dead or cut off in an update holds up no other one.
+
+Engines are processes without a model; sender, control protocol, communicators and rendezvous are
+real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sluice.engines.sglang.layout import Layout
+from sluice_trainer.weights.buckets import Bucket, buckets
+from sluice_trainer.weights.outcome import Outcome
+from sluice_trainer.weights.source import Source
+from tests.integration.engines import call, device
+from tests.integration.house import Rendezvous
+from tests.integration.weights.conftest import PATIENCE, FakeEngine
+from tests.integration.weights.tools import begin
+
+Make = Callable[..., Source]
+Join = Callable[..., Any]
+LATE = 2.0
+SOON = 10 * LATE
+"""Seconds: far below `PATIENCE`, which is the deadline of a phase here."""
+SIZE = 300_000
+
+
+@pytest.fixture
+def engines() -> Iterator[list[FakeEngine]]:
+    started = [FakeEngine() for _ in range(3)]
+    yield started
+    for engine in started:
+        engine.signal(signal.SIGCONT)
+        engine.kill()
+
+
+def made() -> list[Bucket]:
+    tensors = [(f"w{n}", torch.ones(SIZE, dtype=torch.uint8, device=device())) for n in range(5)]
+    return list(buckets(tensors, SIZE, Layout()))
+
+
+async def publish(source: Source, version: int, *, joiners_only: bool = False) -> Outcome:
+    await begin(source, version, joiners_only=joiners_only)
+    for bucket in made():
+        await source.send(bucket)
+    return await source.finish()
+
+
+def pause(engine: FakeEngine) -> float:
+    """Seconds of an engine's last pause."""
+    answered: tuple[int, dict[str, Any]] = call(engine.url + "/received")
+    return float(answered[1]["pauses"][-1])
+
+
+@pytest.mark.parametrize("phase", ["prepare", "pause", "transfer", "verify"])
+async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
+    engines: list[FakeEngine], join: Join, source: Make, rendezvous: Rendezvous, phase: str
+) -> None:
+    names = [f"rollout-{n}" for n in range(3)]
+    for name, engine in zip(names, engines, strict=True):
+        await join(name, engine.address)
+    one = source(timeoutSeconds=PATIENCE, lateSeconds=LATE)
+    assert (await publish(one, 1)).failed == {}
+    plan = await one.plan(2, joiners_only=False)
+    steps = [
+        ("prepare", lambda: one.prepare(2, plan.engines)),
+        ("pause", one.pause),
+        *(("transfer", lambda bucket=bucket: one.send(bucket)) for bucket in made()),
+    ]
+    sent = 0
+    for name, step in steps:
+        if name == phase and sent == (2 if phase == "transfer" else 0):
+            engines[1].signal(signal.SIGSTOP)
+        sent += name == "transfer"
+        await step()
+    if phase == "verify":
+        engines[1].signal(signal.SIGSTOP)
+    update = await one.finish()
+    assert (sorted(update.engines), [*update.failed]) == (["rollout-0", "rollout-2"], [names[1]])
+    assert update.failed[names[1]].startswith(f"{phase}: it alone is late")
+    assert max(pause(engines[0]), pause(engines[2])) < SOON
+    if phase in ("prepare", "verify"):
+        assert max(pause(engines[0]), pause(engines[2])) < LATE, "nobody was paused for it"
+    assert not (await rendezvous.ledger())[names[1]].admitted
+    engines[1].signal(signal.SIGCONT)
+    update = await publish(one, 2, joiners_only=True)
+    assert (list(update.engines), update.failed) == ([names[1]], {})
+
+
+async def test_an_engine_whose_member_has_left_is_not_waited_for(
+    fake_engine: FakeEngine, join: Join, source: Make
+) -> None:
+    """There is no other engine against which it could be late."""
+    member = await join("rollout-0", fake_engine.address)
+    one = source(timeoutSeconds=PATIENCE, lateSeconds=LATE)
+    assert await begin(one, 1, joiners_only=False) == 1
+    fake_engine.signal(signal.SIGSTOP)
+    started = time.monotonic()
+    sending = asyncio.create_task(one.send(made()[0]))
+    await asyncio.sleep(2 * LATE)
+    assert not sending.done()
+    await member.membership.__aexit__()
+    await sending
+    update = await one.finish()
+    assert time.monotonic() - started < SOON
+    assert update.failed == {"rollout-0": "transfer: its member has left the rendezvous"}
