@@ -28,6 +28,7 @@ _CATEGORIES = {
     "rollout/generating": "generated",
     "rollout/tail": "generated",
     "rollout/idle": "waited",
+    "rollout/unresponsive": "waited",
     "rollout/draining": "waited",
     "rollout/synchronising": "synchronised",
 }

@@ -173,7 +173,7 @@ async def _work(
 
     membership = Membership(env.rendezvous, hello, heartbeat)
     slots = asyncio.Semaphore(side_by_side(spec.rollout.concurrency))
-    health = EngineHealth(engine, spec.weight_sync.pause_seconds)
+    health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
     desk = Desk.of(spec, encoder, Place(env.bind, env.port("gateway"), pods) if pods else None)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
     make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)

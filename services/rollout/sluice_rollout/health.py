@@ -13,14 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from sluice.api.rollout import EngineHealthPolicy
 from sluice.engines.base import Client, EngineError
 
-LOOK_SECONDS = 5.0
-HEALTH_SECONDS = 5.0
-GENERATE_SECONDS = 30.0
 AGAIN_SECONDS = 0.5
-UNHEALTHY_AFTER = 3
-STALL_SECONDS = 60.0
 
 
 class EngineLostError(EngineError):
@@ -40,6 +36,7 @@ class EngineHealth:
 
     engine: Client
     pause_seconds: float
+    policy: EngineHealthPolicy = field(default_factory=EngineHealthPolicy)
     unhealthy: str = ""
     last_progress: float = field(default_factory=time.monotonic)
     _judgement: asyncio.Task[str] | None = None
@@ -52,16 +49,16 @@ class EngineHealth:
         """Look at the engine for ever. busy: it has work. Raises EngineLostError."""
         failures = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if busy() and time.monotonic() - self.last_progress > STALL_SECONDS:
+            await asyncio.sleep(self.policy.period_seconds)
+            if busy() and time.monotonic() - self.last_progress > self.policy.stall_seconds:
                 self.unhealthy = await self.examine()
                 if not self.unhealthy:
                     self.progress()
             else:
-                healthy, reason = await self.engine.health(HEALTH_SECONDS)
+                healthy, reason = await self.engine.health(self.policy.timeout_seconds)
                 self.unhealthy = "" if healthy else reason
             failures = failures + 1 if self.unhealthy else 0
-            if failures >= UNHEALTHY_AFTER:
+            if failures >= self.policy.failure_threshold:
                 raise self._lost(self.unhealthy)
 
     async def must_live(self, error: EngineError) -> None:
@@ -75,12 +72,13 @@ class EngineHealth:
             raise self._lost(f"{reason}, after a request failed: {error}") from error
 
     async def judge(self, *, dropped: bool = False) -> str:
-        """`examine`, and again where it finds something: a busy server may answer late."""
-        for _ in range(UNHEALTHY_AFTER):
-            if not (reason := await self.examine(dropped=dropped)):
+        """`examine`, and again if it finds something: a busy server may answer late."""
+        for _ in range(self.policy.failure_threshold):
+            self.unhealthy = await self.examine(dropped=dropped)
+            if not self.unhealthy:
                 break
             await asyncio.sleep(AGAIN_SECONDS)
-        return reason
+        return self.unhealthy
 
     async def examine(self, *, dropped: bool = False) -> str:
         """Why the engine makes no tokens, though it should; empty: it makes some, or need not.
@@ -88,7 +86,7 @@ class EngineHealth:
         dropped: it is out of the update. Its scheduler waits for no weights then, and answers also
         in a pause.
         """
-        healthy, reason = await self.engine.health(HEALTH_SECONDS)
+        healthy, reason = await self.engine.health(self.policy.timeout_seconds)
         if not healthy:
             return reason
         if await self.engine.rests():
@@ -101,9 +99,10 @@ class EngineHealth:
                 if not dropped or await self.engine.answers()
                 else "it is paused, and its scheduler hangs"
             )
-        healthy, reason = await self.engine.health(GENERATE_SECONDS, generate=True)
+        healthy, reason = await self.engine.health(self.policy.generate_seconds, generate=True)
         return "" if healthy else reason
 
     def _lost(self, reason: str) -> EngineLostError:
-        text = f"engine {self.engine.url}: {UNHEALTHY_AFTER} health checks failed: {reason}"
+        checks = self.policy.failure_threshold
+        text = f"engine {self.engine.url}: {checks} health checks failed: {reason}"
         return EngineLostError(text)

@@ -13,7 +13,8 @@ _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3
 PHASES = Phases(
     "sluice_rollout_phase_seconds",
     "Time in each phase: starting, idle (nothing to do, or no weights), generating, tail (of a "
-    "batch: less than a quarter of its samples are left), draining.",
+    "batch: less than a quarter of its samples are left), unresponsive (its engine fails health "
+    "checks), draining.",
     first="starting",
     before=process_age(),
 )

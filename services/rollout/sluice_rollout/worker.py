@@ -86,8 +86,10 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """`idle`, `generating` or `tail` (`Load`)."""
-        return self.load.state(work=bool(self.work))
+        """`unresponsive` while the engine fails its health checks; else `idle`, `generating` or
+        `tail` (`Load`).
+        """
+        return "unresponsive" if self.health.unhealthy else self.load.state(work=bool(self.work))
 
     def unready(self) -> str:
         """Why this engine does no work, in words;

@@ -24,6 +24,7 @@ STATES = {
     "saving": "#6d4c41",
     "exporting": "#a1887f",
     "evaluating": "#26a69a",
+    "unresponsive": "#e53935",
     "draining": "#f06292",
     "serving": "#c5e1a5",
 }

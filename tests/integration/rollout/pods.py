@@ -67,7 +67,7 @@ class House:
         )
         buffer = BufferClient(self.rendezvous.address, pb.Caller(name="rollout-0", attempt=1))
         slots = asyncio.Semaphore(spec.rollout.concurrency)
-        health = EngineHealth(engine, spec.weight_sync.pause_seconds)
+        health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
         generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
         code = Code.of(spec)
         teacher = teacher_of(spec, encoder.tokenizer)

@@ -14,7 +14,6 @@ from sluice.engines.sglang import generate as engine_module
 from sluice.engines.sglang.generate import Client
 from sluice.sample import Purpose, Sample
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout import health as health_module
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
@@ -23,16 +22,19 @@ from tests.integration.weights.conftest import source as source
 from tests.integration.weights.tools import begin, publish
 
 ASYNC = {"rollout__mode": "async", "rollout__maxStaleness": 1}
+# Looks often, and takes an engine for stalled at once: what takes minutes takes seconds.
+IMPATIENT = {
+    "rollout__health__periodSeconds": 0.05,
+    "rollout__health__stallSeconds": 0.001,
+    "rollout__health__generateSeconds": 3.0,
+}
 LONG = {**ASYNC, "rollout__sampling__maxResponseTokens": 3000}
 MIDDLE = {**ASYNC, "rollout__sampling__maxResponseTokens": 600}
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks often, and takes an engine for stalled at once: what takes minutes takes seconds."""
-    monkeypatch.setattr(health_module, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(health_module, "STALL_SECONDS", 0.0)
-    monkeypatch.setattr(health_module, "GENERATE_SECONDS", 3.0)
+    """A look at the engine's pause takes less time."""
     monkeypatch.setattr(engine_module, "PROBE_SECONDS", 0.5)
 
 
@@ -58,14 +60,14 @@ async def test_a_paused_server_says_so_and_one_that_goes_on_does_not(
 async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
     house: Callable[..., House], engine: Client, other_model: Path, source: Callable[..., Any]
 ) -> None:
-    one = house(**MIDDLE)
+    one = house(**MIDDLE, **IMPATIENT)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
         assert (
             await begin(source(attempt=1, timeoutSeconds=30), 1, joiners_only=False) == 1
         )  # and that trainer is heard of no more
         async with asyncio.timeout(60):
-            while await engine.paused_seconds() < 10 * health_module.UNHEALTHY_AFTER * 0.5:
+            while await engine.paused_seconds() < 10 * worker.health.policy.failure_threshold * 0.5:
                 await asyncio.sleep(0.1)
         assert worker.health.unhealthy == ""
         assert worker.lost is None
@@ -80,7 +82,7 @@ async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
 async def test_a_pause_that_nobody_ends_is_the_engines_end(
     house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
-    one = house(**LONG)
+    one = house(**LONG, **IMPATIENT)
     async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
         worker.health.pause_seconds = 2.0
         work = asyncio.create_task(worker.run(asyncio.Event()))
@@ -101,7 +103,7 @@ async def test_a_pause_that_nobody_ends_is_the_engines_end(
 async def test_an_engine_that_hangs_and_is_not_paused_is_found_at_once_and_its_groups_go_back(
     house: Callable[..., House], engine: Client, sglang: Sglang
 ) -> None:
-    one = house(**LONG)
+    one = house(**LONG, **IMPATIENT)
     async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
         work = asyncio.create_task(worker.run(asyncio.Event()))
         await asyncio.wait_for(membership.connected.wait(), 10)

@@ -9,8 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from sluice.api.rollout import EngineHealthPolicy
 from sluice_rollout import health as room
-from sluice_rollout.health import STALL_SECONDS, EngineHealth, EngineLostError
+from sluice_rollout.health import EngineHealth, EngineLostError
+
+POLICY = EngineHealthPolicy(period_seconds=0.01)
 
 
 class Engine:
@@ -37,9 +40,8 @@ class Engine:
 
 
 def stalled(engine: Engine) -> EngineHealth:
-    return EngineHealth(
-        cast("Any", engine), 600.0, last_progress=time.monotonic() - STALL_SECONDS - 1
-    )
+    last = time.monotonic() - POLICY.stall_seconds - 1
+    return EngineHealth(cast("Any", engine), 600.0, POLICY, last_progress=last)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +58,8 @@ def stalled(engine: Engine) -> EngineHealth:
     ],
 )
 async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
-    monkeypatch: pytest.MonkeyPatch, engine: Engine, lost: str
+    engine: Engine, lost: str
 ) -> None:
-    monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
     health = stalled(engine)
     with pytest.raises(EngineLostError, match=lost) if lost else contextlib.suppress(TimeoutError):
         await asyncio.wait_for(health.watch(lambda: True), 0.5)
@@ -66,10 +67,7 @@ async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
     assert bool(health.unhealthy) == bool(lost)
 
 
-async def test_an_engine_without_work_need_not_prove_anything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
+async def test_an_engine_without_work_need_not_prove_anything() -> None:
     engine = Engine()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stalled(engine).watch(lambda: False), 0.2)
@@ -83,4 +81,6 @@ async def test_an_engine_that_was_dropped_in_a_pause_must_answer(
     monkeypatch: pytest.MonkeyPatch, answers: bool, reason: str
 ) -> None:
     monkeypatch.setattr(room, "AGAIN_SECONDS", 0.0)
-    assert await stalled(Engine(paused=3.0, answers=answers)).judge(dropped=True) == reason
+    health = stalled(Engine(paused=3.0, answers=answers))
+    assert await health.judge(dropped=True) == reason
+    assert health.unhealthy == reason, "its worker says at once that it does not generate"

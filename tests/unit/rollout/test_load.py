@@ -151,9 +151,11 @@ async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_sco
 async def test_a_change_of_state_is_told_once_and_soon() -> None:
     beats: asyncio.Queue[None] = asyncio.Queue()
     nothing = cast("Any", None)
-    membership = SimpleNamespace(interval=0.01, beat=lambda: beats.put_nowait(None))
+    membership = cast("Any", SimpleNamespace(interval=0.01, beat=lambda: beats.put_nowait(None)))
+    health = SimpleNamespace(unhealthy="")
+    make = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=health)))
     worker = worker_module.Worker(
-        nothing, nothing, nothing, nothing, nothing, cast("Any", membership), nothing, nothing
+        nothing, nothing, make, nothing, nothing, membership, nothing, nothing
     )
     telling = asyncio.create_task(worker._tell_state())
     await asyncio.sleep(0)
@@ -166,6 +168,11 @@ async def test_a_change_of_state_is_told_once_and_soon() -> None:
         share.done(7)
         await beats.get()
         assert worker.state == "tail"
+        health.unhealthy = "/health: no answer"
+        await beats.get()
+        assert worker.state == "unresponsive"
+        health.unhealthy = ""
+        await beats.get()
         worker.work.clear()
         await beats.get()
         assert worker.state == "idle"

@@ -71,3 +71,11 @@ def test_a_worker_has_no_more_requests_under_way_than_it_may_open_files(
     with capture_logs() as lines:
         assert side_by_side(256) == expected
     assert [line["requests"] for line in lines] == ([] if expected == 256 else [expected])
+
+
+def test_an_engine_that_fails_its_checks_is_not_counted_as_generating() -> None:
+    worker = make_worker(ADMITTED, unhealthy="/health: no answer after 5 s")
+    worker.work["lease"] = cast("Any", None)
+    assert worker.state == "unresponsive"
+    worker.health.unhealthy = ""
+    assert worker.state == "generating"
