@@ -13,6 +13,7 @@ from sluice_operator.plan.decide.gangs import (
     retire,
     rollout_replicas,
 )
+from sluice_operator.plan.decide.restart import Restart
 from sluice_operator.plan.model import Deletion, Gang
 from tests.unit.operator.world import START, make_job, make_pod
 
@@ -195,3 +196,21 @@ def test_gangs_of_a_job() -> None:
         Gang("rollout", 1, 3),
         Gang("trainer", 0, 4),
     ]
+
+
+def test_an_engine_that_failed_before_is_known_to_work_again() -> None:
+    gang, known = Gang("rollout", 0, 1), GangStatus(replica=0, attempt=2, restarts=1)
+    ready = make_pod("rollout", attempt=2)
+    status = advance(gang, known, [ready], FailurePolicy(), START).status
+    assert status.ready_time == clock.text(START)
+    later = START + timedelta(seconds=30)
+    assert advance(gang, status, [ready], FailurePolicy(), later).status == status
+    failed = make_pod("rollout", attempt=2, ends={"worker": 1})
+    step = advance(gang, status, [failed], FailurePolicy(), later)
+    assert isinstance(step.decision, Restart)
+    assert (step.decision.delay, step.status.restarts, step.status.ready_time) == (10, 1, None)
+    first = GangStatus(replica=0, attempt=1)
+    assert (
+        advance(gang, first, [make_pod("rollout")], FailurePolicy(), START).status.ready_time
+        is None
+    )

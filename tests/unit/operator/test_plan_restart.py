@@ -5,6 +5,7 @@ import pytest
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.lifecycle import FailurePolicy
+from sluice_operator.plan import clock
 from sluice_operator.plan.decide.restart import GiveUp, Restart, delay, restart
 from sluice_operator.plan.model import Gang, GangFacts
 from tests.unit.operator.world import START
@@ -47,6 +48,8 @@ STARTED = START - timedelta(seconds=5)
             9,
             Restart(10, 1, CRASH),
         ),
+        (ROLLOUT, GangFacts(disruption="evicted"), 9, Restart(1, 0, disruption="evicted")),
+        (BUFFER, GangFacts(disruption="evicted"), 9, Restart(1, 9, disruption="evicted")),
         (BUFFER, GangFacts(failure=CRASH), 99, Restart(60, 100, CRASH)),
         (
             BUFFER,
@@ -66,6 +69,8 @@ STARTED = START - timedelta(seconds=5)
         "engine, tenth crash",
         "engine ran too short",
         "engine ran long enough",
+        "engine evicted",
+        "buffer evicted",
         "buffer, hundredth crash",
         "buffer ran for an hour",
     ],
@@ -74,6 +79,26 @@ def test_restart(gang: Gang, facts: GangFacts, restarts: int, expected: Restart 
     facts = facts if facts.started else replace(facts, started=STARTED)
     status = GangStatus(replica=gang.replica, attempt=1, restarts=restarts)
     assert restart(gang, facts, status, POLICY, START) == expected
+
+
+@pytest.mark.parametrize(
+    ("restarts", "ready_for", "pause"),
+    [
+        pytest.param(1, 19, 20, id="again before it has worked for twice its pause of 10 s"),
+        pytest.param(1, 20, 10, id="another failure after it has worked"),
+        pytest.param(2, 39, 40, id="longer after the second failure"),
+        pytest.param(2, 40, 10, id="another one after the second"),
+    ],
+)
+def test_an_engines_back_off_counts_failures_in_a_row(
+    restarts: int, ready_for: int, pause: int
+) -> None:
+    ready = clock.text(START - timedelta(seconds=ready_for))
+    status = GangStatus(replica=1, attempt=2, restarts=restarts, ready_time=ready)
+    facts = GangFacts(failure=CRASH, started=START - timedelta(seconds=100))
+    decision = restart(ROLLOUT, facts, status, POLICY, START)
+    assert isinstance(decision, Restart)
+    assert (decision.delay, decision.restarts) == (pause, 1 if pause == 10 else restarts + 1)
 
 
 @pytest.mark.parametrize(

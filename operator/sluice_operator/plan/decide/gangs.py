@@ -99,7 +99,8 @@ def present_attempt(
 
 def _another(status: GangStatus, attempt: int, retry_time: str) -> GangStatus:
     """The status with another attempt, none of whose pods was seen yet."""
-    return status.model_copy(update={"attempt": attempt, "retry_time": retry_time, "seen": []})
+    update = {"attempt": attempt, "retry_time": retry_time, "ready_time": None, "seen": []}
+    return status.model_copy(update=update)
 
 
 def advance(
@@ -125,6 +126,9 @@ def advance(
     elif status.retry_time and pods:
         there = {podstate.index(pod) for pod in pods}.union(status.seen)
         status = status.model_copy(update={"seen": sorted(there)})
+    failed_before = gang.role == "rollout" and status.restarts > 0
+    if failed_before and status.ready_time is None and facts.ready >= gang.size:
+        status = status.model_copy(update={"ready_time": clock.text(now)})
     judged = _judged(facts, status, hung)
     cause_due = _cause_due(judged, pods)
     if cause_due is not None and now < cause_due:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.lifecycle import FailurePolicy
+from sluice_operator.plan import clock
 from sluice_operator.plan.constants import (
     DISRUPTION_DELAY,
     INVALID_CONFIGURATION,
@@ -48,8 +49,10 @@ def restart(
     that the cluster caused (preemption, eviction, a pod that others deleted) never use up the
     budget, even where the gang's other pods died of it. Rollout, buffer and rendezvous restart
     without bound, after ``min(base * 2**n, max)`` seconds: what they hold is durable or soft, and a
-    crash loop shows in status; n starts again from 0 once a gang was stable. A trainer gang fails
-    the job once ``maxRestarts`` is used up, and its count never falls.
+    crash loop shows in status; n starts again from 0 once a gang was stable. So an engine waits
+    longer only for failures in a row, not for those of other days and causes: it was stable if it
+    was ready for twice as long as its last pause, and a disruption ends the row. A trainer gang
+    fails the job once ``maxRestarts`` is used up, and its count never falls.
     """
     if facts.config_error:
         return GiveUp(
@@ -60,14 +63,16 @@ def restart(
             facts.config_error,
         )
     if facts.disruption:
-        return Restart(DISRUPTION_DELAY, status.restarts, disruption=facts.disruption)
+        kept = 0 if gang.role == "rollout" else status.restarts
+        return Restart(DISRUPTION_DELAY, kept, disruption=facts.disruption)
     if facts.failure is None:
         return None
     if gang.role == "trainer" and status.restarts >= policy.max_restarts:
         text = MAX_RESTARTS.text(restarts=status.restarts, headline=headline(facts.failure))
         return GiveUp(MAX_RESTARTS.name, text, facts.failure)
     base, limit = backoff(gang, policy)
-    before = 0 if _was_stable(gang, facts, limit, now) else status.restarts
+    stable = _was_stable(gang, facts, limit, now) or _has_worked(gang, status, policy, now)
+    before = 0 if stable else status.restarts
     return Restart(delay(base, limit, before), before + 1, facts.failure)
 
 
@@ -101,3 +106,12 @@ def _was_stable(gang: Gang, facts: GangFacts, limit: int, now: datetime) -> bool
     if gang.role == "trainer" or facts.started is None:
         return False
     return (now - facts.started).total_seconds() >= STABLE_AFTER_BACKOFFS * limit
+
+
+def _has_worked(gang: Gang, status: GangStatus, policy: FailurePolicy, now: datetime) -> bool:
+    """True if an engine was ready for long enough that its next failure is another one."""
+    ready = clock.parse_optional(status.ready_time)
+    if gang.role != "rollout" or ready is None:
+        return False
+    last_pause = delay(*backoff(gang, policy), max(status.restarts - 1, 0))
+    return (now - ready).total_seconds() >= STABLE_AFTER_BACKOFFS * last_pause
