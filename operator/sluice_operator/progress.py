@@ -92,6 +92,10 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
         for entry in ledger.entries
         if entry.member.role == "rollout" and entry.member.index == 0
     ]
+    behind = [e for e in engines if not e.admitted or e.member.version != ledger.version]
+    # Generations are numbered in the order in which engines join and are dropped.
+    dropped = [entry for entry in behind if entry.last_error]
+    newest = max(dropped, key=lambda entry: entry.generation, default=None)
     return Progress(
         step=stats.step,
         total_steps=stats.total_steps or None,
@@ -100,9 +104,8 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
         version=stats.version,
         lag=stats.policy_lag,
         engines=len(engines),
-        engines_in_sync=sum(
-            entry.admitted and entry.member.version == ledger.version for entry in engines
-        ),
+        engines_in_sync=len(engines) - len(behind),
+        dropped=f"{newest.member.name}: {newest.last_error}" if newest else "",
         device_seconds=dict(ledger.device_seconds),
         counters=dict(stats.counters),
     )

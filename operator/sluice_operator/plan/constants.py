@@ -122,7 +122,7 @@ NOT_ADMITTED = Reason("NotRequested", "the job {state}")
 
 # WeightsInSync
 IN_SYNC = Reason("InSync", "all engines hold the newest weights")
-OUT_OF_SYNC = Reason("EnginesBehind", "not every engine holds the newest weights yet")
+OUT_OF_SYNC = Reason("EnginesBehind", "not every engine holds the newest weights yet{detail}")
 NO_ENGINES = Reason("NoEngines", "no engine has joined")
 SYNC_UNKNOWN = Reason("Unknown", "the rendezvous cannot be asked")
 

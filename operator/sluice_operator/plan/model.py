@@ -23,8 +23,10 @@ class Progress:
     """The job's progress, by the buffer's Stats and the rendezvous' ledger.
 
     step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of
-    them that hold the newest weights. device_seconds: by `role/state`, since the rendezvous
-    service started; counters: the buffer's. Both grow all the time: they make no answer a new one.
+    them that hold the newest weights. dropped: the newest reason for which one of the others was
+    dropped from an update, with its name; empty: none was. device_seconds: by `role/state`, since
+    the rendezvous service started; counters: the buffer's. Both grow all the time: they make no
+    answer a new one.
     """
 
     step: int
@@ -35,6 +37,7 @@ class Progress:
     engines: int = 0
     engines_in_sync: int = 0
     loss: float | None = None
+    dropped: str = ""
     device_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
     counters: Mapping[str, int] = field(default_factory=dict, compare=False)
 

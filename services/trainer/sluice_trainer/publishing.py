@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.api.weight_sync import WeightSync
+from sluice.environment import ConfigurationError
 from sluice.telemetry import tracing
 from sluice_trainer import metrics
 from sluice_trainer.backend import Weights
@@ -14,9 +16,38 @@ from sluice_trainer.peers import Peers
 from sluice_trainer.profiling import region
 from sluice_trainer.ranks import Ranks
 from sluice_trainer.turns import Turns
+from sluice_trainer.weights.outcome import Outcome
 from sluice_trainer.weights.update import update_engines
 
 _LONGEST_BACK_OFF = 30.0
+# An engine that is well refuses a broken session or connection once, and takes the next update.
+_REFUSALS = 3
+
+
+class Refusals:
+    """The answers of engines that take no weights, while none has taken any.
+
+    A model whose tensors an engine does not know is refused in the same words in every update. A
+    failure of the network or of one engine is not.
+    """
+
+    def __init__(self) -> None:
+        self._answers: frozenset[str] = frozenset()
+        self._times = 0
+        self._any_served = False
+
+    def permanent(self, outcomes: Sequence[Outcome]) -> str:
+        """Return the engines' answer if they have given it three times in a row; else empty."""
+        refused = [answer for outcome in outcomes for answer in outcome.refused.values()]
+        failed = sum(len(outcome.failed) for outcome in outcomes)
+        self._any_served |= any(outcome.engines for outcome in outcomes)
+        if self._any_served or not refused or len(refused) < failed:
+            self._times = 0
+            return ""
+        answers = frozenset(refused)
+        self._times = self._times + 1 if answers == self._answers else 1
+        self._answers = answers
+        return min(answers) if self._times >= _REFUSALS else ""
 
 
 @dataclass(slots=True)
@@ -33,6 +64,7 @@ class Publishing:
     times: dict[str, float]
     _joiners_after: float = 0.0
     _failed_joins: int = 0
+    _refusals: Refusals = field(default_factory=Refusals)
 
     def joiners(self) -> bool:
         """True where an engine waits for weights and may have them now. Rank 0's question."""
@@ -41,7 +73,8 @@ class Publishing:
     @tracing.traced("weight update", root=True)
     @region("weight update")
     def publish(self, version: int, *, joiners_only: bool = False) -> bool:
-        """Bring the weights to the engines; False: there was none. Collective.
+        """Bring the weights to the engines; False: there was none. Collective. Raises
+        ConfigurationError if the engines refuse the model's weights for good.
 
         Colocated, an engine that joins is no special case: there is room for the weights only
         while all engines rest.
@@ -63,6 +96,11 @@ class Publishing:
         )
         if not outcomes:
             return False
+        if answer := self._refusals.permanent(outcomes):
+            raise ConfigurationError(
+                f"no engine takes the weights of this model; after {_REFUSALS} tries the engine "
+                f"says: {answer}"
+            )
         for phase in outcomes[0].seconds:
             self.times[f"perf/update_weights/{phase}_time"] = max(
                 outcome.seconds[phase] for outcome in outcomes

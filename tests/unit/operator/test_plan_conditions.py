@@ -88,6 +88,11 @@ def test_running(status, gang_steps, progress, expected) -> None:  # type: ignor
             "(kernelCache keeps them)",
         ),
         (Progress(0, engines=1), True, "no engine holds the weights yet"),
+        (
+            Progress(0, engines=1, dropped="rollout-0: transfer: /update answered 400: no vision"),
+            True,
+            "no engine holds the weights yet; rollout-0: transfer: /update answered 400: no vision",
+        ),
     ],
 )
 def test_a_job_that_starts_says_what_it_waits_for(
@@ -124,6 +129,13 @@ def test_running_says_why_a_pod_waits() -> None:
 def test_weights_in_sync(progress: Progress | None, expected: tuple[str, str]) -> None:
     finding = weights_in_sync(progress)
     assert (finding.status, finding.reason) == expected
+
+
+def test_an_engine_that_is_behind_says_why() -> None:
+    progress = Progress(3, engines=2, engines_in_sync=1, dropped="rollout-1: pause: it is late")
+    assert weights_in_sync(progress).message == (
+        "not every engine holds the newest weights yet; rollout-1: pause: it is late"
+    )
 
 
 def test_transition_time_moves_only_with_the_status() -> None:

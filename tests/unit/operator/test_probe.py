@@ -31,7 +31,10 @@ class Rendezvous(rendezvous_pb2_grpc.RendezvousServicer):
             member = rendezvous_pb2.Member(role=role, version=version, address=address)
             return rendezvous_pb2.LedgerEntry(member=member, admitted=True)
 
-        entries = [entry("rollout", 7), entry("rollout", 6)]
+        entries = [entry("rollout", 7), entry("rollout", 6), entry("rollout", 6)]
+        for number, late in enumerate(entries[1:]):
+            late.member.name = f"rollout-{number + 1}"
+            late.generation, late.last_error = 9 - number, f"pause: {number}"
         if self.buffer:
             entries.append(entry("buffer", 0, self.buffer))
         return rendezvous_pb2.Ledger(version=7, entries=entries)
@@ -69,7 +72,14 @@ async def services() -> AsyncIterator[tuple[ProbeTarget, Rendezvous, Buffer]]:
 
 async def test_progress_is_what_buffer_and_rendezvous_say(services: Any) -> None:
     expected = Progress(
-        7, total_steps=10, reward=0.25, version=7, lag=0.5, engines=2, engines_in_sync=1
+        7,
+        total_steps=10,
+        reward=0.25,
+        version=7,
+        lag=0.5,
+        engines=3,
+        engines_in_sync=1,
+        dropped="rollout-1: pause: 0",
     )
     assert await ask(services[0]) == expected
 

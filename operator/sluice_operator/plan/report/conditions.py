@@ -175,7 +175,7 @@ def _engines(progress: Progress | None, *, may_compile: bool) -> str:
     if progress is None:
         return "no engine is ready yet"
     if progress.engines:
-        return "no engine holds the weights yet"
+        return f"no engine holds the weights yet{_detail(progress.dropped)}"
     text = "no engine has started yet"
     if may_compile:
         text += ", which takes minutes where kernels are compiled first (kernelCache keeps them)"
@@ -219,7 +219,8 @@ def weights_in_sync(progress: Progress | None) -> Finding:
     if progress.engines == 0:
         return Finding("WeightsInSync", "False", NO_ENGINES.name, NO_ENGINES.message)
     if progress.engines_in_sync < progress.engines:
-        return Finding("WeightsInSync", "False", OUT_OF_SYNC.name, OUT_OF_SYNC.message)
+        text = OUT_OF_SYNC.text(detail=_detail(progress.dropped))
+        return Finding("WeightsInSync", "False", OUT_OF_SYNC.name, text)
     return Finding("WeightsInSync", "True", IN_SYNC.name, IN_SYNC.message)
 
 

@@ -1,0 +1,48 @@
+"""Engines that refuse a model's weights end the job; what another try may cure does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice_trainer.publishing import Refusals
+from sluice_trainer.weights.outcome import Outcome
+
+UNKNOWN = "transfer: /update_weights_from_distributed answered 400: no parameter vision.x"
+OTHER = "transfer: /update_weights_from_distributed answered 400: another tensor"
+
+
+def refused(*answers: str) -> Outcome:
+    texts = {f"rollout-{n}": answer for n, answer in enumerate(answers)}
+    return Outcome((), texts, {}, 0, refused=texts)
+
+
+SERVED = Outcome(("rollout-0",), {}, {}, 0)
+LATE = Outcome((), {"rollout-0": "pause: it alone is late"}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("updates", "ends"),
+    [
+        pytest.param([refused(UNKNOWN)] * 3, True, id="three times the same"),
+        pytest.param([refused(UNKNOWN, UNKNOWN)] * 3, True, id="by two engines"),
+        pytest.param([refused(UNKNOWN)] * 2, False, id="twice"),
+        pytest.param([refused(UNKNOWN), refused(OTHER), refused(UNKNOWN)], False, id="other words"),
+        pytest.param([refused(UNKNOWN), LATE, refused(UNKNOWN), LATE], False, id="or late"),
+        pytest.param([LATE] * 5, False, id="late is no refusal"),
+        pytest.param([SERVED, *[refused(UNKNOWN)] * 5], False, id="an engine has taken them"),
+        pytest.param(
+            [Outcome(("a",), {"b": UNKNOWN}, {}, 0, refused={"b": UNKNOWN})] * 4,
+            False,
+            id="one of two takes them",
+        ),
+    ],
+)
+def test_a_refusal_is_permanent_if_it_is_repeated_and_nobody_takes_the_weights(
+    updates: list[Outcome], ends: bool
+) -> None:
+    refusals = Refusals()
+    answers = [refusals.permanent([update]) for update in updates]
+    assert bool(answers[-1]) == ends
+    assert not any(answers[:-1])
+    if ends:
+        assert answers[-1] == UNKNOWN
