@@ -242,6 +242,22 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
     assert not engine.membership.latest.dropped
 
 
+async def test_weights_that_do_not_fit_are_refused_in_the_same_words_each_time(
+    server: Server, join: Join, source: Make, model: Path
+) -> None:
+    """By that the trainer knows that another try is no help."""
+    await join("rollout-0", server.address)
+    one, answers = source(), list[str]()
+    (name, tensor), *others = on_device(model)
+    for version in (1, 2, 3):
+        update = await publish(one, version, [(name, tensor[:-1].contiguous()), *others])
+        assert (update.engines, [*update.refused]) == ((), ["rollout-0"])
+        answers.append(update.refused["rollout-0"])
+    assert len(set(answers)) == 1, answers
+    print(answers[0])
+    assert (await publish(one, 4, model)).failed == {}
+
+
 async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
     server: Server, join: Join, source: Make, other_model: Path
 ) -> None:
