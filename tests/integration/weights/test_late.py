@@ -41,14 +41,14 @@ def engines() -> Iterator[list[FakeEngine]]:
         engine.kill()
 
 
-def made() -> list[Bucket]:
+def fresh_buckets() -> list[Bucket]:
     tensors = [(f"w{n}", torch.ones(SIZE, dtype=torch.uint8, device=device())) for n in range(5)]
     return list(buckets(tensors, SIZE, Layout()))
 
 
 async def publish(source: Source, version: int, *, joiners_only: bool = False) -> Outcome:
     await begin(source, version, joiners_only=joiners_only)
-    for bucket in made():
+    for bucket in fresh_buckets():
         await source.send(bucket)
     return await source.finish()
 
@@ -72,7 +72,7 @@ async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
     steps = [
         ("prepare", lambda: one.prepare(2, plan.engines)),
         ("pause", one.pause),
-        *(("transfer", lambda bucket=bucket: one.send(bucket)) for bucket in made()),
+        *(("transfer", lambda bucket=bucket: one.send(bucket)) for bucket in fresh_buckets()),
     ]
     sent = 0
     for name, step in steps:
@@ -103,7 +103,7 @@ async def test_an_engine_whose_member_has_left_is_not_waited_for(
     assert await begin(one, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
     started = time.monotonic()
-    sending = asyncio.create_task(one.send(made()[0]))
+    sending = asyncio.create_task(one.send(fresh_buckets()[0]))
     await asyncio.sleep(2 * LATE)
     assert not sending.done()
     await member.membership.__aexit__()

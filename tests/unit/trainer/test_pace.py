@@ -1,4 +1,4 @@
-"""Who is late in an update."""
+"""Engines that are late in an update."""
 
 from __future__ import annotations
 

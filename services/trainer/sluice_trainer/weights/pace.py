@@ -1,4 +1,4 @@
-"""Whether an engine is late in an update, judged by the time that the others take.
+"""Lateness of an engine in an update, judged by the time that the others take.
 
 An engine is late when it alone has not passed a step that the others have passed, and takes more
 than `FACTOR` times as long as the slowest of them, and at least `floor` seconds. Without another
