@@ -124,7 +124,7 @@ def _by_category() -> dict[str, str]:
     apart = f'count {_BY_JOB} ({DEVICES}{{member_role="rollout"}})'
     at_engines = _busy('member_role="rollout",state=~"generating|tail"')
     generated = f"({at_engines} or ({awaited} unless {apart}))"
-    idle = _busy('member_role="rollout",state=~"idle|draining"')
+    idle = _busy('member_role="rollout",state=~"idle|unresponsive|draining"')
     return {
         "trained": f"{trained} * on (namespace, job) (1 - {REDONE})",
         "generated": f"{generated} * on (namespace, job) (1 - {WASTED})",

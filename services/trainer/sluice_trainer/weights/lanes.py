@@ -94,12 +94,14 @@ class Lanes:
         lanes = [Lane(peer, parts[0][0]) for peer in peers]
         for lane in lanes:
             lane.task = asyncio.create_task(self._pass(step, lane, parts, timeout))
-        waiting = {lane.task for lane in lanes if lane.task}
+        waiting = {lane.task for lane in lanes if lane.task is not None}
         looking: asyncio.Future[Collection[tuple[str, int]] | None] | None = None
         next_look = time.monotonic() + MEMBERS_SECONDS
         try:
             while waiting:
-                _, waiting = await asyncio.wait(waiting, timeout=LOOK_SECONDS)
+                done, waiting = await asyncio.wait(waiting, timeout=LOOK_SECONDS)
+                for ended in done:
+                    ended.result()  # raises what is no engine's failure
                 if waiting and self._judge:
                     self._give_up_late(step, lanes, connects=connects)
                 if looking is None and time.monotonic() >= next_look:
@@ -107,14 +109,11 @@ class Lanes:
                 elif looking is not None and looking.done():
                     self._give_up_gone(lanes, looking.result())
                     looking, next_look = None, time.monotonic() + MEMBERS_SECONDS
-                waiting = {lane.task for lane in lanes if lane.task and lane.waits}
+                waiting = {lane.task for lane in lanes if lane.task in waiting and lane.waits}
         finally:
             for task in [*(lane.task for lane in lanes), looking]:
                 if task and not task.done():
                     task.cancel()
-        for lane in lanes:
-            if lane.task and lane.task.done() and not lane.task.cancelled():
-                lane.task.result()
         return lanes
 
     async def _pass(self, step: str, lane: Lane, parts: Sequence[Part], seconds: float) -> None:

@@ -252,7 +252,11 @@ class Source:
         if len(parts) == 1:
             name = phase_name(parts[0][0])
             update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
-        update.refused |= {lane.peer.name: lane.failure for lane in lanes if lane.refused}
+        update.refused |= {
+            lane.peer.name: lane.failure
+            for lane in lanes
+            if lane.refused and lane.phase == pb.UPDATE_PHASE_TRANSFER
+        }
         for phase, _ in parts:
             await self._report(phase, _failed(lanes, phase))
 
