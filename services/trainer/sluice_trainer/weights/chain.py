@@ -30,6 +30,9 @@ from sluice_trainer.weights.transport import FAILURES, Peer, TransferError, Tran
 from sluice_trainer.weights.waiting import succeeded
 
 _POLL_SECONDS = 0.01
+# A link is made in less than a second. Two engines that cannot reach each other cost no more than
+# this, and are rerouted before they count as late.
+_LINK_SECONDS = 15.0
 _JOINED = "joined"
 """Word of an engine's rank that is in a link. Another one says why it is not."""
 
@@ -115,10 +118,10 @@ class Chain(Transport):
             await self._direct.prepare(peer)
             return
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(min(self._patience, _LINK_SECONDS)):
                 await self._connect(self._peers[before], peer)
         except FAILURES as error:
-            self._reroute([peer.name], str(error) or f"no link after {self._patience:g} s")
+            self._reroute([peer.name], str(error) or f"no link to {before} in time")
             await self._direct.prepare(peer)
 
     def announce(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
