@@ -262,7 +262,7 @@ async def faults(
         for place in ("between", "in transfer"):
             if name == "dead" and place == "between":
                 continue  # the updates that follow its death show that
-            met, followed, held = list[float](), list[float](), 0.0
+            met, followed, held, later = list[float](), list[float](), 0.0, 0.0
             for _ in range(1 if name == "dead" else options.rounds):
                 if place == "between":
                     fault()
@@ -270,6 +270,7 @@ async def faults(
                 met, held = met + taken(), max(held, trainer.held)
                 for _ in range(options.after):
                     await trainer.publish()
+                    later = max(later, trainer.held)
                 followed += taken()
                 cure()
                 if name != "dead":
@@ -278,7 +279,7 @@ async def faults(
                     await trainer.publish()
                     taken()
             row(f"{name}, {place}", sorted(met), usual, held)
-            row("  updates that follow", sorted(followed), usual, trainer.held)
+            row("  updates that follow", sorted(followed), usual, later)
 
 
 def row(name: str, seconds: Sequence[float], usual: Sequence[float], held: float) -> None:
