@@ -381,7 +381,7 @@ class Worker:
                 still = self.membership.latest
                 if reason and still and still.dropped:
                     return self._lose(
-                        WorkerError(f"dropped from the epoch ({latest.dropped}), and {reason}")
+                        EngineLostError(f"dropped from the epoch ({latest.dropped}), and {reason}")
                     )
             await asyncio.sleep(0.5)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
+from sluice_rollout import health as health_module
 from sluice_rollout import worker as worker_module
+from sluice_rollout.health import EngineHealth
 from sluice_rollout.worker import Worker
 
 TURNS_OF_THE_LOOP = range(12)
@@ -76,3 +78,40 @@ async def test_heartbeats_end_when_one_is_asked_for_with_their_cancellation(turn
     await asyncio.sleep(0.01)
     membership.beat()
     await check_that_it_ends(sending, turns)
+
+
+class Hangs:
+    """An engine that answers nothing. `abort` would wait for it."""
+
+    url = "http://engine"
+
+    async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
+        return False, "/health: no answer"
+
+    async def abort(self, rid: str | None = None) -> None:
+        await asyncio.sleep(60)
+
+
+async def test_what_a_dropped_engine_that_hangs_had_goes_back_without_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_module, "AGAIN_SECONDS", 0)
+    membership = Membership("nowhere:1", pb.Member)
+    membership.latest = pb.ServerMessage(dropped="transfer: it alone is late")
+    membership._tell()
+    worker = make_worker(membership)
+    engine: Any = Hangs()
+    worker.engine = engine
+    health = EngineHealth(engine, 600.0)
+    worker.make = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=health)))
+    work: Any = SimpleNamespace(
+        task=asyncio.create_task(asyncio.sleep(60)), requests=SimpleNamespace(at_engine=1)
+    )
+    worker.work["lease"] = work
+    async with asyncio.timeout(10):
+        await worker._watch_membership()
+        await worker._end_requests([work])
+    assert "dropped from the epoch" in str(worker.lost)
+    assert work.failure == str(worker.lost), "a request may be why it hangs"
+    await asyncio.wait([work.task])
+    assert work.task.cancelled()
