@@ -112,10 +112,8 @@ class Laptop:
 
         return int(self.until(look, what, seconds))
 
-    @contextlib.contextmanager
-    def slowed(self, name: str, share: float) -> Iterator[None]:
-        """The engine of a replica, such as rollout-1, has only a share of the time, as on a
-        throttled device: all its processes are stopped and continued five times a second."""
+    def engine(self, name: str) -> list[psutil.Process]:
+        """All processes of the engine of a replica, such as rollout-1."""
 
         def is_it(process: psutil.Process) -> bool:
             supervisor = process.parent()  # an engine has a title in the place of its environment
@@ -125,15 +123,20 @@ class Laptop:
                 and f"-{name}-" in supervisor.environ().get("SLUICE_POD_ID", "")
             )
 
-        pid = self.until_process(is_it, f"engine of {name}", 60)
-        engine, over = psutil.Process(pid), threading.Event()
-        processes = [engine, *engine.children(recursive=True)]
+        engine = psutil.Process(self.until_process(is_it, f"engine of {name}", 60))
+        return [engine, *engine.children(recursive=True)]
+
+    @contextlib.contextmanager
+    def slowed(self, name: str, share: float) -> Iterator[None]:
+        """The engine of a replica, such as rollout-1, has only a share of the time, as on a
+        throttled device: all its processes are stopped and continued five times a second."""
+        processes, over = self.engine(name), threading.Event()
 
         def hold_back() -> None:
             while not over.is_set():
-                _signal(processes, signal.SIGSTOP)
+                send_signal(processes, signal.SIGSTOP)
                 over.wait(0.2 * (1 - share))
-                _signal(processes, signal.SIGCONT)
+                send_signal(processes, signal.SIGCONT)
                 over.wait(0.2 * share)
 
         thread = threading.Thread(target=hold_back)
@@ -182,7 +185,7 @@ def _runs(process: psutil.Process, program: str) -> bool:
     )  # python FILE, or python -m MODULE
 
 
-def _signal(processes: Iterable[psutil.Process], number: int) -> None:
+def send_signal(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):  # it has ended
             process.send_signal(number)
