@@ -373,6 +373,8 @@ SENSIBLE: list[dict[str, Any]] = [
     },
     {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"volume": NFS}},
     {"weightSync": {"transport": "gloo"}, "checkpoint": {"ephemeral": True}},
+    {"startupDeadlineSeconds": 0, "weightSync": {"lateSeconds": 0.5}},
+    {"rollout": {"health": {"periodSeconds": 1, "timeoutSeconds": 0.5, "failureThreshold": 1}}},
     {"evaluation": {**PASS_AT, "passAtK": [1, 4]}},
     {"debug": {"replay": "r"}, "rollout": {"replicas": 0}},
     {"reward": {"function": "a.b", "group": True}},
