@@ -53,5 +53,7 @@ def test_of_an_earlier_update_the_slowest_bucket_counts() -> None:
 
 def test_engines_that_are_scaled_away_are_no_measure() -> None:
     measured = pace(b=3.0)
+    assert measured.has_others("a")
     measured.keep(["a"])
+    assert not measured.has_others("a")
     assert measured.limit("step", "a", {}, ["a"], connecting=False) is None

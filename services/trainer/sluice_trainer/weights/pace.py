@@ -35,6 +35,10 @@ class Pace:
             for step, seconds in measured.items():
                 measured[step] = {name: s for name, s in seconds.items() if name in engines}
 
+    def has_others(self, engine: str) -> bool:
+        """Return True if another engine has taken part in an update."""
+        return any(seconds.keys() - {engine} for seconds in self._earlier.values())
+
     def passed(self, step: str, engine: str, seconds: float) -> None:
         """Note that an engine has passed a step; of several buckets the slowest one counts."""
         seconds_of = self._present.setdefault(step, {})

@@ -204,9 +204,12 @@ class Source:
         )
 
     async def _answer(self, peer: Peer) -> None:
-        """Ask for a sign of life, while nobody is paused yet who would have to wait for it."""
+        """Ask for a sign of life, while nobody is paused yet who would have to wait for it. The
+        only engine of a job keeps nobody waiting.
+        """
         await peer.control.learn()
-        await peer.control.version()
+        if len(self._update().peers) > 1 or self._lanes.pace.has_others(peer.name):
+            await peer.control.version()
 
     async def _pause(self, peer: Peer) -> None:
         await peer.control.pause(self._sync.pause_mode)
