@@ -47,13 +47,14 @@ def answers_of(
     if model is None:
         return _plain, lambda row: len(_plain(row))
     from sluice.data.answers import AnsweredRow, encode
-    from sluice.data.chat import PromptError, load_tokenizer
+    from sluice.data.chat import PromptError, load_tokenizer, stop_tokens
 
     tokenizer = load_tokenizer(model)
+    stops = stop_tokens(tokenizer, model)
 
     def encoded(row: PromptRow) -> tuple[Encoded, int]:
         assert isinstance(row, AnsweredRow)
-        whole = encode(tokenizer, row, chat_text=chat)
+        whole = encode(tokenizer, row, chat_text=chat, stops=stops)
         encoding = shorten(whole) if shorten else whole
         if not any(encoding.mask):
             raise PromptError("no token of it is trained")

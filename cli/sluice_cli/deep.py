@@ -133,7 +133,7 @@ def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple[str, 
     for where, source, row in _rows(spec):
         try:
             parsed = read(row, source)
-            text, tokens = _seen(tokenizer, source, parsed)
+            text, tokens = _seen(tokenizer, Path(spec.model.path), source, parsed)
             check_ids(tokenizer, tokens, embedding)
         except (PromptError, RowError) as error:
             raise ConfigurationError(f"{where}: {error}") from error
@@ -144,11 +144,19 @@ def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple[str, 
     return list(firsts.values())
 
 
-def _seen(tokenizer: Any, source: PromptSource, row: PromptRow) -> tuple[str, list[int]]:
+def _seen(
+    tokenizer: Any, model: Path, source: PromptSource, row: PromptRow
+) -> tuple[str, list[int]]:
     """(text, its token ids) of a prompt; of a row with a given answer, with that."""
     arguments = source.chat_template_args
     if isinstance(row, AnsweredRow):
-        encoded = encode(tokenizer, row, chat_text=source.apply_chat_template, arguments=arguments)
+        encoded = encode(
+            tokenizer,
+            row,
+            chat_text=source.apply_chat_template,
+            arguments=arguments,
+            stops=chat.stop_tokens(tokenizer, model),
+        )
         return tokenizer.decode(encoded.tokens), encoded.tokens
     text = chat.render(
         tokenizer,

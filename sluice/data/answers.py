@@ -8,13 +8,14 @@ Which text of a conversation is the assistant's, only the chat template knows. O
 conversation (slime's `MultiTurnLossMaskGenerator` and verl's `MultiTurnSFTDataset` render single
 messages): an answer begins where the messages before it end once the template has opened an answer,
 and ends where the messages up to it end. Both must be beginnings of the whole text, or the row is
-refused: a model is never trained on a text that it would not see.
+refused: a model is never trained on a text that it would not see. Trained is what the model must
+generate, no more: the answer and the token that ends its turn.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from sluice.api.data import PromptSource
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.data.files import Row
+from sluice.data.messages import normalised, shown
 from sluice.data.rows import (
     MASKS,
     PROMPT_KEYS,
@@ -30,7 +32,6 @@ from sluice.data.rows import (
     missing,
     parse_row,
     prompt_key,
-    shown,
 )
 
 TOKEN_KEYS = ("tokens", "input_ids")
@@ -39,6 +40,8 @@ KEYS = (*TOKEN_KEYS, "messages", *PROMPT_KEYS)
 TOKEN_MASK = "loss_mask"  # noqa: S105 - a mask of tokens, not a password
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STAND_IN = "\u2042stand-in\u2042"
+# Fields in which a message keeps its reasoning: most templates', and gpt-oss's.
+_THOUGHTS = ("reasoning_content", "thinking")
 Interval = tuple[int, int]
 MAX_VOCABULARY = 2**31
 """Token ids are int32."""
@@ -133,63 +136,145 @@ def encode(
     *,
     chat_text: bool = False,
     arguments: dict[str, Any] | None = None,
+    stops: Sequence[str] = (),
 ) -> Encoded:
-    """The row's token ids and mask. Raises PromptError where that cannot be told.
+    """Encode a row, and mask what a model must generate: its answers, each with its turn's end.
 
-    chat_text: also a text goes through the chat template, as one user message. arguments: variables
-    of the template.
+    Parameters
+    ----------
+    tokenizer
+        The model's.
+    row
+        A conversation, a prompt with its answer, or tokens with their mask.
+    chat_text
+        Put a text through the chat template as well, as one user message.
+    arguments
+        Variables of the chat template.
+    stops
+        Texts of the tokens at which an engine ends a turn (`chat.stop_tokens`), beside the
+        tokenizer's end token.
+
+    Raises
+    ------
+    PromptError
+        If it cannot be told which text is an answer, or what ends it.
+
     """
     if row.tokens:
         return Encoded(row.tokens, [0, *row.mask[1:]])
+    ends = _Ends.of(tokenizer, stops, arguments)
     if row.answer is not None:
-        return _prompt_and_answer(tokenizer, row, row.answer, chat_text, arguments)
+        return _prompt_and_answer(tokenizer, row, row.answer, ends, chat_text, arguments)
     assert not isinstance(row.prompt, str)
-    template = _template(tokenizer, row.tools)
-    if _MARKED.search(template):
-        return _marked(tokenizer, row.prompt, row.tools, arguments)
-
-    def render(messages: Sequence[dict[str, Any]], *, opened: bool = False) -> str:
-        return chat.render(
-            tokenizer,
-            list(messages),
-            chat=True,
-            tools=row.tools,
-            arguments=arguments,
-            opened=opened,
-        )
-
-    text = render(row.prompt)
-    spans = [
-        _span(render, text, row.prompt, i)
-        for i, message in enumerate(row.prompt)
-        if _trained(message)
-    ]
-    return _by_spans(tokenizer, text, spans)
+    spans_of = _marked if _MARKED.search(_template(tokenizer, row.tools)) else _rendered
+    text, spans = spans_of(tokenizer, row.prompt, row.tools, arguments)
+    return _by_spans(tokenizer, *ends.close(text, spans))
 
 
 def _template(tokenizer: Any, tools: list[dict[str, Any]] | None) -> str:
     try:
         template: str = tokenizer.get_chat_template(tools=tools)
     except ValueError as error:
-        raise PromptError(
-            f"the tokenizer has no chat template, and the row is a conversation: {error}"
-        ) from error
+        raise PromptError(chat.NO_TEMPLATE) from error
     return template
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The tokens that end a turn when the model generates it.
+
+    token: the tokenizer's end token, if it has one. pattern: matches any of the ends. special:
+    matches any special token.
+    """
+
+    token: str | None
+    pattern: str
+    special: str
+
+    @classmethod
+    def of(cls, tokenizer: Any, stops: Sequence[str], arguments: dict[str, Any] | None) -> _Ends:
+        """The ends of a model: those at which engines stop, and the one that its chat template
+        writes behind a last answer. A base model that learns to chat has that one from its
+        template alone.
+        """
+        special = _any_of(_special(tokenizer))
+        token = tokenizer.eos_token
+        written = re.match(rf"\s*({special})", _behind_an_answer(tokenizer, arguments))
+        ends = {*stops, *([token] if token else []), *([written[1]] if written else [])}
+        return cls(token, _any_of(ends), special)
+
+    def close(self, text: str, spans: Sequence[Interval]) -> tuple[str, list[Interval]]:
+        """The text and its answers, each up to the end of its turn and no further.
+
+        What a template writes behind an end is not the model's, as the line break behind Qwen's.
+        Some templates write no end: then the token of the next role is one if generation stops
+        there (GLM-4.5), and a last answer gets the end token. If a template ends an earlier answer
+        otherwise than a model would (gpt-oss), the answer is trained without its end.
+
+        Raises PromptError if no answer gets an end: the model would never learn to stop.
+        """
+        closed, ended = [], False
+        for start, end in spans:
+            stop = self._stop(text, start, end)
+            bare = start + len(re.sub(rf"(?:\s|{self.special})*\Z", "", text[start:end]))
+            if stop is None and self.token and not text[end:].strip():
+                text = f"{text[:bare]}{self.token}"
+                stop = len(text)
+            closed.append((start, bare if stop is None else stop))
+            ended = ended or stop is not None
+        if closed and not ended:
+            raise PromptError(
+                "the chat template writes nothing behind an answer at which generation would end, "
+                "so the model would not learn to stop; end the row with the answer that is trained"
+            )
+        return text, closed
+
+    def _stop(self, text: str, start: int, end: int) -> int | None:
+        """Where the end behind an answer ends; None if the template writes none."""
+        if inside := re.search(rf"({self.pattern})\s*\Z", text[start:end]):
+            return start + inside.end(1)
+        behind = re.compile(rf"\s*({self.pattern})").match(text, end)
+        return behind.end(1) if behind else None
+
+
+def _special(tokenizer: Any) -> set[str]:
+    added = (token for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return {*tokenizer.all_special_tokens, *(token.content for token in added)}
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern for any of the texts; without any it matches nothing."""
+    return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
+
+
+def _behind_an_answer(tokenizer: Any, arguments: dict[str, Any] | None) -> str:
+    """What the chat template writes behind the last answer of a conversation."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _STAND_IN}]
+    try:
+        text = chat.render(tokenizer, messages, chat=True, arguments=arguments, opened=False)
+    except PromptError:  # no template, or one that wants other messages
+        return ""
+    return text.partition(_STAND_IN)[2]
+
+
 def _prompt_and_answer(
-    tokenizer: Any, row: AnsweredRow, answer: str, chat_text: bool, arguments: dict[str, Any] | None
+    tokenizer: Any,
+    row: AnsweredRow,
+    answer: str,
+    ends: _Ends,
+    chat_text: bool,
+    arguments: dict[str, Any] | None,
 ) -> Encoded:
-    """The prompt as the engine would see it, the answer behind it, and the end token."""
-    if tokenizer.eos_token_id is None:
+    """The prompt as the engine would see it, and the answer with the token that ends it."""
+    if ends.token is None:
         raise PromptError("the tokenizer has no end token (eos_token), which an answer ends with")
     prompt = chat.encode(
         tokenizer, row.prompt, chat=chat_text, tools=row.tools, arguments=arguments
     )
-    trained = [*_ids(tokenizer, answer), int(tokenizer.eos_token_id)]
-    return Encoded(
-        [*prompt, *trained], [0] * len(prompt) + [1] * len(trained), answer + tokenizer.eos_token
-    )
+    if not re.search(rf"(?:{ends.pattern})\Z", answer):
+        answer += ends.token
+    trained = _ids(tokenizer, answer)
+    return Encoded([*prompt, *trained], [0] * len(prompt) + [1] * len(trained), answer)
 
 
 def _trained(message: dict[str, Any]) -> bool:
@@ -201,47 +286,37 @@ def _marked(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     arguments: dict[str, Any] | None,
-) -> Encoded:
-    """By a template that marks what the assistant writes."""
-    from jinja2 import TemplateError
-
-    try:
-        encoding = tokenizer.apply_chat_template(
-            chat.without_masks(messages),
-            tools=tools,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **(arguments or {}),
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise PromptError(f"the chat template refuses the conversation: {error}") from error
-    tokens, mask = (
-        [int(i) for i in encoding["input_ids"]],
-        [int(i) for i in encoding["assistant_masks"]],
-    )
+) -> tuple[str, list[Interval]]:
+    """The text, and the answers in it, by a template that marks what the assistant writes."""
+    text, marks = chat.render_marked(tokenizer, messages, tools=tools, arguments=arguments)
     answers = [message for message in messages if _is_answer(message)]
-    if not all(map(_trained, answers)):
-        runs = _runs(mask)
-        if len(runs) != len(answers):
-            raise PromptError(
-                f"the chat template marks {len(runs)} texts of {len(answers)} messages of the "
-                "assistant's: which of them a message's mask is about cannot be told"
-            )
-        for (start, end), message in zip(runs, answers, strict=True):
-            mask[start:end] = [int(_trained(message))] * (end - start)
-    text = tokenizer.decode([token for token, trained in zip(tokens, mask, strict=True) if trained])
-    return Encoded(tokens, [0, *mask[1:]], text)
+    if all(map(_trained, answers)):
+        return text, marks
+    if len(marks) != len(answers):
+        raise PromptError(
+            f"the chat template marks {len(marks)} texts of {len(answers)} messages of the "
+            "assistant's: which of them a message's mask is about cannot be told"
+        )
+    kept = zip(marks, answers, strict=True)
+    return text, [mark for mark, message in kept if _trained(message)]
 
 
-def _runs(mask: list[int]) -> list[Interval]:
-    """[start, end) of each run of ones."""
-    edges = [
-        i
-        for i in range(len(mask) + 1)
-        if (mask[i - 1] if i else 0) != (mask[i] if i < len(mask) else 0)
-    ]
-    return list(zip(edges[::2], edges[1::2], strict=True))
+def _rendered(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    arguments: dict[str, Any] | None,
+) -> tuple[str, list[Interval]]:
+    """The text, and the answers in it, by rendering parts of the conversation."""
+
+    def render(part: Sequence[dict[str, Any]], *, opened: bool = False) -> str:
+        return chat.render(
+            tokenizer, list(part), chat=True, tools=tools, arguments=arguments, opened=opened
+        )
+
+    text = render(messages)
+    trained = [i for i, message in enumerate(messages) if _trained(message)]
+    return text, [_span(render, text, messages, i) for i in trained]
 
 
 def _span(
@@ -284,23 +359,20 @@ def _end(
     """Where the message at `position` ends in the text;
     None where the template does not let us see.
 
-    Some templates write an answer differently once others follow (Qwen3: without its reasoning).
-    Then a stand-in takes its place: what the template writes behind that is the message's end, and
-    the rest of the conversation.
+    Some templates write an answer differently once others follow (Qwen3: without its reasoning;
+    gpt-oss: with another end). Then a stand-in takes its place: the message ends before what the
+    template writes behind that.
     """
     through = render(messages[: position + 1])
     if text.startswith(through):
         return len(through)
-    before, stand_in, after = (
-        messages[:position],
-        {"role": "assistant", "content": _STAND_IN},
-        messages[position + 1 :],
-    )
-    close = render([*before, stand_in]).rpartition(_STAND_IN)[2]
-    behind = render([*before, stand_in, *after]).rpartition(_STAND_IN)[2]
-    if not (text.endswith(behind) and behind.startswith(close)):
+    stand_in = {"role": "assistant", "content": _STAND_IN}
+    try:
+        whole = render([*messages[:position], stand_in, *messages[position + 1 :]])
+    except PromptError:  # as of a tool's answer to no call
         return None
-    return len(text) - len(behind) + len(close)
+    behind = whole.rpartition(_STAND_IN)[2]
+    return len(text) - len(behind) if text.endswith(behind) else None
 
 
 def _left_out(message: dict[str, Any], opening: str, span: str) -> bool:
@@ -309,11 +381,12 @@ def _left_out(message: dict[str, Any], opening: str, span: str) -> bool:
     opening: what the template begins every answer with. Where that is `<think>` (Qwen3.5), the
     message's own stands there.
     """
-    content = message.get("content")
-    parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
+    message = normalised(message)
+    called = [call["function"]["name"] for call in message.get("tool_calls", [])]
+    thoughts = [message.get(key) for key in _THOUGHTS]
     said = [
         "".join(part.split())
-        for part in (*parts, message.get("reasoning_content"))
+        for part in (message["content"], *thoughts, *called)
         if isinstance(part, str)
     ]
     opening, written = "".join(opening.split()), "".join(span.split())

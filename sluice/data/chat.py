@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sluice import causes
+from sluice.data.messages import MessageError, normalised
 from sluice.data.rows import MASKS
 from sluice.environment import ConfigurationError
 
@@ -17,6 +21,12 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 DEFAULT_CONTEXT = 32768
 _MARK = "%sluice-turn%"
+
+
+NO_TEMPLATE = (
+    "the model has no chat template, which a prompt of chat messages (or applyChatTemplate) needs; "
+    "put the model's chat_template.jinja into the directory of spec.model.path"
+)
 
 
 class PromptError(Exception):
@@ -68,6 +78,43 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
         ) from error
 
 
+def has_template(directory: Path) -> bool:
+    """True if a checkpoint directory holds a chat template. Reads files only."""
+    if (directory / "chat_template.jinja").exists():
+        return True
+    if (directory / "additional_chat_templates/default.jinja").exists():
+        return True
+    return any(
+        bool(_json(directory / name).get("chat_template"))
+        for name in ("tokenizer_config.json", "chat_template.json")
+    )
+
+
+def stop_tokens(tokenizer: Any, directory: Path) -> list[str]:
+    """Texts of the tokens at which an engine ends a turn: the end token of the tokenizer, and those
+    of the model's configuration (GLM-4.5 ends a turn with the token of the next role).
+    """
+    config = _json(directory / "config.json")
+    sources = (_json(directory / "generation_config.json"), config, config.get("text_config") or {})
+    ids = [number for source in sources for number in _numbers(source.get("eos_token_id"))]
+    texts = [tokenizer.eos_token, *tokenizer.convert_ids_to_tokens(list(dict.fromkeys(ids)))]
+    return list(dict.fromkeys(text for text in texts if text))
+
+
+def _numbers(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [number for number in values if isinstance(number, int)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def render(
     tokenizer: Any,
     prompt: str | list[dict[str, Any]],
@@ -79,33 +126,85 @@ def render(
 ) -> str:
     """The prompt as the text that the model sees.
 
-    Raises PromptError where the template refuses the messages.
+    Parameters
+    ----------
+    tokenizer
+        The model's, with its chat template.
+    prompt
+        A text, or chat messages.
+    chat
+        Put a text through the template as well, as one user message. Messages always go through it.
+    tools
+        Definitions of tools that the template describes to the model.
+    arguments
+        Further variables of the template.
+    opened
+        Let the template also begin the answer.
 
-    chat: also a text goes through the template, as one user message; messages always do. arguments:
-    further variables of the template. opened: the template also begins the answer. What messages
-    say about losses is not for the template, and is left out.
+    Raises
+    ------
+    PromptError
+        If the template refuses the messages, or there is none.
+
     """
-    from jinja2 import TemplateError
-
     if isinstance(prompt, str):
         if not chat:
             return prompt
         prompt = [{"role": "user", "content": prompt}]
-    messages = without_masks(prompt)
-    try:
+    with _refusals(tokenizer):
         text: str = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=opened, tokenize=False, **(arguments or {})
+            list(_shown(prompt)),
+            tools=tools,
+            add_generation_prompt=opened,
+            tokenize=False,
+            **(arguments or {}),
         )
-    except (TemplateError, TypeError, ValueError) as error:  # templates raise what Python does, too
-        raise PromptError(f"the chat template refuses the prompt: {error}") from error
     return text
 
 
-def without_masks(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as the template is shown them."""
-    return [
-        {key: value for key, value in message.items() if key not in MASKS} for message in messages
-    ]
+def render_marked(
+    tokenizer: Any,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> tuple[str, list[tuple[int, int]]]:
+    """A conversation as text, and the parts of it, [start, end) in characters, that the template
+    marks as the assistant's (`{% generation %}`). Raises PromptError.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    with _refusals(tokenizer):
+        [text], [marks] = render_jinja_template(
+            conversations=[list(_shown(messages))],
+            tools=tools,
+            chat_template=tokenizer.get_chat_template(tools=tools),
+            return_assistant_tokens_mask=True,
+            **{**tokenizer.special_tokens_map, **(arguments or {})},
+        )
+    return text, [(start, end) for start, end in marks]
+
+
+@contextmanager
+def _refusals(tokenizer: Any) -> Iterator[None]:
+    """Turn whatever a template raises into PromptError: it is a program, and fails as such."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except MessageError as error:
+        raise PromptError(f"messages: {error}") from error
+    except Exception as error:
+        if not getattr(tokenizer, "chat_template", None):
+            raise PromptError(NO_TEMPLATE) from error
+        reason = f"{error}" if isinstance(error, TemplateError) else causes.named(error)
+        raise PromptError(f"the chat template refuses the prompt: {reason}") from error
+
+
+def _shown(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The messages as templates are shown them, without what rows say about losses."""
+    for message in messages:
+        yield normalised({key: value for key, value in message.items() if key not in MASKS})
 
 
 def encode(
@@ -135,12 +234,10 @@ def between_turns(
 
     Taken from a conversation of marks, so that what the model said is never rendered again
     (templates drop thoughts and trim texts). last_token: the last that the model made; where that
-    is the end of its turn it is not written twice.
+    is the end of its turn it is not written twice. Raises PromptError.
     """
     start = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-    text: str = tokenizer.apply_chat_template(
-        [*start, *messages], add_generation_prompt=True, tokenize=False, **(arguments or {})
-    )
+    text = render(tokenizer, [*start, *messages], chat=True, arguments=arguments)
     ids: list[int] = tokenizer.encode(
         text[text.index(_MARK) + len(_MARK) :], add_special_tokens=False
     )

@@ -5,14 +5,14 @@ their columns.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sluice.api.data import PromptSource
 from sluice.data.files import Row
-from sluice.input_checks import InputError, check_value, load_json, without_surrogates
+from sluice.data.messages import MessageError, normalised, present, shown
+from sluice.input_checks import InputError, check_value, load_json
 
 PROMPT_KEYS = ("prompt", "input")
 MASKS = ("step_loss_mask", "loss_mask")
@@ -112,30 +112,36 @@ def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
             f"{key}: expected a text or a list of chat messages with role and content, found "
             f"{shown(value)}"
         )
-    for position, message in enumerate(value):
-        if wrong := _message_problem(message):
-            raise RowError(f"{key}[{position}]: {wrong}")
-    return value
+    return [_message(message, f"{key}[{position}]") for position, message in enumerate(value)]
 
 
-def _message_problem(message: Any) -> str | None:
-    """The fault of a chat message, or None. A call of a tool needs no content."""
+def _message(message: Any, where: str) -> dict[str, Any]:
+    """A chat message without the fields that are null, in JSON Lines as in Parquet.
+
+    Raises RowError if a template could not be shown it.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return f"expected a chat message with role and content, found {shown(message)}"
-    content = message.get("content")
-    if isinstance(content, list):
-        kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
-        if kinds - {"text"}:
-            return (
-                "content: expected a text, or parts of type text: sluice reads no pictures; found "
-                f"{shown(content)}"
+        raise RowError(
+            f"{where}: expected a chat message with role and content, found {shown(message)}"
+        )
+    kept: dict[str, Any] = present(message)
+    try:
+        calls = normalised(kept).get("tool_calls", [])
+    except MessageError as error:
+        raise RowError(f"{where}: {error}") from error
+    if "content" not in kept and not calls:
+        raise RowError(f"{where}: content: expected a text, found null")
+    for position, call in enumerate(calls):
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, dict):
+            raise RowError(
+                f"{where}: tool_calls[{position}]: arguments: expected an object, or one as JSON "
+                f"text, found {shown(arguments)}"
             )
-    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        return f"content: expected a text, found {shown(content)}"
     for key in MASKS:
-        if message.get(key, 1) not in (0, 1):
-            return f"{key}: expected 0 or 1, found {shown(message[key])}"
-    return None
+        if kept.get(key, 1) not in (0, 1):
+            raise RowError(f"{where}: {key}: expected 0 or 1, found {shown(kept[key])}")
+    return kept
 
 
 def _check_no_pictures(row: Row) -> None:
@@ -202,13 +208,20 @@ def _metadata(row: Row, source: PromptSource) -> dict[str, Any]:
 def _tools(row: Row, source: PromptSource) -> list[dict[str, Any]] | None:
     key = source.tools_key
     tools = _json_column(row.get(key), list, key) or []
-    for position, tool in enumerate(tools):
-        if not isinstance(tool, dict):
-            raise RowError(
-                f"{key}[{position}]: expected the definition of a tool, an object, found "
-                f"{shown(tool)}"
-            )
-    return list(tools) or None
+    return [_tool(tool, f"{key}[{position}]") for position, tool in enumerate(tools)] or None
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    """The definition of a tool without the fields that are null. Its parameters stay as they are:
+    a schema may say null.
+    """
+    if not isinstance(tool, dict):
+        raise RowError(
+            f"{where}: expected the definition of a tool, an object, found {shown(tool)}"
+        )
+    tool = present(tool)
+    function = tool.get("function")
+    return {**tool, "function": present(function)} if isinstance(function, dict) else tool
 
 
 def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: str) -> Any:
@@ -227,12 +240,3 @@ def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: 
             f"{key}: expected {'an object' if kind is dict else 'a list'}, found {shown(value)}"
         )
     return value
-
-
-def shown(value: Any, width: int = 60) -> str:
-    """A value as JSON, cut to a width."""
-    try:
-        text = without_surrogates(json.dumps(value, ensure_ascii=False, default=str))
-    except (ValueError, RecursionError):  # more digits, or more levels, than Python writes
-        text = type(value).__name__
-    return text if len(text) <= width else f"{text[:width]}..."

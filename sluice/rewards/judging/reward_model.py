@@ -13,6 +13,8 @@ from typing import Any
 
 from sluice import input_checks
 from sluice.api.data import RewardModelSpec as Settings
+from sluice.data.chat import PromptError, render
+from sluice.data.messages import text_of
 from sluice.input_checks import InputError
 from sluice.rewards.judging.remote import Endpoint
 from sluice.rewards.types import RewardError, RewardInput, shown
@@ -70,19 +72,22 @@ class RewardModel:
         await self._endpoint.close()
 
     def _text(self, sample: RewardInput) -> str:
+        """What the reward model reads. Raises RewardError."""
         messages = sample.prompt
         if self._tokenizer is None:
             said = (
                 messages
                 if isinstance(messages, str)
-                else "\n".join(str(m.get("content", "")) for m in messages)
+                else "\n".join(text_of(message.get("content")) for message in messages)
             )
             return said + sample.response
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         chat = [*messages, {"role": "assistant", "content": sample.response}]
-        text: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
-        return text
+        try:
+            return render(self._tokenizer, chat, chat=True, opened=False)
+        except PromptError as error:
+            raise RewardError(f"reward.model.tokenizer: {error}", "invalid") from error
 
     async def _score(self) -> None:
         await asyncio.sleep(0)  # let those of the same group come along

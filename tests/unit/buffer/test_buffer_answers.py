@@ -16,6 +16,7 @@ import pytest
 from sluice.environment import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from tests.chat import PLAIN, assistant, save, tokenizer, user
+from tests.templates import FAMILIES
 from tests.unit.buffer.buffer_tools import House, make_group, shard_group
 
 Make = Callable[..., House]
@@ -62,17 +63,31 @@ def answers(one: House, step: int) -> list[str]:
 def test_a_batch_is_the_next_rows_as_samples(sft: Make) -> None:
     one = sft()
     assert one.step(1) == [0, 1, 2, 3]
-    assert answers(one, 1) == [f"{i}<|im_end|>\n" for i in (1, 2, 3, 4)]
+    assert answers(one, 1) == [f"{i}<|im_end|>" for i in (1, 2, 3, 4)]
     group = samples(one, 1)[2]
     sample = group.samples[0]
     text = "<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>\n"
     assert tokenizer().decode(np.frombuffer(sample.tokens, "<i4")) == text
-    assert sample.loss_mask == b"\x01\x01\x01"
+    assert sample.loss_mask == b"\x01\x01\x00", "the line's end is the template's"
     assert np.frombuffer(sample.rollout_log_probs, "<f4").tolist() == [0.0] * 3
     assert (sample.status, sample.reward, group.prompt.row) == (pb.SAMPLE_STATUS_COMPLETED, 0.0, 2)
-    assert [s.trainable_tokens for s in one.buffer.sequences(1, 1)] == [3, 3, 3, 3]
+    assert [s.trainable_tokens for s in one.buffer.sequences(1, 1)] == [2, 2, 2, 2]
     assert one.stats.policy_lag == 0
     one.check()
+
+
+def test_an_answer_ends_with_the_token_at_which_the_engine_stops(sft: Make, tmp_path: Path) -> None:
+    """GLM-4.5 writes no end; its configuration says that the token of the next role is one."""
+    glm = FAMILIES["GLM-4.5"]
+    glm.tokenizer.save_pretrained(tmp_path / "glm")
+    ids = glm.tokenizer.convert_tokens_to_ids([glm.eos, *glm.stops])
+    config = {"max_position_embeddings": 200, "eos_token_id": ids}
+    (tmp_path / "glm/config.json").write_text(json.dumps(config))
+    talk = {"messages": [user("1"), assistant("2"), user("3"), assistant("4")]}
+    one = sft(rows(tmp_path / "talk.jsonl", row0=talk), model={"path": str(tmp_path / "glm")})
+    one.step(1)
+    thought = "\n<think></think>\n"
+    assert answers(one, 1)[0] == f"{thought}2<|user|>{thought}4<|endoftext|>"
 
 
 def test_epochs_take_every_row_once_and_end(sft: Make) -> None:
@@ -133,7 +148,7 @@ def test_what_cannot_be_trained_is_left_out_counted_and_named(
     caplog.set_level(logging.WARNING)
     one = sft(file)
     assert one.step(1) == [2, 4, 5, 6], "others take their places"
-    assert answers(one, 1) == ["3<|im_end|>\n", "", "4<|im_end|>", "7<|im_end|>\n"]
+    assert answers(one, 1) == ["3<|im_end|>", "", "4<|im_end|>", "7<|im_end|>"]
     tokens = samples(one, 1)[1].samples[0]
     assert (tokens.response_length, tokens.loss_mask) == (2, b"\x01\x00")
     assert one.counters["prompts_too_long:mixed"] == one.counters["filtered_nothing_trained"] == 1
@@ -150,7 +165,7 @@ def test_max_prompt_tokens_counts_the_answers_too(sft: Make, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("side", "longest", "trained"),
-    [("right", 22, "22"), ("left", 3, "<|im_end|>\n")],
+    [("right", 22, "22"), ("left", 3, "<|im_end|>")],
     ids=["right", "left"],
 )
 def test_longer_rows_may_be_cut(
@@ -165,8 +180,9 @@ def test_longer_rows_may_be_cut(
     sample = samples(one, 1)[1].samples[0]
     tokens = np.frombuffer(sample.tokens, np.int32)
     assert len(tokens) == longest
-    assert tokenizer().decode(tokens[-sample.response_length :]) == trained
-    assert set(sample.loss_mask) == {1}
+    response = tokens[-sample.response_length :]
+    mask = np.frombuffer(sample.loss_mask, np.uint8)
+    assert tokenizer().decode(response[mask == 1]) == trained
     one.check()
 
 

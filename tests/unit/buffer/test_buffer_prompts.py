@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.api.data import Data, Evaluation, PromptSource, parse_path
+from sluice.data.files import read_file
 from sluice.data.rows import RowError, parse_row
+from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
 from sluice.wire import codec
 from sluice_buffer.group import TRAINING, GroupKey
@@ -77,7 +79,30 @@ def test_a_call_of_a_tool_needs_no_content() -> None:
         call,
         {"role": "tool", "content": "1"},
     ]
-    assert parse_row({"prompt": messages}, source()).prompt == messages
+    expected = [messages[0], {key: call[key] for key in ("role", "tool_calls")}, messages[2]]
+    assert parse_row({"prompt": messages}, source()).prompt == expected
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_fields_that_are_null_count_as_absent_in_every_format(tmp_path: Path, ending: str) -> None:
+    arguments = '{"city": null}'
+    call = {"id": None, "function": {"name": "f", "arguments": arguments}}
+    row = {
+        "prompt": [
+            {"role": "user", "content": "x", "name": None, "tool_calls": None},
+            {"role": "assistant", "content": None, "name": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "description": None}}],
+    }
+    with Writer(tmp_path / f"rows{ending}") as writer:
+        writer.write(row)
+    [located] = read_file(tmp_path / f"rows{ending}")
+    parsed = parse_row(located.row, source())
+    [asked, called] = parsed.prompt
+    assert asked == {"role": "user", "content": "x"}
+    assert called.keys() == {"role", "tool_calls"}
+    assert called["tool_calls"][0]["function"]["arguments"] == arguments
+    assert parsed.tools == [{"type": "function", "function": {"name": "f"}}]
 
 
 def test_a_slime_row_is_told_by_its_columns() -> None:
@@ -125,6 +150,23 @@ def test_columns_can_be_named() -> None:
             },
             {},
             r"prompt\[1\]: step_loss_mask: expected 0 or 1, found 2",
+        ),
+        (
+            {"prompt": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            {},
+            r"prompt\[0\]: tool_calls\[0\]: expected \{function: \{name, arguments\}\}, found",
+        ),
+        (
+            {
+                "prompt": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}],
+                    }
+                ]
+            },
+            {},
+            r"prompt\[0\]: tool_calls\[0\]: arguments: expected an object, or one as JSON text",
         ),
         (
             {"prompt": "<image> x", "images": [{"path": "a.png"}]},

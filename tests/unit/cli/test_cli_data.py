@@ -405,7 +405,7 @@ def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) ->
     assert result.exit_code == 1
     stats = json.loads(result.stdout)
     assert stats["example"].endswith(
-        "<|im_start|>user\nwell<|im_end|>\n<|im_start|>assistant\n«yo<|im_end|>\n»"
+        "<|im_start|>user\nwell<|im_end|>\n<|im_start|>assistant\n«yo<|im_end|>»\n"
     )
     assert "«no" not in stats["example"]
     assert (stats["rows"], stats["broken"]) == (4, 2)
@@ -418,7 +418,7 @@ def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) ->
     [
         pytest.param(24, "right", "«yes", 0, id="the end of the answer goes"),
         pytest.param(3, "right", None, 1, id="nothing of the answer is left"),
-        pytest.param(3, "left", "<|im_end|>\n»", 0, id="the prompt goes"),
+        pytest.param(3, "left", "<|im_end|>»\n", 0, id="the prompt goes"),
     ],
 )
 def test_inspect_cuts_answers_as_training_does(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from sluice.api.data import PromptSource
 from sluice.data.answers import Encoded, cut, encode, parse_answer
-from sluice.data.chat import PromptError
+from sluice.data.chat import PromptError, stop_tokens
 from sluice.data.rows import RowError
 from tests.chat import MARKED, OPENING, PLAIN, REWRITING, assistant, tokenizer, user
 
@@ -46,8 +48,8 @@ def test_the_assistants_messages_are_trained_with_what_ends_them() -> None:
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
         "<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\nbye<|im_end|>\n"
     )
-    assert trained(example) == ["yo<|im_end|>\n", "bye<|im_end|>\n"]
-    assert example.answer == "yo<|im_end|>\nbye<|im_end|>\n"
+    assert trained(example) == ["yo<|im_end|>", "bye<|im_end|>"]
+    assert example.answer == "yo<|im_end|>bye<|im_end|>"
 
 
 def test_a_template_that_marks_its_answers_is_believed() -> None:
@@ -68,7 +70,7 @@ def test_an_answer_that_is_written_otherwise_once_others_follow() -> None:
     see.
     """
     example = encoded({"messages": CHAT}, REWRITING)
-    assert trained(example) == ["yo<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n"]
+    assert trained(example) == ["yo<|im_end|>", "<think>\n\n</think>\n\nbye<|im_end|>"]
     assert "<think>" not in text(example).split("bye")[0].split("and")[0]
 
 
@@ -86,10 +88,10 @@ def test_a_template_that_drops_a_thought_is_told_of_unless_that_answer_is_masked
         encoded({"messages": messages}, REWRITING)
     messages[1]["loss_mask"] = 0
     assert trained(encoded({"messages": messages}, REWRITING)) == [
-        "<think>\nah\n</think>\n\nbye<|im_end|>\n"
+        "<think>\nah\n</think>\n\nbye<|im_end|>"
     ]
     assert trained(encoded({"messages": [*messages[:1], assistant(thought)]}, REWRITING)) == [
-        f"{thought}<|im_end|>\n"
+        f"{thought}<|im_end|>"
     ]
 
 
@@ -100,7 +102,7 @@ def test_a_template_that_opens_answers_otherwise_than_it_writes_them_is_told_of(
     ):
         encoded({"messages": CHAT}, REWRITING, arguments={"enable_thinking": False})
     single = encoded({"messages": CHAT[:2]}, REWRITING, arguments={"enable_thinking": False})
-    assert trained(single) == ["yo<|im_end|>\n"], (
+    assert trained(single) == ["yo<|im_end|>"], (
         "the thought is the template's, the answer the model's"
     )
 
@@ -112,7 +114,7 @@ def test_a_template_that_opens_answers_otherwise_than_it_writes_them_is_told_of(
 )
 def test_a_thought_that_the_generation_prompt_opens_is_not_lost(answer: dict[str, Any]) -> None:
     row = {"messages": [user("hi"), answer]}
-    assert trained(encoded(row, OPENING)) == ["hm\n</think>\n\nyo<|im_end|>\n"]
+    assert trained(encoded(row, OPENING)) == ["hm\n</think>\n\nyo<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +129,11 @@ def test_an_answer_that_the_template_drops_is_not_taken_for_its_opening(content:
 def test_tools_and_arguments_go_to_the_template() -> None:
     example = encoded({"messages": CHAT[:2], "tools": [{"name": "clock"}]})
     assert text(example).startswith('<|im_start|>system\n[{"name": "clock"}]')
-    assert trained(example) == ["yo<|im_end|>\n"]
+    assert trained(example) == ["yo<|im_end|>"]
 
 
 def test_a_conversation_need_not_end_with_an_answer() -> None:
-    assert trained(encoded({"messages": CHAT[:3]})) == ["yo<|im_end|>\n"]
+    assert trained(encoded({"messages": CHAT[:3]})) == ["yo<|im_end|>"]
 
 
 def test_a_prompt_and_its_label() -> None:
@@ -150,7 +152,7 @@ def test_the_boundary_of_an_answer_is_one_between_tokens() -> None:
     """As when the model writes it: no token holds the end of the prompt and the begin of the
     answer."""
     example = encoded({"messages": [user("hi"), assistant("\n\nyo")]})
-    assert trained(example) == ["\n\nyo<|im_end|>\n"]
+    assert trained(example) == ["\n\nyo<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_marks_that_do_not_say_whose_they_are_cannot_be_masked() -> None:
     twice = template.replace(
         "{% endgeneration %}b", "{% endgeneration %}b{% generation %}c{% endgeneration %}"
     )
-    assert trained(encoded({"messages": CHAT}, twice)) == ["a", "c", "a", "c"]
+    assert trained(encoded({"messages": CHAT}, twice)) == ["a", "c", "a", "c<|im_end|>"]
     with pytest.raises(PromptError, match="marks 4 texts of 2 messages"):
         encoded({"messages": [*CHAT[:3], assistant("bye", loss_mask=0)]}, twice)
 
@@ -244,3 +246,47 @@ def test_marks_that_do_not_say_whose_they_are_cannot_be_masked() -> None:
 def test_an_answer_needs_an_end_token() -> None:
     with pytest.raises(PromptError, match="no end token"):
         encode(tokenizer(eos_token=None), parse_answer({"prompt": "hi", "label": "yo"}, SOURCE))
+
+
+def test_a_label_that_ends_its_turn_gets_no_second_end() -> None:
+    assert trained(encoded({"prompt": "2 + 2 =", "label": " 4<|im_end|>"})) == [" 4<|im_end|>"]
+    row = {"prompt": [user("hi")], "label": "yo<|user|>"}
+    assert trained(encoded(row, ROLES, stops=["<|user|>"])) == ["yo<|user|>"]
+
+
+ROLES = """
+{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+PROSE = """
+{%- for message in messages %}{{ message.role + ': ' + message.content + '\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "stops", "expected"),
+    [
+        pytest.param(ROLES, ["<|user|>"], ["yo<|user|>", "bye<|im_end|>"], id="the next role ends"),
+        pytest.param(ROLES, [], ["yo", "bye<|im_end|>"], id="the next role ends nothing"),
+        pytest.param(PROSE, [], ["yo", "bye<|im_end|>"], id="no special token at all"),
+    ],
+)
+def test_a_template_that_writes_no_end(
+    template: str, stops: list[str], expected: list[str]
+) -> None:
+    assert trained(encoded({"messages": CHAT}, template, stops=stops)) == expected
+
+
+def test_a_row_in_which_no_answer_ends_is_refused() -> None:
+    for template in (ROLES, PROSE, MARKED.replace("+ '<|im_end|>'", "")):
+        with pytest.raises(PromptError, match="the model would not learn to stop"):
+            encoded({"messages": CHAT[:3]}, template)
+
+
+def test_engines_end_a_turn_where_the_configuration_says(tmp_path: Path) -> None:
+    """GLM-4.5's ends with the token of the next role."""
+    model = tokenizer(ROLES, additional_special_tokens=["<|user|>", "<|observation|>"])
+    ids = model.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    assert stop_tokens(model, tmp_path) == ["<|im_end|>"]
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids[0]}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [ids[1]]}))
+    assert stop_tokens(model, tmp_path) == ["<|im_end|>", "<|observation|>", "<|user|>"]

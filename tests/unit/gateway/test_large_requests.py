@@ -167,5 +167,5 @@ def test_a_tokenizer_with_unknown_words_has_no_bound() -> None:
 
 def test_a_template_that_fails_as_programs_do_refuses_the_messages() -> None:
     template = Template(chat.tokenizer("{{ (messages | length) / 0 }}"))
-    with pytest.raises(PromptError, match="refuses the messages"):
+    with pytest.raises(PromptError, match="refuses the prompt"):
         template.text([{"role": "user", "content": "hi"}], None, opened=True)

@@ -7,7 +7,7 @@ Rows are encoded on a thread of their own, those of the next batch while the pre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,8 +48,8 @@ class Answers:
     """The job's rows as samples. A Filler (filling.py).
 
     longest: tokens that a row may have; truncation: which end of a longer one goes, None: all of
-    it. embedding: tokens of the model's, None: not known. left_out: rows left out since one was
-    trained.
+    it. embedding: tokens of the model's, None: not known. stops: texts of the tokens at which an
+    engine ends a turn. left_out: rows left out since one was trained.
     """
 
     prompts: Prompts
@@ -57,6 +57,7 @@ class Answers:
     longest: int
     truncation: Literal["left", "right"] | None = None
     embedding: int | None = None
+    stops: Sequence[str] = ()
     evaluates = True
     refused: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
@@ -86,7 +87,8 @@ class Answers:
         embedding = embedding_size(directory)
         if warning := surplus(tokenizer_size(tokenizer), embedding):
             logs.get().warning(f"spec.model.path: {directory}: {warning}")
-        answers = cls(prompts, tokenizer, longest, spec.data.truncation, embedding)
+        stops = chat.stop_tokens(tokenizer, directory)
+        answers = cls(prompts, tokenizer, longest, spec.data.truncation, embedding, stops)
         answers.check()
         return answers
 
@@ -202,6 +204,7 @@ class Answers:
             row,
             chat_text=source.apply_chat_template,
             arguments=source.chat_template_args,
+            stops=self.stops,
         )
         check_ids(self.tokenizer, encoded.tokens, self.embedding)
         return encoded

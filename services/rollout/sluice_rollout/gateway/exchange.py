@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.data import messages as chat_messages
+from sluice.data.messages import MessageError, arguments_text
 from sluice.sample import Messages
 from sluice_rollout.gateway.errors import invalid
 
-_TEXTS = {"text", "input_text", "output_text", "refusal"}
 _DEFAULTS = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -118,7 +118,9 @@ def canonical(message: Any) -> dict[str, Any]:
         try:
             kept["tool_calls"] = [
                 call_message(
-                    str(call.get("id")), str(call["function"]["name"]), _json(call["function"])
+                    str(call.get("id")),
+                    str(call["function"]["name"]),
+                    arguments_text(call["function"]),
                 )
                 for call in message["tool_calls"]
             ]
@@ -129,20 +131,12 @@ def canonical(message: Any) -> dict[str, Any]:
     return kept
 
 
-def _json(function: dict[str, Any]) -> str:
-    arguments = function["arguments"]
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
 def text_of(content: Any) -> str:
     """The text of a message. Raises GatewayError where it has anything else, as an image."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and str(part.get("type")) in _TEXTS for part in content
-    ):
-        return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
-    raise invalid("messages: a content is text, or a list of parts of text", "messages")
+    try:
+        return chat_messages.text_of(content)
+    except MessageError as error:
+        raise invalid(f"messages: {error}", "messages") from error
 
 
 def settings(body: dict[str, Any]) -> dict[str, Any]:

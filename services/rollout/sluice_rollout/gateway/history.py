@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sluice import input_checks
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.sample import Messages
@@ -55,20 +54,14 @@ class Template:
 
     def text(self, messages: Messages, tools: Tools, *, opened: bool) -> str:
         """Raises PromptError where the template refuses the messages."""
-        try:
-            return chat.render(
-                self.tokenizer,
-                [_for_template(message) for message in messages],
-                chat=True,
-                tools=tools,
-                arguments=self.arguments,
-                opened=opened,
-            )
-        except PromptError:
-            raise
-        except Exception as error:  # a template is a program, and fails as programs do
-            reason = f"{type(error).__name__}: {error}"
-            raise PromptError(f"the chat template refuses the messages: {reason}") from error
+        return chat.render(
+            self.tokenizer,
+            messages,
+            chat=True,
+            tools=tools,
+            arguments=self.arguments,
+            opened=opened,
+        )
 
     def encode(self, text: str, *, opening: bool = False) -> list[int]:
         """Token ids; with the tokenizer's own special ones where a text opens without a template.
@@ -186,21 +179,3 @@ def digests(messages: Messages, tools: Tools) -> list[bytes]:
         state.update(json.dumps(message, sort_keys=True).encode())
         chain.append(state.digest())
     return chain
-
-
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """With the arguments of tool calls as objects: templates write them as JSON themselves."""
-    if not message.get("tool_calls"):
-        return message
-    calls = [
-        call | {"function": call["function"] | {"arguments": _object(call["function"])}}
-        for call in message["tool_calls"]
-    ]
-    return message | {"tool_calls": calls}
-
-
-def _object(function: dict[str, Any]) -> Any:
-    try:
-        return input_checks.load_json(function["arguments"], "arguments")
-    except ValueError:
-        return function["arguments"]

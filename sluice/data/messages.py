@@ -1,0 +1,121 @@
+"""One reading of chat messages, whoever wrote them: rows, clients of the gateway, users' code.
+
+Chat templates are strict about the form of a message, and each in another way: one prints the word
+None for a null, one asks whether a key is there at all, one writes `arguments` as JSON once more,
+one iterates over them. `normalised` gives all of them the same form, so that a recorded
+conversation looks to the template as the same conversation does when it is generated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.input_checks import InputError, load_json, without_surrogates
+
+# Types of parts that hold text: those of OpenAI's interfaces, and of rows.
+TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+
+
+class MessageError(ValueError):
+    """A message has a form that no template can be given. The message names the field."""
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a tool call that print as JSON.
+
+    Some templates iterate over arguments or write them with `tojson`; DeepSeek's adds them to a
+    text. An object that does all of that fits every template.
+    """
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
+def normalised(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a chat message the form that templates are shown.
+
+    Fields that are null count as absent. `content` is a text: parts are joined, and beside tool
+    calls it may be empty. `arguments` of a tool call are an object, also if OpenAI's JSON text was
+    given, and print as JSON (`Arguments`); text that is not JSON, as a model may write it, stays
+    text. `developer` is `system`.
+
+    Raises
+    ------
+    MessageError
+        If the content is not text, or a tool call has no function.
+
+    """
+    kept = present(message)
+    kept["role"] = "system" if kept.get("role") == "developer" else kept.get("role")
+    kept["content"] = text_of(kept.get("content"))
+    if calls := kept.pop("tool_calls", None):
+        if not isinstance(calls, list):
+            raise MessageError(f"tool_calls: expected a list, found {shown(calls)}")
+        kept["tool_calls"] = [_call(call, f"tool_calls[{i}]") for i, call in enumerate(calls)]
+    return kept
+
+
+def present(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without the fields that are null."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def text_of(content: Any) -> str:
+    """The text of a content: a text, null, or a list of parts of text. Raises MessageError."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and str(part.get("type", "text")) in TEXT_PARTS for part in content
+    ):
+        return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+    raise MessageError(
+        "content: expected a text, or parts of text: sluice reads no pictures; found "
+        f"{shown(content)}"
+    )
+
+
+def arguments_text(function: Mapping[str, Any]) -> str:
+    """The arguments of a tool call as JSON text, unchanged if they are text already."""
+    arguments = function["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A tool call as `{type: function, function: {name, arguments: object}}`."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise MessageError(
+            f"{where}: expected {{function: {{name, arguments}}}}, found {shown(call)}"
+        )
+    arguments = _object(function.get("arguments"))
+    if function is call:  # {name, arguments}, as older data sets have it
+        function = {"name": call["name"]}
+        call = {key: value for key, value in call.items() if key not in ("name", "arguments")}
+    function = {**present(function), "arguments": arguments}
+    return {"type": "function", **present(call), "function": function}
+
+
+def _object(arguments: Any) -> Any:
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = load_json(arguments, "arguments")
+        except InputError:
+            return arguments
+    return Arguments(arguments or {}) if isinstance(arguments or {}, dict) else arguments
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """A value as JSON, cut to a width."""
+    try:
+        text = without_surrogates(json.dumps(value, ensure_ascii=False, default=str))
+    except (ValueError, RecursionError):  # more digits, or more levels, than Python writes
+        text = type(value).__name__
+    return text if len(text) <= width else f"{text[:width]}..."
