@@ -248,7 +248,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _behind_an_answer(tokenizer: Any, arguments: dict[str, Any] | None) -> str:
-    """What the chat template writes behind the last answer of a conversation."""
+    """The text that the chat template writes behind the last answer of a conversation."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _STAND_IN}]
     try:
         text = chat.render(tokenizer, messages, chat=True, arguments=arguments, opened=False)

@@ -72,7 +72,7 @@ class RewardModel:
         await self._endpoint.close()
 
     def _text(self, sample: RewardInput) -> str:
-        """What the reward model reads. Raises RewardError."""
+        """The text that the reward model reads. Raises RewardError."""
         messages = sample.prompt
         if self._tokenizer is None:
             said = (

@@ -1,4 +1,4 @@
-"""What is trained of a recorded conversation is what the model of a family generates, and no more.
+"""The model of a family is trained on what it generates in a recorded conversation, and no more.
 
 Conversations are drawn at random, recorded as people record them; the families' templates are in
 tests/templates.py, with their words for what the model generates.
