@@ -17,7 +17,8 @@ from typing import Any
 from sluice.api import ManifestError, RLJob, RLJobSpec, manifest
 from sluice.api.data import PromptSource
 from sluice.api.paths import MarkedPath, marked, volume_of
-from sluice.data.checking import check_rows, check_sources, reader_of
+from sluice.data import chat
+from sluice.data.checking import check_rows, check_sources, reader_of, without_template
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.vocabulary import embedding_size, surplus
@@ -53,6 +54,7 @@ def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Find
     _try(findings, "", lambda: check_sources(spec.data.prompts, _datasets(spec)))
     for where, source, training in _sources(spec):
         read = reader_of(spec) if training else parse_row
+        read = read if _has_template(spec) else without_template(read)
         _try(findings, f"{where}.path: ", lambda: check_rows(source, source.path or "", read, rows))  # noqa: B023 - called at once
     trained = [path for path in here if path.kind == "model" and not spec.debug.rollout_only]
     for model in trained:
@@ -65,6 +67,14 @@ def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Find
         functions = [path for path in here if path.kind == "function"]
         _check_functions(findings, [path for path in functions if not _elsewhere(path, spec)])
     return findings
+
+
+def _has_template(spec: RLJobSpec) -> bool:
+    """False if it is certain that the model's tokenizer has no chat template. One that comes with
+    its own code may have one there.
+    """
+    elsewhere = spec.model.volume is not None or spec.model.trust_remote_code
+    return elsewhere or chat.has_template(Path(spec.model.path))
 
 
 def _elsewhere(path: MarkedPath, spec: RLJobSpec) -> bool:

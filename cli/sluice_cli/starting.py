@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sluice.api import ManifestError
+from sluice.data.chat import has_template
 from sluice.data.files import Row, read_source
 from sluice.data.rows import likely_columns
 from sluice.environment import ConfigurationError
@@ -164,7 +164,9 @@ def _head(wishes: Wishes) -> Iterator[str]:
 
 def _data(wishes: Wishes, columns: dict[str, str]) -> Iterator[str]:
     keys = [f"        {key}: {_quoted(column)}" for key, column in columns.items()]
-    keys += ["        applyChatTemplate: true"] if _chats(wishes.model) else []
+    keys += (
+        ["        applyChatTemplate: true"] if wishes.model and has_template(wishes.model) else []
+    )
     path = "train.jsonl" if wishes.data is None else _quoted(wishes.data.resolve())
     yield "  data:"
     yield "    prompts:"
@@ -208,17 +210,6 @@ def job_name(directory: Path) -> str:
     """The directory's name as the name of a job: small letters, digits and '-'."""
     plain = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-")
     return (plain if plain[:1].isalpha() else f"task-{plain}".strip("-"))[:40].rstrip("-")
-
-
-def _chats(model: Path | None) -> bool:
-    """True where the model's tokenizer has a chat template."""
-    if model is None:
-        return False
-    try:
-        config: Any = json.loads((model / "tokenizer_config.json").read_text())
-    except (OSError, ValueError):
-        config = {}
-    return bool(config.get("chat_template")) or (model / "chat_template.jinja").exists()
 
 
 def _quoted(value: object) -> str:

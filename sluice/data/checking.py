@@ -12,9 +12,10 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.api.data import PromptSource, parse_path
-from sluice.data.answers import parse_answer
-from sluice.data.files import files_of, read_file
-from sluice.data.rows import Read, parse_row, problem
+from sluice.data import chat
+from sluice.data.answers import AnsweredRow, parse_answer
+from sluice.data.files import Row, files_of, read_file
+from sluice.data.rows import PromptRow, Read, RowError, parse_row, problem
 from sluice.data.vocabulary import embedding_size
 from sluice.environment import ConfigurationError
 
@@ -27,6 +28,21 @@ def reader_of(spec: RLJobSpec) -> Read:
     if not spec.algorithm.sft:
         return parse_row
     return partial(parse_answer, vocabulary=embedding_size(Path(spec.model.path)))
+
+
+def without_template(read: Read) -> Read:
+    """The same way to read rows, for a model that has no chat template: rows that need one are
+    refused.
+    """
+
+    def checked(row: Row, source: PromptSource) -> PromptRow:
+        parsed = read(row, source)
+        encoded = isinstance(parsed, AnsweredRow) and parsed.tokens
+        if not encoded and (source.apply_chat_template or not isinstance(parsed.prompt, str)):
+            raise RowError(chat.NO_TEMPLATE)
+        return parsed
+
+    return checked
 
 
 def check_sources(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:

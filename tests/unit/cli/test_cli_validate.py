@@ -64,6 +64,13 @@ def without(task: Path, key: str) -> None:
             id="nested too deep",
         ),
         pytest.param(
+            lambda t: row(t, 9, '{"prompt": [{"role": "user", "content": "max"}], "label": "3"}'),
+            "spec.data.prompts[0].path: {task}/train.jsonl:9: the model has no chat template, "
+            "which a prompt of chat messages (or applyChatTemplate) needs; put the model's "
+            "chat_template.jinja into",
+            id="messages without a chat template",
+        ),
+        pytest.param(
             lambda t: (t / "train.jsonl").write_text("\n"),
             "spec.data.prompts[0].path: {task}/train.jsonl: no rows",
             id="empty file",
@@ -86,8 +93,8 @@ def without(task: Path, key: str) -> None:
         ),
         pytest.param(
             lambda t: config(t, model_type="mamba"),
-            "spec.model.path: {task}/model/config.json: model_type 'mamba' cannot be trained; "
-            "supported are llama, qwen2, qwen3",
+            "spec.model.path: {task}/model/config.json: model_type 'mamba' cannot be trained "
+            "with trainer.backend: megatron, which supports llama, qwen2, qwen3",
             id="unknown family",
         ),
         pytest.param(

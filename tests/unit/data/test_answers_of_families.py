@@ -86,13 +86,13 @@ def expected(family: Family, messages: list[Message]) -> list[tuple[int, str, bo
 
 def runs(example: Encoded) -> list[tuple[int, int]]:
     """[start, end) of the runs of trained tokens."""
-    found, at = [], 0
+    spans, at = [], 0
     for trained, group in groupby(example.mask):
         size = len(list(group))
         if trained:
-            found.append((at, at + size))
+            spans.append((at, at + size))
         at += size
-    return found
+    return spans
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
