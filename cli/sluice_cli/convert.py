@@ -1,4 +1,4 @@
-"""`sluice convert`: checkpoints of training from and to Hugging Face's format.
+"""`sluice convert`: checkpoints of training, and other formats, from and to Hugging Face's.
 
 The work needs torch and Megatron, which the command line does without: the trainer's package does
 it, in a process of its own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +18,16 @@ import typer
 from sluice_cli.exits import Exit
 
 app = typer.Typer(
-    help="Checkpoints of training from and to Hugging Face's format.", no_args_is_help=True
+    help="Checkpoints of training, and GGUF, from and to Hugging Face's format.",
+    no_args_is_help=True,
 )
 
 
-def _run(direction: str, *paths: Path) -> None:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("megatron") is None:
+def _run(direction: str, *paths: Path, needs: Sequence[str] = ("torch", "megatron")) -> None:
+    if any(importlib.util.find_spec(package) is None for package in needs):
         typer.echo(
-            "error: sluice convert needs torch and megatron-core: install sluice's extra `trainer`",
+            f"error: sluice convert {direction} needs the packages {', '.join(needs)}: install "
+            "sluice's extra `trainer`",
             err=True,
         )
         raise typer.Exit(Exit.INVALID)
@@ -78,3 +81,14 @@ def dist_to_hf(
     layer and one file (5 GB) at a time, with fsdp the model.
     """
     _run("dist-to-hf", checkpoint, like, target)
+
+
+@app.command()
+def gguf_to_hf(
+    source: Annotated[Path, typer.Argument(help="A model's .gguf file.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+) -> None:
+    """Write a GGUF model (llama.cpp's format) as a Hugging Face checkpoint that can be trained, by
+    transformers' reader. Memory: the model in bf16.
+    """
+    _run("gguf-to-hf", source, target, needs=("torch", "transformers"))

@@ -205,7 +205,7 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
 looking.register(app)
 describing.register(app)
 for name, words in (
-    ("convert", "Checkpoints between Hugging Face's and Megatron's format."),
+    ("convert", "Checkpoints between Hugging Face's and other formats."),
     ("data", "Look at prompt files, convert and split them."),
     ("import", "RLJob manifests of other projects' launch scripts."),
 ):

@@ -13,9 +13,9 @@ from sluice.api.job import RLJobSpec
 from sluice.api.paths import MarkedPath, command_word, marked, rewritten, volume_of
 from sluice.data.files import files_of
 from sluice.environment import ConfigurationError
+from sluice.model_files import WEIGHTS, gguf_problem
 from sluice_cli.functions import problem_of
 
-_WEIGHTS = ("*.safetensors", "*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -70,10 +70,10 @@ def _check_checkpoint(path: MarkedPath, job: RLJob) -> list[str]:
     needs a tokenizer.
     """
     directory, trained = Path(path.value), path.field == "spec.model.path"
+    gguf = gguf_problem(directory)
     if not directory.is_dir():
-        return [
-            f"{path.field}: there is no directory {directory}; expected a Hugging Face checkpoint"
-        ]
+        missing = f"there is no directory {directory}; expected a Hugging Face checkpoint"
+        return [f"{path.field}: {gguf or missing}"]
     problems = [_configuration(directory)]
     if trained:
         problems.append(_tokenizer(path.value))
@@ -84,6 +84,8 @@ def _check_checkpoint(path: MarkedPath, job: RLJob) -> list[str]:
             else "only a model that was trained is of use here"
         )
         problems.append(_weights(directory, cure))
+    if gguf and any(problems):
+        return [f"{path.field}: {gguf}"]
     return [f"{path.field}: {problem}" for problem in problems if problem]
 
 
@@ -98,7 +100,7 @@ def _configuration(directory: Path) -> str | None:
 
 
 def _weights(directory: Path, cure: str) -> str | None:
-    there = any(True for pattern in _WEIGHTS for _ in directory.glob(pattern))
+    there = any(True for pattern in WEIGHTS for _ in directory.glob(pattern))
     return None if there else f"{directory} has no weights (*.safetensors); {cure}"
 
 

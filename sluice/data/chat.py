@@ -14,6 +14,7 @@ from sluice import causes
 from sluice.data.messages import MessageError, normalised
 from sluice.data.rows import MASKS
 from sluice.environment import ConfigurationError
+from sluice.model_files import gguf_problem
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 """Without any of them transformers makes an empty tokenizer, and says nothing."""
@@ -38,6 +39,8 @@ def context_length(model_dir: Path) -> int:
     try:
         config = json.loads((model_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
+        if gguf := gguf_problem(model_dir):
+            raise ConfigurationError(f"spec.model.path: {gguf}") from error
         raise ConfigurationError(
             f"spec.model.path: {model_dir}/config.json cannot be read: {error}"
         ) from error
@@ -67,7 +70,7 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     if not any(next(directory.glob(pattern), None) for pattern in _TOKENIZER_FILES):
-        raise ConfigurationError(f"{directory} has no tokenizer")
+        raise ConfigurationError(gguf_problem(directory) or f"{directory} has no tokenizer")
     try:
         return AutoTokenizer.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True

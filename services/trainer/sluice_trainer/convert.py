@@ -13,11 +13,13 @@ from pathlib import Path
 
 from sluice.environment import ConfigurationError
 from sluice_trainer import checkpoint_directory
+from sluice_trainer.gguf_checkpoint import gguf_to_hf
 
 
 def main(arguments: list[str]) -> int:
-    """hf-to-dist SOURCE TARGET | dist-to-hf CHECKPOINT LIKE TARGET. `sluice convert` checks and
-    explains them.
+    """hf-to-dist SOURCE TARGET | dist-to-hf CHECKPOINT LIKE TARGET | gguf-to-hf SOURCE TARGET.
+
+    `sluice convert` checks and explains them.
     """
     direction, *paths = arguments
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
@@ -25,6 +27,10 @@ def main(arguments: list[str]) -> int:
     try:
         if direction == "hf-to-dist":
             print(_to_megatron(*map(Path, paths)))
+        elif direction == "gguf-to-hf":
+            source, target = map(Path, paths)
+            gguf_to_hf(source, target)
+            print(target)
         else:
             checkpoint, like, target = map(Path, paths)
             (_from_megatron if _is_megatrons(checkpoint) else _from_fsdp)(checkpoint, like, target)

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sluice.model_files import gguf_problem
 from sluice_trainer.rope import Rope, yarn_magnitude
 from sluice_trainer.unsupported import UnsupportedModelError
 
 Config = dict[str, Any]
+_OTHER_BACKEND = (
+    "set trainer.backend: fsdp, which trains any causal language model that transformers computes"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,8 @@ def read_shape(directory: Path) -> ModelShape:
     path = directory / "config.json"
     if not path.is_file():
         raise UnsupportedModelError(
-            f"{directory} is not a Hugging Face checkpoint: it has no config.json"
+            gguf_problem(directory)
+            or f"{directory} is not a Hugging Face checkpoint: it has no config.json"
         )
     try:
         return _shape(json.loads(path.read_text()), path)
@@ -211,8 +216,8 @@ def _shape(config: Config, path: Path) -> ModelShape:
     model_type = config.get("model_type", "")
     if model_type not in FAMILIES:
         raise UnsupportedModelError(
-            f"{path}: model_type {model_type!r} cannot be trained; supported are "
-            f"{', '.join(FAMILIES)}"
+            f"{path}: model_type {model_type!r} cannot be trained with trainer.backend: megatron, "
+            f"which supports {', '.join(FAMILIES)}; {_OTHER_BACKEND}"
         )
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -233,13 +238,17 @@ def _shape(config: Config, path: Path) -> ModelShape:
         "rope_dim": head_dim,
     }
     shape = ModelShape(**{**common, **FAMILIES[model_type](config)})
+    if "quantization_config" in config:
+        raise UnsupportedModelError(
+            f"{path}: quantized weights are not supported: convert the checkpoint to bf16 first"
+        )
     for problem in _problems(config, shape):
-        raise UnsupportedModelError(f"{path}: {problem}")
+        raise UnsupportedModelError(f"{path}: {problem}; {_OTHER_BACKEND}")
     return shape
 
 
 def _problems(config: Config, shape: ModelShape) -> list[str]:
-    """Why this checkpoint cannot be trained."""
+    """Why Megatron cannot train this checkpoint."""
     experts, latent = shape.experts, shape.latent
     present_problems = {
         "sliding-window attention, MLP biases and activations other than silu are not supported": (
@@ -250,9 +259,6 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
         f"attention_bias with model_type {shape.model_type!r}"
         " (a bias on o_proj) is not supported": (
             config.get("attention_bias") and not shape.qkv_bias
-        ),
-        "quantized weights are not supported: convert the checkpoint to bf16 first": (
-            "quantization_config" in config
         ),
         "latent attention without rope_interleave is not supported": latent
         and not shape.rope_interleaved,
@@ -311,7 +317,8 @@ def _rope(config: Config, path: Path) -> Rope:
             return _yarn(theta, values)
         case _:
             raise UnsupportedModelError(
-                f"{path}: rope_type {kind!r}; supported are default, linear, llama3 and yarn"
+                f"{path}: rope_type {kind!r}; supported are default, linear, llama3 and yarn; "
+                f"{_OTHER_BACKEND}"
             )
 
 

@@ -135,9 +135,13 @@ def test_models_that_the_engine_computes_otherwise_are_refused_a_deterministic_t
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' cannot be trained; supported are llama, qwen2, qwen3, qwen3_moe",
+            "model_type 'gpt2' cannot be trained with trainer.backend: megatron, which supports "
+            "llama, qwen2, qwen3, qwen3_moe, .*; set trainer.backend: fsdp, which trains",
         ),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type 'longrope'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}},
+            "rope_type 'longrope'.*; set trainer.backend: fsdp",
+        ),
         (
             {"quantization_config": {"quant_method": "fp8"}},
             "quantized weights are not supported: convert",
@@ -147,8 +151,8 @@ def test_models_that_the_engine_computes_otherwise_are_refused_a_deterministic_t
             "norm_topk_prob: false is not supported with sigmoid routing",
         ),
         (MIXTURE | {"n_group": 4, "topk_group": 1}, "num_experts_per_tok / topk_group must be 2"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"use_sliding_window": True}, "sliding-window"),
+        ({"attention_bias": True}, "attention_bias.*; set trainer.backend: fsdp"),
+        ({"use_sliding_window": True}, "sliding-window.*; set trainer.backend: fsdp"),
     ],
 )
 def test_what_cannot_be_trained_is_named(
