@@ -15,9 +15,13 @@ from sluice.data.chat import has_template
 from sluice.data.files import Row, read_source
 from sluice.data.rows import likely_columns
 from sluice.environment import ConfigurationError
+from sluice_cli import small_task
+from sluice_cli.small_task import Rows
 from sluice_cli.tiny import write_model
 
 TRAINING, HELD_OUT = 1024, 64
+# Tokens that a chat template may write around a prompt's messages.
+_ROOM_OF_A_TEMPLATE = 32
 DIGITS = [*"0123456789", "=", "max"]
 
 
@@ -44,17 +48,40 @@ def write_task(wishes: Wishes) -> list[Path]:
         if path is not None and not path.exists():
             raise ManifestError(f"{what} {path}: no such file or directory")
     columns = _columns(wishes.data)
+    rows = small_task.read(wishes.data, columns) if wishes.data else None
     directory.mkdir(parents=True, exist_ok=True)
-    if wishes.data is None:
+    train, test = directory / "train.jsonl", directory / "eval.jsonl"
+    if wishes.data is None or rows is None:
         training, held_out = _digits() if wishes.model is None else _sums()
-        _write_rows(directory / "train.jsonl", training)
-        _write_rows(directory / "eval.jsonl", held_out)
+        _write_rows(train, training)
+        _write_rows(test, held_out)
+    else:
+        small_task.split(wishes.data, columns, rows, train, test)
     if wishes.model is None:
-        sample = wishes.data is None
-        write_model(directory / "model", DIGITS if sample else (), 64 if sample else 2048)
+        _write_model(directory / "model", rows)
     (directory / "reward.py").write_text(_reward(wishes))
-    (directory / "job.yaml").write_text(_manifest(wishes, columns))
+    (directory / "job.yaml").write_text(_manifest(wishes, columns, rows))
     return sorted(directory.iterdir())
+
+
+def _write_model(directory: Path, rows: Rows | None) -> None:
+    """A tiny model that can read the prompts and say the answers."""
+    if rows is None:
+        write_model(directory, DIGITS, 64)
+        return
+    unit = rows.unit
+    tokens = _ROOM_OF_A_TEMPLATE + rows.longest_prompt[unit] + _response_tokens(rows)
+    context = -(-tokens // 64) * 64
+    write_model(directory, rows.vocabulary(unit), context, unit=unit, chats=rows.chats)
+
+
+def _response_tokens(rows: Rows | None) -> int:
+    """Tokens of the longest answer and its end, for a tiny model."""
+    if rows is None:
+        return 4
+    if not rows.answers:
+        return 32
+    return min(rows.longest_answer[rows.unit] + 1, small_task.LONGEST_ANSWER)
 
 
 # --- rows
@@ -113,38 +140,54 @@ def _write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _reward(wishes: Wishes) -> str:
-    sample = wishes.data is None and wishes.model is None
-    words = """    words = sample.response.split() + ([] if sample.truncated else ["<end>"])
-    if words[:1] != [str(sample.label)]:
-        return 0.0
-    return 1.0 if words[1:] == ["<end>"] else 0.5
-"""
-    contains = """    answer = sample.response.strip()
-    if answer == str(sample.label):
-        return 1.0
-    return 0.5 if str(sample.label) in answer else 0.0
-"""
-    meaning = (
-        "1 for the right word and then the end, half for the right word first"
-        if sample
-        else "1 for the label and nothing else, half where the response has it somewhere"
-    )
+    if wishes.model is not None:
+        meaning, body = _CONTAINS
+    else:
+        meaning, body = _BEGINS if wishes.data else _FIRST_WORD
+    imported = "from os.path import commonprefix\n\n" if "commonprefix" in body else ""
     return f'''"""How an answer is judged. `sluice validate job.yaml --deep` tries it."""
 
-from sluice.rewards import RewardInput
+{imported}from sluice.rewards import RewardInput
 
 
 def score(sample: RewardInput) -> float:
-    """{meaning[0].upper()}{meaning[1:]}.
+    """{meaning}
 
     sample: prompt, response (text), label and metadata of the row, truncated (cut off at
     maxResponseTokens). A dictionary of numbers with the key `score` is recorded part by part.
     """
-{words if sample else contains}'''
+{body}'''
 
 
-def _manifest(wishes: Wishes, columns: dict[str, str]) -> str:
-    return "\n".join([*_head(wishes), *_data(wishes, columns), *_work(wishes)]) + "\n"
+_FIRST_WORD = (
+    "1 for the right word and then the end, half for the right word first.",
+    """    words = sample.response.split() + ([] if sample.truncated else ["<end>"])
+    if words[:1] != [str(sample.label)]:
+        return 0.0
+    return 1.0 if words[1:] == ["<end>"] else 0.5
+""",
+)
+_CONTAINS = (
+    "1 for the label and nothing else, half where the response has it somewhere.",
+    """    answer = sample.response.strip()
+    if answer == str(sample.label):
+        return 1.0
+    return 0.5 if str(sample.label) in answer else 0.0
+""",
+)
+_BEGINS = (
+    "1 for the label and nothing else, up to half for as much of it as the response begins with.",
+    """    answer, label = (" ".join(str(text).split()) for text in (sample.response, sample.label))
+    if answer == label and not sample.truncated:
+        return 1.0
+    return 0.5 * len(commonprefix([answer, label])) / max(len(label), 1)
+""",
+)
+
+
+def _manifest(wishes: Wishes, columns: dict[str, str], rows: Rows | None) -> str:
+    parts = [*_head(wishes), *_data(wishes, columns, rows), *_work(wishes, rows)]
+    return "\n".join(parts) + "\n"
 
 
 def _head(wishes: Wishes) -> Iterator[str]:
@@ -162,19 +205,18 @@ def _head(wishes: Wishes) -> Iterator[str]:
         yield f"    path: {_quoted(wishes.model.resolve())}"
 
 
-def _data(wishes: Wishes, columns: dict[str, str]) -> Iterator[str]:
+def _data(wishes: Wishes, columns: dict[str, str], rows: Rows | None) -> Iterator[str]:
     keys = [f"        {key}: {_quoted(column)}" for key, column in columns.items()]
     keys += (
         ["        applyChatTemplate: true"] if wishes.model and has_template(wishes.model) else []
     )
-    path = "train.jsonl" if wishes.data is None else _quoted(wishes.data.resolve())
     yield "  data:"
     yield "    prompts:"
-    yield f"      - path: {path}"
+    yield "      - path: train.jsonl"
     yield from keys
     yield "  reward:"
     yield "    function: reward.py:score"
-    if wishes.data is None:
+    if rows is None or rows.held_out:
         yield "  evaluation:"
         yield "    everySteps: 10"
         yield "    datasets:"
@@ -183,9 +225,9 @@ def _data(wishes: Wishes, columns: dict[str, str]) -> Iterator[str]:
         yield from keys
 
 
-def _work(wishes: Wishes) -> Iterator[str]:
+def _work(wishes: Wishes, rows: Rows | None) -> Iterator[str]:
     small = wishes.model is None
-    tokens = (4 if wishes.data is None else 32) if small else 512
+    tokens = _response_tokens(rows) if small else 512
     yield "  rollout:"
     yield f"    gpusPerReplica: {1 if wishes.gpus else 0}"
     yield f"    batchSize: {32 if small else 64} # prompts a step"

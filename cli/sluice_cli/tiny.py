@@ -7,35 +7,71 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+Unit = Literal["words", "characters", "bytes"]
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 UNKNOWN = "<unused>"
+ROLES = ("<system>", "<user>", "<assistant>", "<tool>")
+TEMPLATE = """{%- for message in messages %}
+{{- '<' + message.role + '>' + message.content }}
+{%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}
+"""
 
 
-def write_model(directory: Path, words: Sequence[str], context: int) -> None:
-    """words: the vocabulary of texts whose words are separated by spaces; none: bytes, for any
-    text. context: tokens of prompt and response. Needs the library tokenizers.
+def write_model(
+    directory: Path,
+    vocabulary: Sequence[str],
+    context: int,
+    *,
+    unit: Unit = "words",
+    chats: bool = False,
+) -> None:
+    """Write the model's config and tokenizer. Needs the library tokenizers.
+
+    Parameters
+    ----------
+    directory
+        The new directory.
+    vocabulary
+        All tokens of a model that reads words, separated by white space, or characters; a model
+        that reads bytes takes any text and needs none.
+    context
+        Tokens of prompt and response.
+    unit
+        What a token is.
+    chats
+        Give the model a chat template.
+
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = [*words, UNKNOWN] if words else sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *alphabet])}
-    if words:
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    else:
-        tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    special = (*SPECIAL, *(ROLES if chats else ()))
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = letters if unit == "bytes" else [*vocabulary, UNKNOWN]
+    numbers = {token: number for number, token in enumerate(dict.fromkeys([*special, *tokens]))}
+    if unit == "bytes":
+        tokenizer = Tokenizer(models.BPE(numbers, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    else:
+        tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=UNKNOWN))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if unit == "characters":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(special))
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIAL, strict=True))
     _write(
         directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     )
-    _write(directory / "config.json", _config(len(vocabulary), context))
+    if chats:
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
+    _write(directory / "config.json", _config(len(numbers), context))
 
 
 def _config(vocabulary: int, context: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ spec:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    write_model(tmp_path / "model", (), context=2048)
+    write_model(tmp_path / "model", (), unit="bytes", context=2048)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "judge.py").write_text("def score(sample): return 1\n")
     path = tmp_path / "job.yaml"
@@ -527,7 +527,7 @@ def test_a_run_starts_from_another_ones_model(job: Path, tmp_path: Path) -> None
     prepare(other, load_job(job), fresh=False)
     with pytest.raises(ManifestError, match="the run has neither a model nor a checkpoint yet"):
         model_of(other)
-    write_model(other / "checkpoints/hf", (), context=2048)
+    write_model(other / "checkpoints/hf", (), unit="bytes", context=2048)
     spec = load_job(job, model_of(other)).spec
     assert (spec.model.path, spec.model.init) == (str(other / "checkpoints/hf"), "pretrained")
     with pytest.raises(ManifestError, match=r"--from nowhere: no job\.json there"):

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from sluice.api import load_job
+from sluice.data import chat
+from sluice.data.chat import context_length, load_tokenizer
+from sluice.data.files import read_source
+from sluice.data.rows import parse_row
 from sluice_cli.starting import job_name
+from sluice_cli.tiny import UNKNOWN
+from tests.small_tasks import TASKS, write
 from tests.unit.cli.conftest import Sluice
 
 
@@ -25,11 +31,73 @@ def test_a_tiny_model_takes_any_text(tmp_path: Path, sluice: Sluice) -> None:
     rows.write_text(json.dumps({"question": "Größe von 3 Äpfeln?", "answer": 3}) + "\n")
     assert sluice("init", tmp_path / "mine", "--data", rows, "-y").exit_code == 0
     source = load_job(tmp_path / "mine/job.yaml").spec.data.prompts[0]
-    assert (source.path, source.prompt_key, source.label_key) == (str(rows), "question", "answer")
+    assert (source.path, source.prompt_key, source.label_key) == (
+        "train.jsonl",
+        "question",
+        "answer",
+    )
     result = sluice("validate", tmp_path / "mine/job.yaml", "--deep")
     assert result.exit_code == 0, result.output
-    assert "rows.jsonl:1: 22 tokens\nGröße von 3 Äpfeln?" in result.output
-    assert "reward of the label 3 as the answer" in result.output
+    assert "train.jsonl:1: 4 tokens\nGröße von 3 Äpfeln?" in result.output
+    assert "reward of the label 3 as the answer to" in result.output
+    assert result.output.rstrip().endswith(": 1")
+
+
+def test_prompts_without_labels_are_read_as_bytes(tmp_path: Path, sluice: Sluice) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "Größe?"}) + "\n")
+    assert sluice("init", tmp_path / "mine", "--data", rows, "-y").exit_code == 0
+    tokenizer = load_tokenizer(tmp_path / "mine/model")
+    assert tokenizer.decode(tokenizer.encode("anything: 大")) == "anything: 大"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_tiny_model_can_say_every_answer(tmp_path: Path, sluice: Sluice, name: str) -> None:
+    file = write(name, tmp_path)
+    assert sluice("init", tmp_path / "mine", "--data", file, "-y").exit_code == 0
+    spec = load_job(tmp_path / "mine/job.yaml").spec
+    tokenizer = load_tokenizer(tmp_path / "mine/model")
+    for located in read_source(str(file)):
+        row = parse_row(located.row, spec.data.prompts[0])
+        prompt = chat.encode(tokenizer, row.prompt, chat=False)
+        answer = tokenizer.encode(str(row.label))
+        assert tokenizer.decode(answer) == str(row.label)
+        assert tokenizer.convert_tokens_to_ids(UNKNOWN) not in prompt + answer
+        longest = spec.rollout.sampling.max_response_tokens
+        assert len(answer) < longest, "there is room for the end"
+        assert len(prompt) + longest <= context_length(tmp_path / "mine/model")
+    result = sluice("validate", tmp_path / "mine/job.yaml", "--deep")
+    assert result.exit_code == 0, result.output
+    assert "the answer to" in result.output
+    assert result.output.rstrip().endswith(": 1")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "held_out"),
+    [
+        pytest.param([f"p{i}" for i in range(200)], 20, id="a tenth"),
+        pytest.param([f"p{i}" for i in range(2000)], 64, id="no more than 64"),
+        pytest.param([f"p{i % 20}" for i in range(200)], 2, id="by prompt"),
+        pytest.param([f"p{i}" for i in range(9)], 0, id="too few"),
+    ],
+)
+def test_prompts_are_held_out(
+    tmp_path: Path, sluice: Sluice, prompts: list[str], held_out: int
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": prompt, "label": str(i)} for i, prompt in enumerate(prompts)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sluice("init", tmp_path / "mine", "--data", file, "-y").exit_code == 0
+    parts = [
+        [located.row for located in read_source(str(path))] if path.exists() else []
+        for path in (tmp_path / "mine/train.jsonl", tmp_path / "mine/eval.jsonl")
+    ]
+    assert sorted(parts[0] + parts[1], key=lambda row: int(row["label"])) == rows
+    kept, held = ({row["prompt"] for row in part} for part in parts)
+    assert (len(held), kept & held) == (held_out, set())
+    spec = load_job(tmp_path / "mine/job.yaml").spec
+    datasets = spec.evaluation.datasets if spec.evaluation else []
+    assert [dataset.path for dataset in datasets] == ["eval.jsonl"] * bool(held_out)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +135,11 @@ def test_a_model_that_chats_is_asked_so(tmp_path: Path, written_task: Path, slui
             id="no data",
         ),
         pytest.param(
+            ["{here}/new", "--data", "{here}/wrong.jsonl"],
+            "--data {here}/wrong.jsonl:2: prompt: expected a text or a list of chat messages",
+            id="a wrong row",
+        ),
+        pytest.param(
             ["{here}/new", "--data", "{here}/rows.jsonl"],
             "no column looks like a prompt; the first row has 'x'; rename one to 'prompt'",
             id="no prompt",
@@ -77,6 +150,7 @@ def test_what_cannot_be_begun_is_told(
     tmp_path: Path, sluice: Sluice, words: list[str], message: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "wrong.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n')
     result = sluice("init", *(word.format(here=tmp_path) for word in words), "-y")
     assert result.exit_code == 2
     assert message.format(here=tmp_path) in result.output
