@@ -55,7 +55,7 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
         with Writer(local, force=True) as writer:
             writer.write({"prompt": "x", "messages": CHAT, "label": "y"})
         source["path"] = f"{local.name}{at}{part}"
-    write_model(tmp_path / "model", (), unit="bytes", context=65536)
+    write_model(tmp_path / "model", (), unit="bytes", chats=True, context=65536)
     (tmp_path / "model/model.safetensors").touch()
     spec["model"]["path"] = "model"
     if "modelPath" in spec.get("algorithm", {}).get("critic", {}):
