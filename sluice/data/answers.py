@@ -183,13 +183,13 @@ def _template(tokenizer: Any, tools: list[dict[str, Any]] | None) -> str:
 class _Ends:
     """The tokens that end a turn when the model generates it.
 
-    token: the tokenizer's end token, if it has one. pattern: matches any of the ends. special:
-    matches any special token.
+    token: the tokenizer's end token, if it has one. pattern: matches any of the ends. special: all
+    special tokens.
     """
 
     token: str | None
     pattern: str
-    special: str
+    special: tuple[str, ...]
 
     @classmethod
     def of(cls, tokenizer: Any, stops: Sequence[str], arguments: dict[str, Any] | None) -> _Ends:
@@ -197,9 +197,9 @@ class _Ends:
         writes behind a last answer. A base model that learns to chat has that one from its
         template alone.
         """
-        special = _any_of(_special(tokenizer))
+        special = _special(tokenizer)
         token = tokenizer.eos_token
-        written = re.match(rf"\s*({special})", _behind_an_answer(tokenizer, arguments))
+        written = re.match(rf"\s*({_any_of(special)})", _behind_an_answer(tokenizer, arguments))
         ends = {*stops, *([token] if token else []), *([written[1]] if written else [])}
         return cls(token, _any_of(ends), special)
 
@@ -215,12 +215,16 @@ class _Ends:
         """
         closed, ended = [], False
         for start, end in spans:
-            stop = self._stop(text, start, end)
-            bare = start + len(re.sub(rf"(?:\s|{self.special})*\Z", "", text[start:end]))
-            if stop is None and self.token and not text[end:].strip():
-                text = f"{text[:bare]}{self.token}"
-                stop = len(text)
-            closed.append((start, bare if stop is None else stop))
+            if (stop := self._stop(text, start, end)) is not None:
+                end = stop
+            else:
+                bare = start + len(self._bare(text[start:end]))
+                if self.token and not text[end:].strip():
+                    text = f"{text[:bare]}{self.token}"
+                    stop = end = len(text)
+                else:
+                    end = bare
+            closed.append((start, end))
             ended = ended or stop is not None
         if closed and not ended:
             raise PromptError(
@@ -236,10 +240,17 @@ class _Ends:
         behind = re.compile(rf"\s*({self.pattern})").match(text, end)
         return behind.end(1) if behind else None
 
+    def _bare(self, text: str) -> str:
+        """The text without the special tokens and the white space at its end."""
+        while (shorter := text.rstrip()).endswith(self.special):
+            last = next(token for token in self.special if shorter.endswith(token))
+            text = shorter.removesuffix(last)
+        return shorter
 
-def _special(tokenizer: Any) -> set[str]:
-    added = (token for token in tokenizer.added_tokens_decoder.values() if token.special)
-    return {*tokenizer.all_special_tokens, *(token.content for token in added)}
+
+def _special(tokenizer: Any) -> tuple[str, ...]:
+    added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return tuple({*tokenizer.all_special_tokens, *added})
 
 
 def _any_of(texts: Iterable[str]) -> str:
