@@ -41,6 +41,7 @@ CURABLE = (
     errors.ForbiddenError,
     errors.InvalidError,
     errors.MissingApiError,
+    errors.ServerFailedError,
     errors.ForeignObjectError,
 )
 STARTING_SECONDS = 15.0

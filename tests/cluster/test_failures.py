@@ -10,11 +10,13 @@ import asyncio
 
 import pytest
 
+from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.paths import collection, path
 from tests.cluster.conftest import CRDS, StartOperator
 from tests.cluster.operators import Operator
 from tests.cluster.world import SPEC, Object, World, now
 
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 TRAINERS = ["demo-trainer-0-1-0", "demo-trainer-0-1-1"]
 
 
@@ -313,6 +315,63 @@ async def test_pods_that_a_quota_refuses_show_in_the_status(
         return "quota" not in (await world.condition("Running"))["message"]
 
     await world.until(is_well)
+
+
+async def test_a_webhook_that_is_down_shows_in_the_status_and_as_an_event(
+    operator: Operator, world: World
+) -> None:
+    """As Kueue's is while it is upgraded: the API server answers each new pod with a 500."""
+    name = f"down-{world.namespace}"
+    await world.api.merge(
+        f"/api/v1/namespaces/{world.namespace}", {"metadata": {"labels": {"webhook": name}}}
+    )
+    webhook = {
+        "name": "mpod.kb.io",
+        "clientConfig": {"url": "https://127.0.0.1:9/mutate--v1-pod"},
+        "rules": [
+            {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["*"]}
+        ],
+        "namespaceSelector": {"matchLabels": {"webhook": name}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    body = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [webhook],
+    }
+    await world.api.create(WEBHOOKS, body)
+    try:
+        await world.until(lambda: creates_no_pod(world))
+        await world.create()
+        words = "webhook mpod.kb.io of the cluster does not answer: ask who runs it"
+        await world.until(lambda: says(world, words))
+        assert "ApplyFailed" in await world.reasons()
+    finally:
+        await world.api.delete(f"{WEBHOOKS}/{name}", {})
+    await world.until_pods(5)
+
+
+async def creates_no_pod(world: World) -> bool:
+    """The API server asks the webhook, which it does a moment after it was configured."""
+    container = {"name": "c", "image": "none"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe"},
+        "spec": {"containers": [container]},
+    }
+    try:
+        await world.api.create(collection("Pod", world.namespace), pod)
+    except errors.ServerFailedError:
+        return True
+    await world.gone("probe")
+    return False
+
+
+async def says(world: World, words: str) -> bool:
+    return words in (await world.condition("Running")).get("message", "")
 
 
 async def test_a_job_that_does_not_start_fails_at_its_deadline(

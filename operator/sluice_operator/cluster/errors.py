@@ -46,8 +46,18 @@ class InvalidError(ApiError):
     """400 and 422: the object breaks a rule of the server. No retry cures it."""
 
 
+class NamespaceEndingError(ForbiddenError):
+    """403, because the namespace is being deleted: nothing can be created in it any more."""
+
+
 class UnavailableError(ApiError):
     """5xx, or no answer."""
+
+
+class ServerFailedError(UnavailableError):
+    """5xx with a Status: the API server runs, but something that it asks does not answer, such as
+    an admission webhook or an aggregated API.
+    """
 
 
 class StaleError(Exception):

@@ -113,13 +113,23 @@ async def test_passes_go_on_until_nothing_is_left_to_do(controller: Controller, 
     [
         (errors.ThrottledError("slow down", 429, 7), "error", False),
         (errors.UnavailableError("no answer"), "error", False),
+        (errors.ServerFailedError("failed calling webhook", 500), "error", True),
         (errors.ForbiddenError("exceeded quota", 403), "error", True),
         (errors.InvalidError("spec.containers[0].image: required", 422), "error", True),
         (errors.ForeignObjectError("demo-config belongs to somebody else"), "error", True),
         (errors.ConflictError("changed", 409), "requeue", False),
         (errors.StaleError("changed"), "requeue", False),
     ],
-    ids=["throttled", "unavailable", "forbidden", "invalid", "foreign object", "conflict", "stale"],
+    ids=[
+        "throttled",
+        "unavailable",
+        "webhook is down",
+        "forbidden",
+        "invalid",
+        "foreign object",
+        "conflict",
+        "stale",
+    ],
 )
 async def test_no_error_stops_the_operator_and_people_hear_of_what_they_can_cure(
     controller: Controller, jobs: Jobs, error: Exception, result: str, told: bool
@@ -141,6 +151,16 @@ async def test_trouble_shows_in_the_status_until_it_is_over(
     jobs.error = None
     await settle(controller)
     assert "quota" not in _message(jobs)
+
+
+async def test_a_webhook_that_was_down_is_tried_again_within_30_seconds(
+    controller: Controller, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+    monkeypatch.setattr(controller.queue, "add_after", lambda key, delay: delays.append(delay))
+    jobs.error = errors.ServerFailedError("failed calling webhook", 500)
+    await settle(controller, 14)
+    assert max(delays) == 30
 
 
 async def test_an_error_of_ours_is_told_before_anything_is_started(

@@ -58,6 +58,8 @@ async def server() -> AsyncIterator[Server]:
         (422, "Invalid", errors.InvalidError),
         (429, "TooManyRequests", errors.ThrottledError),
         (403, "Forbidden", errors.ForbiddenError),
+        (500, "InternalError", errors.ServerFailedError),
+        (503, "ServiceUnavailable", errors.ServerFailedError),
         (503, "", errors.UnavailableError),
     ],
 )
@@ -97,6 +99,16 @@ async def test_an_object_that_is_not_there_is_told_from_a_kind_that_is_not_known
     with pytest.raises(errors.NotFoundError) as caught:
         await server.api.get("/api/v1/x")
     assert type(caught.value) is type_
+
+
+async def test_a_creation_in_a_namespace_that_is_being_deleted_is_told_from_other_refusals(
+    server: Any,
+) -> None:
+    causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
+    answer = {"reason": "Forbidden", "details": {"name": "x", "causes": causes}}
+    server.answers.append(web.json_response(answer, status=403))
+    with pytest.raises(errors.NamespaceEndingError):
+        await server.api.create("/api/v1/x", {})
 
 
 async def test_a_throttled_request_says_how_long_to_wait(server: Any) -> None:

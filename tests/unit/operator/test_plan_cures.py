@@ -77,5 +77,17 @@ def test_a_webhook_is_named() -> None:
     )
 
 
+def test_a_webhook_that_is_down_is_named() -> None:
+    text = (
+        'Internal error occurred: failed calling webhook "mpod.kb.io": failed to call webhook: '
+        'Post "https://kueue-webhook-service.kueue-system.svc:443/mutate--v1-pod?timeout=10s": no '
+        'endpoints available for service "kueue-webhook-service"'
+    )
+    assert with_cure(text, OF_REFUSALS) == (
+        f"{text}; webhook mpod.kb.io of the cluster does not answer: ask who runs it; it is tried "
+        "again within 30 s"
+    )
+
+
 def test_what_is_not_known_stays_as_it_is() -> None:
     assert with_cure("something new.", OF_REFUSALS) == "something new"

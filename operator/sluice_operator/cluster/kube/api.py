@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -40,6 +40,8 @@ PAGE = 100
 """Objects in a part of a list. A whole pod takes 50 kB while it is parsed;
 larger parts are hardly faster."""
 THROTTLED_TRIES, THROTTLED_SECONDS = 10, 5.0
+_NAMESPACE_ENDS = "NamespaceTerminating"
+"""Cause of a refused creation in a namespace that is being deleted."""
 _ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS)
 
 Observer = Callable[[str, int], None]
@@ -226,14 +228,17 @@ def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) ->
         reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
         details = answer.get("details") or {}
         retry, known = details.get("retryAfterSeconds"), bool(details.get("name"))
+        causes = {str(each.get("reason", "")) for each in details.get("causes") or []}
     except (ValueError, AttributeError):
         reason, message, retry, known = "", text[:200].decode(errors="replace"), None, False
+        causes = set()
     delay = float(headers["Retry-After"]) if headers.get("Retry-After", "").isdigit() else retry
     if (
         status == 404 and not known
     ):  # of a kind that it knows, an API server names the object that is not there
         return errors.MissingApiError(f"{what}: the API server does not have this API", status)
-    return _type(status, reason)(message or f"{what}: HTTP {status}", status, delay)
+    type_ = _type(status, reason, causes)
+    return type_(message or f"{what}: HTTP {status}", status, delay)
 
 
 def _is_short_of_time(error: errors.ApiError) -> bool:
@@ -245,11 +250,13 @@ def _is_short_of_time(error: errors.ApiError) -> bool:
     )
 
 
-def _type(status: int, reason: str) -> type[errors.ApiError]:
+def _type(status: int, reason: str, causes: Collection[str]) -> type[errors.ApiError]:
     if status == 409 and reason == "AlreadyExists":
         return errors.AlreadyExistsError
+    if status == 403 and _NAMESPACE_ENDS in causes:
+        return errors.NamespaceEndingError
     if status >= 500:
-        return errors.UnavailableError
+        return errors.ServerFailedError if reason else errors.UnavailableError
     types = {
         400: errors.InvalidError,
         401: errors.ForbiddenError,

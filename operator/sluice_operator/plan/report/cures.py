@@ -71,6 +71,10 @@ OF_REFUSALS: Cures = (
         "a policy of the cluster, {}, does not allow it: ask who runs it",
     ),
     (
+        r'failed calling webhook "([^"]+)"',
+        "webhook {} of the cluster does not answer: ask who runs it; it is tried again within 30 s",
+    ),
+    (
         r"ValidatingAdmissionPolicy '([^']+)'",
         "a policy of the cluster, {}, does not allow it: ask who runs it",
     ),
