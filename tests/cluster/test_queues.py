@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +15,15 @@ from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.kueue import Workloads
-from sluice_operator.cluster.kube.paths import path
+from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.plan import Deletion, Observed
 from sluice_operator.plan.report.admission import cause
 from tests.cluster.conftest import CRDS
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
 from tests.cluster.queues import BY_WEBHOOK, POD_GROUPS, WORKLOADS, Kueue, Queue, Volcano, bound
 from tests.cluster.world import Object, World
+from tests.tools import missing
 
 POLICIES: dict[str, Object] = {
     "kueue": {
@@ -217,6 +221,39 @@ async def test_a_job_that_is_deleted_while_it_runs_gives_its_place_back(
         await world.delete("first")
         await whole_job_runs(world, "second")
         await has_none(world, "first", "trainer", "rollout")
+
+
+@contextlib.contextmanager
+def without_controllers(plane: ControlPlane) -> Iterator[None]:
+    """Nobody deletes what is in a namespace that is being deleted."""
+    manager = plane.processes.get("kube-controller-manager")
+    if manager is None:
+        missing("needs a control plane whose controllers a test may stop")
+    manager.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        manager.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("policy", ["kueue"], indirect=True)
+async def test_a_namespace_that_is_deleted_keeps_no_pods_of_jobs(
+    operator: Operator, world: World, policy: str, plane: ControlPlane
+) -> None:
+    """Since Kubernetes 1.33 pods are deleted first, and the rest once they are gone: no job says
+    that it is going."""
+    kueue = Kueue(world, quota=2)
+    async with kueue.working():
+        await submit(world, policy, "first")
+        await whole_job_runs(world, "first")
+        await submit(world, policy, "second")
+        await waits(world, "second")
+        with without_controllers(plane):
+            await world.api.delete(f"/api/v1/namespaces/{world.namespace}", {})
+            await world.api.delete(collection("Pod", world.namespace), {})
+            await world.until_pods(0)
+            assert not (await world.job("first"))["metadata"].get("deletionTimestamp")
+            assert kueue.admitted == {}
 
 
 @pytest.mark.parametrize("policy", ["kueue"], indirect=True)

@@ -75,6 +75,7 @@ class KubeCluster:
         self._advice = Advice()
         self._workloads = Workloads(api)
         self._sandboxes = Sandboxes(api)
+        self._ending_namespaces: set[str] = set()
 
     # -- Cluster
     # ----------------------------------------------------------------------------------------------
@@ -120,6 +121,9 @@ class KubeCluster:
             )
             pods = [manifest for manifest in objects if manifest["kind"] in makers]
             await _all([makers[each["kind"]](job, each, listener(said, each)) for each in pods])
+        except errors.NamespaceEndingError:
+            self._ending_namespaces.add(job.metadata.namespace)
+            raise
         finally:
             await self.emit(job, self._advice.news(job.metadata.uid, said))
 
@@ -246,6 +250,7 @@ class KubeCluster:
         except errors.AlreadyExistsError:
             stored = await self.api.get(path("Pod", namespace, name))
             check_owner(job, "Pod", name, stored)
+        self._ending_namespaces.discard(namespace)
         self.pods.put(stored)
 
     async def _delete(self, job: RLJob, deletion: Deletion) -> None:
@@ -293,9 +298,16 @@ class KubeCluster:
     async def release(self, key: JobKey) -> None:
         """Let go of pods whose job is gone, or is going: Kueue would keep them until others took
         their place.
+
+        A job goes with its namespace too. Kubernetes deletes the pods of a namespace before it
+        deletes anything else, so the job has no deletion timestamp then; a refused creation tells.
         """
         stored = self.stored(key)
-        lives = stored is not None and not stored["metadata"].get("deletionTimestamp")
+        lives = (
+            stored is not None
+            and not stored["metadata"].get("deletionTimestamp")
+            and key[0] not in self._ending_namespaces
+        )
         left = [
             pod
             for pod in self.pods.of(key)
