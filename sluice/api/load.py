@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 
 from sluice.api import yaml_text
 from sluice.api.base import API_VERSION
+from sluice.api.containers import faults_of_containers
 from sluice.api.foreign import faults_of
 from sluice.api.job import KIND, RLJob, RLJobSpec
 from sluice.api.marks import Location
@@ -97,10 +98,10 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
 def check_foreign(
     plain: Mapping[str, Any], document: Any, source: str, changed: Overrides = NO_OVERRIDES
 ) -> None:
-    """Raise ManifestError if Kubernetes would not understand a template or a volume. document:
-    with its lines.
+    """Raise ManifestError if Kubernetes would not understand a template or a volume, or a template
+    changes a container that no pod has. document: with its lines.
     """
-    faults = faults_of(RLJobSpec, plain["spec"])
+    faults = faults_of(RLJobSpec, plain["spec"]) or faults_of_containers(plain["spec"])
     if faults:
         raise ManifestError(describe_faults(faults, document, source, changed))
 

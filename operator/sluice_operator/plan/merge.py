@@ -10,6 +10,7 @@ server refuses. `$patch: delete` in an entry removes the one of that name. Every
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 _MERGED_BY = {"containers": "name", "initContainers": "name"}
@@ -38,6 +39,26 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     if isinstance(base, list) and isinstance(patch, list) and field in _MERGED_BY | _REPLACED_BY:
         return _merge_named(base, patch, field)
     return patch
+
+
+def fitting(template: dict[str, Any], pod: dict[str, Any], ours: Collection[str]) -> dict[str, Any]:
+    """The template without entries for containers that this pod lacks and others have: of an
+    engine's pods only the first has a worker.
+
+    An entry without an image changes a container and never adds one; nor does an entry of the name
+    of one of `ours`.
+    """
+    spec = dict(template.get("spec") or {})
+    for field in _MERGED_BY:
+        present = {container["name"] for container in pod["spec"].get(field, ())}
+        entries = [
+            entry
+            for entry in spec.pop(field, None) or ()
+            if entry.get("name") in present or ("image" in entry and entry.get("name") not in ours)
+        ]
+        if entries:
+            spec[field] = entries
+    return {**template, "spec": spec}
 
 
 def _merge_maps(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

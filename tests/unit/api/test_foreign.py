@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sluice.api import ManifestError, load_job
+from sluice.api.containers import faults_of_containers
 from sluice.api.foreign import faults_of, kubernetes_fields
 from sluice.api.job import RLJobSpec
 from sluice.api.marks import field_path
@@ -19,6 +20,7 @@ from sluice_cli.validate import validate_file
 from sluice_operator.cluster.kube import schema
 
 POD = "spec.podTemplateOverrides[0].template"
+WORKER = {"spec": {"containers": [{"name": "worker", "env": []}]}}
 
 
 def faults(spec: dict[str, Any]) -> dict[str, str]:
@@ -189,3 +191,65 @@ def test_so_it_is_in_what_an_override_sets(tmp_path: Path) -> None:
     assert load_job(path, ["trainer.template.spec.priority=1"])
     with pytest.raises(ManifestError, match=r"spec\.trainer\.template\.spec\.prio: no such field"):
         load_job(path, ["trainer.template.spec.prio=1"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "text"),
+    [
+        pytest.param(
+            {"rollout": {"template": {"spec": {"containers": [{"name": "wroker"}]}}}},
+            "spec.rollout.template.spec.containers[0].name",
+            "no container of rollout pods is named 'wroker' (engine, worker, openenv); give it an "
+            "image to add one",
+            id="a slip",
+        ),
+        pytest.param(
+            in_pod({"containers": [{"name": "worker", "env": []}]}),
+            f"{POD}.spec.containers[0].name",
+            "no container of trainer pods is named 'worker' (trainer); give it an image to add one",
+            id="of another role",
+        ),
+        pytest.param(
+            in_pod({"initContainers": [{"name": "rows"}]}),
+            f"{POD}.spec.initContainers[0].name",
+            "no container of trainer pods is named 'rows' (they have none); give it an image to "
+            "add one",
+            id="of a role without any",
+        ),
+    ],
+)
+def test_a_change_of_a_container_that_no_pod_has_is_told(
+    spec: dict[str, Any], field: str, text: str
+) -> None:
+    (fault,) = faults_of_containers(spec)
+    assert (field_path(fault.location), fault.text) == (field, text)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"rollout": {"template": {"spec": {"containers": [{"name": "worker"}]}}}},
+        {"trainer": {"template": {"spec": {"containers": [{"name": "proxy", "image": "p:1"}]}}}},
+        {
+            "trainer": {"template": {"spec": {"containers": [{"name": "proxy", "image": "p:1"}]}}},
+            **in_pod({"containers": [{"name": "proxy", "env": []}]}),
+        },
+        in_pod({"containers": [{"$patch": "delete", "name": "proxy"}]}),
+        {"podTemplateOverrides": [{"roles": ["trainer", "rollout"], "template": WORKER}]},
+        {"buffer": {"template": {"spec": {"initContainers": [{"name": "rows"}]}}}},
+        {"rollout": {"environment": {"template": {"spec": {"containers": [{"name": "episode"}]}}}}},
+        {"trainer": {"template": None}},
+    ],
+    ids=[
+        "ours",
+        "one of its own",
+        "one of another template's",
+        "a removal",
+        "of one of the roles",
+        "an init container",
+        "an episode's",
+        "no template",
+    ],
+)
+def test_a_change_of_a_container_that_some_pod_has_is_none(spec: dict[str, Any]) -> None:
+    assert faults_of_containers(spec) == []

@@ -332,3 +332,40 @@ def test_without_the_plugin_sglang_is_started_as_it_is() -> None:
     assert containers(rendered)["engine"]["command"] == ["python3", "-m", "sglang.launch_server"]
     assert "initContainers" not in rendered["spec"]
     assert "sglang" not in [volume["name"] for volume in rendered["spec"]["volumes"]]
+
+
+TEMPLATE = {
+    "spec": {
+        "containers": [
+            {"name": "worker", "env": [{"name": "A", "value": "1"}], "image": "mine:1"},
+            {"name": "engine", "env": [{"name": "B", "value": "2"}]},
+            {"name": "proxy", "image": "proxy:1"},
+        ]
+    }
+}
+WIDE = {"nodesPerReplica": 2, "gpusPerReplica": 1}
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [(0, ["engine", "worker", "proxy"]), (1, ["engine", "proxy"])],
+    ids=["the first pod", "a follower, which has no worker"],
+)
+def test_a_template_changes_the_containers_that_a_pod_has(index: int, expected: list[str]) -> None:
+    job = make_job(rollout=WIDE | {"template": TEMPLATE}, weightSync={"transport": "disk"})
+    rendered = pod(job, Gang("rollout", 0, 2), 1, index, "1.2.3.4:7700", Images())
+    assert [each["name"] for each in rendered["spec"]["containers"]] == expected
+    assert {"name": "B", "value": "2"} in containers(rendered)["engine"]["env"]
+    assert all(each["image"] for each in rendered["spec"]["containers"])
+
+
+def test_a_template_of_several_roles_changes_each_where_it_is() -> None:
+    variable = {"name": "A", "value": "1"}
+    entries = [{"name": name, "env": [variable]} for name in ("trainer", "worker", "proxy")]
+    sidecar = {"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}
+    override = {"roles": ["trainer", "rollout"], "template": {"spec": {"containers": entries}}}
+    job = make_job(trainer={"template": sidecar}, podTemplateOverrides=[override])
+    trainer, rollout = containers(render(job, "trainer")), containers(render(job, "rollout"))
+    assert [*trainer, *rollout] == ["trainer", "proxy", "engine", "worker"]
+    changed = [trainer["trainer"], trainer["proxy"], rollout["worker"]]
+    assert all(variable in each["env"] for each in changed)

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from sluice.api import RLJob
+from sluice.api.containers import NAMES
 from sluice.engines import engine_of, kernels
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE
@@ -28,7 +29,7 @@ from sluice_operator.plan.manifests.engines import (
 )
 from sluice_operator.plan.manifests.probes import probes
 from sluice_operator.plan.manifests.resources import Container, of_spec, with_requests
-from sluice_operator.plan.merge import merge
+from sluice_operator.plan.merge import fitting, merge
 from sluice_operator.plan.model import Gang, Images, KubeObject, PodGroup
 
 
@@ -85,8 +86,9 @@ def pod(
         ours["spec"]["initContainers"] = [plugin_container(job, plugin, images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
-    for template in (queueing.marks(job, gang, index, group), *_templates(job, gang.role)):
-        ours = merge(ours, template)
+    layers: list[dict[str, Any]] = [queueing.marks(job, gang, index, group)]
+    for template in [*layers, *_templates(job, gang.role)]:
+        ours = merge(ours, fitting(template, ours, _names(gang.role)))
     for kind in ("initContainers", "containers"):
         if kind in ours["spec"]:
             ours["spec"][kind] = [with_requests(job, each) for each in ours["spec"][kind]]
@@ -103,6 +105,11 @@ def identified(merged: dict[str, Any], identity: dict[str, Any]) -> KubeObject:
         "metadata": metadata,
         "spec": merged["spec"] | {"restartPolicy": "Never"},
     }
+
+
+def _names(role: str) -> set[str]:
+    """Names of the containers that pods of this role may have."""
+    return {name for by_role in NAMES.values() for name in by_role.get(role, ())}
 
 
 def _grace(job: RLJob, role: str) -> int:
