@@ -92,7 +92,9 @@ class LastFailure(Model):
 
 
 class PodGroupStatus(Model):
-    """The pods that a queue admits together: the trainer's and those of the first engines."""
+    """The pods that a queue admits together: the trainer's, those of the first engines and, with
+    Kueue, the buffer and the rendezvous.
+    """
 
     number: int = Field(
         1,
@@ -100,6 +102,9 @@ class PodGroupStatus(Model):
     )
     replicas: int = Field(
         0, description="Engines in it: those with the lowest numbers. Each other is on its own."
+    )
+    services: bool = Field(
+        False, description="Whether the buffer and the rendezvous are in it, as with Kueue."
     )
 
 

@@ -7,8 +7,10 @@ by default. Quota is counted in pods.
 Kueue: a Workload reserves the quota of its whole group until the group has ended. A finalizer keeps
 a pod that has ended until another of its role takes its place; a pod too many is deleted. A group
 has ended when all of its pods have succeeded; or have ended, and one of them is annotated
-retriable-in-group: "false"; or when its Workload is deleted.
-(pkg/controller/jobs/pod/pod_controller.go.)
+retriable-in-group: "false"; or when its Workload is deleted. Pods of one group name one queue. If
+the namespace has a LocalQueue `default` (or with manageJobsWithoutQueueName) a pod of no group is a
+Workload of its own, which ends with it; else such a pod does not queue.
+(pkg/controller/jobs/pod/pod_controller.go and pod_webhook.go.)
 
 Volcano: nothing is reserved. Pods that run use quota; those of a group that wait get theirs all at
 once, or not at all, and only where the group has minMember.
@@ -29,14 +31,18 @@ from tests.cluster.world import Object, World, now
 KUEUE, VOLCANO = "kueue.x-k8s.io", "scheduling.volcano.sh"
 WORKLOADS, POD_GROUPS = f"{KUEUE}/v1beta1", f"{VOLCANO}/v1beta1"
 GATE, FINALIZER = f"{KUEUE}/admission", f"{KUEUE}/managed"
-BY_WEBHOOK = {
-    "roles": ["trainer", "rollout"],
-    "template": {
-        "metadata": {"finalizers": [FINALIZER]},
-        "spec": {"schedulingGates": [{"name": GATE}]},
-    },
+QUEUE = f"{KUEUE}/queue-name"
+_MANAGED = {
+    "metadata": {"finalizers": [FINALIZER]},
+    "spec": {"schedulingGates": [{"name": GATE}]},
 }
+BY_WEBHOOK = {"roles": ["trainer", "rollout", "buffer", "rendezvous"], "template": _MANAGED}
 """Additions of Kueue's webhook to pods that name a queue, as podTemplateOverrides."""
+BY_DEFAULT_QUEUE = {
+    "roles": ["buffer", "rendezvous"],
+    "template": _MANAGED | {"metadata": {"finalizers": [FINALIZER], "labels": {QUEUE: "default"}}},
+}
+"""The same for pods that name none, in a namespace with a LocalQueue `default`."""
 ENDED_BY_SIGTERM = 143
 
 
@@ -120,13 +126,18 @@ class Queue:
 
 
 class Kueue(Queue):
-    def __init__(self, world: World, quota: int) -> None:
+    """has_default: the namespace has a LocalQueue `default`."""
+
+    def __init__(self, world: World, quota: int, *, has_default: bool = False) -> None:
         super().__init__(world, quota)
+        self.has_default = has_default
         self.admitted: dict[str, int] = {}
         self._known: set[str] = set()
 
     def group(self, pod: Object) -> str:
-        return str(pod["metadata"]["labels"].get(f"{KUEUE}/pod-group-name", ""))
+        """Name of the pod's Workload."""
+        alone = f"pod-{pod['metadata']['name']}" if self.has_default else ""
+        return str(pod["metadata"]["labels"].get(f"{KUEUE}/pod-group-name", alone))
 
     async def serve(self, groups: dict[str, list[Object]]) -> None:
         for name, pods in groups.items():
@@ -134,7 +145,7 @@ class Kueue(Queue):
             if workload is None and name in self._known:
                 await self._end(name, pods)
             elif workload is None and pods and self._is_whole(pods):
-                await self._create(name)
+                await self._create(name, pods)
             elif workload is not None and (not pods or self._is_over(pods)):
                 await self._end(name, pods)
             elif workload is not None:
@@ -199,9 +210,12 @@ class Kueue(Queue):
         return pod["status"].get("phase") != "Failed" and (bound(pod) or not deleted(pod))
 
     def _is_whole(self, pods: Sequence[Object]) -> bool:
-        return sum(map(self._is_runnable, pods)) >= self._size(pods)
+        queues = {pod["metadata"]["labels"].get(QUEUE) for pod in pods}
+        return len(queues) == 1 and sum(map(self._is_runnable, pods)) >= self._size(pods)
 
     def _is_over(self, pods: Sequence[Object]) -> bool:
+        if not self._is_group(pods):
+            return any(ended(pod) or deleted(pod) for pod in pods)
         if sum(pod["status"].get("phase") == "Succeeded" for pod in pods) == self._size(pods):
             return True
         marks = {
@@ -210,7 +224,12 @@ class Kueue(Queue):
         }
         return "false" in marks and all(map(ended, pods))
 
+    def _is_group(self, pods: Sequence[Object]) -> bool:
+        return f"{KUEUE}/pod-group-name" in pods[0]["metadata"]["labels"]
+
     def _size(self, pods: Sequence[Object]) -> int:
+        if not self._is_group(pods):
+            return 1
         (count,) = {
             pod["metadata"]["annotations"][f"{KUEUE}/pod-group-total-count"] for pod in pods
         }
@@ -225,8 +244,13 @@ class Kueue(Queue):
         except errors.NotFoundError:
             return None
 
-    async def _create(self, name: str) -> None:
-        body = {"apiVersion": WORKLOADS, "kind": "Workload", "metadata": {"name": name}}
+    async def _create(self, name: str, pods: Sequence[Object]) -> None:
+        owners = [
+            {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+            for meta in (pod["metadata"] for pod in pods)
+        ]
+        metadata = {"name": name, "ownerReferences": owners}
+        body = {"apiVersion": WORKLOADS, "kind": "Workload", "metadata": metadata}
         await self.world.api.create(self._at(), body)
         self._known.add(name)
 

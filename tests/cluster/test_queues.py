@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,7 +22,16 @@ from sluice_operator.plan.report.admission import cause
 from tests.cluster.conftest import CRDS
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
-from tests.cluster.queues import BY_WEBHOOK, POD_GROUPS, WORKLOADS, Kueue, Queue, Volcano, bound
+from tests.cluster.queues import (
+    BY_DEFAULT_QUEUE,
+    BY_WEBHOOK,
+    POD_GROUPS,
+    WORKLOADS,
+    Kueue,
+    Queue,
+    Volcano,
+    bound,
+)
 from tests.cluster.world import Object, World
 from tests.tools import missing
 
@@ -34,6 +44,8 @@ POLICIES: dict[str, Object] = {
 }
 QUEUES: dict[str, type[Queue]] = {"kueue": Kueue, "volcano": Volcano}
 ONE_ENGINE = {"replicas": 1}
+WHOLE_JOB = {"kueue": 4, "volcano": 2}
+"""Pods of a job with one engine that queue: with Kueue all, else trainer and engine."""
 
 
 @pytest.fixture(params=list(POLICIES))
@@ -70,7 +82,7 @@ def custom_kind(group_version: str, kind: str) -> Object:
 
 
 async def submit(world: World, policy: str, name: str, **spec: Any) -> None:
-    await world.create(name, **POLICIES[policy], **({"rollout": ONE_ENGINE} | spec))
+    await world.create(name, **({**POLICIES[policy], "rollout": ONE_ENGINE} | spec))
 
 
 def pod_of(job: str, role: str, attempt: int = 1, replica: int = 0) -> str:
@@ -135,7 +147,7 @@ async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_jo
 ) -> None:
     """Admitted apart, the engine of the job that waits takes the trainer's place, and both jobs
     wait for ever."""
-    async with QUEUES[policy](world, quota=2).working():
+    async with QUEUES[policy](world, quota=WHOLE_JOB[policy]).working():
         await submit(world, policy, "first")
         await whole_job_runs(world, "first")
         await submit(world, policy, "second")
@@ -151,25 +163,46 @@ async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_jo
         await finishes(world, "second")
 
 
+@pytest.mark.parametrize("policy", ["kueue"], indirect=True)
+async def test_a_queue_for_all_pods_of_a_namespace_takes_nothing_from_a_job_that_runs(
+    operator: Operator, world: World, policy: str
+) -> None:
+    """Admitted apart, the services of jobs that wait take what a lost service of another leaves,
+    and all jobs wait for each other."""
+    overrides = {"podTemplateOverrides": [BY_WEBHOOK, BY_DEFAULT_QUEUE]}
+    async with Kueue(world, quota=WHOLE_JOB[policy] + 1, has_default=True).working():
+        await submit(world, policy, "first", **overrides)
+        await whole_job_runs(world, "first")
+        for name in ("second", "third"):
+            await submit(world, policy, name, **overrides)
+            await waits(world, name)
+        for role, attempt in (("buffer", 1), ("rendezvous", 1), ("buffer", 2)):
+            await delete_pod(world, pod_of("first", role, attempt))
+            await runs(world, pod_of("first", role, attempt + 1))
+        await finishes(world, "first")
+        await whole_job_runs(world, "second")
+        await waits(world, "third")
+
+
 async def test_an_engine_above_min_replicas_is_admitted_or_not_to_nobodys_harm(
     operator: Operator, world: World, policy: str
 ) -> None:
     further = pod_of("first", "rollout", replica=1)
-    queue = QUEUES[policy](world, quota=1)
+    queue = QUEUES[policy](world, quota=WHOLE_JOB[policy] - 1)
     async with queue.working():
         await submit(world, policy, "first", rollout={"replicas": 2})
         await waits(world, "first")
         assert further not in await world.names(), (
             "it would be admitted in the place of the job itself"
         )
-        queue.quota = 2
+        queue.quota = WHOLE_JOB[policy]
         await whole_job_runs(world, "first")
         await world.until_pods(2, "rollout")
         assert not bound((await world.pods())[further])
         await world.change({"rollout": {"replicas": 1}}, "first")
         await has_none(world, "first", "rollout-1")
         await world.change({"rollout": {"replicas": 2}}, "first")
-        queue.quota = 3
+        queue.quota = WHOLE_JOB[policy] + 1
         await runs(world, pod_of("first", "rollout", attempt=2, replica=1))
         await delete_pod(world, pod_of("first", "rollout"))
         await runs(world, pod_of("first", "rollout", attempt=2))
@@ -180,7 +213,7 @@ async def test_an_engine_above_min_replicas_is_admitted_or_not_to_nobodys_harm(
 async def test_a_suspended_job_gives_its_place_to_another_and_queues_again(
     operator: Operator, world: World, policy: str
 ) -> None:
-    async with QUEUES[policy](world, quota=2).working():
+    async with QUEUES[policy](world, quota=WHOLE_JOB[policy]).working():
         await submit(world, policy, "first")
         await whole_job_runs(world, "first")
         before = await group_of(world, pod_of("first", "trainer"))
@@ -213,7 +246,7 @@ async def test_a_job_that_is_suspended_or_deleted_while_it_waits_leaves_nothing(
 async def test_a_job_that_is_deleted_while_it_runs_gives_its_place_back(
     operator: Operator, world: World, policy: str, garbage_collector: None
 ) -> None:
-    async with QUEUES[policy](world, quota=2).working():
+    async with QUEUES[policy](world, quota=WHOLE_JOB[policy]).working():
         await submit(world, policy, "first")
         await whole_job_runs(world, "first")
         await submit(world, policy, "second")
@@ -242,7 +275,7 @@ async def test_a_namespace_that_is_deleted_keeps_no_pods_of_jobs(
 ) -> None:
     """Since Kubernetes 1.33 pods are deleted first, and the rest once they are gone: no job says
     that it is going."""
-    kueue = Kueue(world, quota=2)
+    kueue = Kueue(world, quota=WHOLE_JOB[policy])
     async with kueue.working():
         await submit(world, policy, "first")
         await whole_job_runs(world, "first")
@@ -260,7 +293,7 @@ async def test_a_namespace_that_is_deleted_keeps_no_pods_of_jobs(
 async def test_a_group_that_kueue_evicts_comes_back_as_the_same_group(
     operator: Operator, world: World, policy: str
 ) -> None:
-    kueue = Kueue(world, quota=2)
+    kueue = Kueue(world, quota=WHOLE_JOB[policy])
     async with kueue.working():
         await submit(world, policy, "first", failurePolicy={"maxRestarts": 0})
         await whole_job_runs(world, "first")
@@ -268,7 +301,7 @@ async def test_a_group_that_kueue_evicts_comes_back_as_the_same_group(
         kueue.quota = 0
         await kueue.evict(group)
         await waits(world, "first", attempt=2)
-        kueue.quota = 2
+        kueue.quota = WHOLE_JOB[policy]
         await whole_job_runs(world, "first", attempt=2)
         assert await group_of(world, pod_of("first", "trainer", 2)) == group
         assert (await world.status("first"))["restarts"] == 0
@@ -327,7 +360,7 @@ async def test_the_words_of_kueue_are_read_from_the_workload(
 ) -> None:
     """Holds also where this API server drops the gates of pods, from which the operator sees that
     they wait."""
-    async with Kueue(world, quota=1).working():
+    async with Kueue(world, quota=WHOLE_JOB[policy] - 1).working():
         await submit(world, policy, "first")
         await waits(world, "first")
         pods = [*(await world.pods()).values()]
@@ -336,4 +369,4 @@ async def test_the_words_of_kueue_are_read_from_the_workload(
         job = RLJob.model_validate({**await world.job("first"), "status": None})
         objects = await Workloads(world.api).waited_for(job, pods)
         words = "insufficient unused quota for pods, 1 more needed"
-        assert cause(job, Observed(tuple(pods), objects)) == words
+        assert cause(job, Observed(tuple(pods), objects=objects), datetime.now(UTC)) == words

@@ -101,7 +101,7 @@ annotations:
   verbs: [patch]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [get, delete]
+  verbs: [get, list, delete]
 # Pods of episodes, for jobs that have Sandboxes make them; of no effect where agent-sandbox is not installed. No more
 # than a pod may do: the policy of admission bounds their templates too.
 - apiGroups: [agents.x-k8s.io]

@@ -62,6 +62,9 @@ GIVE_BACK_SECONDS = 60
 """Time that a queue may hold a job until the engines that it does not need give their places back.
 """
 
+POOL_PATIENCE = 30
+"""Seconds that a queue may hold all pods of a pool of episodes before the job counts as queued."""
+
 SANDBOX_LOOK_SECONDS = 10
 """Pause between two looks at Sandboxes without a pod, and for their API where the cluster lacks it:
 neither is watched."""
@@ -116,7 +119,7 @@ UNBEGUN = "nothing was started"
 
 # Admitted
 ADMITTED = Reason("Admitted", "no pod waits for a queue")
-GATED = Reason("WaitingForQueue", "{count} pods wait for admission by a queue{detail}")
+GATED = Reason("WaitingForQueue", "{pods} for admission by {queue}{detail}")
 QUEUED = Reason("WaitingForQueue", "the job waits in a queue{detail}")
 NOT_ADMITTED = Reason("NotRequested", "the job {state}")
 

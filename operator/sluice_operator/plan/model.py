@@ -61,7 +61,8 @@ class Observed:
     start. sandboxes: the job's Sandboxes, where it asks for those; sandbox_version: the version of
     their API to speak, empty: the cluster has none. defaults: those of the whole cluster. note:
     what stands in the job's way besides, such as a change that is refused; events of it are gone
-    after an hour.
+    after an hour. episodes: the pods of episodes and verifiers, once the planner has split them
+    from those of gangs.
     """
 
     pods: tuple[KubeObject, ...] = ()
@@ -75,6 +76,7 @@ class Observed:
     sandbox_version: str = ""
     defaults: JobDefaults = NO_DEFAULTS
     note: str = ""
+    episodes: tuple[KubeObject, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

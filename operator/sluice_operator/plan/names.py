@@ -14,6 +14,9 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 LABEL_GROUP = f"{GROUP}/pod-group"
 """On a pod that queues: what is admitted as one with it."""
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+"""On a pod that Kueue queues: its LocalQueue."""
+GATES_OF_KUEUE = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 ENDS_GROUP = "kueue.x-k8s.io/retriable-in-group"
 """Annotation of a pod; `false`: its group has ended when none of its pods runs,
 and gives its quota back."""

@@ -46,7 +46,7 @@ def plan(job: RLJob, observed: Observed, now: datetime, images: Images = DEFAULT
     """Decide what to do for one job now."""
     pods, episodes = split(observed.pods)
     episodes += sandbox.without_pod(observed)
-    decided = _decided(job, replace(observed, pods=pods), now, images)
+    decided = _decided(job, replace(observed, pods=pods, episodes=episodes), now, images)
     decided = _with_episodes(job, decided, observed, episodes, now, images)
     if sandbox.is_missing(job, observed) and not _rests(job, decided.status):
         return _held_back(decided, observed)

@@ -26,6 +26,7 @@ from sluice_operator.plan.names import (
     LABEL_GROUP,
     LABEL_INDEX,
     LABEL_NUMBER,
+    LABEL_QUEUE,
     LABEL_REPLICA,
     LABEL_ROLE,
     SANDBOX,
@@ -154,8 +155,18 @@ def ends_group(pod: KubeObject) -> bool:
     return (pod["metadata"].get("annotations") or {}).get(ENDS_GROUP) == "false"
 
 
+def gates(pod: KubeObject) -> list[str]:
+    """The scheduling gates that keep it from a node."""
+    return [str(gate["name"]) for gate in pod.get("spec", {}).get("schedulingGates") or []]
+
+
 def is_gated(pod: KubeObject) -> bool:
-    return bool(pod.get("spec", {}).get("schedulingGates"))
+    return bool(gates(pod))
+
+
+def queue(pod: KubeObject) -> str:
+    """The LocalQueue of Kueue that it waits in; empty: none is named."""
+    return labels(pod).get(LABEL_QUEUE, "")
 
 
 def is_scheduled(pod: KubeObject) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sluice.api import LastFailure, RLJob, RLJobStatus
-from sluice_operator.plan import clock
+from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.constants import (
     QUEUE_LOOK_SECONDS,
     SUCCEEDED,
@@ -82,6 +82,8 @@ def running(
     emitted += events.of_defaults(job, observed)
     moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + exit_times(observed.pods)
     moments += [step.due for step in steps if step.due]
+    if any(map(podstate.is_gated, observed.episodes)):
+        moments.append(now + timedelta(seconds=QUEUE_LOOK_SECONDS))
     if give_back := podgroup.give_back_time(new):
         moments += [now + timedelta(seconds=QUEUE_LOOK_SECONDS), give_back]
     return Plan(new, create, delete, emitted, clock.until_next(moments, now))
@@ -93,7 +95,7 @@ def _clocked(
     """The status with its clocks, which stand still while a queue holds the job, and with the
     newest failure.
     """
-    queued = admission.is_queued(job, steps, observed.pods)
+    queued = admission.is_queued(job, steps, observed, now)
     clocks = {
         "start_time": None if queued else status.start_time or clock.text(now),
         "queued_time": status.queued_time or clock.text(now) if queued else None,
@@ -138,12 +140,12 @@ def _advance(
 def _progress_due(
     job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
 ) -> datetime | None:
-    """When the trainer counts as hung. Not judged while the buffer cannot be asked: silence is not
-    a hang.
+    """When the trainer counts as hung. Not judged while the buffer cannot be asked, for silence is
+    not a hang, nor while a queue holds what the trainer waits for.
     """
     gang = Gang("trainer", 0, job.spec.trainer.nodes)
     known = status.gang(gang.role, gang.replica)
-    if known is None or observed.progress is None:
+    if known is None or observed.progress is None or status.queued_time is not None:
         return None
     return deadlines.progress_due(
         job.spec, status, known, present_facts(gang, known, observed.pods, now), gang.size
@@ -159,7 +161,7 @@ def _ending(
     for step in steps:
         if isinstance(step.decision, GiveUp):
             return Finding("Failed", "True", step.decision.reason, step.decision.message)
-    tired = deadlines.queue_timeout(job.spec, status, now, admission.cause(job, observed))
+    tired = deadlines.queue_timeout(job.spec, status, now, admission.cause(job, observed, now))
     if tired is not None:
         return Finding("Failed", "True", *tired)
     waiting = _running(job, status, steps, observed, now)
@@ -196,9 +198,9 @@ def _running_status(
     observed: Observed,
     now: datetime,
 ) -> RLJobStatus:
-    queued = admission.cause(job, observed) if status.queued_time else None
+    queued = admission.cause(job, observed, now) if status.queued_time else None
     findings = [
-        admission.admitted(job, observed),
+        admission.admitted(job, observed, now),
         _running(job, status, steps, observed, now, queued),
         conditions.weights_in_sync(observed.progress),
     ]

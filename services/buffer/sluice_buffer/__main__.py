@@ -161,7 +161,7 @@ async def main() -> int:
     durable(buffer)
     _keep_memory()
     await serve(env, buffer)
-    return 0
+    return 128 + signal.SIGTERM
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ async def main() -> int:
         await stop.wait()
     expiry.cancel()
     await server.stop(grace=1.0)
-    return 0
+    return 128 + signal.SIGTERM
 
 
 if __name__ == "__main__":

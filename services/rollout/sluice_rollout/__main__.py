@@ -208,7 +208,7 @@ def main() -> int:
         asyncio.run(serve())
     except (WorkerError, EngineError, TeacherError) as error:
         logs.fail(str(error), 1)
-    return 0
+    return 128 + signal.SIGTERM
 
 
 if __name__ == "__main__":

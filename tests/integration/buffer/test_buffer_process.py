@@ -32,7 +32,7 @@ def failure(server: Server) -> tuple[int, str]:
 def test_sigterm_is_a_clean_end(server: Make) -> None:
     one = server()
     one.start()
-    assert one.end(signal.SIGTERM) == 0
+    assert one.end(signal.SIGTERM) == 143
 
 
 def test_a_missing_prompt_file_is_a_configuration_error(server: Make, tmp_path: Path) -> None:
@@ -114,6 +114,8 @@ async def test_it_registers_at_the_rendezvous_and_again_when_that_was_away(serve
         assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[
             0
         ].address == address
+        first.terminate()
+        assert first.wait(20) == 143
     finally:
         first.kill()
         first.wait(10)

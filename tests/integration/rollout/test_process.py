@@ -36,7 +36,7 @@ async def test_sigterm_returns_the_leases_with_what_they_have(
         assert "libtorch" not in loaded, "hundreds of megabytes that no worker needs"
         await rendezvous.serve(0)
         await sglang.generated(8 * 30)
-        assert await worker.end(60, signal.SIGTERM) == 0
+        assert await worker.end(60, signal.SIGTERM) == 143
         stats = await client.stats()
         assert (stats.leases, stats.returned) == (0, 4)
         again = (await client.lease("rollout-1", count=4)).groups
@@ -132,7 +132,7 @@ async def test_sigterm_before_the_engine_is_there(house: Make, pod: Start, tmp_p
     async with asyncio.timeout(60):
         while not (tmp_path / "loaded").exists():
             await asyncio.sleep(0.05)
-    assert await worker.end(60, signal.SIGTERM) == 0
+    assert await worker.end(60, signal.SIGTERM) == 143
 
 
 async def test_a_pod_whose_place_is_taken_says_so(house: Make, pod: Start, sglang: Sglang) -> None:

@@ -359,4 +359,4 @@ async def test_what_a_killed_worker_had_is_free_before_its_successors_engine_is_
                 await asyncio.sleep(0.1)
         stats = await client.stats()
         assert (stats.returned, successor.process.poll()) == (4, None)
-        assert await successor.end(20, signal.SIGTERM) == 0
+        assert await successor.end(20, signal.SIGTERM) == 143

@@ -1,20 +1,23 @@
 """A job in a queue: it says so, its clocks stand still, and being preempted costs it nothing."""
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
-from sluice_operator.plan import KubeObject, Observed, Progress, clock
-from sluice_operator.plan.report.admission import admitted, waits
+from sluice_operator.plan import KubeObject, Observed, Progress, clock, plan
+from sluice_operator.plan.report.admission import admitted, is_queued, waits
 from tests.unit.operator.world import START, World, make_job, make_pod
 
 WHOLE = "demo-group-1234-1"
 KUEUE = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
+ALL = ("trainer", "rollout", "buffer", "rendezvous")
+GATE, QUEUE = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/queue-name"
 
 
 def queued(**spec: object) -> World:
     world = World(make_job(**KUEUE, **spec))
-    world.gated_roles = ("trainer", "rollout")
+    world.gated_roles = ALL
     world.settle()
     return world
 
@@ -46,7 +49,8 @@ def test_a_queued_job_says_so_and_where_to_look() -> None:
     assert condition(world, "Running") == ("False", "WaitingForQueue")
     assert (
         message(world, "Admitted")
-        == f"2 pods wait for admission by a queue team-a; see kubectl describe workload {WHOLE}"
+        == "demo-trainer-0-1-0 and 3 more wait for admission by queue team-a; see kubectl describe "
+        f"workload {WHOLE}"
     )
 
 
@@ -90,7 +94,7 @@ def test_a_job_that_waits_too_long_fails_with_the_cause() -> None:
 def test_the_time_in_a_queue_is_counted_anew_after_each_admission() -> None:
     world = queued(queueTimeoutSeconds=600)
     world.advance(500)
-    world.admit("trainer", "rollout")
+    world.admit(*ALL)
     world.settle()
     world.advance(500)
     for name in [*world.names("trainer"), *world.names("rollout")]:
@@ -113,7 +117,7 @@ def test_the_clocks_stand_still_in_a_queue() -> None:
     world.advance(86400)
     world.settle()
     assert world.status.state == "Queued"
-    world.admit("trainer", "rollout")
+    world.admit(*ALL)
     world.settle()
     assert world.status.start_time == clock.text(START + timedelta(seconds=86400))
     assert condition(world, "Admitted")[0] == "True"
@@ -143,7 +147,7 @@ def test_a_trainer_in_the_queue_holds_the_job() -> None:
 
 def test_a_preempted_gang_queues_again_and_has_lost_no_restart() -> None:
     world = queued(trainer={"nodes": 2})
-    world.admit("trainer", "rollout")
+    world.admit(*ALL)
     world.settle()
     world.progress = Progress(3, engines=1, engines_in_sync=1)
     world.settle()
@@ -189,11 +193,111 @@ def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
     job = make_job(**({"podGroupPolicy": policy} if policy else {}))
     assert waits(job, pod) is expected
     if expected:
-        assert admitted(job, Observed((pod,))).message.endswith(": 2/3 tasks in gang unschedulable")
+        text = admitted(job, Observed((pod,)), START).message
+        assert text.endswith(": 2/3 tasks in gang unschedulable")
 
 
 def test_a_gate_of_somebody_else_is_respected_without_a_policy() -> None:
     pod = make_pod(phase="Pending")
     pod["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
-    assert admitted(make_job(), Observed((pod,))).reason == "WaitingForQueue"
-    assert admitted(make_job(), Observed((make_pod(),))).status == "True"
+    found = admitted(make_job(), Observed((pod,)), START)
+    assert found.reason == "WaitingForQueue"
+    assert found.message == (
+        "demo-trainer-0-1-0 waits for admission by a queue: scheduling gate example.com/wait"
+    )
+    assert admitted(make_job(), Observed((make_pod(),)), START).status == "True"
+
+
+@pytest.mark.parametrize("role", ["trainer", "buffer", "rendezvous"])
+def test_a_pod_that_the_job_cannot_do_without_holds_the_job_in_the_queue(role: str) -> None:
+    world = World(make_job(**KUEUE, queueTimeoutSeconds=600))
+    world.gated_roles = (role,)
+    world.settle()
+    assert world.status.state == "Queued"
+    world.advance(600)
+    world.settle()
+    assert world.status.condition("Failed").reason == "QueueTimeoutExceeded"  # type: ignore[union-attr]
+
+
+def queued_by_default(*roles: str, **spec: object) -> World:
+    """A job that names no queue, in a namespace with a LocalQueue `default`."""
+    world = World(make_job(**spec))
+    world.gated_roles = roles
+    world.settle()
+    for name, pod in world.pods.items():
+        pod["metadata"] |= {"uid": name}
+        pod["metadata"]["labels"][QUEUE] = "default"
+    return world
+
+
+def test_a_pod_that_is_queued_apart_is_named_with_its_queue_its_workload_and_a_cure() -> None:
+    world = queued_by_default("buffer", queueTimeoutSeconds=600)
+    lone = workload(QuotaReserved="insufficient unused quota for pods, 1 more needed")
+    lone["metadata"] = {"name": "pod-1f3a", "ownerReferences": [{"uid": "demo-buffer-0-1-0"}]}
+    other = workload(QuotaReserved="of another pod")
+    other["metadata"] = {"name": "pod-2", "ownerReferences": [{"uid": "demo-trainer-0-1-0"}]}
+    world.objects |= {("Workload", "pod-2"): other, ("Workload", "pod-1f3a"): lone}
+    world.settle()
+    words = "insufficient unused quota for pods, 1 more needed"
+    cure = (
+        "Kueue queues each pod of this job apart, so jobs can wait for each other: set "
+        "podGroupPolicy.kueue.queueName"
+    )
+    assert message(world, "Admitted") == (
+        f"demo-buffer-0-1-0 waits for admission by queue default: {words}; see kubectl describe "
+        f"workload pod-1f3a; {cure}"
+    )
+    told = f"demo-buffer-0-1-0 in queue default: {words}; {cure}"
+    assert world.status.state == "Queued"
+    assert message(world, "Running") == f"the job waits in a queue: {told}"
+    world.advance(600)
+    world.settle()
+    assert message(world, "Failed") == (
+        f"the job waited in a queue for 600 s (queueTimeoutSeconds): {told}"
+    )
+
+
+def episode(index: int, *, gated: bool, created: datetime = START) -> KubeObject:
+    pod = make_pod("episode", index=index, phase="Pending" if gated else "Running")
+    pod["metadata"] |= {"creationTimestamp": clock.text(created), "uid": f"e{index}"}
+    pod["metadata"]["labels"][QUEUE] = "default"
+    pod["spec"] |= {"schedulingGates": [{"name": GATE}]} if gated else {}
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("episodes", "held"),
+    [
+        pytest.param([episode(0, gated=True), episode(1, gated=True)], True, id="all are held"),
+        pytest.param([episode(0, gated=True), episode(1, gated=False)], False, id="one plays"),
+        pytest.param(
+            [episode(0, gated=True, created=START + timedelta(seconds=59))], False, id="just made"
+        ),
+    ],
+)
+def test_a_job_none_of_whose_episodes_may_run_is_queued(
+    episodes: list[KubeObject], held: bool
+) -> None:
+    """Pods of a pool come and go, each through its gate: a moment is not told."""
+    job, now = make_job(**KUEUE), START + timedelta(seconds=60)
+    observed = Observed(episodes=tuple(episodes))
+    assert is_queued(job, [], observed, now) is held
+    found = admitted(job, observed, now)
+    assert found.status == str(not held)
+    if held:
+        assert found.message.startswith("demo-episode-0-1-0 and 1 more wait for admission by queue")
+        assert "episodes need quota besides the jobs'" in found.message
+
+
+def test_a_trainer_whose_episodes_a_queue_holds_does_not_hang() -> None:
+    world = World(make_job(**KUEUE, progressDeadlineSeconds=100))
+    world.progress = Progress(3, engines=1, engines_in_sync=1)
+    world.settle()
+    assert world.status.state == "Running"
+    observed = world.observed()
+    observed = replace(observed, pods=(*observed.pods, episode(0, gated=True)))
+    status = plan(world.job, observed, START + timedelta(seconds=60)).status
+    assert status.state == "Queued"
+    late = plan(world.job, replace(observed, status=status), START + timedelta(seconds=1000))
+    assert late.status.state == "Queued"
+    assert late.status.gang("trainer", 0).attempt == 1  # type: ignore[union-attr]

@@ -86,9 +86,9 @@ def test_pods_that_kueue_does_not_keep_need_no_end() -> None:
 def test_engines_in_the_group(rollout: dict[str, int], expected: int) -> None:
     world = World(make_job(**KUEUE, rollout=rollout))
     world.settle()
-    assert world.status.pod_group == PodGroupStatus(number=1, replicas=expected)
+    assert world.status.pod_group == PodGroupStatus(number=1, replicas=expected, services=True)
     whole = [name for name in world.names() if podstate.group(world.pods[name]) == FIRST]
-    assert len(whole) == expected + 1
+    assert len(whole) == expected + 3
 
 
 def test_a_job_without_a_policy_has_no_group() -> None:
@@ -102,8 +102,9 @@ def test_scaling_changes_no_group() -> None:
     world.settle()
     world.job = make_job(**KUEUE, rollout={"replicas": 2})
     world.settle()
-    assert world.status.pod_group == PodGroupStatus(number=1, replicas=0)
-    assert groups(world) == {"demo-trainer-0-1-0": FIRST, **alone(0), **alone(1)}
+    assert world.status.pod_group == PodGroupStatus(number=1, replicas=0, services=True)
+    whole = {f"demo-{role}-0-1-0": FIRST for role in ("trainer", "buffer", "rendezvous")}
+    assert groups(world) == {**whole, **alone(0), **alone(1)}
 
 
 def alone(replica: int, attempt: int = 1) -> dict[str, str]:
@@ -132,7 +133,7 @@ def test_a_gang_that_restarts_stays_in_the_group_and_waits_for_no_pod_that_only_
     world.pods["demo-trainer-0-1-0"]["status"]["phase"] = "Failed"
     world.step()
     assert groups(world)["demo-trainer-0-2-0"] == FIRST
-    assert world.status.pod_group == PodGroupStatus(number=1, replicas=1)
+    assert world.status.pod_group == PodGroupStatus(number=1, replicas=1, services=True)
 
 
 def test_a_suspended_job_comes_back_in_another_group() -> None:
@@ -141,7 +142,7 @@ def test_a_suspended_job_comes_back_in_another_group() -> None:
     world.job = make_job(**KUEUE, suspend=True)
     world.settle()
     world.settle()
-    assert world.status.pod_group == PodGroupStatus(number=2, replicas=1)
+    assert world.status.pod_group == PodGroupStatus(number=2, replicas=1, services=True)
     world.job = make_job(**KUEUE)
     world.settle()
     assert set(groups(world).values()) == {SECOND}
@@ -160,7 +161,7 @@ def test_a_pod_that_ended_well_and_is_replaced_takes_the_job_into_another_group(
         world.step()
         world.advance(10)
     world.settle()
-    assert world.status.pod_group == PodGroupStatus(number=2, replicas=1)
+    assert world.status.pod_group == PodGroupStatus(number=2, replicas=1, services=True)
     assert set(groups(world).values()) == {SECOND}
     assert world.status.restarts == 1
 
@@ -170,7 +171,7 @@ def test_pods_of_an_older_release_move_into_the_group_when_one_of_them_is_replac
     whole."""
     world = World(make_job(**KUEUE))
     world.settle()
-    for name in (*world.names("trainer"), *world.names("rollout")):
+    for name in world.names():
         del world.pods[name]["metadata"]["labels"]["sluice.dev/pod-group"]
     world.settle()
     assert world.names("trainer") == ["demo-trainer-0-1-0"], "the new release alone disturbs nobody"
@@ -183,6 +184,50 @@ def test_pods_of_an_older_release_move_into_the_group_when_one_of_them_is_replac
     assert world.names("rollout") == ["demo-rollout-0-2-0"]
     assert set(groups(world).values()) == {SECOND}
     assert world.status.restarts == 0
+
+
+def of_an_older_release() -> World:
+    """A job whose services are in no group, as before groups held them."""
+    world = World(make_job(**KUEUE))
+    world.settle()
+    assert world.stored is not None
+    del world.stored["podGroup"]["services"]
+    for name in (*world.names("buffer"), *world.names("rendezvous")):
+        del world.pods[name]["metadata"]["labels"]["sluice.dev/pod-group"]
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout", "buffer"])
+def test_a_group_of_an_older_release_goes_on_without_the_services(role: str) -> None:
+    """Its size is fixed. Nothing but the pod that was lost is replaced."""
+    world = of_an_older_release()
+    assert {podstate.attempt(pod) for pod in world.pods.values()} == {1}
+    world.vanish(f"demo-{role}-0-1-0")
+    for _ in range(3):
+        world.step()
+        world.advance(2)
+    world.settle()
+    second = [name for name, pod in world.pods.items() if podstate.attempt(pod) == 2]
+    assert second == [f"demo-{role}-0-2-0"]
+    assert sorted(groups(world)) == sorted((*world.names("rollout"), *world.names("trainer")))
+
+
+def test_the_services_are_in_the_next_group_of_a_job_of_an_older_release() -> None:
+    world = of_an_older_release()
+    world.job = make_job(**KUEUE, suspend=True)
+    world.settle()
+    world.settle()
+    world.job = make_job(**KUEUE)
+    world.settle()
+    assert groups(world) == dict.fromkeys(world.names(), SECOND)
+
+
+def test_without_kueue_services_are_in_no_group() -> None:
+    world = World(make_job(podGroupPolicy={"volcano": {}}))
+    world.settle()
+    assert world.status.pod_group == PodGroupStatus(number=1, replicas=1)
+    assert sorted(groups(world)) == ["demo-rollout-0-1-0", "demo-trainer-0-1-0"]
 
 
 def with_further_engine() -> World:

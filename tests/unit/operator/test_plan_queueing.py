@@ -16,8 +16,8 @@ from sluice_operator.plan.model import Gang, Images, PodGroup
 from tests.unit.operator.world import make_job
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)
-SHARED = PodGroupStatus(number=5, replicas=2)
-"""Two trainer pods, and two engines of one pod."""
+SHARED = PodGroupStatus(number=5, replicas=2, services=True)
+"""Two trainer pods, two engines of one pod and the two services."""
 KUEUE = {"kueue": {"queueName": "team-a", "priorityClass": "high"}}
 
 
@@ -28,6 +28,7 @@ def render(
     shared: PodGroupStatus = SHARED,
     nodes: int = 1,
 ) -> tuple[PodGroup | None, list[KubeObject]]:
+    shared = shared.model_copy(update={"services": shared.services and "kueue" in policy})
     rollout = {"replicas": 4, "minReplicas": 2, "nodesPerReplica": nodes, "gpusPerReplica": 1}
     wide = {"weightSync": {"transport": "disk"}} if nodes > 1 else {}
     job = make_job(
@@ -59,12 +60,18 @@ def of_kueue(marks: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("gang", "kind"),
-    [(TRAINER, "trainer"), (Gang("rollout", 1, 1), "engine")],
-    ids=["trainer", "engine below minReplicas"],
+    [
+        (TRAINER, "trainer"),
+        (Gang("rollout", 1, 1), "engine"),
+        (Gang("buffer", 0, 1), "buffer"),
+        (Gang("rendezvous", 0, 1), "rendezvous"),
+    ],
+    ids=["trainer", "engine below minReplicas", "buffer", "rendezvous"],
 )
-def test_kueue_admits_the_trainer_and_the_first_engines_as_one_group(gang: Gang, kind: str) -> None:
+def test_kueue_admits_all_that_a_job_cannot_do_without_as_one_group(gang: Gang, kind: str) -> None:
     _, pods = render(KUEUE, gang)
-    for pod, rank in zip(pods, [0, 1] if kind == "trainer" else [1], strict=True):
+    ranks = {"trainer": [0, 1], "engine": [1]}.get(kind, [0])
+    for pod, rank in zip(pods, ranks, strict=True):
         assert of_kueue(pod["metadata"]["labels"]) == {
             "queue-name": "team-a",
             "priority-class": "high",
@@ -72,7 +79,7 @@ def test_kueue_admits_the_trainer_and_the_first_engines_as_one_group(gang: Gang,
             "pod-group-pod-index": str(rank),
         }
         annotations = of_kueue(pod["metadata"]["annotations"])
-        assert annotations == {"pod-group-total-count": "4", "role-hash": kind}
+        assert annotations == {"pod-group-total-count": "6", "role-hash": kind}
         assert "schedulingGates" not in pod["spec"], "the gate is Kueue's to set"
 
 
@@ -109,7 +116,7 @@ def test_pods_of_one_kind_have_ranks_of_their_own() -> None:
                 of_kueue(pod["metadata"]["labels"]),
             )
             places.append((annotations["role-hash"], labels["pod-group-pod-index"]))
-            assert annotations["pod-group-total-count"] == "8"
+            assert annotations["pod-group-total-count"] == "10"
     leaders = [("engine", "0"), ("engine", "1")]
     assert sorted(places) == leaders + [("engine-follower", str(rank)) for rank in range(4)]
 
@@ -119,17 +126,28 @@ def test_a_job_without_engines_is_admitted_by_its_trainer_alone() -> None:
     assert group == PodGroup("demo-group-1234-1", 2)
 
 
-@pytest.mark.parametrize(
-    "policy", [{"kueue": {"queueName": "q"}}, {"volcano": {}}, {"native": {}}], ids=str
-)
+@pytest.mark.parametrize("policy", [{"volcano": {}}, {"native": {}}], ids=str)
 @pytest.mark.parametrize("role", ["buffer", "rendezvous"])
-def test_services_do_not_queue(policy: dict[str, Any], role: Any) -> None:
+def test_services_queue_with_kueue_alone(policy: dict[str, Any], role: Any) -> None:
+    """Volcano and the scheduler hold back only pods that ask for it; Kueue can hold back all."""
     group, pods = render(policy, Gang(role, 0, 1))
     assert group is None
     assert not {"kueue.x-k8s.io/queue-name", "sluice.dev/pod-group"} & set(
         pods[0]["metadata"]["labels"]
     )
     assert not {"schedulerName", "schedulingGroup"} & set(pods[0]["spec"])
+
+
+def test_no_template_moves_a_pod_out_of_its_group() -> None:
+    """As earlier documentation advised for services: Kueue refuses a group of two queues."""
+    labels = {"kueue.x-k8s.io/queue-name": "services", "team": "a"}
+    overrides = [{"roles": ["buffer"], "template": {"metadata": {"labels": labels}}}]
+    job = make_job(podGroupPolicy=KUEUE, podTemplateOverrides=overrides)
+    gang = Gang("buffer", 0, 1)
+    group = group_of(job, gang, 1, SHARED)
+    (pod,) = gang_pods(job, gang, 1, "10.0.0.1:7700", Images(), group)
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert pod["metadata"]["labels"]["team"] == "a"
 
 
 def test_volcano_gets_one_pod_group_for_the_job() -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import structlog
 
 from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.paths import path
+from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.plan import names, podstate
+from sluice_operator.plan.decide.episodes import split
 from sluice_operator.plan.manifests.podgroup import WORKLOAD, all_ended
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.model import KubeObject, Observed
 from sluice_operator.plan.report import admission
 
 GROUP = "kueue.x-k8s.io"
@@ -34,14 +36,16 @@ class Workloads:
     async def waited_for(
         self, job: RLJob, pods: Sequence[KubeObject]
     ) -> Mapping[tuple[str, str], KubeObject]:
-        """The Workload of the group for whose admission the job waits, by (kind, name).
+        """The Workload for whose admission the job waits, by (kind, name).
 
-        pods: the job's.
+        pods: the job's, those of its episodes too.
         """
-        waiting = [pod for pod in admission.waiting(job, pods) if podstate.is_gated(pod)]
-        name = podstate.group(waiting[0]) if waiting else ""
-        workload = await self._read(job.metadata.namespace, name) if name else None
-        return {(WORKLOAD, name): workload} if workload is not None else {}
+        gangs, episodes = split(pods)
+        observed = Observed(gangs, episodes=episodes)
+        waiting = admission.waiting(job, observed, datetime.now(UTC))
+        held = next((pod for pod in waiting if podstate.is_gated(pod)), None)
+        workload = await self._of(held) if held is not None else None
+        return {(WORKLOAD, workload["metadata"]["name"]): workload} if workload is not None else {}
 
     async def end(self, group: str, pods: Sequence[KubeObject]) -> None:
         """pods: all that are left of the group."""
@@ -66,18 +70,26 @@ class Workloads:
         at = path("Pod", pod["metadata"]["namespace"], podstate.name(pod), "status")
         return await self._api.merge(at, {"status": status})
 
-    async def _read(self, namespace: str, name: str) -> KubeObject | None:
+    async def _of(self, pod: KubeObject) -> KubeObject | None:
+        """The Workload of the pod's group, or of the pod alone, whose name Kueue makes up."""
+        namespace, group = pod["metadata"]["namespace"], podstate.group(pod)
         try:
             version = await self._served()
-            return (
-                await self._api.get(path(WORKLOAD, namespace, name, group_version=version))
-                if version
-                else None
-            )
+            if not version:
+                return None
+            if group:
+                return await self._api.get(path(WORKLOAD, namespace, group, group_version=version))
+            async for page in self._api.pages(
+                collection(WORKLOAD, namespace, group_version=version)
+            ):
+                found = {(WORKLOAD, each["metadata"]["name"]): each for each in page["items"] or []}
+                if (workload := admission.workload_of(pod, found)) is not None:
+                    return workload
+            return None
         except errors.NotFoundError:
             return None
         except errors.ApiError as error:  # a status with fewer words must not stop a job
-            log.warning("cannot read why a group waits", workload=name, error=str(error))
+            log.warning("cannot read why a pod waits", pod=podstate.name(pod), error=str(error))
             return None
 
     async def _served(self) -> str:

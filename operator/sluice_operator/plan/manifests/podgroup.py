@@ -26,14 +26,15 @@ Kueue offers."""
 
 
 def shared_group(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGroupStatus | None:
-    """The group of trainer and first engines; None: the job asks for none."""
+    """The group by which the job is admitted; None: the job asks for none."""
     if job.spec.pod_group_policy is None:
         return None
     known = status.pod_group or PodGroupStatus()
     if _has_begun(job, known, observed):
         return known
     replicas = min(job.spec.rollout.min_replicas, rollout_replicas(job, status))
-    return known.model_copy(update={"replicas": replicas})
+    services = queueing.holds_services(job)
+    return known.model_copy(update={"replicas": replicas, "services": services})
 
 
 def following(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGroupStatus | None:
@@ -41,7 +42,8 @@ def following(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGroupSt
     known = status.pod_group
     if known is None or not _has_begun(job, known, observed):
         return known
-    return known.model_copy(update={"number": known.number + 1})
+    services = queueing.holds_services(job)
+    return known.model_copy(update={"number": known.number + 1, "services": services})
 
 
 def wanted_gangs(job: RLJob, status: RLJobStatus, now: datetime) -> list[Gang]:
@@ -113,8 +115,9 @@ def renewed(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) 
     replaced = [pod for pod in inside if podstate.attempt(pod) < attempts.get(_gang(pod), 0)]
     if not (_is_spoiled(job, replaced) or (inside and _is_split(known, name, present))):
         return status
-    roles = [_moved(role, known, observed.pods, now) for role in status.roles]
-    return status.model_copy(update={"pod_group": following(job, status, observed), "roles": roles})
+    new = following(job, status, observed) or known
+    roles = [_moved(role, new, observed.pods, now) for role in status.roles]
+    return status.model_copy(update={"pod_group": new, "roles": roles})
 
 
 def _is_spoiled(job: RLJob, replaced: Sequence[KubeObject]) -> bool:
@@ -146,13 +149,13 @@ def _gang(pod: KubeObject) -> tuple[str, int]:
 
 
 def _moved(
-    role: RoleStatus, known: PodGroupStatus, pods: Sequence[KubeObject], now: datetime
+    role: RoleStatus, group: PodGroupStatus, pods: Sequence[KubeObject], now: datetime
 ) -> RoleStatus:
-    """The role, with another attempt of each gang that is in the job's group."""
+    """The role, with another attempt of each gang that belongs into this group."""
     members = by_gang(pods)
     gangs = [
         retire(gang, members[role.name, gang.replica], now)
-        if queueing.is_shared(Gang(role.name, gang.replica, 1), known)
+        if queueing.is_shared(Gang(role.name, gang.replica, 1), group)
         else gang
         for gang in role.gangs
     ]

@@ -86,9 +86,11 @@ def pod(
         ours["spec"]["initContainers"] = [plugin_container(job, plugin, images)]
     if gang.role == "rollout" and gang.size > 1:
         ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
-    layers: list[dict[str, Any]] = [queueing.marks(job, gang, index, group)]
-    for template in [*layers, *_templates(job, gang.role)]:
-        ours = merge(ours, fitting(template, ours, _names(gang.role)))
+    metadata, scheduling = queueing.marks(job, gang, index, group)
+    layers: list[dict[str, Any]] = [{"spec": scheduling}, *_templates(job, gang.role)]
+    # No template moves a pod out of its group: a queue waits for ever for the group to be whole.
+    for layer in [*layers, {"metadata": metadata}]:
+        ours = merge(ours, fitting(layer, ours, _names(gang.role)))
     for kind in ("initContainers", "containers"):
         if kind in ours["spec"]:
             ours["spec"][kind] = [with_requests(job, each) for each in ours["spec"][kind]]

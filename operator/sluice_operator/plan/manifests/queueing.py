@@ -4,8 +4,9 @@ nothing ourselves.
 A job is admitted as a whole: one group holds the trainer and the first `minReplicas` engines, and
 replacements of their pods join it. Admitted apart, two jobs would each get half of what they need,
 and wait for ever. Each further engine is a group of its own, one for each attempt: it is admitted
-or not, to nobody's harm. Buffer and rendezvous do not queue: they are small, hold no GPU, and must
-be there before the others can start.
+or not, to nobody's harm. With Kueue the group holds the buffer and the rendezvous too: a namespace
+with a LocalQueue `default` queues every pod, and pods that no group holds are admitted apart.
+Volcano and the scheduler queue only what asks for it, so services start there at once.
 
 Names and rules are those of the projects' documentation: Kueue, "Run Plain Pods"
 (kueue.sigs.k8s.io/docs/tasks/run/plain_pods) and its pod integration's constants; Volcano, PodGroup
@@ -26,12 +27,21 @@ KIND = "PodGroup"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 NATIVE = "scheduling.k8s.io/v1beta1"
 _QUEUED = ("trainer", "rollout")
+_SERVICES = ("buffer", "rendezvous")
 _KUEUE = "kueue.x-k8s.io"
 
 
 def queues(job: RLJob, role: str) -> bool:
-    """True where pods of this role wait for a queue, or a scheduler of gangs."""
+    """Whether pods of this role wait for a queue, or for a scheduler of gangs."""
+    if role in _SERVICES:
+        return holds_services(job)
     return job.spec.pod_group_policy is not None and role in _QUEUED
+
+
+def holds_services(job: RLJob) -> bool:
+    """Whether the job's next group holds the buffer and the rendezvous too."""
+    policy = job.spec.pod_group_policy
+    return policy is not None and policy.kueue is not None
 
 
 def group_version(job: RLJob) -> str | None:
@@ -43,7 +53,9 @@ def group_version(job: RLJob) -> str | None:
 
 
 def is_shared(gang: Gang, shared: PodGroupStatus) -> bool:
-    """The gang is in the group that the job is admitted by."""
+    """Whether the gang is in the group that the job is admitted by."""
+    if gang.role in _SERVICES:
+        return shared.services
     return gang.role == "trainer" or (gang.role == "rollout" and gang.replica < shared.replicas)
 
 
@@ -54,28 +66,30 @@ def group_of(
     if shared is None or not queues(job, gang.role):
         return None
     if not is_shared(gang, shared):
+        if gang.role in _SERVICES:  # the group is one that an older release has made
+            return None
         return PodGroup(
             names.attempt_name(job, gang.role, gang.replica, attempt), gang.size, alone=True
         )
     size = job.spec.trainer.nodes + shared.replicas * job.spec.rollout.nodes_per_replica
+    size += len(_SERVICES) if shared.services else 0
     return PodGroup(names.group_name(job, shared.number), size)
 
 
-def marks(job: RLJob, gang: Gang, index: int, group: PodGroup | None) -> dict[str, Any]:
-    """Part of a pod: what tells the queue which group the pod belongs to."""
+def marks(
+    job: RLJob, gang: Gang, index: int, group: PodGroup | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parts of a pod's metadata and spec that tell the queue which group the pod belongs to."""
     policy = job.spec.pod_group_policy
     if policy is None or group is None:
-        return {}
+        return {}, {}
     labels = {names.LABEL_GROUP: group.name}
     if policy.kueue is not None:
-        return {"metadata": _kueue(job, gang, index, group, labels)}
+        return _kueue(job, gang, index, group, labels), {}
     if policy.volcano is not None:
-        metadata = {"labels": labels, "annotations": {"scheduling.k8s.io/group-name": group.name}}
-        return {"metadata": metadata, "spec": {"schedulerName": "volcano"}}
-    return {
-        "metadata": {"labels": labels},
-        "spec": {"schedulingGroup": {"podGroupName": group.name}},
-    }
+        annotations = {"scheduling.k8s.io/group-name": group.name}
+        return {"labels": labels, "annotations": annotations}, {"schedulerName": "volcano"}
+    return {"labels": labels}, {"schedulingGroup": {"podGroupName": group.name}}
 
 
 def _kueue(
@@ -91,7 +105,7 @@ def _kueue(
     assert policy.kueue is not None
     kind, rank = _place(gang, index, group)
     labels |= {
-        f"{_KUEUE}/queue-name": policy.kueue.queue_name,
+        names.LABEL_QUEUE: policy.kueue.queue_name,
         f"{_KUEUE}/pod-group-name": group.name,
         f"{_KUEUE}/pod-group-pod-index": str(rank),
     }
@@ -107,8 +121,8 @@ def _place(gang: Gang, index: int, group: PodGroup) -> tuple[str, int]:
     """(kind, rank among the group's pods of this kind). An engine's first pod has the worker, the
     others have not.
     """
-    if gang.role == "trainer":
-        return "trainer", index
+    if gang.role != "rollout":
+        return gang.role, index
     before = 0 if group.alone else gang.replica
     return (
         ("engine", before)

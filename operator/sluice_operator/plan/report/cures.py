@@ -90,6 +90,23 @@ OF_REFUSALS: Cures = (
     (r"because it is being terminated", "the namespace is being deleted"),
 )
 """Of what an API server answers to an object that it does not take."""
+OF_QUEUES: Cures = (
+    (
+        r"maximum number of re-queuing retries",
+        "Kueue's waitForPodsReady.timeout is shorter than this job takes to start: have it raised, "
+        "then suspend and resume the job",
+    ),
+    (
+        r"[Dd]eactivated",
+        "somebody, or an admission check, has set the Workload's spec.active to false: suspend and "
+        "resume the job to queue again",
+    ),
+    (
+        r"Exceeded the PodsReady timeout",
+        "Kueue's waitForPodsReady.timeout is shorter than this job takes to start: have it raised",
+    ),
+)
+"""Of what Kueue says of a Workload."""
 
 
 def with_cure(message: str, cures: Cures) -> str:
