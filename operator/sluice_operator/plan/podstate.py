@@ -211,7 +211,8 @@ def disruption(pod: KubeObject) -> str:
     """The cause, in words, where the cluster or somebody else ended the pod; empty: nobody did."""
     for kind in _DISRUPTED:
         if _condition(pod, kind) == "True":
-            return f"{name(pod)}: {_condition(pod, kind, 'reason') or kind}"
+            why = _condition(pod, kind, "reason") or kind, _condition(pod, kind, "message")
+            return ": ".join(filter(None, (name(pod), *why)))
     if is_terminating(pod):
         return f"{name(pod)} was deleted"
     reason = _status(pod).get("reason") or ""

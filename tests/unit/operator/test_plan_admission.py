@@ -301,3 +301,73 @@ def test_a_trainer_whose_episodes_a_queue_holds_does_not_hang() -> None:
     late = plan(world.job, replace(observed, status=status), START + timedelta(seconds=1000))
     assert late.status.state == "Queued"
     assert late.status.gang("trainer", 0).attempt == 1  # type: ignore[union-attr]
+
+
+READY = "Exceeded the PodsReady timeout default/demo-group-1234-1"
+RAISE = "Kueue's waitForPodsReady.timeout is shorter than this job takes to start: have it raised"
+
+
+def evicted(reason: str, message: str, unmet: str, *, active: bool = True) -> KubeObject:
+    stored = workload(QuotaReserved=unmet)
+    condition = {"type": "Evicted", "status": "True", "reason": reason, "message": message}
+    stored["status"]["conditions"].append(condition)
+    return stored | {"spec": {"active": active}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        pytest.param(
+            evicted("PodsReadyTimeout", READY, READY), f"{READY}; {RAISE}", id="backs off"
+        ),
+        pytest.param(
+            evicted("PodsReadyTimeout", READY, "insufficient unused quota"),
+            f"{READY}; insufficient unused quota; {RAISE}",
+            id="waits again",
+        ),
+        pytest.param(
+            evicted("Preempted", "Preempted to make room", "insufficient unused quota"),
+            "insufficient unused quota",
+            id="preempted",
+        ),
+        pytest.param(
+            evicted(
+                "Deactivated",
+                "The workload is deactivated due to exceeding the maximum number of re-queuing "
+                "retries",
+                READY,
+                active=False,
+            ),
+            "The workload is deactivated due to exceeding the maximum number of re-queuing "
+            f"retries; {RAISE}, then suspend and resume the job",
+            id="given up",
+        ),
+        pytest.param(
+            evicted("Deactivated", "The workload is deactivated", "", active=False),
+            "The workload is deactivated; somebody, or an admission check, has set the Workload's "
+            "spec.active to false: suspend and resume the job to queue again",
+            id="deactivated by somebody",
+        ),
+    ],
+)
+def test_a_job_that_kueue_has_evicted_says_why_and_what_to_do(
+    stored: KubeObject, words: str
+) -> None:
+    world = queued()
+    world.objects["Workload", WHOLE] = stored
+    world.settle()
+    assert f"queue team-a: {words}; see kubectl" in message(world, "Admitted")
+    assert message(world, "Running") == f"the job waits in a queue: {words}"
+
+
+def test_an_eviction_of_pods_that_were_not_ready_in_time_is_an_event_with_a_cure() -> None:
+    world = World(make_job(**KUEUE))
+    world.settle()
+    pod = world.pods["demo-trainer-0-1-0"]
+    target = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}
+    pod["status"]["conditions"].append(target | {"message": READY})
+    world.step()
+    assert world.events[-1].message == (
+        f"trainer-0 was disrupted: demo-trainer-0-1-0: WorkloadEvicted: {READY}; {RAISE}; "
+        "attempt 2 follows"
+    )

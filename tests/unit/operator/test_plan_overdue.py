@@ -65,3 +65,13 @@ def test_who_keeps_a_pod_that_force_does_not_remove_is_told() -> None:
     assert overdue([make_pod("buffer"), pod], later) == (
         f"{TRAINER} was removed by force, and its finalizers keep it (example.org/keep)"
     )
+
+
+def test_a_pod_that_has_ended_is_not_blamed_on_its_node() -> None:
+    """As a trainer's pod that succeeded beside one that failed: Kueue keeps it for a moment."""
+    pod = make_pod(phase="Succeeded")
+    finalizers = ["kueue.x-k8s.io/managed"]
+    pod["metadata"] |= {"deletionTimestamp": clock.text(START), "finalizers": finalizers}
+    assert overdue([pod], START) == (
+        f"{TRAINER} has ended, and its finalizers keep it (kueue.x-k8s.io/managed)"
+    )

@@ -27,6 +27,7 @@ from sluice_operator.plan.defaults import filled_in
 from sluice_operator.plan.model import Deletion, Event, Observed
 from sluice_operator.plan.names import config_name
 from sluice_operator.plan.podstate import headline
+from sluice_operator.plan.report import cures
 from sluice_operator.plan.report.conditions import Finding, hopeless
 
 
@@ -42,7 +43,8 @@ def of_steps(steps: Sequence[Step], status: RLJobStatus) -> tuple[Event, ...]:
 def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
     attempt = step.status.attempt
     if decision.failure is None:
-        text = GANG_DISRUPTED.text(gang=step.gang.name, what=decision.disruption, attempt=attempt)
+        what = cures.with_cure(decision.disruption, cures.OF_QUEUES)
+        text = GANG_DISRUPTED.text(gang=step.gang.name, what=what, attempt=attempt)
         return Event("Normal", GANG_DISRUPTED.name, text)
     text = GANG_FAILED.text(
         gang=step.gang.name,

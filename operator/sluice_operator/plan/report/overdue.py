@@ -20,6 +20,9 @@ def overdue(pods: Sequence[KubeObject], now: datetime) -> str:
     if pod is None:
         return ""
     name, moment = podstate.name(pod), force_time(pod)
+    if podstate.is_finished(pod):
+        kept = ", ".join(pod["metadata"].get("finalizers") or ["none is named"])
+        return f"{name} has ended, and its finalizers keep it ({kept})"
     if now < moment:
         return (
             f"{name} was deleted and has not ended in its grace: its node may be dead; "
