@@ -69,7 +69,9 @@ async def main() -> int:
             cluster = await _until_either(_open(api, config), stop)
             if cluster is None:
                 return 0
-            territory = Territory(api, f"{config.namespace}/{config.lease_name}")
+            territory = Territory(
+                api, f"{config.namespace}/{config.lease_name}", cluster.namespaces
+            )
             controller = Controller(
                 cluster, config, metrics, Prober(cluster.keys), territory.is_ours
             )

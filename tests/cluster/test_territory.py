@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sluice_operator.cluster.kube import territory
-from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import path
 from sluice_operator.cluster.kube.territory import HeldError, Territory
 from tests.cluster.conftest import StartOperator
@@ -25,6 +26,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def territory_of(
+    world: World, installation: str, clock: Callable[[], float] = time.monotonic
+) -> Territory:
+    return Territory(world.api, installation, lambda: {world.namespace}, clock)
 
 
 async def test_a_second_installation_says_why_it_does_not_start(
@@ -74,9 +81,9 @@ async def test_replicas_are_one_installation(start: StartOperator, world: World)
     await world.until_pods(5)
 
 
-async def test_the_lease_of_one_that_is_gone_runs_out(api: Api, world: World) -> None:
+async def test_the_lease_of_one_that_is_gone_runs_out(world: World) -> None:
     clock = Clock()
-    first, second = Territory(api, "a/sluice", clock), Territory(api, "b/sluice", clock)
+    first, second = territory_of(world, "a/sluice", clock), territory_of(world, "b/sluice", clock)
     assert await first.is_ours(world.namespace)
     assert not await second.is_ours(world.namespace)
     clock.now += territory.SECONDS - 1
@@ -87,9 +94,9 @@ async def test_the_lease_of_one_that_is_gone_runs_out(api: Api, world: World) ->
         await first._take(world.namespace)
 
 
-async def test_one_that_renews_is_never_followed(api: Api, world: World) -> None:
+async def test_one_that_renews_is_never_followed(world: World) -> None:
     clock = Clock()
-    first, second = Territory(api, "a/sluice", clock), Territory(api, "b/sluice", clock)
+    first, second = territory_of(world, "a/sluice", clock), territory_of(world, "b/sluice", clock)
     for _ in range(3):
         await first._take(world.namespace)
         assert not await second.is_ours(world.namespace)
@@ -99,7 +106,7 @@ async def test_one_that_renews_is_never_followed(api: Api, world: World) -> None
 async def test_an_operator_of_all_namespaces_leaves_one_alone_that_is_anothers(
     start: StartOperator, plane: ControlPlane, world: World, tmp_path: Path
 ) -> None:
-    await Territory(world.api, "elsewhere/mine").settle([world.namespace])
+    await territory_of(world, "elsewhere/mine").settle([world.namespace])
     everywhere = {"SLUICE_WATCH_NAMESPACES": "", "SLUICE_LEASE_NAME": f"all-{world.namespace}"}
     operator = Operator(plane.kubeconfig, world.namespace, tmp_path / "all.log", **everywhere)
     try:

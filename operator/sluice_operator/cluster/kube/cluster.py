@@ -145,6 +145,10 @@ class KubeCluster:
         """Of jobs, and of those that are gone and have left pods."""
         return list({*self.jobs.all_keys(), *self.pods.all_keys()})
 
+    def namespaces(self) -> set[str]:
+        """The namespaces that have jobs, or pods that jobs have left."""
+        return {namespace for namespace, _ in self.all_keys()}
+
     async def config(self, stored: KubeObject) -> KubeObject | None:
         """The ConfigMap that holds the manifest which this job's pods were started with; None:
         nothing was.

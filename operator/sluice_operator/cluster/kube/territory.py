@@ -4,14 +4,15 @@ Each such namespace holds a Lease that names the installation (its namespace and
 election) and that its leader renews. It lies where the jobs are, because that is the one place that
 both of two operators can see, whatever each of them watches. One that watches all namespaces holds
 `default` besides those with jobs, so that a second one of its kind meets it before there is a job.
-An installation that is gone is followed after the Lease has run out.
+An installation that is gone is followed after the Lease has run out; so is one that has no jobs in
+a namespace any more, and renews its Lease there no longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 
 import structlog
@@ -25,6 +26,8 @@ from sluice_operator.plan.model import KubeObject
 NAME = "rljobs.sluice.dev"
 SECONDS = 45
 RENEW_SECONDS = 15.0
+RENEWALS_AT_ONCE = 16
+"""Fewer than the API client has connections, so that passes over jobs do not wait for renewals."""
 AGAIN_SECONDS = 3.0
 ALWAYS = "default"
 """Namespace that every cluster has."""
@@ -44,25 +47,31 @@ class HeldError(Exception):
 
 
 class Territory:
-    """installation: what all replicas of one release call themselves.
-    clock: seconds that only go forward.
+    """installation: what all replicas of one release call themselves. occupied: namespaces that
+    have jobs. clock: seconds that only go forward.
     """
 
     def __init__(
-        self, api: Api, installation: str, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        installation: str,
+        occupied: Callable[[], Collection[str]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._installation, self._clock = api, installation, clock
+        self._occupied = occupied
+        self._settled: frozenset[str] = frozenset()
         self._held: set[str] = set()
         self._others: dict[str, tuple[str, float]] = {}
         self.refusal = ""
         """Why this operator does not work; empty: nobody is in its way."""
 
     async def settle(self, namespaces: Iterable[str]) -> None:
-        """Wait until all these namespaces are ours."""
-        wanted = list(namespaces)
+        """Wait until all these namespaces are ours. They stay so, with jobs and without."""
+        self._settled = frozenset(namespaces)
         while True:
             try:
-                for namespace in wanted:
+                for namespace in sorted(self._settled):
                     await self._take(namespace)
             except HeldError as error:
                 if self.refusal != str(error):
@@ -89,16 +98,33 @@ class Territory:
         return True
 
     async def keep(self) -> None:
-        """Renew for ever. Raises HeldError where another has come while we were away."""
+        """Renew for ever. Raises HeldError if another has come while we were away."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            for namespace in sorted(self._held):
-                try:
-                    await self._take(namespace)
-                except errors.ApiError as error:
-                    log.warning(
-                        "a namespace's lease is not renewed", namespace=namespace, error=str(error)
-                    )
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Renew each Lease once, some at a time; give up namespaces that are gone or have no jobs.
+
+        Raises HeldError.
+        """
+        self._held &= self._settled | set(self._occupied())
+        limit = asyncio.Semaphore(RENEWALS_AT_ONCE)
+        renewals = (self._renew(namespace, limit) for namespace in sorted(self._held))
+        for result in await asyncio.gather(*renewals, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _renew(self, namespace: str, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            try:
+                await self._write(namespace, await self._read(namespace))
+            except errors.NotFoundError:  # the namespace is gone
+                self._held.discard(namespace)
+            except errors.ApiError as error:
+                log.warning(
+                    "a namespace's lease is not renewed", namespace=namespace, error=str(error)
+                )
 
     async def _take(self, namespace: str) -> None:
         """Write the Lease: where there is none, where it is ours,
