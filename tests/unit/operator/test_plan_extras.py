@@ -33,6 +33,7 @@ def test_one_engine_stays_while_machines_are_drained(
             "sluice.dev/job-name": "demo",
             "sluice.dev/role": "rollout",
         }
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_the_network_lets_in_the_job_the_operator_and_scrapes() -> None:

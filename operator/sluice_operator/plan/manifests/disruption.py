@@ -20,7 +20,8 @@ def disruption_budget(job: RLJob, replicas: int) -> KubeObject | None:
     """None: a job with a single engine has nothing to keep. replicas: engines that are wanted.
 
     A number of pods, not `maxUnavailable`: that is counted against /scale,
-    which knows only the engines.
+    which knows only the engines. An engine that is not ready, such as one that loads its model or
+    fails again and again, holds up no drain: nobody would miss it.
     """
     if not job.spec.pod_disruption_budget.enabled or replicas < 2:
         return None
@@ -31,5 +32,6 @@ def disruption_budget(job: RLJob, replicas: int) -> KubeObject | None:
         "spec": {
             "minAvailable": job.spec.rollout.nodes_per_replica,
             "selector": {"matchLabels": names.selector(job, "rollout")},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
