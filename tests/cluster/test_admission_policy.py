@@ -75,6 +75,13 @@ def container(**context: Any) -> Object:
     return pod(containers=[{"name": "x", "image": "x", "securityContext": context}])
 
 
+def with_host_path(path: str) -> Object:
+    """Besides its other volumes, which its containers mount: an API server looks at that first."""
+    manifest = pod()
+    manifest["spec"]["volumes"].append({"name": "x", "hostPath": {"path": path}})
+    return manifest
+
+
 def without_owner(manifest: Object) -> Object:
     return manifest | {
         "metadata": {key: manifest["metadata"][key] for key in ("name", "namespace", "labels")}
@@ -339,7 +346,7 @@ REACHING = {
     "hostPID": (pod(hostPID=True), "admissionPolicy.allow.hostNamespaces=true"),
     "hostIPC": (pod(hostIPC=True), "admissionPolicy.allow.hostNamespaces=true"),
     "hostPath": (
-        pod(volumes=[{"name": "x", "hostPath": {"path": "/mnt/nvme/a"}}]),
+        with_host_path("/mnt/nvme/a"),
         "admissionPolicy.allow.hostPaths={/mnt/nvme}",
     ),
     "privileged": (container(privileged=True), "admissionPolicy.allow.privileged=true"),
@@ -364,8 +371,7 @@ async def test_a_pod_that_reaches_for_its_node_needs_a_value(
 
 async def test_a_path_beside_an_allowed_one_is_another(ask: Callable[..., Awaitable[Ask]]) -> None:
     says = await ask("--set", "admissionPolicy.allow.hostPaths={/mnt/nvme}")
-    beside = pod(volumes=[{"name": "x", "hostPath": {"path": "/mnt/nvme2"}}])
-    assert "hostPaths" in await says("CREATE", beside, None)
+    assert "hostPaths" in await says("CREATE", with_host_path("/mnt/nvme2"), None)
 
 
 FOREIGN: dict[str, tuple[str, Object | None, Object | None]] = {

@@ -18,7 +18,7 @@ from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.plan import Deletion, Observed
-from sluice_operator.plan.report.admission import cause
+from sluice_operator.plan.report.admission import cause, workload_of
 from tests.cluster.conftest import CRDS
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
@@ -316,7 +316,7 @@ async def test_a_pod_that_is_removed_from_a_dead_node_is_replaced(
     trainer = pod_of("first", "trainer")
     await submit(world, policy, "first")
     await world.until_pods(4)
-    await world.bind(trainer)
+    await Kueue(world, quota=0).start((await world.pods())[trainer])
     await world.run(trainer)
     await delete_pod(world, trainer)
     kube = KubeCluster(world.api, "test", JobKeys(bytes(32)), world.namespace)
@@ -367,6 +367,30 @@ async def test_the_words_of_kueue_are_read_from_the_workload(
         for pod in pods:
             pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
         job = RLJob.model_validate({**await world.job("first"), "status": None})
-        objects = await Workloads(world.api).waited_for(job, pods)
         words = "insufficient unused quota for pods, 1 more needed"
-        assert cause(job, Observed(tuple(pods), objects=objects), datetime.now(UTC)) == words
+
+        async def are_read() -> bool:
+            objects = await Workloads(world.api).waited_for(job, pods)
+            observed = Observed(tuple(pods), objects=objects)
+            return cause(job, observed, datetime.now(UTC)) == words
+
+        await world.until(are_read)
+
+
+@pytest.mark.parametrize("policy", ["kueue"], indirect=True)
+async def test_the_workload_of_a_pod_that_kueue_queues_apart_is_found_by_its_owner(
+    operator: Operator, world: World, policy: str
+) -> None:
+    """Kueue makes its name up."""
+    async with Kueue(world, quota=0, has_default=True).working():
+        await submit(world, policy, "first", podGroupPolicy=None)
+        await world.until_pods(4)
+        buffer = (await world.pods())[pod_of("first", "buffer")]
+        buffer["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+        job = RLJob.model_validate({**await world.job("first"), "status": None})
+
+        async def is_found() -> bool:
+            objects = await Workloads(world.api).waited_for(job, [buffer])
+            return workload_of(buffer, objects) is not None
+
+        await world.until(is_found)
