@@ -200,9 +200,9 @@ def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
 def test_a_gate_of_somebody_else_is_respected_without_a_policy() -> None:
     pod = make_pod(phase="Pending")
     pod["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
-    found = admitted(make_job(), Observed((pod,)), START)
-    assert found.reason == "WaitingForQueue"
-    assert found.message == (
+    finding = admitted(make_job(), Observed((pod,)), START)
+    assert finding.reason == "WaitingForQueue"
+    assert finding.message == (
         "demo-trainer-0-1-0 waits for admission by a queue: scheduling gate example.com/wait"
     )
     assert admitted(make_job(), Observed((make_pod(),)), START).status == "True"
@@ -282,11 +282,12 @@ def test_a_job_none_of_whose_episodes_may_run_is_queued(
     job, now = make_job(**KUEUE), START + timedelta(seconds=60)
     observed = Observed(episodes=tuple(episodes))
     assert is_queued(job, [], observed, now) is held
-    found = admitted(job, observed, now)
-    assert found.status == str(not held)
+    finding = admitted(job, observed, now)
+    assert finding.status == str(not held)
     if held:
-        assert found.message.startswith("demo-episode-0-1-0 and 1 more wait for admission by queue")
-        assert "episodes need quota besides the jobs'" in found.message
+        who = "demo-episode-0-1-0 and 1 more wait for admission by queue default"
+        assert finding.message.startswith(who)
+        assert "episodes need quota besides the jobs'" in finding.message
 
 
 def test_a_trainer_whose_episodes_a_queue_holds_does_not_hang() -> None:

@@ -101,7 +101,7 @@ def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None
     )
     annotations = trainer["metadata"]["annotations"]
     assert annotations[key] == "cloud.provider.com/topology-rack"
-    assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "4"
 
 
 def test_rdma_by_template() -> None:

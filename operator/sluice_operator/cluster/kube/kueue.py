@@ -82,8 +82,10 @@ class Workloads:
             async for page in self._api.pages(
                 collection(WORKLOAD, namespace, group_version=version)
             ):
-                found = {(WORKLOAD, each["metadata"]["name"]): each for each in page["items"] or []}
-                if (workload := admission.workload_of(pod, found)) is not None:
+                workloads = {
+                    (WORKLOAD, each["metadata"]["name"]): each for each in page["items"] or []
+                }
+                if (workload := admission.workload_of(pod, workloads)) is not None:
                     return workload
             return None
         except errors.NotFoundError:

@@ -32,14 +32,14 @@ _KUEUE = "kueue.x-k8s.io"
 
 
 def queues(job: RLJob, role: str) -> bool:
-    """Whether pods of this role wait for a queue, or for a scheduler of gangs."""
+    """True if pods of this role wait for a queue, or for a scheduler of gangs."""
     if role in _SERVICES:
         return holds_services(job)
     return job.spec.pod_group_policy is not None and role in _QUEUED
 
 
 def holds_services(job: RLJob) -> bool:
-    """Whether the job's next group holds the buffer and the rendezvous too."""
+    """True if the job's next group holds the buffer and the rendezvous too."""
     policy = job.spec.pod_group_policy
     return policy is not None and policy.kueue is not None
 
@@ -53,7 +53,7 @@ def group_version(job: RLJob) -> str | None:
 
 
 def is_shared(gang: Gang, shared: PodGroupStatus) -> bool:
-    """Whether the gang is in the group that the job is admitted by."""
+    """True if the gang is in the group that the job is admitted by."""
     if gang.role in _SERVICES:
         return shared.services
     return gang.role == "trainer" or (gang.role == "rollout" and gang.replica < shared.replicas)

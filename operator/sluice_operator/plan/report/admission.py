@@ -34,10 +34,10 @@ _EPISODES = (
 
 
 def waits(job: RLJob, pod: KubeObject) -> bool:
-    """Whether the pod is gated, or waits for a place where a scheduler gives a gang all of its
+    """True if the pod is gated, or waits for a place where a scheduler gives a gang all of its
     places or none.
     """
-    if podstate.is_terminating(pod) or podstate.is_finished(pod):
+    if not _goes_on(pod):
         return False
     together = group_version(job) is not None and queues(job, podstate.role(pod))
     return podstate.is_gated(pod) or (together and not podstate.is_scheduled(pod))
@@ -77,7 +77,7 @@ def _goes_on(pod: KubeObject) -> bool:
 
 
 def is_queued(job: RLJob, steps: Sequence[Step], observed: Observed, now: datetime) -> bool:
-    """Whether the job cannot begin, or go on, because a queue holds a pod of a gang that it cannot
+    """True if the job cannot begin, or go on, because a queue holds a pod of a gang that it cannot
     do without, all of its engines, or all of its episodes.
     """
     pods = waiting(job, observed, now)
@@ -163,7 +163,7 @@ def _words(pod: KubeObject, observed: Observed) -> str:
 
 
 def _cure(job: RLJob, pod: KubeObject) -> str:
-    """What a user can do about a pod that Kueue queues without its job."""
+    """The cure: what a user can do about a pod that Kueue queues without its job."""
     if podstate.group(pod) or not set(podstate.gates(pod)) & set(names.GATES_OF_KUEUE):
         return ""
     if podstate.role(pod) in names.EPISODES:
@@ -173,8 +173,8 @@ def _cure(job: RLJob, pod: KubeObject) -> str:
 
 
 def _of_workload(workload: KubeObject) -> str:
-    """What a Workload lacks for its admission, and why Kueue took back an earlier one if that can
-    happen again.
+    """The words of a Workload: what it lacks for its admission, and why Kueue took an earlier one
+    back, if that can happen again.
     """
     conditions = {
         each["type"]: each for each in (workload.get("status") or {}).get("conditions") or []
