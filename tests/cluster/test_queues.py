@@ -383,7 +383,7 @@ async def test_the_workload_of_a_pod_that_kueue_queues_apart_is_found_by_its_own
 ) -> None:
     """Kueue makes its name up."""
     async with Kueue(world, quota=0, has_default=True).working():
-        await submit(world, policy, "first", podGroupPolicy=None)
+        await world.create("first", podTemplateOverrides=[BY_WEBHOOK], rollout=ONE_ENGINE)
         await world.until_pods(4)
         buffer = (await world.pods())[pod_of("first", "buffer")]
         buffer["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
