@@ -10,7 +10,7 @@ from tests.tools import ROOT
 
 
 def stage(log: Path, script: str) -> subprocess.CompletedProcess[str]:
-    command = [ROOT / "tools" / "stage.sh", log, "1/2 torch", "sh", "-c", script]
+    command: list[str | Path] = [ROOT / "tools/stage.sh", log, "1/2 torch", "sh", "-c", script]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -98,6 +98,7 @@ def test_fields_that_are_null_count_as_absent_in_every_format(tmp_path: Path, en
         writer.write(row)
     [located] = read_file(tmp_path / f"rows{ending}")
     parsed = parse_row(located.row, source())
+    assert isinstance(parsed.prompt, list)
     [asked, called] = parsed.prompt
     assert asked == {"role": "user", "content": "x"}
     assert called.keys() == {"role", "tool_calls"}
