@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 EXTRAS := .[operator,buffer,rollout,trainer,local]
 DEV    := .[client,dev,docs,tracing,wandb]
-TORCH  := "torch==2.13.0; python_version < '3.12'" "torch==2.11.0; python_version >= '3.12'"
+TORCH  := torch==2.13.0
 # One stage of a set-up: $(call stage,ENVIRONMENT,TEXT,COMMAND) and $(call install,ENVIRONMENT,TEXT,PACKAGES).
 stage   = tools/stage.sh $(1)/setup.log "$(2)" $(3)
 install = $(call stage,$(1),$(2),$(1)/bin/python -m pip --disable-pip-version-check install $(3))
@@ -22,7 +22,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents trl verl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl verl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-cluster    the operator's tests, on a real Kubernetes API server (7 min)"
 	@echo "make test-node       the quickstart in real pods, on a Kubernetes node of this machine (root; 10 min)"
 	@echo "make test-learning   examples learn: five estimators, agents, sft, distillation; and a figure (45 min)"
+	@echo "make test-pythons    the quickstart with Python 3.12 and 3.13, where they are installed (10 min)"
 	@echo "make kind-up         a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
 	@echo "make test-kind       cluster tests, chart's own test and quickstart on that cluster"
 	@echo "make lint            ruff, mypy, import rules, Dockerfile, generated files (2 min)"
@@ -116,6 +117,15 @@ verl: .venv-verl/.ready
 quickstart: $(VENV)/.ready $(if $(filter vllm,$(ENGINE)),.venv-vllm/.ready)
 	@$(PY) examples/quickstart/make_data.py examples/quickstart
 	@$(VENV)/bin/sluice run examples/quickstart/job.yaml --run-dir runs/quickstart $(if $(ENGINE),--set rollout.engine=$(ENGINE)) $(ARGS)
+
+# Ten steps of the quickstart with each other Python that we support and that is on this machine. There torch is the
+# CUDA build, for want of a CPU wheel, and runs on the CPU all the same.
+test-pythons:
+	@for version in 3.12 3.13; do \
+	  python=$$(PYENV_VERSION=$$version python$$version -c 'import sys; print(sys.executable)' 2>/dev/null) || { echo "no Python $$version on this machine: left out"; continue; }; \
+	  $(MAKE) --no-print-directory quickstart VENV=.venv-python-$$version PYTHON=$$python \
+	    ARGS="--run-dir runs/python-$$version --fresh --set trainer.steps=10" || exit 1; \
+	done
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
 test: $(VENV)/.dev agents
@@ -213,5 +223,5 @@ check-generated: protos crds reference kubernetes-fields observability
 	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
 
 clean:
-	rm -rf $(VENV) .venv-agents .venv-gym .venv-openenv .venv-trl .venv-verifiers .venv-verl .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
+	rm -rf $(VENV) .venv-agents .venv-gym .venv-openenv .venv-python-3.12 .venv-python-3.13 .venv-trl .venv-verifiers .venv-verl .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs
 	rm -rf examples/quickstart/model examples/quickstart/*.jsonl
