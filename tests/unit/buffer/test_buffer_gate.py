@@ -124,7 +124,8 @@ def change(draw: st.DrawFn, message: Any, field: Any) -> None:
     if name in ("reward_parts", "seat_rewards"):
         getattr(message, name)[draw(st.sampled_from(["white", "score", "x"]))] = draw(numbers)
     elif name == "weight_versions":
-        message.weight_versions[0].version = draw(integers)
+        spans = message.weight_versions
+        (spans[0] if spans else spans.add(end=1)).version = draw(integers)
     elif name == "branches":
         message.branches.add()
     elif kind == field.TYPE_BYTES:
