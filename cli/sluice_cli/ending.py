@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from sluice.api import RLJob, RLJobSpec, RLJobStatus, manifest
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
+from sluice.telemetry.run_warnings import RunWarning
 from sluice.telemetry.summary import summarize
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice_cli.exits import Exit
@@ -36,8 +38,12 @@ def write_summary(
     seconds: float,
     *,
     spec: RLJobSpec,
+    warnings: Sequence[RunWarning] = (),
 ) -> None:
-    """summary.json. Wall time and device time add up over the runs that continued each other."""
+    """summary.json. Wall time and device time add up over the runs that continued each other.
+
+    warnings: those that the run directory does not tell.
+    """
     path = directory / run_directory.SUMMARY
     before = read_json(path) if path.exists() else {}
     earlier = before.get("wall_seconds", 0.0)
@@ -52,6 +58,7 @@ def write_summary(
         totals=totals,
         device_seconds=dict(device_seconds),
         spec=spec,
+        warnings=warnings,
     )
     run_directory.write_json(path, summary)
 
@@ -78,6 +85,19 @@ def next_steps(directory: Path) -> list[str]:
         f"      all curves: tensorboard --logdir {directory / 'tensorboard'}",
         "      a task of your own: sluice init NAME (docs/your-own-task.md)",
     ]
+
+
+def warning_lines(warnings: Sequence[RunWarning]) -> list[str]:
+    """Active warnings, a line each; then one line that names those that no longer hold."""
+    lines = [f"warning: {warning.sentence()}" for warning in warnings if warning.active]
+    past = [
+        f"{warning.kind} ({warning.steps})" if warning.steps else warning.kind
+        for warning in warnings
+        if not warning.active
+    ]
+    if past:
+        lines.append(f"warnings that no longer hold: {', '.join(past)}")
+    return lines
 
 
 def last_words(
@@ -108,10 +128,8 @@ def last_words(
         console.print(f"goodput: {summary['goodput_text']}", highlight=False, soft_wrap=True)
     if summary["plan"]:
         console.print(f"plan: {summary['plan']}", highlight=False, soft_wrap=True)
-    for warning in summary["warnings"]:
-        console.print(
-            f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True
-        )
+    for line in warning_lines([RunWarning(**record) for record in summary["warnings"]]):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if status.state == "Failed":
         condition, failure = status.condition("Failed"), status.last_failure
         reason = condition.message if condition else "the job failed"

@@ -15,6 +15,7 @@ from rich.console import Console
 from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job
 from sluice.engines import engine_of
 from sluice.telemetry import health, run_directory
+from sluice.telemetry.run_warnings import RunWarning
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
@@ -197,6 +198,7 @@ async def _run(
         monitor,
         time.monotonic() - started,
         spec=job.spec,
+        warnings=watch.between_steps(),
     )
     return None if stopped else status
 
@@ -209,15 +211,19 @@ class HealthWarnings:
     harvest: health.Harvest
 
     def see(self, fresh: list[dict[str, Any]], stats: BufferStats | None) -> Iterator[str]:
-        for finding in (finding for record in fresh for finding in self.steps.see(record)):
-            yield f"step {finding.step}: {finding.text}"
+        for warning in (warning for record in fresh for warning in self.steps.see(record)):
+            yield warning.sentence()
         if stats:
             counters = stats.counters
-            warning = self.harvest.see(
+            fruitless = self.harvest.see(
                 stats.step, int(counters["groups_failed"]), int(counters["groups_filtered"])
             )
-            if warning:
-                yield warning.text
+            if fruitless:
+                yield fruitless.sentence()
+
+    def between_steps(self) -> list[RunWarning]:
+        """Warnings that no step's metrics tell."""
+        return [self.harvest.warning] if self.harvest.warning else []
 
 
 def show(

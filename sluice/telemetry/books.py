@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-_SHOWN = 3
+from sluice.telemetry.run_warnings import RunWarning
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Groups by what became of them. failed: by reason. open: in work, or stored and
-    not trained.
+    """Groups by what became of them. open: in work, or stored and not trained.
+
+    reasons: how often a group failed, by reason. Their sum is more than `failed` if groups of an
+    evaluation failed, or if failed groups went back because the job was given up.
     """
 
     leased: int
@@ -48,44 +50,62 @@ class Books:
         )
 
     @property
+    def failures(self) -> int:
+        """How often a group failed, for whatever reason."""
+        return sum(self.reasons.values())
+
+    @property
     def lost(self) -> int:
         """Groups of which nobody knows what became; below 0: groups that are in two states."""
         return self.leased - self.trained - self.filtered - self.failed - self.open
 
     def text(self) -> str:
         """`320 groups leased = 300 trained + 8 filtered + 12 failed (...) + 0 open`."""
-        failed = f"{self.failed} failed" + (f" ({self._by_reason()})" if self.failed else "")
+        agree = self.failures == self.failed
+        failed = f"{self.failed} failed" + (
+            f" ({self._by_reason()})" if self.failed and agree else ""
+        )
         return (
             f"{self.leased} groups leased = {self.trained} trained + {self.filtered} filtered + "
             f"{failed} + {self.open} open"
         )
 
-    def warnings(self) -> Iterator[str]:
-        """Faults of the books, in words."""
+    def warnings(self, example: str = "") -> Iterator[RunWarning]:
+        """Faults of the books, in words. example: why one of the groups failed, in full."""
         if self.lost or self.twice:
-            yield (
+            yield RunWarning(
+                "unbalanced books",
                 f"the books do not balance: {self.text()}; {self.lost} groups are lost and "
                 f"{self.twice} were trained "
-                "twice. This is a defect of sluice: please report it with the buffer's log"
+                "twice. This is a defect of sluice: please report it with the buffer's log",
             )
-        if self.failed:
-            yield (
-                f"{self.failed} of {self.leased} groups ({self.failed / max(self.leased, 1):.1%}) "
-                "failed and were not "
-                f"trained: {self._by_reason()}. failures.jsonl in the run directory names each"
-            )
+        if self.failures or self.failed:
+            yield RunWarning("failed groups", self._failures_text(example))
         if self.stale:
-            yield (
+            yield RunWarning(
+                "stale groups",
                 f"{self.stale} of {self.trained} trained groups were older than "
                 "rollout.maxStaleness: with rollout.partial or rollout.overSampling the groups "
-                "that finish first make the batch, and later ones are trained all the same"
+                "that finish first make the batch, and later ones are trained all the same",
             )
+
+    def _failures_text(self, example: str) -> str:
+        untrained = f"{self.failed} of {self.leased} groups"
+        share = f"({self.failed / max(self.leased, 1):.1%})"
+        if self.failures <= self.failed:
+            text = f"{untrained} {share} failed and were not trained"
+        else:
+            text = (
+                f"groups failed {self.failures} times, and {untrained} {share} were not trained "
+                "for it: the others were of an evaluation, or went back to be tried again"
+            )
+        reasons = f": {self._by_reason()}" if self.reasons else ""
+        such_as = f". For example, {example}" if example else ""
+        return f"{text}{reasons}{such_as}. failures.jsonl in the run directory names each"
 
     def _by_reason(self) -> str:
         most = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
-        told = [f"{count} {name.replace('_', ' ')}" for name, count in most[:_SHOWN]]
-        rest = sum(count for _, count in most[_SHOWN:])
-        return ", ".join(told + ([f"{rest} for other reasons"] if rest else []))
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in most)
 
 
 @dataclass(frozen=True, slots=True)

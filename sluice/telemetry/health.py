@@ -1,5 +1,4 @@
-"""Does a run look sick? From its metrics, in words, with what to try. Pure; each finding is meant
-to be shown once.
+"""Warnings about a run that looks sick, from its metrics, with what to try. Pure.
 
 The bounds are loose on purpose: a warning should be worth stopping for.
 """
@@ -7,64 +6,104 @@ The bounds are loose on purpose: a warning should be worth stopping for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from sluice.telemetry import health_learning, health_speed
-from sluice.telemetry.health_records import Record
+from sluice.telemetry.health_records import Record, Rule
+from sluice.telemetry.run_warnings import RunWarning, ordered
 
 WINDOW = 20
-"""Steps that a look back takes into account."""
+"""Steps that a rule looks back on."""
+RULES: dict[str, Rule] = health_learning.RULES | health_speed.RULES
 _FRUITLESS_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class HealthFinding:
-    """kind: one for each sort of trouble. text: what is seen, and what to try."""
+class _History:
+    """Steps as a rule sees them while its warning holds.
 
-    kind: str
-    step: int
-    text: str
+    A rule may compare the newest steps with earlier ones. While its warning holds, the earlier ones
+    are those from before the trouble: else a lasting trouble would become the usual state.
+    """
+
+    before: list[Record]
+    newest: deque[Record]
+
+    @classmethod
+    def split(cls, window: list[Record]) -> _History:
+        half = len(window) // 2
+        return cls(window[:half], deque(window[half:], maxlen=WINDOW // 2))
+
+    def records(self) -> list[Record]:
+        return [*self.before, *self.newest]
 
 
 class Watch:
-    """Follows a run step by step, and tells of each kind of trouble once."""
+    """Follows a run step by step, and knows which warnings hold."""
 
     def __init__(self, earlier: Iterable[Record] = ()) -> None:
-        """earlier: steps that were told of before."""
-        self._history: deque[Record] = deque(maxlen=WINDOW)
-        self._told: set[str] = set()
+        """earlier: steps whose warnings are not news."""
+        self._window: deque[Record] = deque(maxlen=WINDOW)
+        self._histories: dict[str, _History] = {}
+        self._warnings: dict[str, RunWarning] = {}
         for record in earlier:
             self.see(record)
 
-    def see(self, record: Record) -> list[HealthFinding]:
-        """Faults that this step shows and that were not told before."""
-        self._history.append(record)
-        fresh = [finding for finding in look(self._history) if finding.kind not in self._told]
-        self._told |= {finding.kind for finding in fresh}
-        return fresh
+    def see(self, record: Record) -> list[RunWarning]:
+        """Take a step in. Returns the warnings of kinds that the run did not have before."""
+        self._window.append(record)
+        told = set(self._warnings)
+        for kind, rule in RULES.items():
+            self._apply(kind, rule, record)
+        return [self._warnings[kind] for kind in RULES if kind in self._warnings.keys() - told]
+
+    def warnings(self) -> list[RunWarning]:
+        """All warnings of the run so far, active ones first."""
+        return ordered(self._warnings.values())
+
+    def _apply(self, kind: str, rule: Rule, record: Record) -> None:
+        history, earlier = self._histories.get(kind), self._warnings.get(kind)
+        if history is None:
+            history = _History.split(list(self._window))
+        else:
+            history.newest.append(record)
+        text = rule(history.records())
+        if text is None:
+            self._histories.pop(kind, None)
+            if earlier is not None:
+                self._warnings[kind] = replace(earlier, active=False)
+            return
+        step = int(record.get("step", 0))
+        first = step if earlier is None else earlier.first_step
+        self._histories[kind] = history
+        self._warnings[kind] = RunWarning(kind, text, first_step=first, last_step=step)
 
 
 class Harvest:
-    """Between two steps: tells once that groups come to nothing, so that no step is made of them.
+    """Warns between two steps that groups come to nothing, so that no step is made of them.
 
-    The buffer starts another group for each that fails or is filtered,
-    so such a run would go on in silence.
+    The buffer starts another group for each that fails or is filtered, so such a run would go on in
+    silence.
     """
 
     def __init__(self, batch_size: int) -> None:
         self._bound = _FRUITLESS_BATCHES * batch_size
         self._step, self._failed, self._filtered = -1, 0, 0
-        self._told = False
+        self.warning: RunWarning | None = None
 
-    def see(self, step: int, failed: int, filtered: int) -> HealthFinding | None:
-        """step: the last that was made; failed, filtered: groups so far."""
+    def see(self, step: int, failed: int, filtered: int) -> RunWarning | None:
+        """Compare with the counts at the last step. Returns the warning when it is news.
+
+        step: the last that was made; failed, filtered: groups so far.
+        """
         if step != self._step:
             self._step, self._failed, self._filtered = step, failed, filtered
+            if self.warning is not None:
+                self.warning = replace(self.warning, active=False)
         failed, filtered = failed - self._failed, filtered - self._filtered
-        if self._told or failed + filtered < self._bound:
+        if self.warning is not None or failed + filtered < self._bound:
             return None
-        self._told = True
         parts, advice = list[str](), list[str]()
         if failed:
             parts.append(f"{failed} groups failed")
@@ -78,20 +117,11 @@ class Harvest:
                 "rollout.dynamicFilter keeps too few: easier or harder prompts, more "
                 "samplesPerPrompt"
             )
-        return HealthFinding(
-            "fruitless", step, f"{' and '.join(parts)} without a step: {'; '.join(advice)}"
-        )
+        text = f"{' and '.join(parts)} without a step: {'; '.join(advice)}"
+        self.warning = RunWarning("fruitless", text)
+        return self.warning
 
 
-def findings(records: Iterable[Record]) -> list[HealthFinding]:
-    """Faults of a run, each kind where it was first seen. records: of its steps, in their order."""
-    watch = Watch()
-    return [finding for record in records for finding in watch.see(record)]
-
-
-def look(history: Sequence[Record]) -> Iterator[HealthFinding]:
-    """Faults at the newest of the last WINDOW steps."""
-    for kind, rule in (health_learning.RULES | health_speed.RULES).items():
-        text = rule(history)
-        if text:
-            yield HealthFinding(kind, int(history[-1].get("step", 0)), text)
+def warnings(records: Iterable[Record]) -> list[RunWarning]:
+    """Warnings of a run, active ones first. records: of its steps, in their order."""
+    return Watch(records).warnings()

@@ -84,6 +84,16 @@ def _mismatch(history: Sequence[Record]) -> str | None:
     if apart < _LOGPROB_LIMIT or (same_weights is not None and same_weights < apart / 2):
         return None
     text = f"log-probs of trainer and engine differ by {apart:.2g} on average"
+    old_cache = history[-1].get("rollout/old_cache_ratio", 0.0)
+    if same_weights is not None and old_cache > 0:
+        if "train/tis" in history[-1]:
+            return None  # the weights of the loss correct for it
+        return (
+            f"{text}, with the same weights too, and {old_cache:.0%} of the samples went on with "
+            "a cache that older weights had computed (weightSync.pauseMode: in_place), which can "
+            "explain it. Try pauseMode: retract, or algorithm.offPolicy.method: tis. If they "
+            "differ as much with retract, they disagree about the model: see dtype and engineArgs"
+        )
     if same_weights is not None:
         return (
             f"{text}, with the same weights too: they disagree about the model. See dtype and "

@@ -4,15 +4,16 @@ the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.telemetry import run_directory
+from sluice.telemetry import health, run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.goodput import Goodput
 from sluice.telemetry.planner import advise
+from sluice.telemetry.run_warnings import RunWarning, ordered
 
 
 def summarize(
@@ -24,10 +25,12 @@ def summarize(
     totals: Totals,
     device_seconds: Mapping[str, float],
     spec: RLJobSpec,
+    warnings: Iterable[RunWarning] = (),
 ) -> dict[str, Any]:
-    """The summary. Rewards and evaluations come from the run directory.
+    """The summary. Rewards, evaluations and warnings come from the run directory.
 
-    device_seconds: by role/state, of the rendezvous.
+    device_seconds: by role/state, of the rendezvous. warnings: those that the run directory does
+    not tell.
     """
     books, counters = totals.books(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
@@ -37,6 +40,11 @@ def summarize(
     )
     evaluations = evaluation_means(directory)
     trained = max(steps, default=0)
+    all_warnings = [
+        *books.warnings(example_of_failure(directory)),
+        *warnings,
+        *health.warnings(steps.values()),
+    ]
     goodput = Goodput.of(device_seconds, counters, trained, colocated=spec.trainer.colocate)
     advice = advise(device_seconds, trained, spec)
     return {
@@ -57,7 +65,7 @@ def summarize(
         "groups_open": books.open,
         "groups_lost": books.lost or counters.get("groups_lost", 0),
         "groups_trained_twice": books.twice,
-        "warnings": list(books.warnings()),
+        "warnings": [warning.to_json() for warning in ordered(all_warnings)],
         "restarts": restarts,
         "logprob_diff_max": max(differences, default=None),
         "wall_seconds": round(wall_seconds, 1),
@@ -68,6 +76,12 @@ def summarize(
         "goodput_seconds": {key: round(value, 1) for key, value in goodput.seconds.items()},
         "device_seconds": {key: round(value, 1) for key, value in device_seconds.items()},
     }
+
+
+def example_of_failure(directory: Path) -> str:
+    """Why the first group failed, with its row; empty if none is written down."""
+    first = next(run_directory.records(directory / run_directory.FAILURES), None)
+    return f"row {first['row']} of {first['dataset']}: {first['reason']}" if first else ""
 
 
 def trainer_seconds(directory: Path) -> dict[str, float]:

@@ -231,7 +231,9 @@ class Loop:
         metrics.count_samples(batch)
         provenance = self._provenance(groups)
         learned |= self._utilisation(provenance.lengths)
-        of_batch = batch_metrics(batch, step, judged=self.spec.judged)
+        colocated, pause = self.spec.trainer.colocate, self.spec.weight_sync.pause_mode
+        in_place = pause == "in_place" and not colocated  # nothing runs while GPUs change hands
+        of_batch = batch_metrics(batch, step, judged=self.spec.judged, in_place=in_place)
         return of_batch | provenance.metrics() | learned
 
     def _provenance(self, groups: list[SampleGroup]) -> Provenance:
@@ -317,7 +319,7 @@ class Loop:
         books = totals.books()
         logs.get().info(f"books: {books.text()}")
         for warning in books.warnings():
-            logs.get().warning(warning)
+            logs.get().warning(warning.text, kind=warning.kind)
 
     def _record_failures(self) -> None:
         """Write down which groups failed for good since the last step, and why."""

@@ -67,8 +67,8 @@ class Recorder:
         record = {"step": step, "attempt": self._attempt, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.METRICS, record)
         self._scalars(metrics, step)
-        for finding in self._watch.see(record):
-            logs.get().warning(f"step {step}: {finding.text}", kind=finding.kind)
+        for warning in self._watch.see(record):
+            logs.get().warning(warning.sentence(), kind=warning.kind)
 
     def beside(self, part: str, step: int, seconds: Mapping[str, float]) -> None:
         """Write down the seconds, by phase, of what is no step. part: start, end."""
@@ -191,14 +191,19 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
 
 
 def batch_metrics(
-    sequences: list[pb.Sequence], step: int, *, judged: bool = True
+    sequences: list[pb.Sequence], step: int, *, judged: bool = True, in_place: bool = False
 ) -> dict[str, float]:
-    """rollout/* of a batch, from its sequences. judged: they have rewards."""
+    """rollout/* of a batch, from its sequences.
+
+    judged: they have rewards. in_place: a response that an update of the weights interrupts goes on
+    with the cache that the older weights computed (`weightSync.pauseMode`).
+    """
     lengths = [s.response_length for s in sequences]
     answered = [s for s in sequences if s.response_length]
     lags = [step - 1 - s.min_version for s in answered]
     truncated = sum(s.status == common.SAMPLE_STATUS_TRUNCATED for s in sequences)
     failed = sum(s.status == common.SAMPLE_STATUS_FAILED for s in sequences)
+    interrupted = sum(s.min_version < s.max_version for s in answered)
     return {
         **(reward_metrics(sequences) if judged else {}),
         "rollout/response_len/mean": fmean(lengths),
@@ -211,6 +216,7 @@ def batch_metrics(
         "rollout/effective_response_len/mean": fmean(s.trainable_tokens for s in sequences),
         "rollout/policy_lag": fmean(lags) if lags else 0.0,
         "rollout/tokens": float(sum(s.length for s in sequences)),
+        **({"rollout/old_cache_ratio": interrupted / len(sequences)} if in_place else {}),
     }
 
 

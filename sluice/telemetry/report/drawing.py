@@ -1,14 +1,24 @@
-"""From a function that draws on axes to a picture."""
+"""From a function that draws on axes to a picture.
+
+A picture on a page tells its values on hover, without a script: transparent areas (`hover`) become
+elements with a `<title>`.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 Draw = Callable[[Any], None]
 """Draws on matplotlib axes. One that draws nothing has no picture."""
+_SVG = "http://www.w3.org/2000/svg"
+# matplotlib writes an artist's gid as the id of its element, where a line cannot end.
+_HOVER, _NEWLINE = "hover: ", " | "
+_MOST_AREAS = 200
 
 
 def svg(draw: Draw, size: tuple[float, float] = (5.6, 3.2)) -> str:
@@ -16,8 +26,44 @@ def svg(draw: Draw, size: tuple[float, float] = (5.6, 3.2)) -> str:
     figure, text = _figure(draw, size), io.StringIO()
     if not figure.axes[0].has_data():
         return ""
-    figure.savefig(text, format="svg")
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    figure.savefig(
+        text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    )
+    return _titled(text.getvalue())
+
+
+def hover(axes: Any, courses: Mapping[str, Mapping[int, float]]) -> None:
+    """Show the values at each step when the pointer is over it.
+
+    courses: name -> step -> value. Of a long run some steps have to do.
+    """
+    steps = sorted({step for course in courses.values() for step in course})
+    steps = steps[:: -(-len(steps) // _MOST_AREAS) or 1]
+    edges = [(before + after) / 2 for before, after in pairwise(steps)]
+    lefts, rights = [steps[0], *edges] if steps else [], [*edges, steps[-1]] if steps else []
+    for step, left, right in zip(steps, lefts, rights, strict=True):
+        values = [f"{name} {c[step]:.4g}" for name, c in courses.items() if step in c]
+        axes.axvspan(
+            left - 0.5 * (left == right),
+            right + 0.5 * (left == right),
+            facecolor="none",
+            edgecolor="none",
+            gid=_HOVER + _NEWLINE.join([f"step {step}", *values]),
+        )
+
+
+def _titled(picture: str) -> str:
+    """The `<svg>` element alone, with a `<title>` in each area that has a text for it."""
+    for prefix, name in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
+        ElementTree.register_namespace(prefix, name)
+    root = ElementTree.fromstring(picture)  # noqa: S314 - matplotlib wrote it
+    for element in root.iter(f"{{{_SVG}}}g"):
+        if element.get("id", "").startswith(_HOVER):
+            title = ElementTree.Element(f"{{{_SVG}}}title")
+            title.text = element.attrib.pop("id").removeprefix(_HOVER).replace(_NEWLINE, "\n")
+            element.set("class", "hover")
+            element.insert(0, title)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def png(draw: Draw, path: Path) -> None:

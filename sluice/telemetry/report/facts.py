@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice.telemetry import run_directory
+from sluice.telemetry import health, run_directory
+from sluice.telemetry.run_warnings import RunWarning
 
 _OUTCOME = {
     "state": "state",
@@ -94,6 +95,15 @@ def troubles(directory: Path) -> list[str]:
         for event in events
         if event.get("type") == "Warning"
     ]
+
+
+def warnings(summary: Mapping[str, Any]) -> list[RunWarning]:
+    """Warnings of the run as a whole. The other ones follow from the metrics, which may be newer.
+
+    Releases until November 2026 wrote the texts alone.
+    """
+    told = [RunWarning(**one) for one in summary.get("warnings", []) if isinstance(one, dict)]
+    return [warning for warning in told if warning.kind not in health.RULES]
 
 
 def summary_of(directory: Path) -> dict[str, Any]:

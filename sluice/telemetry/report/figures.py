@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sluice.telemetry.headline import headline
-from sluice.telemetry.report.drawing import Draw, legend_above
+from sluice.telemetry.report.drawing import Draw, hover, legend_above
 from sluice.telemetry.report.timeline import STATES
 
 StepRecords = Mapping[int, Mapping[str, Any]]
@@ -159,6 +159,7 @@ def draw_headline(axes: Any, steps: StepRecords, evaluations: list[tuple[int, fl
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     _mark_restarts(axes, steps)
     legend_above(axes, handles)
+    hover(axes, {name: dict(zip(numbers, course, strict=True)), "held out": dict(evaluations)})
 
 
 def _band(
@@ -176,10 +177,12 @@ def _band(
 
 
 def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
+    courses: dict[str, dict[int, float]] = {}
     for name, label in curves.names.items():
-        points = [(step, record[name]) for step, record in steps.items() if name in record]
+        points = {step: record[name] for step, record in steps.items() if name in record}
         if points:
-            axes.plot(*zip(*points, strict=True), label=label)
+            axes.plot(list(points), list(points.values()), label=label)
+            courses[label] = points
     if curves.log:
         axes.set_yscale("log")
     axes.set_xlabel("step")
@@ -188,6 +191,7 @@ def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
             axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
         _mark_restarts(axes, steps)
         legend_above(axes, columns=4)
+        hover(axes, courses)
 
 
 def _times(axes: Any, steps: StepRecords) -> None:
@@ -210,6 +214,7 @@ def _times(axes: Any, steps: StepRecords) -> None:
     axes.set_ylabel("seconds")
     _mark_restarts(axes, steps)
     legend_above(axes)
+    hover(axes, {_PHASES[phase]: dict(zip(steps, rows[phase], strict=True)) for phase in shown})
 
 
 def _mark_restarts(axes: Any, steps: StepRecords) -> None:

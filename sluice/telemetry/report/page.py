@@ -6,17 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sluice.telemetry import run_directory
+from sluice.telemetry import health, run_directory
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.headline import headline
-from sluice.telemetry.health import findings
 from sluice.telemetry.report import answers, facts
 from sluice.telemetry.report.drawing import png, svg
 from sluice.telemetry.report.figures import StepRecords, draw_headline, figures
-from sluice.telemetry.report.timeline import draw_goodput, draw_timeline
+from sluice.telemetry.report.timeline import WIDTH, shares, timeline
+from sluice.telemetry.run_warnings import ordered
 from sluice.telemetry.summary import evaluation_means
-
-_WIDE = 11.5
 
 
 def write_report(directory: Path, title: str) -> Path:
@@ -52,20 +50,23 @@ def _contents(
     seconds, states = (summary.get(name) or {} for name in ("goodput_seconds", "device_seconds"))
     goodput = Goodput(seconds, tail_of(states))
     columns, rows = answers.newest(directory)
+    warnings = ordered([*facts.warnings(summary), *health.warnings(steps.values())])
     return {
         "outcome": facts.outcome(summary),
         "books": facts.books(summary),
         "settings": facts.settings(directory),
         "places": facts.places(directory, steps),
         "troubles": facts.troubles(directory),
-        "warnings": [f"step {each.step}: {each.text}" for each in findings(steps.values())],
+        "warnings": [warning for warning in warnings if warning.active],
+        "past_warnings": [warning for warning in warnings if not warning.active],
         "figures": [
             {"title": figure.title, "text": figure.text, "svg": picture}
             for figure, picture in drawn
             if picture
         ],
-        "goodput": svg(partial(draw_goodput, goodput=goodput), size=(_WIDE, 1.2)),
-        "timeline": svg(partial(draw_timeline, directory=directory), size=(_WIDE, 2.6)),
+        "goodput": shares(goodput),
+        "timeline": timeline(directory),
+        "chart_width": WIDTH,
         "courses": answers.courses(directory),
         "columns": columns,
         "rows": rows,

@@ -1,14 +1,16 @@
-"""The roles' work over time, and what the devices' time went into."""
+"""The roles' work over time, and what the devices' time went into, as bars of a page."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sluice.telemetry import run_directory
 from sluice.telemetry.goodput import IN_TAILS, Goodput
-from sluice.telemetry.report.drawing import legend_above
 
 STATES = {
     "starting": "#fff176",
@@ -42,46 +44,167 @@ CATEGORIES = {
 _OTHER = "#9e9e9e"
 
 
-def draw_timeline(axes: Any, directory: Path) -> None:
-    """A bar for each role, coloured by what it did."""
+_TRAINER = "trainer-0"
+_PHASES = (
+    "starting",
+    "publishing",
+    "saving",
+    "evaluating",
+    "exporting",
+    "waiting",
+    "taking_turn",
+    "training",
+)
+"""The order of the trainer's phases between the ends of two steps."""
+_MOST_STEPS = 200
+# Seconds between two samples, and somewhat more.
+_SAMPLING = 1.5
+WIDTH = 1000
+"""Units of a chart from its left to its right."""
+
+Span = tuple[str, float, float]
+"""(state, begin, end), in seconds"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a row. left, width: in units of the chart. text: shown on hover."""
+
+    color: str
+    left: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Rows of bars under a legend.
+
+    rows: name -> bars. legend: name -> color. ticks: labels of the axis, at even distances.
+    """
+
+    rows: dict[str, list[Bar]]
+    legend: dict[str, str]
+    ticks: list[str]
+
+
+def timeline(directory: Path) -> Chart | None:
+    """A row for each role, coloured by what it did; None if nothing is known."""
     samples = list(run_directory.records(directory / run_directory.TIMELINE))
-    names = sorted({name for sample in samples for name in sample["states"]}, reverse=True)
-    start = samples[0]["time"] if samples else 0.0
-    used: dict[str, Any] = {}
-    for row, name in enumerate(names):
-        for state, begin, end in spans(samples, name):
-            color = STATES.get(state, _OTHER)
-            bar = axes.barh(row, end - begin, left=begin - start, height=0.7, color=color)
-            used.setdefault(state, bar)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("seconds")
-    for state, bar in used.items():
-        bar.set_label(state.replace("_", " "))
-    legend_above(axes, list(used.values()), columns=8)
+    names = {name for sample in samples for name in sample["states"]}
+    rows = {name: spans(samples, name) for name in sorted(names)}
+    if exact := trainer_spans(_trainer_records(directory)):
+        rows[_TRAINER] = completed(exact, rows.get(_TRAINER, []))
+    moments = [at for row in rows.values() for _, begin, end in row for at in (begin, end)]
+    if not moments:
+        return None
+    start, total = min(moments), max(max(moments) - min(moments), 1e-9)
+    scale = WIDTH / total
+    states = {state for row in rows.values() for state, *_ in row}
+    return Chart(
+        {
+            name: [
+                Bar(
+                    STATES.get(state, _OTHER),
+                    (begin - start) * scale,
+                    (end - begin) * scale,
+                    f"{_label(state)}: {end - begin:.3g} s, from {_clock(begin - start)} on",
+                )
+                for state, begin, end in row
+            ]
+            for name, row in sorted(rows.items())
+        },
+        {_label(state): color for state, color in STATES.items() if state in states},
+        [_clock(total * quarter / 4) for quarter in range(5)],
+    )
 
 
-def draw_goodput(axes: Any, goodput: Goodput) -> None:
-    """One bar: the shares of all device time."""
-    total, left = goodput.total, 0.0
-    parts = goodput.parts()
-    for category in (name for name in CATEGORIES if name in parts):
-        value = parts[category]
-        if not total or value / total < 0.005:
+def shares(goodput: Goodput) -> Chart | None:
+    """One row: the shares of all device time; None if no device has worked."""
+    total, parts, left = goodput.total, goodput.parts(), 0.0
+    bars, legend = list[Bar](), dict[str, str]()
+    for category, color in CATEGORIES.items():
+        share = parts.get(category, 0.0) / total if total else 0.0
+        if share < 0.005:
             continue
-        share, name = value / total, category.replace("_", " ")
-        color = CATEGORIES[category]
-        axes.barh(0, share, left=left, height=0.6, color=color, label=f"{name} {share:.0%}")
+        name = f"{_label(category)} {share:.0%}"
+        text = f"{name}: {parts[category]:.3g} device seconds"
+        bars.append(Bar(color, left * WIDTH, share * WIDTH, text))
+        legend[name] = color
         left += share
-    axes.set_yticks([])
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    axes.set_xlabel("of all device seconds")
-    legend_above(axes, columns=8)
+    return Chart({"": bars}, legend, ["0%", "25%", "50%", "75%", "100%"]) if bars else None
 
 
-def spans(samples: list[dict[str, Any]], name: str) -> list[tuple[str, float, float]]:
+def trainer_spans(records: Sequence[dict[str, Any]]) -> list[Span]:
+    """Work of the trainer, from its own records of its seconds.
+
+    All of its time is in them, while a sample a second misses short phases, and the first and last
+    ones. The order of phases within a step is the usual one. Steps of a long run are joined.
+    """
+    together = -(-len(records) // _MOST_STEPS) or 1
+    row: list[Span] = []
+    for _, of_attempt in itertools.groupby(records, lambda record: record.get("attempt")):
+        attempt = list(of_attempt)
+        for first in range(0, len(attempt), together):
+            part = attempt[first : first + together]
+            seconds = Counter[str]()
+            for record in part:
+                seconds.update(record["phases"])
+            at = part[-1]["time"] - seconds.total()
+            for state in (*_PHASES, *sorted(seconds.keys() - set(_PHASES))):
+                begin = max(at, row[-1][2]) if row else at  # clocks are read a moment apart
+                at += seconds[state]
+                if at > begin:
+                    row.append((state, begin, at))
+    return row
+
+
+def completed(exact: Sequence[Span], sampled: Iterable[Span]) -> list[Span]:
+    """The exact spans, with samples in the gaps between them: steps that a crash has ended."""
+    ends = [float("-inf"), *(end for _, _, end in exact)]
+    begins = [*(begin for _, begin, _ in exact), float("inf")]
+    gaps = [gap for gap in zip(ends, begins, strict=True) if gap[1] - gap[0] > _SAMPLING]
+    filling = [
+        (state, max(begin, left), min(end, right))
+        for state, begin, end in sampled
+        for left, right in gaps
+    ]
+    return sorted(
+        [*exact, *(span for span in filling if span[2] > span[1])], key=lambda span: span[1]
+    )
+
+
+def _trainer_records(directory: Path) -> list[dict[str, Any]]:
+    """Seconds by phase of each step, and of what was before and after the steps, by time."""
+    return sorted(_with_phases(directory), key=lambda record: float(record["time"]))
+
+
+def _with_phases(directory: Path) -> Iterator[dict[str, Any]]:
+    for record in run_directory.records(directory / run_directory.SECONDS):
+        yield record | {"phases": record["seconds"]}
+    prefix = "perf/seconds/"
+    for record in run_directory.records(directory / run_directory.METRICS):
+        phases = {n.removeprefix(prefix): v for n, v in record.items() if n.startswith(prefix)}
+        if phases and "time" in record:
+            yield record | {"phases": phases}
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _clock(seconds: float) -> str:
+    """`28 s`, `12:05`, `3:10:00`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def spans(samples: list[dict[str, Any]], name: str) -> list[Span]:
     """(state, begin, end) of one member, from samples of all members' states."""
-    stretches: list[tuple[str, float, float]] = []
+    stretches: list[Span] = []
     for earlier, later in itertools.pairwise(samples):
         state = earlier["states"].get(name)
         if state is None:

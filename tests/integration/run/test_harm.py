@@ -39,6 +39,8 @@ def test_a_reward_that_raises_for_every_sample_fails_the_job_with_the_exception(
     failures = list(run_directory.records(run.directory / run_directory.FAILURES))
     assert [one["serial"] for one in failures][:32] == list(range(1, 33))
     assert "KeyError: 'answer'" in failures[0]["reason"]
+    (warning,) = (one for one in run.summary()["warnings"] if one["kind"] == "failed groups")
+    assert failures[0]["reason"] in warning["text"], "the list says why, and is not cut"
 
 
 @pytest.mark.long
@@ -57,7 +59,8 @@ def test_a_reward_that_raises_for_some_prompts_fails_those_alone(
     (reason,) = summary["groups_failed_by_reason"]
     assert "ValueError_seven" in reason
     assert summary["groups_failed_by_reason"][reason] == summary["groups_failed"] > 0
-    assert any("failed and were not trained" in warning for warning in summary["warnings"])
+    (warning,) = (one for one in summary["warnings"] if one["kind"] == "failed groups")
+    assert "failed and were not trained" in warning["text"]
     assert "warning: " in run.text()
 
 

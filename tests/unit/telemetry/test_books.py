@@ -21,16 +21,37 @@ def test_books_that_balance_are_told_in_one_line() -> None:
 def test_failed_groups_are_warned_of_with_their_share() -> None:
     reasons = {"a_b": 5, "c": 2, "d": 2, "e": 1}
     (warning,) = books(reasons, leased=100, trained=90, failed=10).warnings()
-    assert warning == (
-        "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 for other "
-        "reasons. failures.jsonl in the run directory names each"
+    assert (warning.kind, warning.active) == ("failed groups", True)
+    assert warning.text == (
+        "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 e. "
+        "failures.jsonl in the run directory names each"
     )
+
+
+def test_the_count_of_failed_groups_agrees_with_their_reasons() -> None:
+    """Groups go back once a job is given up, and those of evaluations are not leased for training:
+    both have failed all the same.
+    """
+    one = books({"reward_raised": 33}, leased=33, failed=1, in_work=32)
+    (warning,) = one.warnings("row 7 of gsm8k: reward raised KeyError: 'answer'")
+    assert warning.text == (
+        "groups failed 33 times, and 1 of 33 groups (3.0%) were not trained for it: the others "
+        "were of an evaluation, or went back to be tried again: 33 reward raised. For example, "
+        "row 7 of gsm8k: reward raised KeyError: 'answer'. failures.jsonl in the run directory "
+        "names each"
+    )
+    assert "1 failed + 32 open" in one.text()
+
+
+def test_failures_of_evaluations_alone_are_warned_of() -> None:
+    (warning,) = books({"reward_raised": 2}, leased=8, trained=8).warnings()
+    assert warning.text.startswith("groups failed 2 times, and 0 of 8 groups")
 
 
 def test_groups_older_than_the_bound_are_counted_in_words() -> None:
     counters = {"groups_leased": 100, "groups_trained": 100, "stale_groups": 6}
     (warning,) = Books.of(counters, {}).warnings()
-    assert warning == (
+    assert warning.text == (
         "6 of 100 trained groups were older than rollout.maxStaleness: with rollout.partial or "
         "rollout.overSampling the groups that finish first make the batch, and later ones are "
         "trained all the same"
@@ -55,7 +76,7 @@ def test_groups_older_than_the_bound_are_counted_in_words() -> None:
 )
 def test_books_that_do_not_balance_say_so(groups: dict[str, int], words: str) -> None:
     (warning,) = books(**groups).warnings()
-    assert words in warning
+    assert words in warning.text
 
 
 def test_sound_books_warn_of_nothing() -> None:

@@ -39,6 +39,7 @@ SLOW, FAST, WHICH = (
 UPDATE, IN_TURN = "perf/update_weights_time", "perf/update_weights/engines_in_turn"
 APART = "train/train_rollout_logprob_abs_diff"
 SAME_WEIGHTS = f"{APART}_on_policy"
+OLD_CACHE = "rollout/old_cache_ratio"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,13 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         (
             steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2}),
             "log-prob mismatch",
-            "0.2 on average, with the same weights too",
+            "0.2 on average, with the same weights too: they disagree about the model",
+        ),
+        (
+            steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2, OLD_CACHE: 0.4}),
+            "log-prob mismatch",
+            "0.2 on average, with the same weights too, and 40% of the samples went on with a "
+            "cache that older weights had computed (weightSync.pauseMode: in_place)",
         ),
         (
             steps(3, **{APART: 0.08, SAME_WEIGHTS: 0.01}),
@@ -101,46 +108,46 @@ SAME_WEIGHTS = f"{APART}_on_policy"
             "train/loss is not a finite number",
         ),
         (
-            steps(3, **{MFU: 0.06, TRAINING: 4.2, "perf/gpu_memory/training_gib": 11.9}),
+            steps(8, **{MFU: 0.06, TRAINING: 4.2, "perf/gpu_memory/training_gib": 11.9}),
             "small kernels",
             "takes 4.2 s a step and uses 6.0% of the GPUs' arithmetic and 12 GiB of memory. Try a",
         ),
         (
-            steps(3, **{MFU: 0.06, TRAINING: 4.2, SIZE: 32768.0}),
+            steps(8, **{MFU: 0.06, TRAINING: 4.2, SIZE: 32768.0}),
             "small kernels",
             "arithmetic, with micro-batches that have grown to 32,768 tokens. Try a higher trainer",
         ),
         (
-            steps(3, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}),
+            steps(8, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}),
             "busy worker",
             "compute for 93% of the time, on one core each, and the trainer waits for 86% of a",
         ),
         (
-            steps(3, **{TAIL: 4.0, STEP: 8.0}),
+            steps(8, **{TAIL: 4.0, STEP: 8.0}),
             "long tail",
             "waits 50% of its time for the last quarter of a batch's responses, with engines that "
             "have little else to do. Try rollout.mode: async",
         ),
         (
-            steps(3, **{TAIL: 4.0, STEP: 8.0, "perf/wake_up_time": 0.1}),
+            steps(8, **{TAIL: 4.0, STEP: 8.0, "perf/wake_up_time": 0.1}),
             "long tail",
             "Try rollout.overSampling",
         ),
         (
-            steps(6, **{LATE: 0.0, STEP: 0.6}) + steps(4, 7, **{LATE: 5.0, STEP: 6.0}),
+            steps(11, **{LATE: 0.0, STEP: 0.6}) + steps(4, 12, **{LATE: 5.0, STEP: 6.0}),
             "late groups",
             "steps wait 72% of their time for a few groups that would be too old for the next "
             "batch: rollout.maxStaleness holds for every sample. Try a larger one",
         ),
         (
-            steps(3, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
+            steps(8, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
             "weights in turn",
             "weight updates take 20% of the time: a trainer rank sends to 8 engines, one after "
             "another. Try weightSync.fanOut: chain",
         ),
         (
-            steps(1, **{SLOW: 0.036, FAST: 0.02, WHICH: 5.0})
-            + steps(4, 2, **{SLOW: 0.036, FAST: 0.02, WHICH: 3.0}),
+            steps(6, **{SLOW: 0.036, FAST: 0.02, WHICH: 5.0})
+            + steps(4, 7, **{SLOW: 0.036, FAST: 0.02, WHICH: 3.0}),
             "slow engine",
             "the engine of rollout-3 takes 1.8 times as long for a token as the faster ones "
             "(36 ms), for 5 steps: synchronous steps wait for it",
@@ -156,6 +163,7 @@ SAME_WEIGHTS = f"{APART}_on_policy"
         "kl_loss",
         "other weights",
         "same weights too",
+        "same weights, and an old cache",
         "old samples",
         "truncation",
         "truncated turns",
@@ -174,12 +182,10 @@ SAME_WEIGHTS = f"{APART}_on_policy"
     ],
 )
 def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: str) -> None:
-    [finding] = health.findings(history)
-    assert (finding.kind, finding.step) == (
-        kind,
-        history[-1]["step"] if kind != "entropy collapse" else finding.step,
-    )
-    assert words in finding.text
+    [warning] = health.warnings(history)
+    assert (warning.kind, warning.active) == (kind, True)
+    assert warning.last_step == history[-1]["step"]
+    assert words in warning.text
 
 
 @pytest.mark.parametrize(
@@ -196,6 +202,13 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(3, **{APART: 0.04, SAME_WEIGHTS: 0.01}),
         steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/tis": 1.0}),
         steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.01, "train/ppo_kl": 0.05}),
+        steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2, OLD_CACHE: 0.4, "train/tis": 1.0}),
+        [
+            record | {"attempt": attempt}
+            for attempt, slow in ((1, 5), (2, 5))
+            for record in steps(slow, **{MFU: 0.02, TRAINING: 9.0})
+            + steps(3, slow + 1, **{MFU: 0.4, TRAINING: 1.5})
+        ],
         steps(20, **{ENTROPY: 1e-5, TEACHER: 0.1}),
         steps(8, **{TEACHER: 0.01}) + steps(3, 9, **{TEACHER: 0.4}),
         steps(8, **{TEACHER: 0.9}) + steps(3, 9, **{TEACHER: 1.7}),
@@ -203,25 +216,25 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         steps(40, **{"rollout/truncated_ratio": 0.5}),
         steps(10, **{"train/grad_norm": 0.01}) + steps(1, 11, **{"train/grad_norm": 0.9}),
         steps(1, **{"train/grad_norm": 300.0}),
-        steps(2, **{MFU: 0.06, TRAINING: 4.2}) + steps(1, 3, **{MFU: 0.11, TRAINING: 4.2}),
-        steps(9, **{MFU: 0.01, TRAINING: 0.9}),
-        steps(9, **{TRAINING: 4.2}),
-        steps(9, **{MFU: 0.06, TRAINING: 4.2, SIZE: 16384.0}),
-        steps(9, **{BUSY: 0.7, WAITING: 4.3, STEP: 5.0}),
-        steps(9, **{BUSY: 0.93, WAITING: 2.0, STEP: 5.0}),
-        steps(2, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}) + steps(3, 3),
-        steps(2, **{TAIL: 4.0, STEP: 8.0}) + steps(1, 3, **{TAIL: 2.0, STEP: 8.0}),
-        steps(2, **{TAIL: 4.0, STEP: 8.0}),
-        steps(9, **{TAIL: 0.0, STEP: 8.0}),
-        steps(9, **{LATE: 5.0, STEP: 6.0}),
-        steps(10, **{LATE: 1.5, STEP: 6.0}),
-        steps(9, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 2.0}),
-        steps(9, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 0.0}),
-        steps(9, **{UPDATE: 0.9, STEP: 10.0, IN_TURN: 8.0}),
-        steps(2, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
-        steps(9, **{SLOW: 0.029, FAST: 0.02, WHICH: 3.0}),
-        steps(3, **{SLOW: 0.09, FAST: 0.02, WHICH: 3.0})
-        + steps(3, 4, **{SLOW: 0.09, FAST: 0.02, WHICH: 2.0}),
+        steps(7, **{MFU: 0.06, TRAINING: 4.2}) + steps(1, 8, **{MFU: 0.11, TRAINING: 4.2}),
+        steps(14, **{MFU: 0.01, TRAINING: 0.9}),
+        steps(14, **{TRAINING: 4.2}),
+        steps(14, **{MFU: 0.06, TRAINING: 4.2, SIZE: 16384.0}),
+        steps(14, **{BUSY: 0.7, WAITING: 4.3, STEP: 5.0}),
+        steps(14, **{BUSY: 0.93, WAITING: 2.0, STEP: 5.0}),
+        steps(7, **{BUSY: 0.93, WAITING: 4.3, STEP: 5.0}) + steps(3, 8),
+        steps(7, **{TAIL: 4.0, STEP: 8.0}) + steps(1, 8, **{TAIL: 2.0, STEP: 8.0}),
+        steps(7, **{TAIL: 4.0, STEP: 8.0}),
+        steps(14, **{TAIL: 0.0, STEP: 8.0}),
+        steps(14, **{LATE: 5.0, STEP: 6.0}),
+        steps(20, **{LATE: 1.5, STEP: 6.0}),
+        steps(14, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 2.0}),
+        steps(14, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 0.0}),
+        steps(14, **{UPDATE: 0.9, STEP: 10.0, IN_TURN: 8.0}),
+        steps(7, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),
+        steps(14, **{SLOW: 0.029, FAST: 0.02, WHICH: 3.0}),
+        steps(8, **{SLOW: 0.09, FAST: 0.02, WHICH: 3.0})
+        + steps(3, 9, **{SLOW: 0.09, FAST: 0.02, WHICH: 2.0}),
     ],
     ids=[
         "no steps",
@@ -235,6 +248,8 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "off by 0.04",
         "corrected by tis",
         "moved by ppo",
+        "an old cache, corrected by tis",
+        "slow at the start of each attempt",
         "low entropy under a teacher",
         "teacher was close",
         "teacher left by less than twice",
@@ -250,9 +265,9 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
         "a trainer that hardly waits",
         "workers that were busy for two steps",
         "a step with a short tail",
-        "two steps with a long tail",
+        "two settled steps with a long tail",
         "asynchronous mode",
-        "nine steps with late groups",
+        "fourteen steps with late groups",
         "late groups for a quarter of the time",
         "weights to two engines of a rank",
         "weights over a chain, or by a directory",
@@ -263,7 +278,7 @@ def test_a_sick_run_is_told_of(history: list[dict[str, Any]], kind: str, words: 
     ],
 )
 def test_a_run_that_may_be_well_is_left_in_peace(history: list[dict[str, Any]]) -> None:
-    assert health.findings(history) == []
+    assert health.warnings(history) == []
 
 
 def test_given_answers_are_no_reason_to_explore() -> None:
@@ -272,12 +287,66 @@ def test_given_answers_are_no_reason_to_explore() -> None:
         {"step": i, "train/loss": 2.0 / i, "train/entropy_loss": 2.0 / i**2, "train/grad_norm": 0.4}
         for i in range(1, 60)
     ]
-    assert health.findings(course) == []
+    assert health.warnings(course) == []
+
+
+CUT_OFF = "rollout/truncated_ratio"
+
+
+def test_a_warning_that_no_longer_holds_is_history() -> None:
+    course = steps(40, **{CUT_OFF: 0.99}) + steps(80, 41, **{CUT_OFF: 0.0})
+    [warning] = health.warnings(course)
+    assert (warning.active, warning.first_step, warning.last_step) == (False, 3, 40)
+    assert warning.sentence().startswith("steps 3-40: 99% of the responses are cut off")
+
+
+def test_active_warnings_come_first_and_say_what_is_seen_now() -> None:
+    course = (
+        steps(3, **{CUT_OFF: 0.99})
+        + steps(3, 4)
+        + steps(3, 7, **{"rollout/failed_ratio": 0.5})
+        + steps(1, 10, **{"rollout/failed_ratio": 0.3})
+    )
+    assert [
+        (warning.kind, warning.active, warning.steps) for warning in health.warnings(course)
+    ] == [
+        ("failures", True, "steps 9-10"),
+        ("truncation", False, "step 3"),
+    ]
+    assert health.warnings(course)[0].text.startswith("30% of the samples fail")
+
+
+def test_a_trouble_that_returns_is_the_same_warning() -> None:
+    course = steps(3, **{CUT_OFF: 0.9}) + steps(9, 4) + steps(3, 13, **{CUT_OFF: 0.8})
+    [warning] = health.warnings(course)
+    assert (warning.active, warning.first_step, warning.last_step) == (True, 3, 15)
+
+
+@pytest.mark.parametrize(
+    ("usual", "now", "kind"),
+    [
+        ({ENTROPY: 0.8}, {ENTROPY: 0.03}, "entropy collapse"),
+        ({TEACHER: 0.6}, {TEACHER: 1.4}, "teacher left"),
+        ({"train/grad_norm": 0.4}, {"train/grad_norm": 40.0}, "gradient spike"),
+    ],
+    ids=["entropy", "teacher", "gradient"],
+)
+def test_a_trouble_that_lasts_does_not_become_the_usual_state(
+    usual: dict[str, float], now: dict[str, float], kind: str
+) -> None:
+    """The rules that compare with earlier steps see only the last 20."""
+    course = steps(20, **usual) + steps(100, 21, **now)
+    [warning] = health.warnings(course)
+    assert (warning.kind, warning.active, warning.last_step) == (kind, True, 120)
+    [warning] = health.warnings(course + steps(20, 121, **usual))
+    assert not warning.active
+    assert warning.last_step is not None
+    assert warning.last_step <= 122
 
 
 def test_each_kind_is_told_once() -> None:
     watch = health.Watch()
-    told = [[finding.kind for finding in watch.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})]
+    told = [[warning.kind for warning in watch.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})]
     assert told == [["KL explosion"], [], [], [], [], []]
 
 
@@ -290,18 +359,22 @@ def test_groups_that_come_to_nothing_are_told_of_once() -> None:
     harvest = health.Harvest(batch_size=8)
     assert harvest.see(0, 0, 0) is None
     assert harvest.see(0, 31, 0) is None
-    finding = harvest.see(0, 32, 0)
-    assert finding is not None
-    assert finding.text.startswith("32 groups failed without a step: ")
-    assert "rollout log" in finding.text
+    warning = harvest.see(0, 32, 0)
+    assert warning is not None
+    assert warning.text.startswith("32 groups failed without a step: ")
+    assert "rollout log" in warning.text
     assert harvest.see(0, 64, 0) is None
+    assert harvest.warning == warning
+    assert harvest.see(1, 70, 0) is None
+    assert harvest.warning is not None
+    assert not harvest.warning.active, "a step was made after all"
 
 
 def test_groups_are_counted_from_the_last_step_on() -> None:
     harvest = health.Harvest(batch_size=8)
     assert harvest.see(3, 500, 500) is None
     assert harvest.see(4, 510, 520) is None
-    finding = harvest.see(4, 512, 550)
-    assert finding is not None
-    assert finding.text.startswith("2 groups failed and 30 groups were filtered without a step: ")
-    assert "rollout.dynamicFilter" in finding.text
+    warning = harvest.see(4, 512, 550)
+    assert warning is not None
+    assert warning.text.startswith("2 groups failed and 30 groups were filtered without a step: ")
+    assert "rollout.dynamicFilter" in warning.text

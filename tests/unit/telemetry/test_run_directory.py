@@ -9,7 +9,9 @@ from sluice.api import RLJobSpec
 from sluice.telemetry import run_directory
 from sluice.telemetry.books import Totals
 from sluice.telemetry.report.timeline import spans
+from sluice.telemetry.run_warnings import RunWarning
 from sluice.telemetry.summary import evaluation_means, summarize
+from sluice_cli.ending import warning_lines
 
 
 def test_the_last_record_of_a_step_counts(tmp_path: Path) -> None:
@@ -96,6 +98,38 @@ def test_summary(tmp_path: Path) -> None:
     assert summary["logprob_diff_max"] == 2e-6
     assert (summary["groups_trained"], summary["groups_lost"], summary["restarts"]) == (4, 0, 1)
     assert summary["samples_trained"] == 8
+    assert summary["warnings"] == []
+
+
+def test_a_summary_has_all_warnings_of_its_run_active_ones_first(tmp_path: Path) -> None:
+    for step in range(1, 8):
+        cut_off = 0.99 if step < 5 else 0.0
+        record = {"step": step, "rollout/truncated_ratio": cut_off, "rollout/failed_ratio": 0.5}
+        run_directory.append(tmp_path / run_directory.METRICS, record)
+    failure = {"serial": 1, "dataset": "sums", "row": 4, "reason": "reward raised KeyError: 'a'"}
+    run_directory.append(tmp_path / run_directory.FAILURES, failure)
+    summary = summarize(
+        tmp_path,
+        state="Succeeded",
+        restarts=0,
+        wall_seconds=1.0,
+        totals=Totals({"groups_leased": 8, "groups_trained": 7, "groups_failed": 1}, {"a": 1}),
+        device_seconds={},
+        spec=SPEC,
+        warnings=[RunWarning("fruitless", "32 groups failed without a step", active=False)],
+    )
+    told = [(one["kind"], one["active"], one["last_step"]) for one in summary["warnings"]]
+    assert told == [
+        ("failed groups", True, None),
+        ("failures", True, 7),
+        ("fruitless", False, None),
+        ("truncation", False, 4),
+    ]
+    assert "row 4 of sums: reward raised KeyError: 'a'" in summary["warnings"][0]["text"]
+    assert warning_lines([RunWarning(**one) for one in summary["warnings"]])[1:] == [
+        f"warning: steps 3-7: {summary['warnings'][1]['text']}",
+        "warnings that no longer hold: fruitless, truncation (steps 3-4)",
+    ]
 
 
 def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_metrics_of_a_batch() -> None:
     )
 
 
+def test_samples_that_went_on_with_an_old_cache_are_counted_if_pauses_keep_it() -> None:
+    batch = [
+        sequence(1, 0, 1.0, min_version=3, max_version=4),
+        sequence(1, 1, 1.0, min_version=4, max_version=4),
+    ]
+    assert batch_metrics(batch, step=5, in_place=True)["rollout/old_cache_ratio"] == 0.5
+    assert "rollout/old_cache_ratio" not in batch_metrics(batch, step=5)
+
+
 def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_two() -> None:
     rewards = [
         [1.0, 1.0, 1.0, 1.0],
