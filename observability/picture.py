@@ -30,6 +30,8 @@ from observability.dashboards import documents
 _SAMPLES = 240
 _COLUMNS = 24
 _INCHES_BY_COLUMN, _INCHES_BY_LINE = 0.62, 0.36
+# Height of the labels under an axis.
+_AXIS_INCHES = 0.2
 _COLORS = {
     "green": "#56a64b",
     "dark-green": "#37872d",
@@ -140,7 +142,27 @@ def _curves(axes: Axes, panel: dict[str, Any], courses: Sequence[Series]) -> Non
     axes.set_xlim(-_span(courses), 0)
     axes.grid(color="#e5e5e5", linewidth=0.5)
     axes.yaxis.set_major_formatter(lambda value, _: shown(value / scale, unit))
-    axes.legend(fontsize=6.5, loc="upper left", ncols=2, framealpha=0.6, borderpad=0.2)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    """Put the legend under the axes, where it covers no curve, and make them smaller by it."""
+    figure, box = axes.figure, axes.get_position()
+    below = box.y0 - _AXIS_INCHES * figure.dpi / figure.bbox.height
+    legend = axes.legend(
+        fontsize=6.5,
+        loc="lower left",
+        bbox_to_anchor=(box.x0, below),
+        bbox_transform=figure.transFigure,
+        ncols=3,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )
+    tall = legend.get_window_extent().height / figure.bbox.height
+    axes.set_position((box.x0, box.y0 + tall, box.width, box.height - tall))
 
 
 def _span(courses: Sequence[Series]) -> float:
