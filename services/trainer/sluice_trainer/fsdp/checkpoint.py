@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.storage import WriteResult
 
+from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader
 from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.learner import ShardedLearner
@@ -129,12 +130,12 @@ def state_of(learner: ShardedLearner, user_state: dict[str, Any]) -> dict[str, A
 def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
     """Restore one part into a learner; returns the user state. Collective."""
     state = state_of(learner, {})
-    reader, failed = FileSystemReader(directory), f"checkpoint {directory} could not be read: "
+    reader, failed = CheckpointReader(directory), f"checkpoint {directory} could not be read: "
     try:
         names = reader.read_metadata().state_dict_metadata
         foreign = not any(name.startswith("model.") for name in names)
         if not foreign:
-            read(state, storage_reader=reader)
+            read(state, storage_reader=reader, planner=CheckpointPlanner())
     except (Exception, CheckpointException) as error:
         raise CheckpointError(failed + str(error)) from error
     if foreign:

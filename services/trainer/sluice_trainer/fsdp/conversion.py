@@ -8,10 +8,14 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as read
 
 from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoint_reader import (
+    CheckpointPlanner,
+    CheckpointReader,
+    UnsafeCheckpointError,
+)
 from sluice_trainer.fsdp.export import hf_tensors
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.sharding import named_tensors
@@ -32,8 +36,16 @@ def dist_to_hf(
     model = recipe.blank().to_empty(device="cpu")
     model.tie_weights()
     try:
-        tensors = named_tensors(model)
-        read({"model": tensors}, storage_reader=FileSystemReader(final), no_dist=True)
+        reader, tensors = CheckpointReader(final), named_tensors(model)
+        reader.read_metadata()  # torch's own words about it are a list of ranks and their errors
+        read(
+            {"model": tensors},
+            storage_reader=reader,
+            planner=CheckpointPlanner(),
+            no_dist=True,
+        )
+    except UnsafeCheckpointError as error:
+        raise ConversionError(str(error)) from error
     except (Exception, CheckpointException) as error:
         raise ConversionError(
             f"{final} does not hold the model that {like / 'config.json'} describes, written with "

@@ -1,5 +1,5 @@
-"""Adaptations that run megatron-core 0.19.2 without CUDA, without TransformerEngine, and without a
-C++ compiler.
+"""Adaptations that run megatron-core 0.19.2 without CUDA, without TransformerEngine, without a C++
+compiler, and with checkpoints that come from elsewhere.
 
 Megatron names the device "cuda" outright. `megatron_device()` makes that mean the CPU, **only
 inside the `with` block and only where there is no GPU**: everything that this package does with
@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.overrides import TorchFunctionMode
 
+from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader
 from sluice_trainer.device import DEVICE
 
 with warnings.catch_warnings():
@@ -40,6 +43,11 @@ def _bring_back(output: Tensor, computed_again: Tensor) -> None:
 # of each pod: half a minute, with ninja and a C++ compiler, of which our image has neither. Here
 # the bytes are copied, and both copies of one layer's live until its backward pass has ended.
 megatron_random._get_share_storage = lambda: _bring_back
+
+
+# Megatron reads checkpoints with torch's reader and planner, which it makes itself.
+FileSystemReader.read_metadata = CheckpointReader.read_metadata  # type: ignore[method-assign,assignment]
+DefaultLoadPlanner.load_bytes = CheckpointPlanner.load_bytes  # type: ignore[method-assign,assignment]
 
 
 class _Stream:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import (
     CheckpointException,
 )  # a BaseException: `except Exception` misses it
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from sluice_trainer.checkpoint_reader import CheckpointReader
 from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
@@ -136,7 +136,7 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
             "megatron"
         )
     try:
-        stored = FileSystemReader(final).read_metadata().state_dict_metadata
+        stored = CheckpointReader(final).read_metadata().state_dict_metadata
         wanted = _state(chunks, optimizer, {}, stored=stored)
         if wanted["rng"].unique_key not in stored:
             del wanted["rng"]  # saved under another layout

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sluice.api import Parallelism
 from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoint_reader import UnsafeCheckpointError
 from sluice_trainer.huggingface_config import ModelShape, read_shape
 from sluice_trainer.huggingface_files import SHARD_BYTES, ConversionError, Reader, reader, save_hf
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
@@ -152,7 +153,10 @@ def dist_to_hf(
         raise ConversionError(
             f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)"
         )
-    pieces = PieceReader(final)
+    try:
+        pieces = PieceReader(final)
+    except UnsafeCheckpointError as error:
+        raise ConversionError(str(error)) from error
     try:
         skeleton = _Skeleton(read_shape(like), pieces.dtype("embedding.word_embeddings.weight"))
         tensors = mapping.in_order(skeleton.shape, _layer_by_layer(skeleton, pieces))

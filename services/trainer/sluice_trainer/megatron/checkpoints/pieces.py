@@ -15,7 +15,6 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -23,6 +22,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from sluice_trainer.checkpoint_reader import CheckpointReader
 
 
 class MissingPieceError(KeyError):
@@ -36,7 +37,7 @@ class PieceReader:
     """Pieces out of one checkpoint. Its table of contents is read once."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._reader = FileSystemReader(checkpoint)
+        self._reader = CheckpointReader(checkpoint)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 

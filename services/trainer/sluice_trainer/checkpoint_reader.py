@@ -1,0 +1,132 @@
+"""Reading torch's distributed checkpoints as data.
+
+torch unpickles a checkpoint's table of contents (`.metadata`) and its objects without limits, so
+whoever wrote a checkpoint could run code in the process that reads it. Here only torch's own
+classes of a table of contents are looked up, and objects are what `torch.load(weights_only=True)`
+accepts. Tensors are read so by torch itself.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+
+_CLASSES = frozenset(
+    {
+        ("collections", "OrderedDict"),
+        ("pathlib", "PosixPath"),
+        ("pathlib._local", "PosixPath"),  # Python 3.13
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *(
+            ("torch.distributed.checkpoint.metadata", name)
+            for name in (
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        *(  # Megatron keeps the plans of its ranks
+            ("torch.distributed.checkpoint.planner", name)
+            for name in (
+                "BytesIOWriteData",
+                "SavePlan",
+                "TensorWriteData",
+                "WriteItem",
+                "WriteItemType",
+            )
+        ),
+    }
+)
+
+
+class UnsafeCheckpointError(Exception):
+    """A checkpoint holds what is no data, such as a function to call. The message is for people."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Opens a table of contents, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _CLASSES:
+            return super().find_class(module, name)
+        raise UnsafeCheckpointError(f"it names {module}.{name}, which may run code")
+
+
+def read_table(file: io.IOBase, path: Path) -> Metadata:
+    """Read a checkpoint's table of contents.
+
+    Parameters
+    ----------
+    file
+        The opened `.metadata`.
+    path
+        Its path, for messages.
+
+    Raises
+    ------
+    UnsafeCheckpointError
+        It holds anything but a table of contents, or names files outside of the checkpoint.
+
+    """
+    refused = "; a checkpoint of sluice, Megatron or torch does not. It is not read"
+    try:
+        table = _Unpickler(io.BytesIO(file.read())).load()
+    except UnsafeCheckpointError as error:
+        raise UnsafeCheckpointError(f"{path}: {error}{refused}") from error
+    if not isinstance(table, Metadata):
+        raise UnsafeCheckpointError(f"{path}: it holds no table of contents{refused}")
+    for place in (table.storage_data or {}).values():
+        name = place.relative_path
+        if "/" in name or name in ("", ".", ".."):
+            raise UnsafeCheckpointError(f"{path}: it names the file {name}{refused}")
+    return table
+
+
+class CheckpointReader(FileSystemReader):
+    """torch's reader, which takes the table of contents as data."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the table of contents. Raises UnsafeCheckpointError."""
+        path = self._get_metadata_path(kwargs.get("rank"))
+        with self.fs.create_stream(path, "rb") as file:
+            table = read_table(file, Path(path))
+        storage = getattr(table, "storage_meta", None) or StorageMeta()  # older torch has none
+        storage.load_id = self.load_id
+        table.storage_meta = storage
+        return table
+
+
+class CheckpointPlanner(DefaultLoadPlanner):
+    """torch's planner, which takes objects as data."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put an object in its place. Raises UnsafeCheckpointError."""
+        name = read_item.dest_index.fqn
+        try:
+            loaded = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:  # its advice is to trust the file
+            raise UnsafeCheckpointError(
+                f"the object {name} holds more than tensors, numbers and texts, and may run code; "
+                "a checkpoint of sluice, Megatron or torch does not. It is not read"
+            ) from error
+        if self.flatten_state_dict:
+            set_element(self.original_state_dict, self.mappings[name], loaded)
+        else:
+            self.state_dict[name] = loaded
