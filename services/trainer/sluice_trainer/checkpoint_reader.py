@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -57,6 +58,14 @@ _CLASSES = frozenset(
 
 class UnsafeCheckpointError(Exception):
     """A checkpoint holds what is no data, such as a function to call. The message is for people."""
+
+
+def reason(error: BaseException) -> str:
+    """Say why a checkpoint could not be read: torch's own words are the tracebacks of all ranks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        first, _ = next(iter(error.failures.values()))
+        return str(first)
+    return str(error)
 
 
 class _Unpickler(pickle.Unpickler):

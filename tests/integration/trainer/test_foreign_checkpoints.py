@@ -80,7 +80,7 @@ def test_a_foreign_checkpoint_is_refused(
     checkpoints, mark = tmp_path / "checkpoints", tmp_path / "mark"
     train_steps.train(**job(qwen3, backend, checkpoints, steps=1, save_at=1))
     change(checkpoints, 1, mark, harm)
-    with pytest.raises(CheckpointError, match=rf"(?s)iter_0000001 could not be read: .*{words}"):
+    with pytest.raises(CheckpointError, match=rf"iter_0000001 could not be read: .*{words}"):
         train_steps.train(**job(qwen3, backend, checkpoints, steps=2))
     if harm is call_from_the_table:
         convert = megatron_to_hf if backend == "megatron" else fsdp_to_hf

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.storage import WriteResult
 
-from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader
+from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader, reason
 from sluice_trainer.checkpoints import CheckpointError
 from sluice_trainer.device import DEVICE
 from sluice_trainer.fsdp.learner import ShardedLearner
@@ -137,7 +137,7 @@ def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
         if not foreign:
             read(state, storage_reader=reader, planner=CheckpointPlanner())
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(failed + str(error)) from error
+        raise CheckpointError(failed + reason(error)) from error
     if foreign:
         raise CheckpointError(failed + "it was not written with trainer.backend: fsdp")
     for moments in learner.optimizer.state.values():

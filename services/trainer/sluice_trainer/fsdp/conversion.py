@@ -15,6 +15,7 @@ from sluice_trainer.checkpoint_reader import (
     CheckpointPlanner,
     CheckpointReader,
     UnsafeCheckpointError,
+    reason,
 )
 from sluice_trainer.fsdp.export import hf_tensors
 from sluice_trainer.fsdp.loading import Recipe
@@ -49,6 +50,6 @@ def dist_to_hf(
     except (Exception, CheckpointException) as error:
         raise ConversionError(
             f"{final} does not hold the model that {like / 'config.json'} describes, written with "
-            f"trainer.backend: fsdp: {error}"
+            f"trainer.backend: fsdp: {reason(error)}"
         ) from error
     save_hf(hf_tensors(model, dtype), target, like, shard_bytes=shard_bytes)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import (
     CheckpointException,
 )  # a BaseException: `except Exception` misses it
 
-from sluice_trainer.checkpoint_reader import CheckpointReader
+from sluice_trainer.checkpoint_reader import CheckpointReader, reason
 from sluice_trainer.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
@@ -142,7 +142,7 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
             del wanted["rng"]  # saved under another layout
         state: dict[str, Any] = dist_checkpointing.load(wanted, str(final))
     except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {final} could not be read: {error}") from error
+        raise CheckpointError(f"checkpoint {final} could not be read: {reason(error)}") from error
     for number, chunk in enumerate(chunks):
         chunk.module.load_state_dict(state[f"model{number}"])
     _restore_optimizer(optimizer, state.get("optimizer", {}), state["adam_step"])
