@@ -83,7 +83,10 @@ class GroupMaker:
         _, baseline = await all_of(self._fill(ids, group.samples, params, prompt), greedy)
         if baseline is not None:
             note_baseline(group, baseline)
-        if self._judges_groups(prompt) and all(sample.status.finished for sample in group.samples):
+        whole = all(sample.status.finished for sample in group.samples)
+        if self._judges_groups(prompt):
+            if not whole:  # after a drain: what is finished has no reward yet, and is judged later
+                return group
             await self._score(group.samples, prompt)
         for sample in group.samples:
             if sample.status.finished:

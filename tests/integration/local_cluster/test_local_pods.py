@@ -184,7 +184,7 @@ def _with_inits(*programs: str, **fields: Any) -> dict[str, Any]:
 
 def _program(code: str) -> dict[str, object]:
     mounts = [{"name": "run", "mountPath": "/sluice/run"}]
-    return {"command": ["python", "-S", "-c", code], "volumeMounts": mounts}
+    return {"image": "mine", "command": ["python", "-S", "-c", code], "volumeMounts": mounts}
 
 
 async def test_init_containers_run_one_after_the_other_before_the_others(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.engines.base import Client as EngineClient
-from sluice.sample import SampleGroup
+from sluice.rewards.builtin.contains import contains
+from sluice.rewards.types import RewardInput
+from sluice.sample import Prompt, Sample, SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.buffer import BufferClient, Outbox
@@ -43,6 +45,11 @@ def job(directory: Path, model: Path, **changes: Any) -> RLJob:
         "reward__type": "contains",
     }
     return make_job(directory, **{**base, **changes})
+
+
+def contained(prompt: Prompt, sample: Sample) -> float:
+    """The reward that such a job gives to a sample."""
+    return contains(RewardInput(prompt.prompt, sample.response, prompt.label))
 
 
 class House:

@@ -24,7 +24,7 @@ from sluice_rollout.worker import WorkerError
 from tests.integration.conftest import Server
 from tests.integration.engines import call, distance, log_probs
 from tests.integration.house import DEADLINE, Rendezvous
-from tests.integration.rollout.pods import House, Pod, leases
+from tests.integration.rollout.pods import House, Pod, contained, leases
 
 READY = pb.TakeBatchResponse.STATE_READY
 LONG = {"rollout__sampling__maxResponseTokens": 3000}
@@ -41,7 +41,7 @@ async def test_samples_travel_from_lease_to_batch(
         for group, sample in ((g, s) for g in groups for s in g.samples):
             sample.check()
             assert sample.status in (SampleStatus.TRUNCATED, SampleStatus.COMPLETED)
-            assert sample.reward == float(group.prompt.label in sample.response)
+            assert sample.reward == contained(group.prompt, sample)
             assert sample.weight_versions == [WeightSpan(0, 0, sample.response_length)]
             expected = log_probs(model, sample.tokens.tolist(), sample.response_length)
             assert distance(sample.rollout_log_probs.tolist(), expected) < 1e-4

@@ -126,8 +126,8 @@ def _check_limits(sample: Sample, limits: Limits) -> None:
     newest = max(sample.versions, default=0)
     if newest > limits.newest:
         raise SampleError(
-            f"samples[{sample.index}].weightVersions: {newest}, and the newest weights are of "
-            f"version {limits.newest}"
+            f"samples[{sample.index}].weightVersions: {newest}, expected at most {limits.newest}: "
+            "no newer weights can be at an engine yet"
         )
 
 
