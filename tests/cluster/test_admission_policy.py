@@ -27,10 +27,10 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.releases import make_namespace
 from tests.cluster.sandboxes import agent_sandbox
 from tests.helm import Object, objects, one
+from tests.pod_security import APPARMOR, BASELINE
 from tests.tools import tool
 
 POLICY = "ValidatingAdmissionPolicy"
-API = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
 MADE = ("validatingadmissionpolicy", "validatingadmissionpolicybinding", "clusterrolebinding")
 PLURALS = {"NetworkPolicy": "networkpolicies", "Sandbox": "sandboxes"}
 OWNER = {
@@ -41,12 +41,14 @@ OWNER = {
     "controller": True,
 }
 NAMESPACE = "sluice-policy"
+X: Object = {"name": "x", "image": "x"}
+UNCONFINED = {"type": "Unconfined"}
 Ask = Callable[[str, Object | None, Object | None], Awaitable[str]]
 """(operation, object, old object) -> what the policy says; empty: it admits."""
 
 
 def policy(*settings: str) -> Object:
-    return one(objects("defaults", *API, *settings), POLICY)
+    return one(objects("defaults", *settings), POLICY)
 
 
 def job(**spec: Any) -> RLJob:
@@ -72,7 +74,12 @@ def pod(**spec: Any) -> Object:
 
 
 def container(**context: Any) -> Object:
-    return pod(containers=[{"name": "x", "image": "x", "securityContext": context}])
+    return pod(containers=[{**X, "securityContext": context}])
+
+
+def annotated(key: str, value: str) -> Object:
+    manifest = pod()
+    return manifest | {"metadata": manifest["metadata"] | {"annotations": {key: value}}}
 
 
 def with_host_path(path: str) -> Object:
@@ -148,9 +155,7 @@ async def _real(api: Api, names: list[str], *settings: str) -> Ask:
         f"p-{uuid.uuid4().hex[:6]}",
     )
     names.append(name)
-    documents = [
-        each for each in objects("defaults", *API, *settings) if each["kind"].startswith(POLICY)
-    ]
+    documents = [each for each in objects("defaults", *settings) if each["kind"].startswith(POLICY)]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
     text = text.replace("system:serviceaccount:sluice-system:sluice", account).replace(
         "sluice-operator", name
@@ -206,13 +211,26 @@ def many(items: Object) -> Object:
     return {"type": "array", "items": items, "maxItems": 8}
 
 
-CONTEXT = fields(privileged=FLAG, capabilities=fields(add=many(TEXT), drop=many(TEXT)))
-CONTAINERS = many(fields(name=TEXT, securityContext=CONTEXT))
+PROFILES = {
+    "seccompProfile": fields(type=TEXT),
+    "appArmorProfile": fields(type=TEXT),
+    "seLinuxOptions": fields(type=TEXT, user=TEXT, role=TEXT),
+    "windowsOptions": fields(hostProcess=FLAG),
+}
+CONTEXT = fields(
+    privileged=FLAG,
+    procMount=TEXT,
+    capabilities=fields(add=many(TEXT), drop=many(TEXT)),
+    **PROFILES,
+)
+PORTS = many(fields(hostPort={"type": "integer"}))
+CONTAINERS = many(fields(name=TEXT, securityContext=CONTEXT, ports=PORTS))
 VOLUMES = many(fields(name=TEXT, hostPath=fields(path=TEXT)))
 SPEC = fields(
     hostNetwork=FLAG,
     hostPID=FLAG,
     hostIPC=FLAG,
+    securityContext=fields(sysctls=many(fields(name=TEXT)), **PROFILES),
     containers=CONTAINERS,
     initContainers=CONTAINERS,
     volumes=VOLUMES,
@@ -221,12 +239,15 @@ SPEC = fields(
 )
 LABELS = {"type": "object", "additionalProperties": TEXT, "maxProperties": 16}
 METADATA = fields(
-    name=TEXT, labels=LABELS, ownerReferences=many(fields(apiVersion=TEXT, kind=TEXT))
+    name=TEXT,
+    labels=LABELS,
+    annotations=LABELS,
+    ownerReferences=many(fields(apiVersion=TEXT, kind=TEXT)),
 )
 OBJECT = fields(
     metadata=METADATA,
     type=TEXT,
-    spec=fields(**SPEC["properties"], podTemplate=fields(spec=SPEC)),
+    spec=fields(**SPEC["properties"], podTemplate=fields(metadata=METADATA, spec=SPEC)),
 )
 REQUEST = fields(
     operation=TEXT,
@@ -341,6 +362,7 @@ RDMA = {
         ],
     }
 }
+ALLOW = "admissionPolicy.allow.privileged=true"
 REACHING = {
     "hostNetwork": (pod(hostNetwork=True), "admissionPolicy.allow.hostNetwork=true"),
     "hostPID": (pod(hostPID=True), "admissionPolicy.allow.hostNamespaces=true"),
@@ -349,10 +371,28 @@ REACHING = {
         with_host_path("/mnt/nvme/a"),
         "admissionPolicy.allow.hostPaths={/mnt/nvme}",
     ),
-    "privileged": (container(privileged=True), "admissionPolicy.allow.privileged=true"),
-    "capability": (
-        container(capabilities={"add": ["SYS_ADMIN"]}),
-        "admissionPolicy.allow.privileged=true",
+    "hostPort": (
+        pod(containers=[{**X, "ports": [{"containerPort": 80, "hostPort": 80}]}]),
+        "admissionPolicy.allow.hostNetwork=true",
+    ),
+    "hostPort of an init container": (
+        pod(initContainers=[{**X, "ports": [{"containerPort": 80, "hostPort": 80}]}]),
+        "admissionPolicy.allow.hostNetwork=true",
+    ),
+    "privileged": (container(privileged=True), ALLOW),
+    "capability": (container(capabilities={"add": ["SYS_ADMIN"]}), ALLOW),
+    "procMount": (container(procMount="Unmasked"), ALLOW),
+    "seccomp": (container(seccompProfile=UNCONFINED), ALLOW),
+    "seccomp of the pod": (pod(securityContext={"seccompProfile": UNCONFINED}), ALLOW),
+    "AppArmor": (container(appArmorProfile=UNCONFINED), ALLOW),
+    "AppArmor of the pod": (pod(securityContext={"appArmorProfile": UNCONFINED}), ALLOW),
+    "AppArmor by an annotation": (annotated(f"{APPARMOR}trainer", "unconfined"), ALLOW),
+    "SELinux type": (container(seLinuxOptions={"type": "spc_t"}), ALLOW),
+    "SELinux user of the pod": (pod(securityContext={"seLinuxOptions": {"user": "u"}}), ALLOW),
+    "host process": (container(windowsOptions={"hostProcess": True}), ALLOW),
+    "sysctl": (
+        pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+        ALLOW,
     ),
 }
 
@@ -367,6 +407,17 @@ async def test_a_pod_that_reaches_for_its_node_needs_a_value(
     for each in (manifest, sandbox(job(), manifest, "v1beta1")):
         assert setting.partition("=")[0] in await refuses("CREATE", each, None)
         assert await admits("CREATE", each, None) == ""
+
+
+def test_each_check_of_the_baseline_standard_is_tried() -> None:
+    """But hosts of probes, which Kubernetes' own admission refuses from 1.34 on."""
+    caught = {
+        check.__name__
+        for manifest, _ in REACHING.values()
+        for check in BASELINE
+        if [*check(manifest)]
+    }
+    assert caught == {check.__name__ for check in BASELINE} - {"_probe_hosts"}
 
 
 async def test_a_path_beside_an_allowed_one_is_another(ask: Callable[..., Awaitable[Ask]]) -> None:

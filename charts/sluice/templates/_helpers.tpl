@@ -79,6 +79,28 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{/*
+Why the chart makes no ValidatingAdmissionPolicy; empty: it makes one. Kubernetes serves the API from 1.30 on. `helm
+template` knows no server's APIs, so the version counts too.
+*/}}
+{{- define "sluice.noAdmissionPolicy" -}}
+{{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" }}
+{{- if not .Values.admissionPolicy.enabled -}}
+admissionPolicy.enabled is false
+{{- else if .Values.watchNamespaces -}}
+watchNamespaces is set, and a policy is of the whole cluster
+{{- else if not (or $served (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version)) -}}
+Kubernetes {{ .Capabilities.KubeVersion.Version }} has no such policies, which came with 1.30
+{{- end }}
+{{- end }}
+
+{{/* CEL that holds if an expression over `c` does for every container; give (list SPEC EXPRESSION). */}}
+{{- define "sluice.allContainers" -}}
+{{- $spec := index . 0 }}
+{{- $expression := index . 1 }}
+{{- printf "%s.containers.all(c, %s) && (!has(%s.initContainers) || %s.initContainers.all(c, %s))" $spec $expression $spec $spec $expression }}
+{{- end }}
+
 {{/* What the operator does to jobs and to what they own, in all namespaces or in each watched one. */}}
 {{- define "sluice.operatorRules" -}}
 - apiGroups: [sluice.dev]

@@ -4,15 +4,17 @@ of the operator."""
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from sluice_operator import settings
 from sluice_operator.plan.defaults import JobDefaults
-from tests.helm import Object, environment, objects, one
+from tests.helm import CHART, Object, environment, helm, objects, one
 
+SERVED = ("--api-versions", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")
 POLICY = "ValidatingAdmissionPolicy"
-SERVED = ("--api-versions", f"admissionregistration.k8s.io/v1/{POLICY}")
 
 
 def kinds(manifests: list[Object]) -> set[str]:
@@ -61,7 +63,7 @@ def test_without_defaults_nothing_is_mounted() -> None:
 
 
 def test_common_labels_and_annotations_are_everywhere() -> None:
-    manifests = objects("everything", *SERVED)
+    manifests = objects("everything")
     assert "ValidatingAdmissionPolicyBinding" in kinds(manifests)
     for each in [*manifests, operator(manifests)]:
         assert each["metadata"]["labels"]["team"] == "research", each
@@ -92,11 +94,12 @@ def test_the_operator_gets_more_environment_volumes_and_arguments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "bounded"),
     [
-        pytest.param(SERVED, True, id="by default"),
-        pytest.param((*SERVED, "--set", "admissionPolicy.enabled=false"), False, id="switched off"),
-        pytest.param(
-            (*SERVED, "--set", "watchNamespaces={team-a}"), False, id="nothing of the cluster"
-        ),
+        pytest.param((), True, id="by default"),
+        pytest.param(("--kube-version", "1.30.0"), True, id="the first release that has it"),
+        pytest.param(("--kube-version", "1.31.4-gke.1256000"), True, id="a vendor's release"),
+        pytest.param(("--kube-version", "1.29.0", *SERVED), True, id="served by an older one"),
+        pytest.param(("--set", "admissionPolicy.enabled=false"), False, id="switched off"),
+        pytest.param(("--set", "watchNamespaces={team-a}"), False, id="nothing of the cluster"),
         pytest.param(("--kube-version", "1.29.0"), False, id="an older cluster"),
     ],
 )
@@ -106,8 +109,35 @@ def test_the_operator_is_bounded_where_the_cluster_can(
     assert (POLICY in kinds(objects("defaults", *arguments))) is bounded
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        pytest.param((), "", id="by default"),
+        pytest.param(
+            ("--set", "admissionPolicy.enabled=false"), "enabled is false", id="switched off"
+        ),
+        pytest.param(("--set", "watchNamespaces={a}"), "watchNamespaces is set", id="namespaces"),
+        pytest.param(("--kube-version", "1.29.3"), "v1.29.3 has no such", id="an older cluster"),
+    ],
+)
+def test_the_notes_say_why_nothing_bounds_the_operator(
+    arguments: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    """Helm renders notes only beside a cluster, so the test renders them as a template."""
+    chart = tmp_path / "sluice"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    define = f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}'
+    body = 'text: |\n{{ include "notes" . | indent 2 }}\n'
+    (chart / "templates" / "notes.yaml").write_text(define + body)
+    done = helm("template", "sluice", chart, "--show-only", "templates/notes.yaml", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert ("made no ValidatingAdmissionPolicy" in done.stdout) is bool(reason)
+    assert reason in done.stdout
+
+
 def test_the_policy_is_about_the_operators_account_and_not_its_key() -> None:
-    manifests = objects("everything", *SERVED)
+    manifests = objects("everything")
     conditions = {
         each["name"]: each["expression"]
         for each in one(manifests, POLICY)["spec"]["matchConditions"]
@@ -119,7 +149,7 @@ def test_the_policy_is_about_the_operators_account_and_not_its_key() -> None:
 
 def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
     """But for events, its leases, and the jobs themselves."""
-    manifests = objects("defaults", *SERVED)
+    manifests = objects("defaults")
     rules = one(manifests, POLICY)["spec"]["matchConstraints"]["resourceRules"]
     bounded = {
         (group, plural)
