@@ -161,7 +161,6 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "given answers were sent to no experts before",
     ),
     ({}, {"debug": {"replay": "rollouts"}}, "rollout.replicas", "set rollout.replicas: 0"),
-    ({}, {"rollout": {"replicas": 1, "minReplicas": 2}}, "replicas", "at least minReplicas"),
     (
         {},
         {"debug": {"replay": "r", "rolloutOnly": True}, "rollout": {"replicas": 0}},
@@ -302,6 +301,7 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"rollout": {"batchSize": 64, **LONG}}),
     ({}, {"rollout": {"replicas": 2, "minReplicas": 2}}),
     ({}, {"rollout": {"replicas": 0, "minReplicas": 2}}),
+    ({}, {"rollout": {"replicas": 1, "minReplicas": 2}}),
     ({}, {"rollout": {"minReplicas": 2}}),
     (
         {},
@@ -494,7 +494,7 @@ TOGETHER += [
     ),
     (
         {},
-        {"trainer": {**ONE, "nodes": 2}, "rollout": {"replicas": 1}},
+        {"trainer": {**ONE, "nodes": 2}, "rollout": {"replicas": 3}},
         "rollout.replicas",
         "leave replicas out",
     ),

@@ -92,7 +92,7 @@ def needs(spec: RLJobSpec, count: int) -> Needs:
             fraction = trainer.cpu_offload_fraction or 1.0
             host = int(state * fraction) if trainer.cpu_offload == "optimizer" else 0
             trainer_gpu = (state - host + gradients) // trainer.world_size
-    engines = 1 if spec.replicas is None else spec.replicas
+    engines = spec.replicas
     if engines and rollout.gpus_per_replica:
         engine_gpu = 2 * count // (rollout.gpus_per_replica * rollout.nodes_per_replica)
     elif engines:

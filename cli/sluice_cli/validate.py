@@ -121,7 +121,7 @@ def _facts(job: RLJob) -> dict[str, Any]:
         "batchSize": spec.rollout.batch_size,
         "samplesPerPrompt": spec.samples_per_prompt,
         "trainerRanks": spec.trainer.world_size,
-        "engines": 1 if spec.replicas is None else spec.replicas,
+        "engines": spec.replicas,
     }
 
 

@@ -136,7 +136,8 @@ def manifest(model: Model) -> dict[str, Any]:
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
-_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)([eE][-+]?\d+|[KMGTPE]i|[numkMGTPE])?$")
+QUANTITY = r"^([0-9]+(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+|[KMGTPE]i|[numkMGTPE])?$"
+_QUANTITY = re.compile(QUANTITY)
 _SUFFIX = {
     "n": 1e-9,
     "u": 1e-6,
@@ -156,7 +157,7 @@ def quantity_value(quantity: str) -> float:
     match = _QUANTITY.match(quantity)
     if not match:
         raise ValueError(f"{quantity!r} is not a quantity such as 500m, 2, 512Mi or 1.5G")
-    number, suffix = match.groups()
+    number, suffix = match.group(1), match.group(3)
     if suffix and suffix[0] in "eE" and len(suffix) > 1 and suffix[1] != "i":
         return float(number + suffix)
     return float(number) * _SUFFIX.get(suffix or "", 1.0)
@@ -172,10 +173,33 @@ Quantity = Annotated[
     str | int,
     AfterValidator(_quantity),
     WithJsonSchema(
-        {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            # For integers and for strings, each of which ignores the other's.
+            "minimum": 0,
+            "pattern": QUANTITY,
+        }
     ),
 ]
 """A Kubernetes resource quantity (`512Mi`, `2`, `500m`)."""
+
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_NAME}(\.{_NAME})*"
+SUBDOMAIN = rf"^{_SUBDOMAIN}$"
+CLASS = rf"^({_SUBDOMAIN})?$"
+ENTRY = r"^[-._a-zA-Z0-9]+$"
+CONTROLLER = rf"^{_SUBDOMAIN}/[A-Za-z0-9/._~!$&'()*+,;=:%-]+$"
+ObjectName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
+"""The name of an object in Kubernetes: an RFC 1123 subdomain."""
+LabelledName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=63)]
+"""The name of an object that is also the value of a label of pods."""
+ClassName = Annotated[str, Field(pattern=CLASS, max_length=253)]
+"""The name of a StorageClass; empty: a volume without a class."""
+SecretEntry = Annotated[str, Field(pattern=ENTRY, max_length=253)]
+"""A key in the data of a Secret or ConfigMap."""
+ControllerName = Annotated[str, Field(pattern=CONTROLLER, max_length=63)]
+"""A path below a domain, as of a Job's managedBy: acme.io/controller."""
 
 FreeForm = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})

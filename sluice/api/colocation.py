@@ -19,8 +19,9 @@ def _fits(spec: Any) -> bool:
 
 def _filled(spec: Any) -> bool:
     trainer, rollout = spec.trainer, spec.rollout
-    taken = None if rollout.replicas is None else rollout.replicas * rollout.gpus_per_replica
-    return trainer.gpus_per_node == 0 or taken in (None, trainer.nodes * trainer.gpus_per_node)
+    taken = rollout.replicas * rollout.gpus_per_replica
+    full = trainer.nodes * trainer.gpus_per_node
+    return bool(trainer.gpus_per_node == 0 or rollout.replicas == 1 or taken == full)
 
 
 COLOCATION = (
@@ -58,7 +59,8 @@ COLOCATION = (
         lambda s: str(s.rollout.gpus_per_replica),
     ),
     Rule(
-        f"!{_ON} || {_GPUS} == 0 || !has(self.rollout.replicas) || "
+        # An API server writes the default out, so 1 counts as left out.
+        f"!{_ON} || {_GPUS} == 0 || self.rollout.replicas == 1 || "
         f"self.rollout.replicas * {_ENGINE} == self.trainer.nodes * {_GPUS}",
         lambda s: not s.trainer.colocate or _filled(s),
         "with colocate replicas x gpusPerReplica must be the trainer's nodes x gpusPerNode; leave "

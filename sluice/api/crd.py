@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from sluice.api.base import GROUP, VERSION, Model, Rule, nested
 from sluice.api.changes import transitions
-from sluice.api.job import KIND, PLURAL, SHORT_NAME, RLJob, RLJobSpec
+from sluice.api.job import KIND, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
 from sluice.api.status import RLJobStatus
 
 Models = Mapping[str, type[Model]]
@@ -39,12 +39,6 @@ COLUMNS = [
 
 def custom_resource_definition() -> dict[str, Any]:
     """The CRD of RLJob v1alpha1."""
-    name_rule = {
-        "rule": "size(self.metadata.name) <= 40 && "
-        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "message": "metadata.name must be an RFC 1035 label of at most 40 characters: pods add "
-        "their own suffixes",
-    }
     schema = {
         "description": _unwrapped((RLJob.__doc__ or "").strip()),
         "type": "object",
@@ -52,11 +46,11 @@ def custom_resource_definition() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": _name()}},
             "spec": schema_of(RLJobSpec),
             "status": _status(),
         },
-        "x-kubernetes-validations": [name_rule, *transitions(RLJobSpec)],
+        "x-kubernetes-validations": transitions(RLJobSpec),
     }
     version = {
         "name": VERSION,
@@ -70,6 +64,7 @@ def custom_resource_definition() -> dict[str, Any]:
                 "labelSelectorPath": ".status.rolloutSelector",
             },
         },
+        "selectableFields": [{"jsonPath": ".status.state"}],
         "additionalPrinterColumns": [
             {
                 "name": name,
@@ -99,6 +94,12 @@ def custom_resource_definition() -> dict[str, Any]:
             "versions": [version],
         },
     }
+
+
+def _name() -> dict[str, Any]:
+    """The schema of metadata.name, which may hold no more than the rules of a text."""
+    schema = ObjectMeta.model_json_schema()["properties"]["name"]
+    return {key: schema[key] for key in ("type", "pattern", "maxLength", "description")}
 
 
 def _status() -> dict[str, Any]:
@@ -141,7 +142,8 @@ def _structural(
         )
     if node.get("x-kubernetes-int-or-string"):
         default = {"default": node["default"]} if node.get("default") is not None else {}
-        return _described(node, {"x-kubernetes-int-or-string": True} | default)
+        limits = {key: node[key] for key in ("minimum", "pattern") if key in node}
+        return _described(node, {"x-kubernetes-int-or-string": True} | limits | default)
     if "anyOf" in node:
         return _optional(node, definitions, models)
     return _plain(node, definitions, models)

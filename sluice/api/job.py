@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.algorithm import ACROSS_GROUPS, Algorithm
-from sluice.api.base import API_VERSION, Model, NonNegativeInt, PositiveInt, Rule
+from sluice.api.base import (
+    API_VERSION,
+    ControllerName,
+    Model,
+    NonNegativeInt,
+    PositiveInt,
+    Rule,
+)
 from sluice.api.colocation import COLOCATION
 from sluice.api.data import Data, Evaluation, ModelSource, Reward, RowSource
 from sluice.api.debug import Debug
@@ -77,8 +84,10 @@ class RLJobSpec(Model):
     suspend: bool = Field(
         False, description="Stop all pods and keep everything that they have stored."
     )
-    managed_by: Annotated[str, Field(max_length=63)] | None = Field(
-        None, description="Controller that is responsible. Default: ours. Cannot be changed."
+    managed_by: ControllerName | None = Field(
+        None,
+        description="Controller that is responsible, such as `acme.io/controller`. Default: ours. "
+        "Cannot be changed.",
     )
     active_deadline_seconds: PositiveInt | None = Field(
         None, description="The job fails when it has run this long."
@@ -183,7 +192,7 @@ class RLJobSpec(Model):
             "trainer.deterministic",
         ),
         Rule(
-            "!has(self.debug.replay) || self.rollout.?replicas.orValue(1) == 0",
+            "!has(self.debug.replay) || self.rollout.replicas == 0",
             lambda s: s.debug.replay is None or s.rollout.replicas == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",
             "rollout.replicas",
@@ -265,22 +274,18 @@ class RLJobSpec(Model):
         return [(field, source) for field, source in named if source]
 
     @property
-    def replicas(self) -> int | None:
-        """Engines that the spec asks for; None: an autoscaler says. Colocated, they fill the
-        trainer's GPUs.
+    def replicas(self) -> int:
+        """Engines that the job has.
 
-        With sft they only evaluate.
+        With sft they only evaluate, so there are none without an evaluation. On shared GPUs they
+        fill those of the trainer.
         """
-        if self.rollout.replicas is None and self.algorithm.sft and self.evaluation is None:
+        rollout = self.rollout
+        if self.algorithm.sft and self.evaluation is None:
             return 0
-        if self.rollout.replicas is None and self.trainer.colocate:
-            return (
-                self.trainer.nodes
-                * self.trainer.gpus_per_node
-                // max(self.rollout.gpus_per_replica, 1)
-                or 1
-            )
-        return self.rollout.replicas
+        if self.trainer.colocate and self.on_gpu:
+            return self.trainer.nodes * self.trainer.gpus_per_node // rollout.gpus_per_replica
+        return max(rollout.replicas, rollout.min_replicas) if rollout.replicas else 0
 
     def transport(self, *, one_machine: bool) -> str:
         """How weights reach the engines. Pods that share GPUs can share memory too on one machine,
@@ -302,7 +307,10 @@ class ObjectMeta(Model):
 
     model_config = Model.model_config | {"extra": "allow"}
 
-    name: Name
+    name: Name = Field(
+        description="Pods and other objects add their own suffixes to it, so it has at most 40 "
+        "characters."
+    )
     namespace: str = "default"
     uid: str = ""
     generation: int = 1

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, NonNegativeInt, Once, PositiveInt, Rule, exactly_one
+from sluice.api.base import (
+    LabelledName,
+    Model,
+    NonNegativeInt,
+    ObjectName,
+    Once,
+    PositiveInt,
+    Rule,
+    SecretEntry,
+    exactly_one,
+)
 from sluice.api.foreign import NetworkPolicyPeer, PodTemplate
 
 
@@ -38,19 +48,17 @@ class FailurePolicy(Model):
 class Kueue(Model):
     """Admission by Kueue."""
 
-    queue_name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
-        description="A LocalQueue."
-    )
-    priority_class: Annotated[str, Field(max_length=63)] | None = Field(
-        None, description="A WorkloadPriorityClass."
-    )
+    queue_name: LabelledName = Field(description="A LocalQueue.")
+    priority_class: LabelledName | None = Field(None, description="A WorkloadPriorityClass.")
 
 
 class Volcano(Model):
     """Gang scheduling by Volcano."""
 
-    queue: str | None = Field(None, description="Default: Volcano's queue `default`.")
-    priority_class_name: str | None = Field(None, description="PriorityClass of the PodGroup.")
+    queue: ObjectName | None = Field(None, description="Default: Volcano's queue `default`.")
+    priority_class_name: ObjectName | None = Field(
+        None, description="PriorityClass of the PodGroup."
+    )
 
 
 class NativePodGroup(Model):
@@ -116,10 +124,8 @@ class PodDisruptionBudget(Model):
 class SecretKey(Model):
     """One key of a Secret of the job's namespace."""
 
-    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="Name of the Secret."
-    )
-    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(description="Key in it.")
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: SecretEntry = Field(description="Key in it.")
 
 
 class Secrets(Model):

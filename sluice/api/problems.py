@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from sluice.api.base import CLASS, CONTROLLER, ENTRY, QUANTITY, SUBDOMAIN
 from sluice.api.foreign import Fault
 from sluice.api.job import RLJob
 from sluice.api.marks import Location, field_path
@@ -31,6 +32,12 @@ PATTERNS = {
     r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$": (
         "the name of a label, such as topology.kubernetes.io/zone"
     ),
+    SUBDOMAIN: "the name of an object of Kubernetes: small letters, digits, '-' and '.'; the first "
+    "and the last a letter or a digit",
+    CLASS: "the name of a StorageClass, or nothing",
+    ENTRY: "a key in a Secret: letters, digits, '-', '_' and '.'",
+    CONTROLLER: "a path below a domain, such as acme.io/controller",
+    QUANTITY: "a quantity such as 500m, 2, 512Mi or 1.5G",
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last "
     "no '-'",
 }

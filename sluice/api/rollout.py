@@ -109,15 +109,15 @@ class EngineHealthPolicy(Model):
 class Rollout(Model):
     """The engines that generate."""
 
-    replicas: NonNegativeInt | None = Field(
-        None,
-        description="Engines. No default: an autoscaler owns it where it is left out; minReplicas "
-        "at the start.",
+    replicas: NonNegativeInt = Field(
+        1,
+        description="Engines. An autoscaler changes it: leave it out of a manifest that one "
+        "scales. With the default, trainer.colocate runs as many as the trainer's GPUs hold.",
     )
     min_replicas: PositiveInt = Field(
         1,
-        description="Engines that a queue admits together with the trainer (podGroupPolicy), and "
-        "that the job starts with where replicas is left out. An autoscaler goes no lower.",
+        description="Engines that a queue admits together with the trainer (podGroupPolicy). The "
+        "job has no fewer, whatever replicas says, but for replicas: 0.",
     )
     engine: Literal["sglang", "vllm"] = Field(
         "sglang", description="What generates. vllm: vLLM 0.32."
@@ -179,7 +179,7 @@ class Rollout(Model):
         description="In place of `function`: a program in any language, started for each episode, "
         "that asks the gateway for the model.",
     )
-    models: Annotated[list[OtherModel], Field(max_length=16)] = Field(
+    models: Annotated[list[OtherModel], Field(max_length=16), Once("name")] = Field(
         default_factory=list,
         description="Models that episodes may ask at the gateway besides the one that is trained.",
     )
@@ -234,12 +234,6 @@ class Rollout(Model):
             "environment",
         ),
         Rule(
-            "!has(self.models) || self.models.all(m, self.models.exists_one(n, n.name == m.name))",
-            lambda r: len({model.name for model in r.models}) == len(r.models),
-            "models: two of them have the same name",
-            "models",
-        ),
-        Rule(
             "self.limits.overflow != 'summarise' || self.limits.summary.tokens + "
             "self.limits.?turnTokens.orValue(1) < self.sampling.maxResponseTokens",
             lambda r: (
@@ -284,13 +278,6 @@ class Rollout(Model):
             lambda r: r.mode == "sync" or r.max_staleness >= 1,
             "mode: async needs maxStaleness of at least 1 (1 is one step off)",
             "maxStaleness",
-        ),
-        Rule(
-            "!has(self.replicas) || self.replicas == 0 || self.minReplicas <= self.replicas",
-            lambda r: not r.replicas or r.min_replicas <= r.replicas,
-            "replicas must be at least minReplicas {} or 0",
-            "replicas",
-            lambda r: str(r.min_replicas),
         ),
         Rule(
             "self.engine != 'vllm' || self.nodesPerReplica == 1",

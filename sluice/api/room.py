@@ -51,6 +51,15 @@ def _bytes(path: str) -> str:
     return f"quantity(string({path})).asApproximateFloat()"
 
 
+def _unless_malformed(path: str, rule: str) -> str:
+    """CEL: the rule, which has nothing to say of a text that is no quantity.
+
+    A server evaluates rules beside a pattern that has failed, and would report the error of
+    `quantity()` as well.
+    """
+    return f"!isQuantity(string({path})) || {rule}"
+
+
 def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
     """sequences, samples, longest: CEL of a batch's sequences, of a group's samples,
     and of maxResponseTokens.
@@ -61,7 +70,10 @@ def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
     budget = f"({memory} - {BASE_BYTES}.0) / {OVERHEAD} / 2.0"
     return (
         Rule(
-            f"double({sequences} * {longest} * {BYTES_PER_TOKEN}) <= {storage} * 0.875",
+            _unless_malformed(
+                "self.buffer.storage.size",
+                f"double({sequences} * {longest} * {BYTES_PER_TOKEN}) <= {storage} * 0.875",
+            ),
             _batch_fits,
             "a batch of the longest responses {} does not fit: batchSize x samplesPerPrompt x "
             "maxResponseTokens x "
@@ -71,7 +83,11 @@ def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
             lambda s: f"{_longest_group(s) * s.rollout.batch_size / 2**30:.1f} GiB",
         ),
         Rule(
-            f"{group} <= {_LEAST_BYTES // 2}.0 || ({group} <= {budget} && {group} < 2147483648.0)",
+            _unless_malformed(
+                "self.buffer.memory",
+                f"{group} <= {_LEAST_BYTES // 2}.0 || "
+                f"({group} <= {budget} && {group} < 2147483648.0)",
+            ),
             _memory_fits,
             "a group of the longest responses {} is more than the buffer takes with this memory: "
             "samplesPerPrompt x "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, Once, PositiveFloat, PositiveInt, Quantity, Rule
+from sluice.api.base import ClassName, Model, Once, PositiveFloat, PositiveInt, Quantity, Rule
 from sluice.api.foreign import PodTemplate, VolumeSource
 
 
@@ -19,7 +19,7 @@ class BufferStorage(Model):
     """The volume claim of the buffer."""
 
     size: Quantity = Field("20Gi", description="Size of the claim.")
-    storage_class_name: str | None = Field(
+    storage_class_name: ClassName | None = Field(
         None, description="Default: the cluster's default class."
     )
 
@@ -35,7 +35,7 @@ class CheckpointStorage(Model):
         "model; `keep` of them "
         "and one more lie there at a time, beside the final model. Default: 100Gi.",
     )
-    storage_class_name: str | None = Field(
+    storage_class_name: ClassName | None = Field(
         None, description="Default: the cluster's default class."
     )
     access_modes: (

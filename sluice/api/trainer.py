@@ -10,6 +10,7 @@ from sluice.api.base import (
     Model,
     NonNegativeFloat,
     NonNegativeInt,
+    ObjectName,
     PositiveFloat,
     PositiveInt,
     Rule,
@@ -170,7 +171,7 @@ class Trainer(Model):
         description="How much of the optimizer lies in host memory, with cpuOffload: optimizer; "
         "the GPU takes the step of the rest. Default: 1, all of it.",
     )
-    device_class: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+    device_class: ObjectName = Field(
         "gpu.nvidia.com",
         description="DeviceClass of the GPUs in the ResourceClaims that colocate makes in a "
         "cluster.",

@@ -163,17 +163,14 @@ def one_more(
     return (best, gains[best]) if best else None
 
 
-def advise(
-    states: Mapping[str, float], steps: int, spec: RLJobSpec, engines: int | None = None
-) -> Advice | None:
+def advise(states: Mapping[str, float], steps: int, spec: RLJobSpec) -> Advice | None:
     """Advice for a job on GPUs with engines apart from its trainer; None for others, and before
     there is enough to go by.
 
-    states: device seconds by `role/state`. engines: how many there are, where the spec does not
-    say.
+    states: device seconds by `role/state`.
     """
     rollout, trainer = spec.rollout, spec.trainer
-    count = spec.replicas or engines
+    count = spec.replicas
     if trainer.colocate or not trainer.gpus_per_node or not rollout.gpus_per_replica or not count:
         return None
     unit = rollout.gpus_per_replica * rollout.nodes_per_replica
@@ -199,7 +196,7 @@ def advice_for(spec: RLJobSpec, status: RLJobStatus) -> Advice | None:
     if status.goodput is None or status.step is None:
         return None
     states = {name: float(seconds) for name, seconds in status.goodput.states.items()}
-    return advise(states, status.step, spec, status.rollout_replicas)
+    return advise(states, status.step, spec)
 
 
 def _mode(now: int, best: int) -> str:

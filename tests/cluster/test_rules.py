@@ -220,8 +220,9 @@ async def test_each_name_stands_once_in_a_list_of_the_status(
             },
             "teachers[1]",
         ),
+        ({"rollout": {"models": 2 * [{"name": "judge", "url": "http://j:1/v1"}]}}, "models[1]"),
     ],
-    ids=["roles", "accessModes", "teachers"],
+    ids=["roles", "accessModes", "teachers", "models"],
 )
 async def test_each_name_stands_once_in_a_list_of_the_spec(
     rules: Api, spec: Object, field: str
@@ -243,6 +244,15 @@ async def test_two_writers_each_have_their_own_condition(job: Job) -> None:
     await job.api.apply(f"{job.path}/status", body)
     stored = await job.api.get(job.path)
     assert [each["type"] for each in stored["status"]["conditions"]] == ["Running", "Suspended"]
+
+
+async def test_jobs_are_selected_by_their_state(rules: Api, job: Job) -> None:
+    """`kubectl get rljobs --field-selector status.state=Running`."""
+    await job.report({"state": "Running"})
+    name = job.stored["metadata"]["name"]
+    for state, found in (("Running", True), ("Failed", False)):
+        listed = await rules.get(f"{JOBS}?fieldSelector=status.state%3D{state}")
+        assert (name in [each["metadata"]["name"] for each in listed["items"]]) is found
 
 
 # -- defaults, and words

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from sluice_operator.cluster import errors
+from sluice.api import API_VERSION, KIND
 from sluice_operator.cluster.kube.paths import path
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
-from tests.cluster.world import Object, World
+from tests.cluster.world import SPEC, Object, World
 from tests.tools import tool
 
 AUTOSCALERS = "/apis/autoscaling/v1/namespaces/{}/horizontalpodautoscalers"
@@ -111,29 +111,40 @@ async def test_an_autoscaler_keeps_its_bounds(operator: Operator, world: World) 
     assert scaler["status"]["desiredReplicas"] == 1
 
 
-async def test_an_autoscaler_needs_a_first_number(operator: Operator, world: World) -> None:
-    """Kubernetes shows no scale of an object that does not say a number; but a number may be put
-    there."""
+async def test_a_job_without_a_number_can_be_scaled(operator: Operator, world: World) -> None:
     await world.create(rollout={"gpusPerReplica": 0, "replicas": None})
     await world.until_pods(1, "rollout")
     at = path("RLJob", world.namespace, "demo", "scale")
-    with pytest.raises(errors.ApiError, match=r"replicas field .* does not exist"):
-        await world.api.get(at)
-    await world.change({"rollout": {"replicas": 3}})
+    assert (await world.api.get(at))["spec"]["replicas"] == 1
+    await world.api.merge(at, {"spec": {"replicas": 3}})
     await world.until_pods(3, "rollout")
-    assert (await world.api.get(at))["spec"]["replicas"] == 3
 
 
-async def test_a_number_that_is_taken_away_changes_nothing(
+async def test_a_manifest_without_a_number_leaves_that_of_an_autoscaler(world: World) -> None:
+    """It is applied again after the autoscaler has scaled the job."""
+    at = path("RLJob", world.namespace, "demo")
+    rollout = {key: value for key, value in SPEC["rollout"].items() if key != "replicas"}
+    manifest: Object = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "demo"},
+        "spec": {**SPEC, "rollout": rollout},
+    }
+    await world.api.apply(at, manifest)
+    await world.api.merge(f"{at}/scale", {"spec": {"replicas": 3}})
+    manifest["spec"]["activeDeadlineSeconds"] = 86400
+    spec = (await world.api.apply(at, manifest))["spec"]
+    assert (spec["activeDeadlineSeconds"], spec["rollout"]["replicas"]) == (86400, 3)
+
+
+async def test_the_least_number_holds_below_what_an_autoscaler_asks_for(
     operator: Operator, world: World
 ) -> None:
-    """A user who hands the field over to an autoscaler removes it from the manifest: what runs goes
-    on."""
-    await world.running(5)
-    await world.change({"rollout": {"replicas": None}})
-    await asyncio.sleep(2)
-    assert len(await world.names("rollout")) == 2
-    assert (await world.status())["rolloutReplicas"] == 2
+    await world.create(rollout={"gpusPerReplica": 0, "replicas": 3, "minReplicas": 2})
+    await world.until_pods(3, "rollout")
+    await world.change({"rollout": {"replicas": 1}})
+    await world.until(lambda: replicas_are(world, 2))
+    await world.until_pods(2, "rollout")
 
 
 async def autoscaler(world: World, **bounds: int) -> None:

@@ -21,7 +21,6 @@ from sluice_operator.plan.decide.gangs import (
     exit_times,
     living,
     present_facts,
-    rollout_replicas,
 )
 from sluice_operator.plan.decide.restart import GiveUp
 from sluice_operator.plan.decide.retired import retired_gangs
@@ -213,7 +212,7 @@ def _running_status(
         findings,
         now,
         last_failure=last_failure(status, steps),
-        rollout_replicas=rollout_replicas(job, status),
+        rollout_replicas=job.spec.replicas,
         checkpoint_claim=checkpoint_name(job) if job.spec.checkpoint.claim else None,
     )
 

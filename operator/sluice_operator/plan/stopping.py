@@ -21,7 +21,6 @@ from sluice_operator.plan.decide.gangs import (
     exit_times,
     living,
     present_facts,
-    rollout_replicas,
 )
 from sluice_operator.plan.decide.retired import retired_gangs
 from sluice_operator.plan.decide.success import has_succeeded
@@ -111,7 +110,6 @@ def suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
         Finding("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state="is suspended")),
     ]
     retired = retired_gangs(status, [], observed.pods, now)
-    replicas = rollout_replicas(job, status)
     new = assembled(
         job,
         status,
@@ -119,7 +117,7 @@ def suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
         findings,
         now,
         start_time=None,
-        rollout_replicas=replicas,
+        rollout_replicas=job.spec.replicas,
     )
     delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
     emitted = events.of_change(observed.status, new) + events.of_deletions(delete)

@@ -58,7 +58,7 @@ def main() -> int:
             if (
                 spec.trainer.colocate and rank == 0
             ):  # the others wait for it before they touch a GPU
-                peers.engines.await_engines(spec.replicas or 0)
+                peers.engines.await_engines(spec.replicas)
                 peers.engines.rest()
             config = json.loads(Path(spec.model.path, "config.json").read_text())
             _have_threads(config)

@@ -75,7 +75,7 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
     )
     assert alone.algorithm.loss_aggregation == "token_mean"
     evaluated = job({"lossFunction": "sft"}, evaluation={"datasets": [{"path": "e"}]})
-    assert evaluated.replicas is None, "engines only evaluate"
+    assert evaluated.replicas == 1, "engines only evaluate"
     assert not evaluated.judged
 
 

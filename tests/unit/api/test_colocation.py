@@ -24,13 +24,15 @@ def spec(trainer: dict[str, Any], **rollout: Any) -> RLJobSpec:
         ({"colocate": True, "nodes": 2, "gpusPerNode": 8}, {"gpusPerReplica": 2}, 8),
         ({"colocate": True, "gpusPerNode": 0}, {"gpusPerReplica": 0}, 1),
         ({"colocate": True, "gpusPerNode": 0}, {"gpusPerReplica": 0, "replicas": 3}, 3),
-        ({"nodes": 2, "gpusPerNode": 8}, {"gpusPerReplica": 2}, None),
+        ({"nodes": 2, "gpusPerNode": 8}, {"gpusPerReplica": 2}, 1),
+        # As an API server stores it: the default is written out.
+        ({"colocate": True, "gpusPerNode": 8}, {"gpusPerReplica": 2, "replicas": 1}, 4),
         ({}, {"replicas": 5}, 5),
     ],
     ids=str,
 )
 def test_engines_fill_the_gpus_that_they_share(
-    trainer: dict[str, Any], rollout: dict[str, Any], engines: int | None
+    trainer: dict[str, Any], rollout: dict[str, Any], engines: int
 ) -> None:
     assert spec(trainer, **rollout).replicas == engines
 

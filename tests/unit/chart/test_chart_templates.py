@@ -42,6 +42,16 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
     assert crd == load(source)
 
 
+def test_a_server_that_does_not_know_selectable_fields_gets_none() -> None:
+    """Its API refuses unknown fields of a CRD, if it is asked to be strict as Helm does."""
+    new, old = (
+        one(objects("defaults", "--kube-version", version), "CustomResourceDefinition")["spec"]
+        for version in ("1.30.0", "1.29.9")
+    )
+    assert new["versions"][0].pop("selectableFields") == [{"jsonPath": ".status.state"}]
+    assert old == new
+
+
 def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
     kept = one(objects("everything"), "CustomResourceDefinition")["metadata"].get("annotations", {})
     assert "helm.sh/resource-policy" not in kept

@@ -77,9 +77,9 @@ def test_any_other_change_is_refused_by_name_and_the_allowed_part_is_followed() 
     assert (verdict.job.spec.trainer.steps, verdict.job.spec.rollout.replicas) == (10, 5)
 
 
-def test_an_autoscaler_that_lets_go_of_the_replicas_is_followed() -> None:
+def test_replicas_that_an_autoscaler_has_changed_are_followed() -> None:
     verdict = accept(stored(trainer={"steps": 20}), started(stored(rollout={"replicas": 5})))
-    assert verdict.job.spec.rollout.replicas is None
+    assert verdict.job.spec.rollout.replicas == 1
 
 
 def test_a_default_that_is_written_out_is_no_change() -> None:
@@ -149,4 +149,4 @@ def test_a_started_job_survives_an_allowed_field_that_is_invalid() -> None:
     document["spec"]["rollout"]["replicas"] = -1
     verdict = accept(document, started(stored()))
     assert "spec.rollout.replicas" in verdict.refused
-    assert verdict.job.spec.rollout.replicas is None
+    assert verdict.job.spec.rollout.replicas == 1

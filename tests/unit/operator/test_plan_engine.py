@@ -51,7 +51,7 @@ def test_aliases(name: str, known: str) -> None:
 
 def engine_args(job: RLJob) -> list[str]:
     """Of the first pod of the first engine."""
-    gang = next(gang for gang in desired_gangs(job, None) if gang.role == "rollout")
+    gang = next(gang for gang in desired_gangs(job) if gang.role == "rollout")
     containers = gang_pods(job, gang, 1, "rendezvous:1", Images())[0]["spec"]["containers"]
     return list(next(each["args"] for each in containers if each["name"] == "engine"))
 
@@ -102,7 +102,7 @@ def test_kernels_are_kept_by_engine_and_trainer_and_not_seen_by_the_users_code(
     claim = {"persistentVolumeClaim": {"claimName": "kernels"}}
     job = make_job(kernelCache={"volume": claim}, rollout={"engine": engine})
     seen = {}
-    for gang in desired_gangs(job, None):
+    for gang in desired_gangs(job):
         spec = gang_pods(job, gang, 1, "rendezvous:1", Images())[0]["spec"]
         for container in spec["containers"]:
             names = {entry["name"] for entry in container["env"]}
@@ -203,7 +203,7 @@ def test_prompts_wait_for_each_other_on_gpus_unless_the_user_says_how(
 
 def engine_variables(job: RLJob) -> dict[str, str | None]:
     """Of the engine's container, by their names."""
-    gang = next(gang for gang in desired_gangs(job, None) if gang.role == "rollout")
+    gang = next(gang for gang in desired_gangs(job) if gang.role == "rollout")
     containers = gang_pods(job, gang, 1, "r:1", Images())[0]["spec"]["containers"]
     (engine,) = (each for each in containers if each["name"] == "engine")
     return {variable["name"]: variable.get("value") for variable in engine["env"]}

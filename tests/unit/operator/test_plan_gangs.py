@@ -1,8 +1,9 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from sluice.api import GangStatus, RLJobStatus
+from sluice.api import GangStatus
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import BROKEN_GRACE, ENGINE_GRACE, GRACE
@@ -11,7 +12,6 @@ from sluice_operator.plan.decide.gangs import (
     deletions,
     desired_gangs,
     retire,
-    rollout_replicas,
 )
 from sluice_operator.plan.decide.restart import Restart
 from sluice_operator.plan.model import Deletion, Gang
@@ -171,25 +171,33 @@ def test_a_disrupted_trainer_gang_has_its_time_for_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "status", "expected"),
-    [(3, None, 3), (0, 5, 0), (None, None, 1), (None, 4, 4), (None, 0, 0)],
+    ("rollout", "expected"),
+    [
+        pytest.param({}, 1, id="the default"),
+        pytest.param({"replicas": 3}, 3, id="a number"),
+        pytest.param({"replicas": 0, "minReplicas": 2}, 0, id="none"),
+        pytest.param({"minReplicas": 2}, 2, id="the least, by default"),
+        pytest.param({"replicas": 1, "minReplicas": 2}, 2, id="an autoscaler below the least"),
+        pytest.param({"replicas": 5, "minReplicas": 2}, 5, id="above the least"),
+    ],
 )
-def test_rollout_replicas(spec: int | None, status: int | None, expected: int) -> None:
-    job = make_job(rollout={"replicas": spec})
-    assert rollout_replicas(job, RLJobStatus(rollout_replicas=status)) == expected
+def test_engines_of_a_job(rollout: dict[str, Any], expected: int) -> None:
+    job = make_job(rollout=rollout)
+    assert job.spec.replicas == expected
+    assert len([each for each in desired_gangs(job) if each.role == "rollout"]) == expected
 
 
-def test_sft_has_engines_only_where_there_is_something_to_evaluate() -> None:
-    sft = {"algorithm": {"lossFunction": "sft"}}
-    assert rollout_replicas(make_job(**sft), None) == 0
+def test_sft_has_engines_only_if_there_is_something_to_evaluate() -> None:
+    """Whatever the number says: an API server writes its default out."""
+    sft = {"algorithm": {"lossFunction": "sft"}, "rollout": {"replicas": 2}}
+    assert make_job(**sft).spec.replicas == 0
     evaluation = {"datasets": [{"path": "/data/held-out.jsonl"}]}
-    assert rollout_replicas(make_job(**sft, evaluation=evaluation), None) == 1
-    assert rollout_replicas(make_job(**sft, rollout={"replicas": 2}), None) == 2
+    assert make_job(**sft, evaluation=evaluation).spec.replicas == 2
 
 
 def test_gangs_of_a_job() -> None:
     job = make_job(trainer={"nodes": 4}, rollout={"replicas": 2, "nodesPerReplica": 3})
-    assert desired_gangs(job, None) == [
+    assert desired_gangs(job) == [
         Gang("rendezvous", 0, 1),
         Gang("buffer", 0, 1),
         Gang("rollout", 0, 3),

@@ -18,7 +18,7 @@ NFS = {"nfs": {"server": "s", "path": "/"}}
 def rollout_pod(**changes: Any) -> dict[str, Any]:
     """The one of the first engine."""
     job = make_job(**changes | {"rollout": {"engine": "vllm", **changes.get("rollout", {})}})
-    gang = next(g for g in desired_gangs(job, None) if g.role == "rollout")
+    gang = next(g for g in desired_gangs(job) if g.role == "rollout")
     [pod] = gang_pods(job, gang, 1, "rendezvous:1", Images())
     return dict(pod)
 

@@ -212,10 +212,8 @@ def test_splits_are_of_whole_engines_and_whole_models() -> None:
         pytest.param(
             {"trainer": {"gpusPerNode": 0}, "rollout": {"gpusPerReplica": 0}}, id="on CPUs"
         ),
-        pytest.param(
-            {"trainer": {"colocate": True}, "rollout": {"replicas": None}}, id="shared GPUs"
-        ),
-        pytest.param({"rollout": {"replicas": None}}, id="an unknown number of engines"),
+        pytest.param({"trainer": {"colocate": True}, "rollout": {"replicas": 1}}, id="shared GPUs"),
+        pytest.param({"rollout": {"replicas": 0}}, id="no engines"),
     ],
 )
 def test_what_has_no_split_gets_no_advice(job: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from sluice.api import GangStatus, LastFailure, RLJob, RLJobStatus
+from sluice.api import GangStatus, LastFailure, RLJob
 from sluice.api.lifecycle import FailurePolicy
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.constants import (
@@ -47,26 +47,14 @@ class Step:
     due: datetime | None = None
 
 
-def desired_gangs(job: RLJob, status: RLJobStatus | None) -> list[Gang]:
+def desired_gangs(job: RLJob) -> list[Gang]:
     """All gangs that the spec asks for."""
     spec = job.spec
     services = [Gang("rendezvous", 0, 1), Gang("buffer", 0, 1)]
     rollouts = [
-        Gang("rollout", replica, spec.rollout.nodes_per_replica)
-        for replica in range(rollout_replicas(job, status))
+        Gang("rollout", replica, spec.rollout.nodes_per_replica) for replica in range(spec.replicas)
     ]
     return [*services, *rollouts, Gang("trainer", 0, spec.trainer.nodes)]
-
-
-def rollout_replicas(job: RLJob, status: RLJobStatus | None) -> int:
-    """The replicas that the spec asks for; left to an autoscaler: those that run, and minReplicas
-    at the start.
-    """
-    if job.spec.replicas is not None:
-        return job.spec.replicas
-    if status is not None and status.rollout_replicas is not None:
-        return status.rollout_replicas
-    return job.spec.rollout.min_replicas
 
 
 def by_gang(pods: Iterable[KubeObject]) -> Mapping[tuple[str, int], list[KubeObject]]:

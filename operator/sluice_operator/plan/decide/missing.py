@@ -24,7 +24,7 @@ def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
     ):
         return False
     members = by_gang(pods)
-    for gang in desired_gangs(job, status):
+    for gang in desired_gangs(job):
         known = status.gang(gang.role, gang.replica)
         if known is None or known.retry_time is not None:
             continue

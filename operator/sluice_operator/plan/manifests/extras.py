@@ -12,7 +12,6 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice_operator.plan import names, podstate
-from sluice_operator.plan.decide.gangs import rollout_replicas
 from sluice_operator.plan.manifests import disruption, network, queueing
 from sluice_operator.plan.manifests.disruption import disruption_budget
 from sluice_operator.plan.manifests.episodes import episode_policies
@@ -25,7 +24,7 @@ OPTIONAL = (disruption.KIND, network.KIND)
 def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
     """Budget and policy, as far as the spec wants them and the cluster knows them."""
     optional = (
-        disruption_budget(job, rollout_replicas(job, observed.status)),
+        disruption_budget(job, job.spec.replicas),
         network_policy(job, observed.operator_namespace),
         *episode_policies(job),
     )

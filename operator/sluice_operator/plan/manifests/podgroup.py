@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from sluice.api import PodGroupStatus, RLJob, RLJobStatus, RoleStatus
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.constants import GIVE_BACK_SECONDS
-from sluice_operator.plan.decide.gangs import Step, by_gang, desired_gangs, retire, rollout_replicas
+from sluice_operator.plan.decide.gangs import Step, by_gang, desired_gangs, retire
 from sluice_operator.plan.manifests import queueing
 from sluice_operator.plan.model import Deletion, Gang, KubeObject, Observed, PodGroup
 
@@ -32,7 +32,7 @@ def shared_group(job: RLJob, status: RLJobStatus, observed: Observed) -> PodGrou
     known = status.pod_group or PodGroupStatus()
     if _has_begun(job, known, observed):
         return known
-    replicas = min(job.spec.rollout.min_replicas, rollout_replicas(job, status))
+    replicas = min(job.spec.rollout.min_replicas, job.spec.replicas)
     services = queueing.holds_services(job)
     return known.model_copy(update={"replicas": replicas, "services": services})
 
@@ -53,7 +53,7 @@ def wanted_gangs(job: RLJob, status: RLJobStatus, now: datetime) -> list[Gang]:
     They would keep what the job's own group waits for, and make nothing without a trainer. Not at
     once: a trainer that restarts is held for a moment too.
     """
-    gangs, due = desired_gangs(job, status), give_back_time(status)
+    gangs, due = desired_gangs(job), give_back_time(status)
     if status.pod_group is None or due is None or now < due:
         return gangs
     return [gang for gang in gangs if not _is_further(gang, status.pod_group)]

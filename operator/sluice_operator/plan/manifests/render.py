@@ -27,7 +27,7 @@ def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
     )
     observed = Observed(status=job.status, operator_namespace=OPERATOR_NAMESPACE)
     objects = [*supporting_objects(job), *extra_objects(job, observed)]
-    gangs = desired_gangs(job, job.status)
+    gangs = desired_gangs(job)
     shared = shared_group(job, job.status or RLJobStatus(), observed)
     groups = {gang: queueing.group_of(job, gang, 1, shared) for gang in gangs}
     pods = {
