@@ -199,13 +199,14 @@ class Rollout(Model):
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU; "
-        "without GPUs 250m and 1Gi.",
+        description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU, "
+        "and a memory limit of 256Gi for each; without GPUs 250m and 1Gi, at most 32Gi.",
     )
     worker_resources: Resources = Field(
         default_factory=Resources,
         description="Of the container beside the engine, which judges samples. Default: requests "
-        "of 500m and 1Gi; without GPUs 100m and 256Mi.",
+        "of 500m and 1Gi, without GPUs 100m and 256Mi; a memory limit of 16Gi, and what judging "
+        "processes and programs of episodes may take.",
     )
     topology: Topology | None = Field(
         None, description="Domain of the cluster for the pods of one engine."

@@ -229,7 +229,8 @@ class Trainer(Model):
     resources: Resources = Field(
         default_factory=Resources,
         description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each "
-        "GPU; without GPUs 250m and 1Gi for each process.",
+        "GPU, and a memory limit of 256Gi for each; without GPUs 250m and 1Gi for each process, "
+        "at most 32Gi.",
     )
     topology: Topology | None = Field(
         None, description="Domain of the cluster for the trainer's pods."

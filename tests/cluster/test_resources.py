@@ -6,7 +6,7 @@ from sluice_operator.cluster.kube.paths import path
 from tests.cluster.operators import Operator
 from tests.cluster.world import Object, World
 
-QUOTA = {"requests.cpu": "8", "requests.memory": "16Gi"}
+QUOTA = {"requests.cpu": "8", "requests.memory": "16Gi", "limits.memory": "1Ti"}
 
 
 async def quota(world: World, hard: Object) -> None:
@@ -26,7 +26,9 @@ async def test_no_pod_is_the_first_to_be_evicted(operator: Operator, world: Worl
     assert set(classes.values()) == {"Burstable"}, classes
 
 
-async def test_a_quota_that_wants_requests_takes_the_pods(operator: Operator, world: World) -> None:
+async def test_a_quota_that_wants_requests_and_limits_takes_the_pods(
+    operator: Operator, world: World
+) -> None:
     await quota(world, QUOTA)
 
     async def is_enforced() -> bool:

@@ -250,9 +250,9 @@ async def test_jobs_are_selected_by_their_state(rules: Api, job: Job) -> None:
     """`kubectl get rljobs --field-selector status.state=Running`."""
     await job.report({"state": "Running"})
     name = job.stored["metadata"]["name"]
-    for state, found in (("Running", True), ("Failed", False)):
+    for state, is_listed in (("Running", True), ("Failed", False)):
         listed = await rules.get(f"{JOBS}?fieldSelector=status.state%3D{state}")
-        assert (name in [each["metadata"]["name"] for each in listed["items"]]) is found
+        assert (name in [each["metadata"]["name"] for each in listed["items"]]) is is_listed
 
 
 # -- defaults, and words

@@ -496,7 +496,7 @@ async def test_both_take_well_formed_text(rules: Api, groups: dict[str, Any]) ->
     await create(rules, groups)
 
 
-@pytest.mark.parametrize("name", ["a" * 41, "1st", "a.b"])
+@pytest.mark.parametrize("name", ["a" * 41, "1st", "a.b"], ids=["too long", "digit", "dot"])
 async def test_a_name_that_pods_cannot_carry_is_refused(rules: Api, name: str) -> None:
     body = {"apiVersion": API_VERSION, "kind": "RLJob", "metadata": {"name": name}}
     with pytest.raises(errors.InvalidError, match=r"metadata\.name"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice import episodes
+from sluice import __version__, episodes
 from sluice.api import API_VERSION, GROUP, KIND, RLJob
 
 LABEL_JOB = f"{GROUP}/job-name"
@@ -170,6 +170,26 @@ def selector_text(labels: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
+def recommended_labels(job: RLJob, role: str | None = None) -> dict[str, str]:
+    """Kubernetes' recommended labels, by which people and their tools group objects.
+
+    The name is not `sluice`: by that the network policies of jobs know the operator.
+    """
+    labels = {
+        "app.kubernetes.io/name": "rljob",
+        "app.kubernetes.io/instance": job.metadata.name,
+        "app.kubernetes.io/version": __version__.replace("+", "_"),
+        "app.kubernetes.io/part-of": "sluice",
+        "app.kubernetes.io/managed-by": "sluice",
+    }
+    return labels | ({"app.kubernetes.io/component": role} if role else {})
+
+
+def own_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Those by which the operator knows an object."""
+    return {key: value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
+
+
 def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
     """Object metadata without an owner: the object stays when the job is deleted."""
     fields = metadata(job, name, selector(job) | {LABEL_UID: job.metadata.uid})
@@ -181,10 +201,11 @@ def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dic
     """Object metadata with the job's labels; owned by the job,
     so that the cluster cleans up after it.
     """
+    labels = labels or selector(job)
     fields: dict[str, Any] = {
         "name": name,
         "namespace": job.metadata.namespace,
-        "labels": {"app.kubernetes.io/managed-by": "sluice", **(labels or selector(job))},
+        "labels": recommended_labels(job, labels.get(LABEL_ROLE)) | labels,
     }
     if job.metadata.uid:
         fields["ownerReferences"] = [

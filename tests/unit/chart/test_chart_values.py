@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from tests.helm import CHART, helm, load
+from tests.tools import ROOT
 
 START, END = "<!-- values -->\n", "<!-- end of values -->\n"
 
+UPGRADE = "helm upgrade sluice charts/sluice --namespace sluice-system --reset-then-reuse-values"
 MORE = {
     "": {"global", "enabled"},
     "resources": {"requests", "limits"},
@@ -153,3 +155,16 @@ def default(values: Any, path: list[str]) -> str:
     for name in path:
         values = values[name]
     return f"`{json.dumps(values)}`".replace("|", "\\|")
+
+
+def test_every_page_upgrades_by_the_same_command() -> None:
+    """Other flags keep old defaults, or forget values that somebody has set."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", CHART / "README.md"]
+    commands = [
+        line.strip()
+        for page in pages
+        for line in page.read_text().splitlines()
+        if line.strip().startswith("helm upgrade ")
+    ]
+    assert commands
+    assert [line for line in commands if not line.startswith(UPGRADE)] == []

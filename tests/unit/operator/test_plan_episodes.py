@@ -304,7 +304,16 @@ def test_a_verifiers_template_is_its_own() -> None:
     limits = {"name": "verifier", "resources": {"limits": {"memory": "4Gi"}}}
     pod = verifier_pod(template={"spec": {"containers": [limits]}})
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
-    assert "limits" not in pod_of()["spec"]["containers"][0]["resources"]
+    assert pod_of()["spec"]["containers"][0]["resources"]["limits"] == {"memory": "8Gi"}
+
+
+def test_a_program_that_asks_for_more_memory_gets_it_as_its_limit() -> None:
+    large = {"name": "verifier", "resources": {"requests": {"memory": "20Gi"}}}
+    program, sidecar = verifier_pod(template={"spec": {"containers": [large]}})["spec"][
+        "containers"
+    ]
+    assert program["resources"]["limits"] == {"memory": "20Gi"}
+    assert sidecar["resources"]["limits"] == {"memory": "1Gi"}
 
 
 def test_a_verifier_reaches_its_gateway_alone_whatever_the_program_may() -> None:

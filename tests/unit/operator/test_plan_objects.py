@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.plan import KubeObject, Observed, names
+from sluice import __version__
+from sluice_operator.plan import KubeObject, Observed, names, render_all
+from sluice_operator.plan.manifests.network import OPERATOR_LABELS
 from sluice_operator.plan.manifests.objects import (
     missing_objects,
     rendezvous_address,
@@ -35,6 +37,44 @@ def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
         claim["labels"] | {"sluice.dev/job-name": "demo", "sluice.dev/job-uid": "1234"}
         == claim["labels"]
     )
+
+
+def test_every_object_has_the_recommended_labels_and_pods_their_component() -> None:
+    job = make_job()
+    for each in render_all(job):
+        labels, prefix = each["metadata"]["labels"], "app.kubernetes.io/"
+        recommended = {
+            key.removeprefix(prefix): value
+            for key, value in labels.items()
+            if key.startswith(prefix)
+        }
+        component = {"component": labels["sluice.dev/role"]} if each["kind"] == "Pod" else {}
+        assert recommended == {
+            "name": "rljob",
+            "instance": "demo",
+            "version": __version__,
+            "part-of": "sluice",
+            "managed-by": "sluice",
+            **component,
+        }, each["metadata"]["name"]
+
+
+def test_a_template_may_say_other_recommended_labels_but_no_other_identity() -> None:
+    labels = {"app.kubernetes.io/part-of": "search", "sluice.dev/role": "buffer"}
+    (trainer,) = [
+        each
+        for each in render_all(make_job(trainer={"template": {"metadata": {"labels": labels}}}))
+        if each["metadata"]["name"].startswith("demo-trainer")
+    ]
+    assert trainer["metadata"]["labels"]["app.kubernetes.io/part-of"] == "search"
+    assert trainer["metadata"]["labels"]["sluice.dev/role"] == "trainer"
+
+
+def test_no_pod_of_a_job_looks_like_the_operator_to_a_network_policy() -> None:
+    (trainer,) = [
+        each for each in render_all(make_job()) if "demo-trainer" in each["metadata"]["name"]
+    ]
+    assert not OPERATOR_LABELS.items() <= trainer["metadata"]["labels"].items()
 
 
 def checkpoint_claim(**spec: Any) -> KubeObject | None:

@@ -114,7 +114,8 @@ def test_rdma_by_template() -> None:
     }
     job = make_job(trainer={"gpusPerNode": 8, "template": {"spec": {"containers": [trainer]}}})
     (container,) = render(job, "trainer")["spec"]["containers"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 1}
+    limits = container["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": 8, "rdma/hca": 1, "memory": "2048Gi"}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
@@ -125,6 +126,7 @@ def test_rdma_by_template() -> None:
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
 def test_processes_share_memory_beyond_the_default_of_64_mb(role: str) -> None:
     spec = render(make_job(), role)["spec"]
-    assert {"name": "dshm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+    shared = {"medium": "Memory", "sizeLimit": "16384Mi"}
+    assert {"name": "dshm", "emptyDir": shared} in spec["volumes"]
     for container in spec["containers"]:
         assert {"name": "dshm", "mountPath": "/dev/shm"} in container["volumeMounts"]

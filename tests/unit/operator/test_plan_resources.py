@@ -15,6 +15,8 @@ from tests.unit.operator.world import make_job
 
 GPU_JOB: dict[str, Any] = {"trainer": {"gpusPerNode": 8}, "rollout": {"gpusPerReplica": 2}}
 ROWS = {"data": {"prompts": [{"source": {"function": "tasks.additions", "rows": 10}}]}}
+OPENENV = {"rollout": {"environment": {"openenv": {"image": "wordle:1", "port": 8080}}}}
+LARGE_SHM = {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "100Gi"}}
 ROLES = ("trainer", "rollout", "buffer", "rendezvous")
 
 
@@ -54,21 +56,102 @@ def test_init_containers_do_not_make_a_pod_larger(role: str) -> None:
 
 def test_requests_grow_with_the_gpus() -> None:
     assert resources("trainer", "trainer", **GPU_JOB) == {
-        "limits": {"nvidia.com/gpu": 8},
+        "limits": {"nvidia.com/gpu": 8, "memory": "2048Gi"},
         "requests": {"cpu": "16", "memory": "64Gi"},
     }
     assert resources("rollout", "engine", **GPU_JOB)["requests"] == {"cpu": "4", "memory": "16Gi"}
 
 
-def test_only_the_buffer_has_a_limit_which_is_its_request() -> None:
-    limits = {
-        each["name"]: each["resources"]["limits"]
-        for role in ROLES
-        for each in render(role)["spec"]["containers"]
-        if "limits" in each["resources"]
-    }
-    assert limits == {"buffer": {"memory": "2Gi"}}
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("spec", [ROWS, GPU_JOB, OPENENV], ids=["CPU", "GPU", "OpenEnv"])
+def test_every_container_has_a_memory_limit_no_lower_than_its_request(
+    role: str, spec: dict[str, Any]
+) -> None:
+    pod_spec = render(role, **spec)["spec"]
+    for container in pod_spec.get("initContainers", []) + pod_spec["containers"]:
+        amounts = container["resources"]
+        limit, request = (
+            quantity_value(str(amounts[kind]["memory"])) for kind in ("limits", "requests")
+        )
+        assert limit >= request, container["name"]
+
+
+def limit(role: str, container: str, **spec: Any) -> Any:
+    return resources(role, container, **spec)["limits"]["memory"]
+
+
+JUDGED = {"reward": {"type": "math", "sandbox": {"processes": 4, "memory": "3Gi"}}}
+
+
+@pytest.mark.parametrize(
+    ("role", "container", "spec", "expected"),
+    [
+        pytest.param("trainer", "trainer", {}, "32Gi", id="trainer on a CPU"),
+        pytest.param("trainer", "trainer", GPU_JOB, "2048Gi", id="trainer on 8 GPUs"),
+        pytest.param("rollout", "engine", {}, "32Gi", id="engine on a CPU"),
+        pytest.param("rollout", "engine", GPU_JOB, "512Gi", id="engine on 2 GPUs"),
+        pytest.param("rollout", "worker", JUDGED, "29Gi", id="judges: 16 + 4 x 3 + samples"),
+        pytest.param("buffer", "buffer", {"buffer": {"memory": "8Gi"}}, "8Gi", id="buffer"),
+        pytest.param("buffer", "rows", ROWS, "2Gi", id="made rows"),
+        pytest.param("rollout", "plugin", {}, "512Mi", id="plugin"),
+        pytest.param("rendezvous", "rendezvous", GPU_JOB, "1042Mi", id="8 ranks and an engine"),
+    ],
+)
+def test_limits_follow_from_the_settings(
+    role: str, container: str, spec: dict[str, Any], expected: str
+) -> None:
+    assert limit(role, container, **spec) == expected
+
+
+def test_programs_beside_the_worker_count_in_its_limit() -> None:
+    alone, with_programs = (
+        quantity_value(limit("rollout", "worker", rollout={"concurrency": 64} | environment))
+        for environment in ({}, {"environment": {"command": ["agent"]}})
+    )
+    assert with_programs - alone == 64 * 2**28
+
+
+def test_the_buffers_limit_is_its_request() -> None:
     assert resources("buffer", "buffer")["requests"]["memory"] == "2Gi"
+
+
+def test_a_request_above_the_default_limit_raises_it() -> None:
+    trainer = {"resources": {"requests": {"memory": "64Gi"}}}
+    assert limit("trainer", "trainer", trainer=trainer) == "64Gi"
+
+
+@pytest.mark.parametrize(
+    ("role", "container", "spec", "expected"),
+    [
+        pytest.param("trainer", "trainer", {}, "16384Mi", id="half of the default limit"),
+        pytest.param(
+            "trainer",
+            "trainer",
+            {"trainer": {"resources": {"limits": {"memory": "6Gi"}}}},
+            "3072Mi",
+            id="half of the spec's limit",
+        ),
+        pytest.param(
+            "rollout",
+            "engine",
+            {"rollout": {"template": {"spec": {"volumes": [LARGE_SHM]}}}},
+            "100Gi",
+            id="that of a template",
+        ),
+    ],
+)
+def test_shared_memory_has_a_size(
+    role: str, container: str, spec: dict[str, Any], expected: str
+) -> None:
+    volumes = {each["name"]: each for each in render(role, **spec)["spec"]["volumes"]}
+    assert volumes["dshm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": expected}
+
+
+def test_shared_memory_of_the_host_is_left_alone() -> None:
+    host = {"name": "dshm", "hostPath": {"path": "/dev/shm"}}
+    rollout = {"template": {"spec": {"volumes": [host]}}}
+    volumes = {each["name"]: each for each in render("rollout", rollout=rollout)["spec"]["volumes"]}
+    assert volumes["dshm"] == host
 
 
 def test_what_the_spec_names_replaces_the_default_and_the_rest_stays() -> None:

@@ -27,6 +27,7 @@ from sluice_operator.plan.manifests.containers import (
 )
 from sluice_operator.plan.manifests.network import KIND as POLICY
 from sluice_operator.plan.manifests.pods import identified
+from sluice_operator.plan.manifests.resources import EPISODE_LIMITS, with_memory_limit
 from sluice_operator.plan.merge import merge
 from sluice_operator.plan.model import Images, KubeObject
 
@@ -62,7 +63,14 @@ def episode_pod(job: RLJob, turn: Turn, images: Images) -> KubeObject:
             "volumes": [{"name": "episode", "emptyDir": {"sizeLimit": "1Gi"}}],
         },
     }
-    return identified(merge(ours, template), identity)
+    merged = merge(ours, template)
+    merged["spec"]["containers"] = [
+        with_memory_limit(each, EPISODE_LIMITS[each["name"]])
+        if each["name"] in EPISODE_LIMITS
+        else each
+        for each in merged["spec"]["containers"]
+    ]
+    return identified(merged, identity)
 
 
 def _identity(job: RLJob, turn: Turn) -> dict[str, Any]:

@@ -28,7 +28,12 @@ from sluice_operator.plan.manifests.engines import (
     rollout_containers,
 )
 from sluice_operator.plan.manifests.probes import probes
-from sluice_operator.plan.manifests.resources import Container, of_spec, with_requests
+from sluice_operator.plan.manifests.resources import (
+    Container,
+    of_spec,
+    with_defaults,
+    with_shared_memory_limit,
+)
 from sluice_operator.plan.merge import fitting, merge
 from sluice_operator.plan.model import Gang, Images, KubeObject, PodGroup
 
@@ -93,14 +98,19 @@ def pod(
         ours = merge(ours, fitting(layer, ours, _names(gang.role)))
     for kind in ("initContainers", "containers"):
         if kind in ours["spec"]:
-            ours["spec"][kind] = [with_requests(job, each) for each in ours["spec"][kind]]
+            ours["spec"][kind] = [with_defaults(job, each) for each in ours["spec"][kind]]
+    ours["spec"] = with_shared_memory_limit(ours["spec"])
     return identified(ours, identity)
 
 
 def identified(merged: dict[str, Any], identity: dict[str, Any]) -> KubeObject:
-    """The pod of a merged template, with the metadata by which we know it over the template's."""
+    """The pod of a merged template, with the metadata by which we know it over the template's.
+
+    Labels that are for people, `app.kubernetes.io/*`, go below those of the template.
+    """
     metadata = merged["metadata"] | {key: identity[key] for key in identity if key != "labels"}
-    metadata["labels"] = {**merged["metadata"].get("labels", {}), **identity["labels"]}
+    ours = names.own_labels(identity["labels"])
+    metadata["labels"] = identity["labels"] | merged["metadata"].get("labels", {}) | ours
     return {
         "apiVersion": "v1",
         "kind": "Pod",
