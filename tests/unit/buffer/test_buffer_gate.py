@@ -198,7 +198,7 @@ ATTACKS: dict[str, tuple[Callable[[pb.SampleGroup, pb.Sample], object], str]] = 
     ),
     "version 2^31 - 1": (
         lambda g, s: setattr(s.weight_versions[0], "version", 2**31 - 1),
-        "samples[1].weightVersions: 2147483647, and the newest",
+        "samples[1].weightVersions: 2147483647, expected at most 1",
     ),
     "token id 2^31 - 1": (
         lambda g, s: setattr(s, "tokens", s.tokens[:-4] + _integer(2**31 - 1)),
