@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
-from sluice_trainer import flash
+from sluice_trainer.kernels import flash_attention
 from sluice_trainer.megatron.model import attention
 from sluice_trainer.megatron.model.layout import Packing, packing
 
@@ -56,18 +56,18 @@ def ways(length: int, width: int) -> dict[str, Way]:
     chosen: dict[str, Way] = {"torch": torch_packed if CUDA else dense}
     if CUDA and width <= 128 and torch.cuda.get_device_capability() >= (9, 0):
         chosen["cuDNN"] = one_by_one
-    if CUDA and flash.flash4_fits(width):
+    if CUDA and flash_attention.flash4_fits(width):
         chosen["flash 4"] = flash4
     return chosen
 
 
 def torch_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
     starts, longest = packed.whole.starts, packed.whole.longest
-    return flash.attend2(q, k, v, (starts, starts), (longest, longest), scale=scale)
+    return flash_attention.attend2(q, k, v, (starts, starts), (longest, longest), scale=scale)
 
 
 def flash4(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    return flash.attend4(q, k, v, packed.whole.starts, packed.whole.longest, scale=scale)
+    return flash_attention.attend4(q, k, v, packed.whole.starts, packed.whole.longest, scale=scale)
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:

@@ -28,13 +28,13 @@ import numpy as np
 
 from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
-from sluice_trainer import staging
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.checkpoint_directory import path_of
-from sluice_trainer.checkpoint_directory import steps as steps_of
-from sluice_trainer.device import DEVICE
+from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.checkpoint.checkpoint_directory import path_of
+from sluice_trainer.checkpoint.checkpoint_directory import steps as steps_of
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.memory import staging
 
 VOCAB = 2048
 """Tokens that the sequences are made of: every shape has as many."""

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.processes import on_ranks
 from sluice.api import Parallelism
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.dispatch import Dispatcher

@@ -36,10 +36,10 @@ from sluice.api import RLJobSpec
 from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice_trainer.backend import backend_of
-from sluice_trainer.device import DEVICE
+from sluice_trainer.batch.sequences import Sequence
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron import parallel
-from sluice_trainer.policy import LearningPolicy
-from sluice_trainer.sequences import Sequence
+from sluice_trainer.policy.learning_policy import LearningPolicy
 
 GPUS = torch.cuda.device_count()
 ENGINES = ["plain=", "fp32 head=--enable-fp32-lm-head"]

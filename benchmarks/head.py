@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.step.head import Head, scores_of
 from sluice_trainer.step.logits import log_probs_and_entropies
 

@@ -41,9 +41,9 @@ from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend, backend_of
-from sluice_trainer.huggingface_config import ModelShape, read_shape
+from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.model.weight_gradients import separate
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 
 GPUS = torch.cuda.device_count()
 PEAK = 989e12

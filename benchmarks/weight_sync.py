@@ -33,7 +33,7 @@ from benchmarks.fan_out import ENGINES, chain, direct
 from benchmarks.shapes import SHAPES, write_config
 from benchmarks.weight_sync_engines import BARE, engine, rendezvous, run_ranks, with_members
 from benchmarks.weight_sync_source import GPUS, PHASES, updates, write_options
-from sluice_trainer.huggingface_config import read_shape
+from sluice_trainer.model.huggingface_config import read_shape
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import torch
 from sluice.api import RLJobSpec
 from sluice.engines.sglang.layout import Layout
 from sluice.environment import Environment, read
-from sluice_trainer.huggingface_config import read_shape
+from sluice_trainer.model.huggingface_config import read_shape
 
 GPUS = torch.cuda.device_count()
 PHASES = ("prepare", "pause", "transfer", "verify", "resume", "paused")
@@ -46,11 +46,11 @@ def updates(directory: Path, way: str) -> Path:
 
 def source(options: argparse.Namespace, directory: Path, way: str, attempt: int) -> None:
     """Measure each size of bucket; rank 0 leaves the timings in `updates`."""
+    from sluice_trainer.clients.clients import connected
     from sluice_trainer.megatron import parallel
     from sluice_trainer.megatron.huggingface import mapping
     from sluice_trainer.megatron.model import building
     from sluice_trainer.megatron.model.config import transformer_config
-    from sluice_trainer.peers import connected
     from sluice_trainer.weights.update import update_engines
 
     spec, env = job(options, directory, way), environment(directory, attempt)

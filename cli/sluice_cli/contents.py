@@ -112,7 +112,7 @@ def _sources(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, bool]]:
 
 
 def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
-    from sluice_trainer.families import check_family
+    from sluice_trainer.model.families import check_family
 
     check_family(job.spec, Path(model.value), quickly=quickly)
 

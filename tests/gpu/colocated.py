@@ -129,7 +129,7 @@ def check_offload(model: Path) -> int:
     import torch
 
     from sluice_trainer.megatron.policy import Policy
-    from sluice_trainer.storages import memory_used
+    from sluice_trainer.memory.offload import memory_used
     from tests.integration.trainer import tiny
 
     gpus = min(torch.cuda.device_count(), 1)

@@ -107,8 +107,8 @@ def ranks(options: argparse.Namespace) -> None:
     """The cases of one rank, one after another; rank 0 writes what they came to."""
     import torch.distributed as dist
 
+    from sluice_trainer.distributed.process_group import join
     from sluice_trainer.megatron import parallel
-    from sluice_trainer.process_group import join
     from tests.integration.trainer import tiny
 
     join(timedelta(seconds=120))

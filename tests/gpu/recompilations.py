@@ -56,8 +56,8 @@ def main() -> int:
     if options.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+    from sluice_trainer.distributed.process_group import join
     from sluice_trainer.fsdp.policy import ShardedPolicy
-    from sluice_trainer.process_group import join
     from tests.integration.trainer import tiny
 
     join(timedelta(seconds=120))

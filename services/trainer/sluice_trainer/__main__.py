@@ -32,16 +32,18 @@ def main() -> int:
     checkpoints = env.directory("checkpoint_dir")
 
     # torch and Megatron take seconds to import: read the manifest first
-    from sluice_trainer import custom, lost_peer, rollout_only
+    from sluice_trainer.algorithms import custom
     from sluice_trainer.backend import backend_of
-    from sluice_trainer.background import Stopped
-    from sluice_trainer.checkpoint_directory import Author
-    from sluice_trainer.flops import model_flops
-    from sluice_trainer.loop import Loop
-    from sluice_trainer.peers import connected
-    from sluice_trainer.preparation import learn
-    from sluice_trainer.profiling import Profiles
-    from sluice_trainer.recorder import Recorder
+    from sluice_trainer.batch.preparation import learn
+    from sluice_trainer.checkpoint.checkpoint_directory import Author
+    from sluice_trainer.clients.background import Stopped
+    from sluice_trainer.clients.clients import connected
+    from sluice_trainer.distributed import rank_failure
+    from sluice_trainer.loop import rollout_only
+    from sluice_trainer.loop.loop import Loop
+    from sluice_trainer.model.flops import model_flops
+    from sluice_trainer.telemetry.profiling import Profiles
+    from sluice_trainer.telemetry.recorder import Recorder
 
     rank = int(os.environ.get("RANK", 0))
     if spec.debug.rollout_only and rank > 0:  # nothing to do for more than one
@@ -95,10 +97,10 @@ def main() -> int:
         logs.get().info("stopped; the same job goes on from here")
         return 128 + signal.SIGTERM
     except RuntimeError as error:
-        if not (words := lost_peer.words(error)):
+        if not (words := rank_failure.words(error)):
             raise
         logs.get().exception("another rank is gone", role="trainer")
-        lost_peer.end(words)
+        rank_failure.end(words)
     return 0
 
 
@@ -106,7 +108,7 @@ def _have_threads(config: dict[str, Any]) -> None:
     """Compute with as many threads as the model gains by. On a GPU one is enough."""
     import torch
 
-    from sluice_trainer.device import DEVICE
+    from sluice_trainer.distributed.device import DEVICE
 
     if DEVICE.type == "cpu":
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -25,9 +25,9 @@ from torch import Tensor
 from sluice.api import RLJobSpec
 from sluice.engines.base import StackName
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.distributed.ranks import Ranks
 
 
 class Weights(Protocol):

@@ -12,8 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from sluice.environment import ConfigurationError
-from sluice_trainer import checkpoint_directory
-from sluice_trainer.gguf_checkpoint import gguf_to_hf
+from sluice_trainer.checkpoint import checkpoint_directory
+from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 
 
 def main(arguments: list[str]) -> int:

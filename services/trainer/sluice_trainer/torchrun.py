@@ -26,8 +26,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.run import main
 
 from sluice.telemetry import logs
-from sluice_trainer import store
-from sluice_trainer.lost_peer import EXIT_PEER_LOST
+from sluice_trainer.distributed import store
+from sluice_trainer.distributed.rank_failure import EXIT_PEER_LOST
 
 BACKEND = "sluice"
 CONFIGURATION_ERROR = 2

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from sluice_trainer import checkpoint_directory as directory_of
+from sluice_trainer.checkpoint import checkpoint_directory as directory_of
 from tests.integration.faults.disk import Disk, entries
 from tests.integration.faults.native import recorded
 
@@ -14,7 +14,9 @@ CUTS = 150
 TRAINER = """
 import os, sys
 from pathlib import Path
-from sluice_trainer.checkpoint_directory import Author, claim, commit, path_of, prune, temporary_of
+from sluice_trainer.checkpoint.checkpoint_directory import (
+    Author, claim, commit, path_of, prune, temporary_of
+)
 
 directory, journal = Path(sys.argv[1]), Path(sys.argv[2])
 for attempt in (1, 2):

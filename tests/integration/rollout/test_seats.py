@@ -13,10 +13,10 @@ from sluice.sample import SampleGroup
 from sluice.telemetry.rollouts import read, write
 from sluice.turns import turn_rewards
 from sluice.wire import codec
-from sluice_trainer import credit
 from sluice_trainer.algorithms.estimators import Responses, estimate
-from sluice_trainer.sample_facts import key_of
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch import credit
+from sluice_trainer.batch.sample_facts import key_of
+from sluice_trainer.batch.sequences import TrainSequence
 from tests.integration.engines import distance, log_probs, tolerance
 from tests.integration.rollout.pods import House
 from tests.integration.rollout.rock_paper_scissors import ROUNDS, TOKENS

@@ -29,8 +29,8 @@ from sluice.turns import BRANCH_TURNS, TURNS
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.backend import MakeBackend, backend_of
+from sluice_trainer.batch.preparation import prepare
 from sluice_trainer.megatron import parallel
-from sluice_trainer.preparation import prepare
 from tests.integration.trainer import tiny
 from tests.integration.trainer.train_steps import digest
 

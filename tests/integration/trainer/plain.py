@@ -17,18 +17,18 @@ from torch import Tensor
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice.engines.base import StackName
-from sluice_trainer import critic
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import Collect
-from sluice_trainer.policy import LearningPolicy
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.sequences import Sequence, TrainSequence
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
+from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.checkpoint.checkpoints import Collect
+from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.memory.offload import Offload
+from sluice_trainer.policy import critic
+from sluice_trainer.policy.learning_policy import LearningPolicy
 from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
 from sluice_trainer.step.results import Loss, StepResult
-from sluice_trainer.storages import Offload
 from tests.integration.trainer import tiny
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import CheckpointError
+from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.checkpoint.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from tests.integration.trainer import tiny
 

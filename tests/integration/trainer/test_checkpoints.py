@@ -19,9 +19,9 @@ import torch
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint import filesystem
 
-from sluice_trainer import checkpoint_directory
-from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import CheckpointError
+from sluice_trainer.checkpoint import checkpoint_directory
+from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.checkpoint.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
 from tests.integration.trainer import tiny, train_steps
 

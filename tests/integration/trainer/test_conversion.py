@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 import transformers
 
-from sluice_trainer import checkpoint_directory
-from sluice_trainer.huggingface_files import ConversionError
+from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.megatron.checkpoints.conversion import dist_to_hf, hf_to_dist
+from sluice_trainer.model.huggingface_files import ConversionError
 from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")

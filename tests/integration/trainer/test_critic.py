@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from sluice_trainer import staging
-from sluice_trainer.checkpoints import CheckpointError
+from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.checkpoint.checkpoints import CheckpointError
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.memory import staging
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import elsewhere, same
 

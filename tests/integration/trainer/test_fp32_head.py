@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sluice_trainer.backend import backend_of
-from sluice_trainer.policy import LearningPolicy
-from sluice_trainer.sequences import Sequence
+from sluice_trainer.batch.sequences import Sequence
+from sluice_trainer.policy.learning_policy import LearningPolicy
 from tests.integration.engines import Sglang, call, gpus, save_model
 from tests.integration.trainer import tiny
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sluice.engines.sglang.layout import Layout
+from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.fsdp import families
 from sluice_trainer.fsdp.policy import ShardedPolicy
-from sluice_trainer.sequences import TrainSequence
-from sluice_trainer.unsupported import UnsupportedModelError
+from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp.policy import ShardedPolicy
 from tests.integration.trainer import train_steps
 from tests.integration.trainer.test_fsdp_checkpoints import (

@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.fsdp.policy import ShardedPolicy
-from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.step import head
 from tests.integration.trainer import estimate_steps, plain, tiny
 from tests.integration.trainer.test_estimators import ALGORITHMS, same

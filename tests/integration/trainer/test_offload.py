@@ -13,7 +13,7 @@ import torch
 from sluice_trainer.megatron.frozen import Frozen
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step.learner import MegatronLearner
-from sluice_trainer.storages import Storages
+from sluice_trainer.memory.offload import Storages
 from tests.integration.trainer import tiny
 
 pytestmark = [

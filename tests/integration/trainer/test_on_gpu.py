@@ -12,9 +12,8 @@ import pytest
 import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
-from sluice_trainer import flash
 from sluice_trainer.backend import backend_of
-from sluice_trainer.kernels import turning
+from sluice_trainer.kernels import flash_attention, turning
 from sluice_trainer.megatron.model import attention, layout, rotary
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import Policy
@@ -169,8 +168,8 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
     """FlashAttention 4, or cuDNN's attention of padded sequences beside FlashAttention 2 over the
     packed row, and dense float32."""
     if not installed:
-        monkeypatch.setattr(flash, "flash4_fits", lambda width: False)
-    elif not flash.flash4_fits(width):
+        monkeypatch.setattr(flash_attention, "flash4_fits", lambda width: False)
+    elif not flash_attention.flash4_fits(width):
         pytest.skip("flash-attn-4 is not installed")
     lengths = [700, 30, 512, 5, 1000]
     generator = torch.Generator("cuda").manual_seed(0)

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sluice.sample import Experts
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step.packing import micro_batch
 from sluice_trainer.megatron.step.recording import Recorder
-from sluice_trainer.sequences import Sequence, TrainSequence
+from sluice_trainer.model.unsupported import UnsupportedModelError
 from sluice_trainer.step.packing import MicroBatch
-from sluice_trainer.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 from tests.integration.trainer.test_layouts import Run, alone, compare
 from tests.integration.trainer.train_steps import train

@@ -15,16 +15,16 @@ import torch
 from sluice.api import Parallelism
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
-from sluice_trainer.huggingface_config import ModelShape, read_shape
-from sluice_trainer.huggingface_files import CheckpointFilesError, save_hf
+from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.model.building import build, load_hf, load_random
 from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.sequences import TrainSequence
-from sluice_trainer.unsupported import UnsupportedModelError
+from sluice_trainer.model.huggingface_config import ModelShape, read_shape
+from sluice_trainer.model.huggingface_files import CheckpointFilesError, save_hf
+from sluice_trainer.model.unsupported import UnsupportedModelError
 from tests.integration.trainer import tiny
 
 CPU = torch.device("cpu")

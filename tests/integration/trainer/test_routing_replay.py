@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sluice.sample import Sample
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.sequences import Sequence, TrainSequence
 from tests.integration.engines import Sglang, gpus, save_model
 from tests.integration.trainer import tiny
 from tests.integration.trainer.test_layouts import Run, alone, compare

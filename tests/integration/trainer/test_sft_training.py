@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from sluice_trainer.batch.preparation import prepare
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.preparation import prepare
 from tests.integration.trainer import estimate_steps, tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")

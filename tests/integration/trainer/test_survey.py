@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sluice_trainer.algorithms.covariance import lots
+from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.step.packing import MicroBatch
 from tests.integration.trainer import tiny
 

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sluice.environment import ConfigurationError
+from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.sequences import TrainSequence
 from sluice_trainer.step import head
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import elsewhere, same

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sluice.environment import free_port
-from sluice_trainer.lost_peer import EXIT_PEER_LOST
+from sluice_trainer.distributed.rank_failure import EXIT_PEER_LOST
 
 RANK = """
 import os
@@ -63,7 +63,7 @@ WAITING = """
 import os, sys
 import torch, torch.distributed as dist
 
-from sluice_trainer import lost_peer
+from sluice_trainer.distributed import rank_failure as lost_peer
 
 address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 rank = int(os.environ["RANK"])
@@ -153,7 +153,7 @@ def test_the_last_words_of_a_rank_are_not_buried(tmp_path: Path) -> None:
 
 def test_what_is_to_be_done_at_the_end_is_done_by_a_rank_that_lost_another_one() -> None:
     code = (
-        "import atexit; from sluice_trainer import lost_peer; "
+        "import atexit; from sluice_trainer.distributed import rank_failure as lost_peer; "
         "atexit.register(print, 'traces are sent'); lost_peer.end('another rank is gone')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -23,8 +23,8 @@ from sluice.environment import free_port
 from sluice.sample import Experts
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend
-from sluice_trainer.huggingface_config import read_shape
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.model.huggingface_config import read_shape
 
 ROOT = Path(__file__).parents[3]
 
@@ -265,7 +265,11 @@ _FORKS = multiprocessing.get_context("forkserver")
 """Importing torch and Megatron takes longer than what ranks do: they are forked from a process that
 has done it."""
 _FORKS.set_forkserver_preload(
-    ["sluice_trainer.megatron.policy", "sluice_trainer.fsdp.policy", "sluice_trainer.preparation"]
+    [
+        "sluice_trainer.megatron.policy",
+        "sluice_trainer.fsdp.policy",
+        "sluice_trainer.batch.preparation",
+    ]
 )
 
 

@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 import sluice.api.trainer
-from sluice_trainer import device, staging
 from sluice_trainer.backend import backend_of
+from sluice_trainer.distributed import device
 from sluice_trainer.megatron import parallel
-from sluice_trainer.step.room import Memory
+from sluice_trainer.memory import staging
+from sluice_trainer.memory.headroom import Memory
 from tests.integration.trainer import tiny
 
 

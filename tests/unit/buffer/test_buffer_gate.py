@@ -21,9 +21,9 @@ from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.rules.checks import Limits, as_trained, check_finished, prompt_tokens
 from sluice_buffer.transitions.submits import SubmitOutcome
-from sluice_trainer import credit
-from sluice_trainer.provenance import Provenance
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch import credit
+from sluice_trainer.batch.provenance import Provenance
+from sluice_trainer.batch.sequences import TrainSequence
 from tests.unit.buffer.buffer_tools import House, make_group, make_sample
 
 Make = Callable[..., House]

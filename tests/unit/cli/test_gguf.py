@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sluice.environment import ConfigurationError
 from sluice_cli.main import app
-from sluice_trainer.gguf_checkpoint import gguf_to_hf
+from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 from tests.chat import PLAIN, tokenizer
 
 LAYERS, HEADS, KV_HEADS, HIDDEN = 2, 4, 2, 32

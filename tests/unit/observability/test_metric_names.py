@@ -17,7 +17,7 @@ from sluice_rendezvous.device_time import DeviceTime
 from sluice_rendezvous.metrics import State
 from sluice_rendezvous.registry import Registry
 from sluice_rollout import metrics as rollout
-from sluice_trainer import metrics as trainer
+from sluice_trainer.telemetry import metrics as trainer
 from tests.boards import RULES, metrics, queries
 from tests.prometheus import rule_groups
 from tests.tools import ROOT

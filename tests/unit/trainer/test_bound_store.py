@@ -8,7 +8,7 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from sluice_trainer import store
+from sluice_trainer.distributed import store
 
 
 def test_a_store_listens_where_it_is_told_and_others_meet_there() -> None:

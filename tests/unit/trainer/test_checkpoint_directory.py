@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_trainer import checkpoint_directory
-from sluice_trainer.checkpoint_directory import (
+from sluice_trainer.checkpoint import checkpoint_directory
+from sluice_trainer.checkpoint.checkpoint_directory import (
     MANIFEST,
     Author,
     DamagedError,

@@ -11,12 +11,12 @@ import torch
 from sluice.api import Algorithm
 from sluice.sample import Sample, SampleStatus, TokenSequence, WeightSpan
 from sluice.turns import BRANCH_TURNS, TURNS, turn_rewards
-from sluice_trainer import credit
 from sluice_trainer.algorithms.estimators import Responses, estimate
-from sluice_trainer.credit import Unit
-from sluice_trainer.preparation import by_turn
-from sluice_trainer.sample_facts import key_of
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch import credit
+from sluice_trainer.batch.credit import Unit
+from sluice_trainer.batch.preparation import by_turn
+from sluice_trainer.batch.sample_facts import key_of
+from sluice_trainer.batch.sequences import TrainSequence
 
 
 def turn(length: int, number: int, reward: float = 0.0) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.api import Algorithm
 from sluice.environment import ConfigurationError
-from sluice_trainer import custom
+from sluice_trainer.algorithms import custom
 
 
 def test_without_a_path_there_is_none() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from sluice_trainer import flash
+from sluice_trainer.kernels import flash_attention
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "0")
 
-    def write(code: str, release: str = str(flash.OLDEST)) -> None:
+    def write(code: str, release: str = str(flash_attention.OLDEST)) -> None:
         cute, about = tmp_path / "flash_attn/cute", tmp_path / f"flash_attn_4-{release}.dist-info"
         for directory in (cute, about):
             directory.mkdir(parents=True)
@@ -39,13 +39,13 @@ def forget() -> Iterator[None]:
 
 def test_without_the_package_nothing_is_said() -> None:
     with capture_logs() as lines:
-        assert flash.loaded() is None
+        assert flash_attention.loaded() is None
     assert not lines
 
 
 def test_its_function_is_taken(install: Callable[..., None]) -> None:
     install("flash_attn_varlen_func = print\n")
-    function = flash.loaded()
+    function = flash_attention.loaded()
     assert function is not None
     assert function.__name__ == "print"
 
@@ -53,7 +53,7 @@ def test_its_function_is_taken(install: Callable[..., None]) -> None:
 def test_a_release_that_nobody_has_tested_is_left_and_told(install: Callable[..., None]) -> None:
     install("flash_attn_varlen_func = print\n", "4.0.0b19")
     with capture_logs() as lines:
-        assert flash.loaded() is None
+        assert flash_attention.loaded() is None
     (line,) = lines
     assert "flash-attn-4 4.0.0b19 is older than 4.0.0b36" in line["event"]
 
@@ -72,7 +72,7 @@ def test_one_that_does_not_load_is_left_and_told(
 ) -> None:
     install(code)
     with capture_logs() as lines:
-        assert flash.loaded() is None
+        assert flash_attention.loaded() is None
     (line,) = lines
     assert line["log_level"] == "warning"
     assert said in line["error"]

@@ -5,8 +5,8 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice.environment import ConfigurationError
-from sluice_trainer.flops import ModelFlops, model_flops, peak_tflops, utilisation
-from sluice_trainer.peers import balance_tokens
+from sluice_trainer.clients.clients import balance_tokens
+from sluice_trainer.model.flops import ModelFlops, model_flops, peak_tflops, utilisation
 
 DENSE = {
     "hidden_size": 1024,

@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from sluice_trainer import flash
 from sluice_trainer.fsdp.attention import PACKED_ATTENTION
 from sluice_trainer.fsdp.row import row
+from sluice_trainer.kernels import flash_attention
 
 WINDOW = 16
 KINDS_AND_MODES = 4  # sliding and full attention, each with and without gradients
@@ -52,7 +52,7 @@ def attend_on_cpu(
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Six layers of Gemma 3, every third with full attention, compiled as the trainer does."""
-    monkeypatch.setattr(flash, "attend2", attend_on_cpu)
+    monkeypatch.setattr(flash_attention, "attend2", attend_on_cpu)
     torch._dynamo.reset()
     config = transformers.Gemma3TextConfig(
         hidden_size=32,

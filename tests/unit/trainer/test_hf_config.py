@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sluice.api import Parallelism
-from sluice_trainer.huggingface_config import ModelShape, read_shape
 from sluice_trainer.megatron.model.config import check_layout, transformer_config
-from sluice_trainer.rope import Rope
-from sluice_trainer.unsupported import UnsupportedModelError, check_tied
+from sluice_trainer.model.huggingface_config import ModelShape, read_shape
+from sluice_trainer.model.rope import Rope
+from sluice_trainer.model.unsupported import UnsupportedModelError, check_tied
 
 BASE = {
     "model_type": "qwen3",

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from sluice_trainer import last_evaluation
-from sluice_trainer.background import Stopped
-from sluice_trainer.evaluations import Evaluations
-from sluice_trainer.last_evaluation import STALL_SECONDS, LastEvaluation
-from sluice_trainer.rollout_only import ALONE
-from sluice_trainer.stall import Stall
-from sluice_trainer.turns import Turns
+from sluice_trainer.clients.background import Stopped
+from sluice_trainer.loop import last_evaluation
+from sluice_trainer.loop.evaluations import Evaluations
+from sluice_trainer.loop.gpu_sharing import Turns
+from sluice_trainer.loop.last_evaluation import STALL_SECONDS, LastEvaluation
+from sluice_trainer.loop.rollout_only import ALONE
+from sluice_trainer.loop.stall import Stall
 
 VERSION = 7
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sluice.sample import Sample, TokenSequence, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.megatron.model import attention
 from sluice_trainer.megatron.model.layout import LONG, Packing, Span, Split, dense_layout, packing
 from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
-from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 
 CPU = torch.device("cpu")
 Lengths = st.lists(st.integers(1, 60), max_size=40)

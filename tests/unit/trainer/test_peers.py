@@ -11,9 +11,9 @@ import pytest
 from sluice import environment
 from sluice.environment import free_port
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_trainer import background as background_module
-from sluice_trainer.background import Stopped
-from sluice_trainer.peers import Peers, connected
+from sluice_trainer.clients import background as background_module
+from sluice_trainer.clients.background import Stopped
+from sluice_trainer.clients.clients import Peers, connected
 from tests.unit.buffer.buffer_tools import make_job
 
 

@@ -15,9 +15,9 @@ from sluice.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSequence
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
-from sluice_trainer.batch_sums import metrics, token_sums
-from sluice_trainer.credit import of_batch
-from sluice_trainer.preparation import (
+from sluice_trainer.batch.batch_sums import metrics, token_sums
+from sluice_trainer.batch.credit import of_batch
+from sluice_trainer.batch.preparation import (
     batch_totals,
     by_optimizer_step,
     overlong_metrics,
@@ -25,8 +25,8 @@ from sluice_trainer.preparation import (
     shaping,
     within,
 )
-from sluice_trainer.sample_facts import baselines, parts_of, taught
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch.sample_facts import baselines, parts_of, taught
+from sluice_trainer.batch.sequences import TrainSequence
 
 
 def spec(**changes: object) -> RLJobSpec:

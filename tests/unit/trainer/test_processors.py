@@ -11,8 +11,8 @@ import torch
 
 from sluice.engines.inside.path import processors
 from sluice.engines.inside.path.processors import threads, usable_processors
-from sluice_trainer import device
 from sluice_trainer.__main__ import _have_threads
+from sluice_trainer.distributed import device
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_trainer.profiling import Profiles, region
+from sluice_trainer.telemetry.profiling import Profiles, region
 
 
 def fail() -> None:

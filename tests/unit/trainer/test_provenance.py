@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence
-from sluice_trainer.provenance import Provenance
+from sluice_trainer.batch.provenance import Provenance
 
 
 def group(number: int, **metadata: Any) -> SampleGroup:

@@ -12,7 +12,7 @@ from sluice.sample import Prompt, Sample, SampleGroup
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.recorder import Recorder, batch_metrics, merged
+from sluice_trainer.telemetry.recorder import Recorder, batch_metrics, merged
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:

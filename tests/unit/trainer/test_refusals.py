@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_trainer.publishing import Refusals
+from sluice_trainer.loop.weight_update import Refusals
 from sluice_trainer.weights.outcome import Outcome
 
 UNKNOWN = "transfer: /update_weights_from_distributed answered 400: no parameter vision.x"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from sluice_trainer.removals import Removals
+from sluice_trainer.checkpoint.removals import Removals
 
 
 def test_what_cannot_be_deleted_is_told_and_the_next_one_goes(tmp_path: Path) -> None:
@@ -29,7 +29,8 @@ def test_a_process_ends_after_its_removals(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"old/{number}").mkdir(parents=True)
     program = (
-        "import sys; from pathlib import Path; from sluice_trainer.removals import Removals; "
+        "import sys; from pathlib import Path; "
+        "from sluice_trainer.checkpoint.removals import Removals; "
         "Removals().add(Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", program, tmp_path / "old"], check=True, timeout=60)

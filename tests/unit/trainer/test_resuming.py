@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from sluice_trainer.background import Stopped
-from sluice_trainer.loop import Loop
-from sluice_trainer.rollout_only import ALONE
+from sluice_trainer.clients.background import Stopped
+from sluice_trainer.loop.loop import Loop
+from sluice_trainer.loop.rollout_only import ALONE
 
 
 class Peer:

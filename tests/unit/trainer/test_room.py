@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sluice.api import Trainer
-from sluice_trainer import device
+from sluice_trainer.distributed import device
+from sluice_trainer.memory.headroom import Memory, Ran, next_size
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
-from sluice_trainer.step.room import Memory, Ran, next_size
 
 GIB = 2**30
 MOST = 32_768

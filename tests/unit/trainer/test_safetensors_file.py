@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sluice_trainer import safetensors_file
+from sluice_trainer.model import safetensors_file
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
@@ -39,7 +39,7 @@ def test_one_that_is_there_is_replaced_and_keeps_its_permissions(tmp_path: Path)
 UNREADABLE = """
 import os, sys
 from pathlib import Path
-from sluice_trainer.huggingface_files import reader
+from sluice_trainer.model.huggingface_files import reader
 if not os.geteuid():
     os.setuid(65534)  # root may read everything
 try:

@@ -19,10 +19,11 @@ from sluice.telemetry.books import Totals
 from sluice.telemetry.phases import Laps, Phases
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer import metrics, publishing
-from sluice_trainer.loop import Loop
-from sluice_trainer.recorder import Recorder
-from sluice_trainer.rollout_only import ALONE
+from sluice_trainer.loop import weight_update
+from sluice_trainer.loop.loop import Loop
+from sluice_trainer.loop.rollout_only import ALONE
+from sluice_trainer.telemetry import metrics
+from sluice_trainer.telemetry.recorder import Recorder
 from sluice_trainer.weights.outcome import Outcome
 
 STEPS = 4
@@ -107,7 +108,7 @@ class World:
 @contextmanager
 def run(directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Iterator[World]:
     world = World()
-    monkeypatch.setattr(publishing, "update_engines", world.update)
+    monkeypatch.setattr(weight_update, "update_engines", world.update)
     spec = RLJobSpec.model_validate(
         {
             "model": {"path": "/model"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice_trainer import staging
+from sluice_trainer.memory import staging
 
 
 class Runtime:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from sluice_trainer import flash
+from sluice_trainer.kernels import flash_attention
 
 PACKED_ATTENTION = "sluice_packed"
 
@@ -39,7 +39,7 @@ def packed_attention(
     width = v.shape[-1]
     if width != q.shape[-1]:
         v = F.pad(v, (0, q.shape[-1] - width))  # one head size for all: latent attention
-    out = flash.attend2(
+    out = flash_attention.attend2(
         q,
         k,
         v,

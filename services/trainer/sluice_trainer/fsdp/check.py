@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_trainer.device import DEVICE
+from sluice_trainer.batch.sequences import Sequence
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp.learner import compute
 from sluice_trainer.fsdp.net import Net, forward, forward_plain
 from sluice_trainer.fsdp.row import row
-from sluice_trainer.sequences import Sequence
+from sluice_trainer.model.unsupported import UnsupportedModelError
 from sluice_trainer.step.packing import Forward, packed_row
-from sluice_trainer.unsupported import UnsupportedModelError
 
 _LENGTHS = (24, 40)
 _EXACT = 1e-3

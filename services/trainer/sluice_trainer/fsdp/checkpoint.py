@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.storage import WriteResult
 
+from sluice_trainer.checkpoint.checkpoints import CheckpointError
 from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader, reason
-from sluice_trainer.checkpoints import CheckpointError
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.sharding import named_tensors
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.staging import Staging, finish_copies
+from sluice_trainer.memory.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

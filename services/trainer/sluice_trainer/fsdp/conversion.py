@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 from torch.distributed.checkpoint.state_dict_loader import load as read
 
-from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint_reader import (
     CheckpointPlanner,
     CheckpointReader,
@@ -20,7 +20,7 @@ from sluice_trainer.checkpoint_reader import (
 from sluice_trainer.fsdp.export import hf_tensors
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.sharding import named_tensors
-from sluice_trainer.huggingface_files import SHARD_BYTES, ConversionError, save_hf
+from sluice_trainer.model.huggingface_files import SHARD_BYTES, ConversionError, save_hf
 
 
 def dist_to_hf(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from sluice.engines.base import StackName
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp.sharding import named_tensors
 
 _LAYER = re.compile(r"(.*\.layers\.\d+\.)")

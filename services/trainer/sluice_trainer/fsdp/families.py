@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import is_flash_attn_2_available
 
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp.attention import PACKED_ATTENTION
-from sluice_trainer.unsupported import UnsupportedModelError
+from sluice_trainer.model.unsupported import UnsupportedModelError
 
 _PACKABLE = {"full_attention", "sliding_attention"}
 """Layers that look at places in a row only through attention's mask. Others (gated delta nets,

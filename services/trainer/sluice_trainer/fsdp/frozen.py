@@ -12,16 +12,16 @@ from torch.distributed.fsdp import FSDPModule
 
 from sluice.api import RLJobSpec
 from sluice.api.distillation import Distillation
+from sluice_trainer.batch.sequences import Sequence
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import score
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.net import Net, forward, forward_hidden
 from sluice_trainer.fsdp.sharding import build, reshard
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.sequences import Sequence
+from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
-from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
 
 
 class ShardedFrozen:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.device import DEVICE
+from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.fsdp.sharding import local, reshard
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss

@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch import nn
 
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp.families import attention
-from sluice_trainer.huggingface_files import VALUE_HEAD, reader
-from sluice_trainer.unsupported import UnsupportedModelError
+from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
+from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.sharding import local, reshard
-from sluice_trainer.storages import Offload
+from sluice_trainer.memory.offload import Offload
 
 
 def offload(

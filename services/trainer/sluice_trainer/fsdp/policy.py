@@ -19,9 +19,11 @@ from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
-from sluice_trainer import checkpoints, critic
-from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import Collect
+from sluice_trainer.checkpoint import checkpoints
+from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.checkpoint.checkpoints import Collect
+from sluice_trainer.distributed.process_group import join
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp import checkpoint, export, frozen
 from sluice_trainer.fsdp.check import check_log_probs
 from sluice_trainer.fsdp.learner import ShardedLearner
@@ -29,14 +31,13 @@ from sluice_trainer.fsdp.loading import Recipe, precision
 from sluice_trainer.fsdp.net import forward, forward_values
 from sluice_trainer.fsdp.offload import offload
 from sluice_trainer.fsdp.sharding import build
-from sluice_trainer.policy import LearningPolicy
-from sluice_trainer.process_group import join
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.staging import Staging
+from sluice_trainer.memory.staging import Staging
+from sluice_trainer.model.unsupported import check_tied
+from sluice_trainer.policy import critic
+from sluice_trainer.policy.learning_policy import LearningPolicy
 from sluice_trainer.step.logits import TokenNumbers
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
-from sluice_trainer.unsupported import check_tied
 
 
 class ShardedPolicy(LearningPolicy):

@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from sluice.api import Trainer
-from sluice_trainer.compiled import compiled
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.families import blocks
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.net import Net
-from sluice_trainer.ranks import Ranks
+from sluice_trainer.kernels.compiled import compiled
 
 
 def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Net:

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from sluice_trainer.compiled import COMPILED
+from sluice_trainer.kernels.compiled import COMPILED
 
 # At each import Megatron says that TransformerEngine and apex are not there. They are not needed
 # here.

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.overrides import TorchFunctionMode
 
 from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 
 with warnings.catch_warnings():
     # Each of a dozen modules warns that TransformerEngine and Apex are not installed. We know.

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from sluice.api import RLJobSpec
 from sluice.api.distillation import Distillation
-from sluice_trainer.huggingface_config import ModelShape, read_shape
+from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.step.forward import forward, head, hidden_states
 from sluice_trainer.megatron.step.learner import model_config, score
-from sluice_trainer.sequences import Sequence
+from sluice_trainer.model.huggingface_config import ModelShape, read_shape
+from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
-from sluice_trainer.teacher import check_vocabulary, reference_weights, teacher_directory
 
 
 class Frozen:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.megatron.step.learner import MegatronLearner
 from sluice_trainer.megatron.step.optimizer import gradients, parts
-from sluice_trainer.storages import Offload
+from sluice_trainer.memory.offload import Offload
 
 
 def offload(

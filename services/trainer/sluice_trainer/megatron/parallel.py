@@ -11,10 +11,10 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from sluice.api import Parallelism
+from sluice_trainer.distributed.process_group import join
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.layout import Split
-from sluice_trainer.process_group import join
-from sluice_trainer.ranks import Ranks
 from sluice_trainer.step.results import reduced
 
 T = TypeVar("T")

@@ -20,10 +20,9 @@ from sluice.api import RLJobSpec
 from sluice.api.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
-from sluice_trainer import critic, exactness
-from sluice_trainer.checkpoint_directory import Author
-from sluice_trainer.checkpoints import Collect
-from sluice_trainer.huggingface_config import read_shape
+from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.checkpoint.checkpoints import Collect
 from sluice_trainer.megatron import frozen, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
@@ -35,14 +34,16 @@ from sluice_trainer.megatron.offload import offload
 from sluice_trainer.megatron.step.forward import forward, forward_values
 from sluice_trainer.megatron.step.learner import MegatronLearner, model_config
 from sluice_trainer.megatron.step.recording import Recorder
-from sluice_trainer.policy import LearningPolicy
-from sluice_trainer.sequences import TrainSequence
-from sluice_trainer.staging import Staging
+from sluice_trainer.memory.staging import Staging
+from sluice_trainer.model import deterministic
+from sluice_trainer.model.huggingface_config import read_shape
+from sluice_trainer.model.unsupported import check_tied
+from sluice_trainer.policy import critic
+from sluice_trainer.policy.learning_policy import LearningPolicy
 from sluice_trainer.step.logits import TokenNumbers
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
-from sluice_trainer.unsupported import check_tied
 
 
 class Policy(LearningPolicy):
@@ -64,7 +65,7 @@ class Policy(LearningPolicy):
     ) -> None:
         super().__init__(spec, model_dir, author)
         if spec.trainer.deterministic:
-            exactness.enable()
+            deterministic.enable()
         parallel.initialize(spec.trainer.parallelism, seed=spec.data.seed, timeout=timeout)
         self.ranks = parallel.ranks(timeout)
         self.shape = read_shape(model_dir)

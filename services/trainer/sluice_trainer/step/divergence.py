@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sluice.api.distillation import WholeVocabulary
 from sluice_trainer.algorithms.distillation import divergence_gradient, divergence_shares
-from sluice_trainer.compiled import compiled
+from sluice_trainer.kernels.compiled import compiled
 
 
 @compiled

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sluice_trainer import exactness
+from sluice_trainer.model import deterministic
 
 CHUNK_ELEMENTS = 2**27
 """Logits that exist at a time (512 MiB in float32). Larger micro-batches compute theirs again in
@@ -37,9 +37,9 @@ class Head:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, h] -> [n, words] logits."""
-        if exactness.enabled():
+        if deterministic.enabled():
             dtype = torch.float32 if self.float32 else None
-            exact: Tensor = exactness.functions().linear(hidden, self.weight, self.bias, dtype)
+            exact: Tensor = deterministic.functions().linear(hidden, self.weight, self.bias, dtype)
             return exact
         if not self.float32:
             return F.linear(hidden, self.weight, self.bias)

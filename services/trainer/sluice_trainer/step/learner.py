@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sluice.api import Optimizer, RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.sequences import Sequence, TrainSequence
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.rates import learning_rate, set_learning_rate
 from sluice_trainer.step.results import Loss, StepResult

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sluice_trainer import exactness
-from sluice_trainer.compiled import COMPILED
 from sluice_trainer.kernels import softmax
+from sluice_trainer.kernels.compiled import COMPILED
+from sluice_trainer.model import deterministic
 
 
 def _statistics(
@@ -24,7 +24,7 @@ def _statistics(
     """
     if COMPILED:
         scales = torch.full((len(logits),), scale, dtype=torch.float32, device=logits.device)
-        fast: tuple[Tensor, Tensor, Tensor, Tensor] = exactness.functions().statistics(
+        fast: tuple[Tensor, Tensor, Tensor, Tensor] = deterministic.functions().statistics(
             logits, place, scales
         )
         return fast

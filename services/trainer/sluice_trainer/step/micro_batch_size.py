@@ -12,10 +12,10 @@ from collections.abc import Sequence as Seq
 
 from sluice.api.trainer import MOST_TOKENS, Trainer
 from sluice.telemetry import logs
-from sluice_trainer import device
-from sluice_trainer.ranks import Ranks
+from sluice_trainer.distributed import device
+from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.memory.headroom import Memory, Ran, next_size
 from sluice_trainer.step.packing import MicroBatch
-from sluice_trainer.step.room import Memory, Ran, next_size
 
 
 class MicroBatchSize:

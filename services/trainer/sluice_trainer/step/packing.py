@@ -19,7 +19,7 @@ from sluice_trainer.algorithms.aggregation import (
     token_weights,
 )
 from sluice_trainer.algorithms.objective import LossInputs
-from sluice_trainer.sequences import Sequence, TrainSequence
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
 
 
 class RowLayout(Protocol):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice_trainer.algorithms.objective import LossInputs, Objective
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
 
 Loss = Callable[[Tensor, LossInputs], Objective]
 """(the numbers that a forward pass gives, inputs) -> objective."""

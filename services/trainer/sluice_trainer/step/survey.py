@@ -30,8 +30,8 @@ from sluice_trainer.algorithms.covariance import (
 )
 from sluice_trainer.algorithms.objective import LossInputs, before, correction_of, distilled
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.sequences import TrainSequence
+from sluice_trainer.batch.sequences import TrainSequence
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.step.packing import MicroBatch
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import TCPStore
 
 from sluice.telemetry import logs
-from sluice_trainer import store
+from sluice_trainer.distributed import store
 from sluice_trainer.weights import routes
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.collective import Collective

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from functools import partial
 
-from sluice_trainer import store
+from sluice_trainer.distributed import store
 from sluice_trainer.weights import process_group
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.communicator import Communicator, Request

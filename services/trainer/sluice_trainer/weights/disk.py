@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from sluice_trainer import safetensors_file
+from sluice_trainer.model import safetensors_file
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer, Transport
 

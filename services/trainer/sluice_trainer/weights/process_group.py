@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from sluice_trainer import store
+from sluice_trainer.distributed import store
 
 
 def join(

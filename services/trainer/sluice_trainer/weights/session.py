@@ -18,8 +18,8 @@ from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
-from sluice_trainer.background import Background
-from sluice_trainer.member import Member
+from sluice_trainer.clients.background import Background
+from sluice_trainer.clients.membership import Member
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from torch import Tensor
 
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_trainer.ranks import Ranks
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.outcome import Outcome
 from sluice_trainer.weights.session import Session

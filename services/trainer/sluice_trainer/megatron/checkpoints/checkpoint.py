@@ -19,9 +19,10 @@ from torch.distributed.checkpoint.api import (
     CheckpointException,
 )  # a BaseException: `except Exception` misses it
 
+from sluice_trainer.checkpoint.checkpoints import CheckpointError, Collect, verified
 from sluice_trainer.checkpoint_reader import CheckpointReader, reason
-from sluice_trainer.checkpoints import CheckpointError, Collect, verified
-from sluice_trainer.device import DEVICE
+from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.checkpoints.optimizer_state import (
     state_to_load,
@@ -29,8 +30,7 @@ from sluice_trainer.megatron.checkpoints.optimizer_state import (
     take_state,
 )
 from sluice_trainer.megatron.step.optimizer import parts as optimizers
-from sluice_trainer.ranks import Ranks
-from sluice_trainer.staging import Staging, finish_copies
+from sluice_trainer.memory.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
 Parts = Mapping[str, tuple[list[Any], Any]]

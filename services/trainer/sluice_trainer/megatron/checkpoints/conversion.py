@@ -19,10 +19,8 @@ from megatron.core import dist_checkpointing
 from torch import Tensor
 
 from sluice.api import Parallelism
-from sluice_trainer import checkpoint_directory
+from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint_reader import UnsafeCheckpointError
-from sluice_trainer.huggingface_config import ModelShape, read_shape
-from sluice_trainer.huggingface_files import SHARD_BYTES, ConversionError, Reader, reader, save_hf
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
 from sluice_trainer.megatron.checkpoints.checkpoint import METADATA, weights_state
 from sluice_trainer.megatron.checkpoints.pieces import MissingPieceError, PieceReader
@@ -30,6 +28,14 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.entries import Entry
 from sluice_trainer.megatron.model.building import build
 from sluice_trainer.megatron.model.config import transformer_config
+from sluice_trainer.model.huggingface_config import ModelShape, read_shape
+from sluice_trainer.model.huggingface_files import (
+    SHARD_BYTES,
+    ConversionError,
+    Reader,
+    reader,
+    save_hf,
+)
 
 Place = tuple[Entry, int]
 """Of a parameter: its entry, and which expert it belongs to (0 where there are none)."""

@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sluice_trainer.huggingface_config import Experts, Latent, ModelShape
-from sluice_trainer.huggingface_files import EMBEDDING, HEAD, VALUE_HEAD
+from sluice_trainer.model.huggingface_config import Experts, Latent, ModelShape
+from sluice_trainer.model.huggingface_files import EMBEDDING, HEAD, VALUE_HEAD
 
 Source = tuple[str, tuple[int, ...]]
 """Name and shape of a Hugging Face tensor."""

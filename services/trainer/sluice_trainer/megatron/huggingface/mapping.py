@@ -18,10 +18,10 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from sluice.engines.base import StackName
-from sluice_trainer.huggingface_config import ModelShape
-from sluice_trainer.huggingface_files import EMBEDDING
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
 from sluice_trainer.megatron.huggingface.receivers import Wanted, wanted
+from sluice_trainer.model.huggingface_config import ModelShape
+from sluice_trainer.model.huggingface_files import EMBEDDING
 
 T = TypeVar("T")
 _EXPERT = re.compile(r"(\.local_experts\.)(\d+)(\.)")

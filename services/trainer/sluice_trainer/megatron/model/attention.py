@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from sluice_trainer import exactness, flash
-from sluice_trainer.compiled import COMPILED
-from sluice_trainer.kernels import turning
+from sluice_trainer.kernels import flash_attention, turning
+from sluice_trainer.kernels.compiled import COMPILED
 from sluice_trainer.megatron.model import two_parts
 from sluice_trainer.megatron.model.layout import DenseLayout, Packing, packing
 from sluice_trainer.megatron.model.norms import HeadNorm
 from sluice_trainer.megatron.model.rotary import Rotary, turn
+from sluice_trainer.model import deterministic
 
 GRAIN = 512
 """cuDNN plans attention anew for each length, for 80 ms: long sequences are padded to multiples of
@@ -100,7 +100,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             weight, epsilon = (norm.weight, norm.epsilon) if norm else (None, 0.0)
             return turning.norm_and_turn(x, weight, epsilon, *turns)
         x = norm.normalised(x) if norm else x
-        result: Tensor = (exactness.functions().turn if exact else turn)(x, *turns, interleaved)
+        result: Tensor = (deterministic.functions().turn if exact else turn)(x, *turns, interleaved)
         return result
 
 
@@ -122,7 +122,7 @@ def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Te
     whole = packed.places
 
     def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = exactness.functions().attend(
+        out: Tensor = deterministic.functions().attend(
             q,
             k,
             v,
@@ -140,10 +140,12 @@ def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Te
         outputs = []
         for span in packed.spans:
             qs, ks, vs = (x[slice(*span.queries)] for x in (q, k, v))
-            outputs.append(flash.attend2(qs, ks, vs, span.starts, span.longest, scale=scale))
+            outputs.append(
+                flash_attention.attend2(qs, ks, vs, span.starts, span.longest, scale=scale)
+            )
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
-    return exactness.attention(q, k, v, exact=exact, usual=usual)
+    return deterministic.attention(q, k, v, exact=exact, usual=usual)
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
@@ -155,9 +157,11 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> T
         v = F.pad(
             v, (0, q.shape[-1] - width)
         )  # one head size for all: latent attention has wider keys
-    if packed.restore is None and flash.flash4_fits(q.shape[-1]):
+    if packed.restore is None and flash_attention.flash4_fits(q.shape[-1]):
         whole = packed.whole
-        return flash.attend4(q, k, v, whole.starts, whole.longest, scale=scale)[..., :width]
+        return flash_attention.attend4(q, k, v, whole.starts, whole.longest, scale=scale)[
+            ..., :width
+        ]
     fits = q.shape[-1] <= 128 and torch.cuda.get_device_capability() >= (9, 0)
     outputs = []
     for span in packed.spans:
@@ -165,7 +169,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> T
         outputs.append(
             _long(*pieces, scale)
             if fits and span.long
-            else flash.attend2(*pieces, span.starts, span.longest, scale=scale)
+            else flash_attention.attend2(*pieces, span.starts, span.longest, scale=scale)
         )
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[..., :width]
 

@@ -15,15 +15,15 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from sluice_trainer import exactness
-from sluice_trainer.device import DEVICE
-from sluice_trainer.huggingface_config import ModelShape
-from sluice_trainer.huggingface_files import VALUE_HEAD, reader
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.model import swiglu
 from sluice_trainer.megatron.model.spec import block_spec, join_head_norms, set_latent_rotary
 from sluice_trainer.megatron.model.weight_gradients import separate
+from sluice_trainer.model import deterministic
+from sluice_trainer.model.huggingface_config import ModelShape
+from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
 
 
 class ValueHead(torch.nn.Linear):
@@ -78,7 +78,7 @@ def _chunk(
     if config.deterministic_mode:
         for module in model.modules():
             if isinstance(module, ColumnParallelLinear | RowParallelLinear):
-                module._forward_impl = exactness.linear
+                module._forward_impl = deterministic.linear
     model.to(device=device, dtype=config.params_dtype)
     for layer in model.decoder.layers:
         if router := getattr(layer.mlp, "router", None):

@@ -12,10 +12,10 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from sluice.api import Parallelism
 from sluice.api.trainer import Recompute, RecomputeModule
-from sluice_trainer.compiled import COMPILED
-from sluice_trainer.device import DEVICE
-from sluice_trainer.huggingface_config import Experts, Latent, ModelShape
-from sluice_trainer.unsupported import UnsupportedModelError
+from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.kernels.compiled import COMPILED
+from sluice_trainer.model.huggingface_config import Experts, Latent, ModelShape
+from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
 def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:

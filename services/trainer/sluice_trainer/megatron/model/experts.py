@@ -11,8 +11,8 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sluice_trainer.compiled import COMPILED
 from sluice_trainer.kernels import feed_forward
+from sluice_trainer.kernels.compiled import COMPILED
 
 
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]

@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from sluice_trainer import exactness
+from sluice_trainer.model import deterministic
 
 
 class Norm(torch.nn.RMSNorm):
@@ -29,7 +29,7 @@ class Norm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if self._exact:
-            return exactness.rms_norm(x, self.weight, self.epsilon)
+            return deterministic.rms_norm(x, self.weight, self.epsilon)
         return super().forward(x)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sluice_trainer.compiled import compiled
+from sluice_trainer.kernels.compiled import compiled
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sluice_trainer.compiled import COMPILED
 from sluice_trainer.kernels import feed_forward
+from sluice_trainer.kernels.compiled import COMPILED
 
 
 @dataclass(frozen=True)

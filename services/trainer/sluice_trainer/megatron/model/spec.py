@@ -25,12 +25,12 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from sluice_trainer.huggingface_config import ModelShape
 from sluice_trainer.megatron.model.attention import PackedAttention
 from sluice_trainer.megatron.model.dispatch import Mixture
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.model.norms import HeadNorm, Norm
 from sluice_trainer.megatron.model.rotary import LatentRotary, Rotary
+from sluice_trainer.model.huggingface_config import ModelShape
 
 
 class _SandwichAttention(SelfAttention):  # type: ignore[misc]

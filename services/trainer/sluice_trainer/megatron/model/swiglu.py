@@ -8,8 +8,8 @@ import warnings
 
 from torch import Tensor
 
-from sluice_trainer.compiled import COMPILED
 from sluice_trainer.kernels import feed_forward
+from sluice_trainer.kernels.compiled import COMPILED
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

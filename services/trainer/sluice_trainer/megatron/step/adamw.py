@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from sluice_trainer.compiled import COMPILED
 from sluice_trainer.kernels import compact_adamw
+from sluice_trainer.kernels.compiled import COMPILED
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PIECE = 2**24

@@ -10,10 +10,9 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from sluice.api import Optimizer, Parallelism, RLJobSpec
-from sluice_trainer import exactness
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.device import DEVICE
-from sluice_trainer.huggingface_config import ModelShape
+from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.model.building import distribute
 from sluice_trainer.megatron.model.config import transformer_config
@@ -21,7 +20,8 @@ from sluice_trainer.megatron.step.forward import compute
 from sluice_trainer.megatron.step.optimizer import build_optimizer
 from sluice_trainer.megatron.step.optimizer_step import train_step
 from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
-from sluice_trainer.sequences import Sequence, TrainSequence, equalise, pack
+from sluice_trainer.model import deterministic
+from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch
@@ -39,7 +39,7 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
         dtype=dtype,
         recompute=trainer.recompute,
         recompute_modules=trainer.recompute_modules,
-        exact=exactness.enabled(),
+        exact=deterministic.enabled(),
     )
 
 

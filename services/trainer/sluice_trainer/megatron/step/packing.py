@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.megatron.model.layout import Split, packing
-from sluice_trainer.sequences import Sequence, TrainSequence
 from sluice_trainer.step.packing import MicroBatch, packed_row, with_loss
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints: the directory, and writing into it."""

@@ -1,0 +1,1 @@
+"""Ranks, devices and process groups."""

@@ -1,0 +1,1 @@
+"""The training loop: what happens in a step, and between steps."""

@@ -1,0 +1,1 @@
+"""Memory of GPU and host: staging, offloading, headroom."""

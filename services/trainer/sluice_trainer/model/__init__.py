@@ -1,0 +1,1 @@
+"""Models as files and shapes, without a backend."""

@@ -1,0 +1,185 @@
+"""Hugging Face checkpoints as files: tensors by name out of safetensors, and into them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from sluice.environment import ConfigurationError
+from sluice_trainer.model import safetensors_file
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+VALUE_HEAD = "score.weight"
+"""Of a critic: a reward model's, as transformers calls it in `...ForSequenceClassification`."""
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 5 * 10**9
+"""Size from which a checkpoint is split into several files, as transformers does."""
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+)
+
+Reader = Callable[[str, tuple[int, ...]], Tensor]
+
+
+class CheckpointFilesError(ConfigurationError):
+    """A Hugging Face checkpoint whose files do not hold what its config.json promises."""
+
+
+class ConversionError(ConfigurationError):
+    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
+
+
+@contextmanager
+def reader(directory: Path) -> Iterator[Reader]:
+    """read(name, shape): a tensor of the checkpoint in `directory`. Files are mapped, and read
+    where they are asked.
+    """
+    places = _tensor_files(directory)
+    with ExitStack() as close:
+        files: dict[Path, Any] = {}
+
+        def read(name: str, size: tuple[int, ...]) -> Tensor:
+            if name == HEAD and name not in places:
+                name = EMBEDDING  # stored once, although config.json does not call the weights tied
+            if name == VALUE_HEAD and name not in places:
+                return torch.zeros(
+                    size
+                )  # a language model: its critic begins with the value 0 for everything
+            if name not in places:
+                raise CheckpointFilesError(f"{directory} has no tensor {name}")
+            path = places[name]
+            if path not in files:
+                files[path] = close.enter_context(_opened(path))
+            tensor: Tensor = files[path].get_tensor(name)
+            if tuple(tensor.shape) != size:
+                raise CheckpointFilesError(
+                    f"{path}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
+                    f"{size}"
+                )
+            return tensor
+
+        yield read
+
+
+def _tensor_files(directory: Path) -> dict[str, Path]:
+    """Which file each tensor is in."""
+    if (directory / INDEX).is_file():
+        weight_map = json.loads((directory / INDEX).read_text())["weight_map"]
+        return {name: directory / file for name, file in weight_map.items()}
+    if not (directory / SINGLE).is_file():
+        raise CheckpointFilesError(f"{directory} has neither {SINGLE} nor {INDEX}")
+    with _opened(directory / SINGLE) as file:
+        return dict.fromkeys(file.keys(), directory / SINGLE)
+
+
+def _opened(path: Path) -> Any:
+    """The file, as safetensors opens it. Raises CheckpointFilesError where it may not be read,
+    which safetensors takes for a file that is not there.
+    """
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise CheckpointFilesError(f"{path}: there is no such file") from None
+    except PermissionError:
+        raise CheckpointFilesError(
+            f"{path}: user {os.geteuid()}, as whom this runs, may not read it: chmod a+r"
+        ) from None
+    return safe_open(path, framework="pt")
+
+
+def save_hf(
+    tensors: Iterable[tuple[str, Tensor]],
+    directory: Path,
+    source: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a Hugging Face checkpoint: `tensors` as safetensors, everything else copied from the
+    checkpoint `source`.
+
+    The directory appears complete or not at all: it is written under a temporary name and renamed.
+    An older one of the same name is replaced.
+    """
+    temporary = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(
+        source,
+        temporary,
+        ignore=shutil.ignore_patterns(*WEIGHT_FILES, ".*", "original", "checkpoints"),
+    )
+    dtype = _write_shards(tensors, temporary, shard_bytes)
+    _describe(temporary / "config.json", dtype)
+    shutil.rmtree(directory, ignore_errors=True)
+    temporary.rename(directory)
+
+
+def _describe(path: Path, dtype: torch.dtype) -> None:
+    """config.json must name the dtype of the weights: loaders convert to it. And the layers that
+    are there.
+
+    Layers that predict further tokens (DeepSeek's and GLM's next-token layers) are not trained and
+    not written.
+    """
+    config = json.loads(path.read_text())
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = str(dtype).removeprefix("torch.")
+    if config.get("num_nextn_predict_layers"):
+        config["num_nextn_predict_layers"] = 0
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_shards(
+    tensors: Iterable[tuple[str, Tensor]], directory: Path, shard_bytes: int
+) -> torch.dtype:
+    """Write safetensors files of at most `shard_bytes` (or one tensor), named and indexed as
+    transformers does.
+
+    Returns the tensors' dtype.
+    """
+    written: list[tuple[Path, list[str]]] = []
+    shard: dict[str, Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        path = directory / f"shard-{len(written)}.safetensors"
+        safetensors_file.save(shard, path)
+        written.append((path, list(shard)))
+        shard.clear()
+
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > shard_bytes:
+            flush()
+            size = 0
+        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    dtype = tensor.dtype
+    flush()
+    if len(written) == 1:
+        written[0][0].rename(directory / SINGLE)
+        return dtype
+    weight_map: dict[str, str] = {}
+    for number, (path, names) in enumerate(written, 1):
+        file = f"model-{number:05d}-of-{len(written):05d}.safetensors"
+        path.rename(directory / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2))
+    return dtype

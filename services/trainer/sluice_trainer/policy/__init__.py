@@ -1,0 +1,1 @@
+"""The models of a trainer: the policy, its critic, its teachers."""

@@ -1,0 +1,315 @@
+"""A policy of any backend: what its steps do with sequences, and its turns with checkpoints.
+
+A backend adds how the model is built, spread, computed and written.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sluice.api import RLJobSpec
+from sluice.engines.base import StackName
+from sluice_trainer.algorithms import custom
+from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.algorithms.kl import kl_estimate
+from sluice_trainer.algorithms.objective import (
+    DIFFERENCE_ON_POLICY,
+    ON_POLICY,
+    Divergence,
+    LossInputs,
+    Objective,
+    policy_objective,
+)
+from sluice_trainer.algorithms.sft import sft_objective
+from sluice_trainer.batch.sequences import Sequence, TrainSequence
+from sluice_trainer.checkpoint import checkpoints
+from sluice_trainer.checkpoint.checkpoint_directory import Author, claim, latest, prune
+from sluice_trainer.checkpoint.checkpoints import Collect, Writing
+from sluice_trainer.checkpoint.removals import Removals
+from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.memory.offload import Offload, memory_used
+from sluice_trainer.model import deterministic
+from sluice_trainer.model.huggingface_files import save_hf
+from sluice_trainer.policy.critic import Critic
+from sluice_trainer.policy.teacher import FrozenModel
+from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.learner import Learner
+from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
+from sluice_trainer.step.micro_batch_size import MicroBatchSize
+from sluice_trainer.step.packing import Forward, MicroBatch
+from sluice_trainer.step.results import means
+from sluice_trainer.step.survey import OptimizerStep, survey
+
+_LARGEST_LOG = 700.0
+"""Of a perplexity that is still a number."""
+
+
+class LearningPolicy(ABC):
+    """A model that generates log-probs and learns. One per process; a `Backend`."""
+
+    ranks: Ranks
+    _learner: Learner
+    _reference: FrozenModel | None
+    _teacher: FrozenModel | None
+    critic: Critic | None
+    _offload: Offload
+
+    def __init__(self, spec: RLJobSpec, model_dir: Path, author: Author | None) -> None:
+        self.spec = spec
+        self.model_dir = model_dir
+        self.step = 0
+        self.kl_coef = spec.algorithm.kl.coef
+        self._author = author or Author()
+        self._claimed: set[Path] = set()
+        self._writing: Writing | None = None
+        self._removals = Removals()
+        self._custom_loss = custom.loss(spec.algorithm)
+        self._micro_batch_size = MicroBatchSize.of(spec.trainer)
+
+    @property
+    def _teaching(self) -> Teaching | None:
+        distillation = self.spec.algorithm.distillation
+        return self._teacher.teaching(distillation) if self._teacher and distillation else None
+
+    @abstractmethod
+    def _forward_of(self, numbers: TokenNumbers) -> Forward:
+        """The forward pass: [k, r] `numbers` of the response tokens; what `_teaching` compares
+        below.
+        """
+
+    @property
+    def _forward(self) -> Forward:
+        """The one of training: [2, r] log-probs and entropies first."""
+        return self._forward_of(log_probs_and_entropies)
+
+    @abstractmethod
+    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+        """How checkpoints of all `_learners` are collected, with a state that is equal on all
+        ranks.
+        """
+
+    def _writer_messages(self) -> AbstractContextManager[list[str]]:
+        """Errors of the backend's library that it tells nowhere else; see `Writing`."""
+        return nullcontext([])
+
+    @abstractmethod
+    def _load(self, directory: Path, step: int) -> dict[str, Any]:
+        """Restore checkpoint `step` into all `_learners`; returns its state."""
+
+    @abstractmethod
+    def hf_tensors(
+        self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
+    ) -> Iterator[tuple[str, Tensor]]: ...
+
+    @property
+    def _learners(self) -> Mapping[str, Learner]:
+        """The learners, by their directories in a checkpoint."""
+        return {".": self._learner} | ({"critic": self.critic.learner} if self.critic else {})
+
+    # --- log-probs
+
+    def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
+        """Log-probs of each response token under the current weights: [response] float32, CPU."""
+        return self._learner.score(shard, self._forward)
+
+    def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
+        """The same under the reference policy; None where no KL term is on."""
+        return self._reference.log_probs(shard) if self._reference else None
+
+    def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
+        kl = self.spec.algorithm.kl
+        if not kl.coef > 0:  # of the manifest: an adaptive one may come back from 0
+            return list(shard), None
+        scored, reference = self._with_old_log_probs(shard), self.reference_log_probs(shard)
+        assert reference is not None
+        current = [s.old_log_probs for s in scored if s.old_log_probs is not None]
+        pairs = zip(current, reference, strict=True)
+        divergences = [kl_estimate(log_probs, ref, kl.type) for log_probs, ref in pairs]
+        return scored if self.spec.trainer.steps_per_batch > 1 else list(shard), divergences
+
+    def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
+        """The sequences with all that several optimizer steps must know of the weights before them.
+        Collective.
+        """
+        old = self.log_probs(shard)
+        return [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
+
+    def energies(self, shard: Seq[Sequence]) -> list[Tensor]:
+        return self._learner.score(shard, self._forward_of(energies))
+
+    def values(self, shard: Seq[TrainSequence]) -> list[Tensor] | None:
+        return self.critic.values(shard) if self.critic else None
+
+    # --- a training step
+
+    def train(
+        self, shard_by_optimizer_step: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]
+    ) -> dict[str, float]:
+        parts = shard_by_optimizer_step
+        if len(parts) != len(totals):
+            raise ValueError(f"{len(parts)} optimizer steps but {len(totals)} totals")
+        size = self._micro_batch_size
+        size.begin_step()
+        metrics = self.critic.train(parts, totals) if self.critic else {}
+        if not self.critic or self.step >= self.critic.settings.warmup_steps:
+            metrics |= self._train(parts, totals)
+            # Steps of a critic alone say nothing of the policy's.
+            metrics |= size.end_step(self.ranks)
+        self.step += 1
+        return metrics
+
+    def _train(self, parts: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
+        parts = self._with_log_probs(parts)
+        results = []
+        for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
+            batches = self._surveyed(number, self._learner.micro_batches(shard, total), shard)
+            self._micro_batch_size.note(batches)
+            results.append(self._learner.step(batches, self._forward, self._objective))
+        metrics = means(results) | {"lr": self._learner.rate}
+        if "nll" in metrics:
+            metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
+        if DIFFERENCE_ON_POLICY in metrics:  # a mean over these tokens alone, where there are any
+            tokens, share = metrics.pop(DIFFERENCE_ON_POLICY), metrics[ON_POLICY]
+            metrics |= {DIFFERENCE_ON_POLICY: tokens / share} if share else {}
+        named = {"lr-pg_0" if name == "lr" else name: value for name, value in metrics.items()}
+        if deterministic.enabled():
+            named["deterministic"] = 1.0
+        return {f"train/{name}": value for name, value in named.items()}
+
+    def _surveyed(
+        self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]
+    ) -> list[MicroBatch]:
+        """The micro-batches with what their losses must know of the whole optimizer step."""
+
+        def score(batches: list[MicroBatch]) -> list[Tensor]:
+            values = self._learner.compute(batches, self._forward)
+            return [torch.cat([torch.empty(0), *parts]) for parts in values]
+
+        step = OptimizerStep(number, self._learner.optimizer_steps, shard)
+        batches = survey(batches, step, self.spec, self.ranks, score)
+        if self._teacher and self._teaching:
+            batches = self._teacher.with_hidden_states(batches)
+        return batches
+
+    def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
+        log_probs, entropy, *taught = output
+        algorithm = self.spec.algorithm
+        if algorithm.sft:
+            return sft_objective(log_probs, entropy, inputs, algorithm)
+        divergence = Divergence(*taught) if taught else None
+        return policy_objective(
+            log_probs, entropy, inputs, algorithm, self._custom_loss, divergence
+        )
+
+    def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
+        """Add the log-probs that a step needs beforehand.
+
+        Old ones where there are several optimizer steps, the reference's for a KL loss, the
+        teacher's. With one optimizer step the old policy is the current one, so the step's own
+        forward pass has its log-probs.
+        """
+        shard = [sequence for part in parts for sequence in part]
+        of_ratios = len(parts) > 1 and not self.spec.algorithm.sft
+        if of_ratios and self._any_rank(any(s.old_log_probs is None for s in shard)):
+            shard = self._with_old_log_probs(shard)
+        in_loss = self.spec.algorithm.kl.loss_coef > 0
+        if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
+            reference = self.reference_log_probs(shard) or []
+            shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
+        if self._teacher and not self._teaching:
+            taught = self._teacher.log_probs(shard)
+            shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
+        remaining = iter(shard)
+        return [[next(remaining) for _ in part] for part in parts]
+
+    def _any_rank(self, fact: bool) -> bool:
+        """True where it is so on any rank: what ranks do together they must decide together."""
+        return any(self.ranks.gather(fact))
+
+    # --- memory
+
+    def make_room(self, *, weights: bool) -> None:
+        self._offload.leave(weights=weights)
+
+    def come_back(self, *, weights_only: bool = False) -> None:
+        self._offload.come_back(weights_only=weights_only)
+
+    def memory_used(self) -> int:
+        return memory_used()
+
+    # --- checkpoints
+
+    def reserve_copies(self) -> None:
+        with self._writer_messages():
+            checkpoints.reserve(self._collectors(self._state()))
+
+    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
+        """One that is under way is completed first."""
+        self.finish_save(directory, wait=True)
+        self._claim(directory)
+        self._writing = Writing(
+            directory,
+            step,
+            self._collectors(self._state()),
+            ranks=self.ranks,
+            author=self._author,
+            beside=beside,
+            messages=self._writer_messages(),
+        )
+
+    def _state(self) -> dict[str, Any]:
+        """The content of a checkpoint beside its learners, equal on all ranks."""
+        counts = {name: learner.optimizer_steps for name, learner in self._learners.items()}
+        return {"step": self.step, "optimizer_steps": counts, "kl_coef": self.kl_coef}
+
+    def finish_save(self, directory: Path, *, wait: bool) -> int | None:
+        """All but the newest `checkpoint.keep` then go, in a thread."""
+        writing = self._writing
+        if writing is None or not (wait or writing.ready()):
+            return None
+        self._writing = None
+        writing.complete()
+        if self.ranks.rank == 0:
+            prune(directory, self.spec.checkpoint.keep, self._author, self._removals.add)
+        return writing.step
+
+    def load_latest(self, directory: Path) -> int | None:
+        self._claim(directory)
+        # Rank 0 says: file systems may show other ranks a directory as it was a moment ago.
+        step = self.ranks.broadcast(latest(directory))
+        if step is None:
+            return None
+        state = self._load(directory, step)
+        self.step = state["step"]
+        if self.spec.algorithm.kl.adaptive:
+            self.kl_coef = state.get("kl_coef", self.kl_coef)
+        for name, learner in self._learners.items():
+            learner.optimizer_steps = state["optimizer_steps"][name]
+        return step
+
+    def _claim(self, directory: Path) -> None:
+        """Make the directory ours, once: an attempt that has lost it must not take it back."""
+        if self.ranks.rank == 0 and directory not in self._claimed:
+            claim(directory, self._author)
+        self._claimed.add(directory)
+
+    def export_hf(self, directory: Path) -> None:
+        """Every rank gathers, rank 0 writes."""
+        tensors = self.hf_tensors(receivers=frozenset({0}))
+        if self.ranks.rank == 0:
+            save_hf(tensors, directory, self.model_dir)
+        else:
+            for _ in tensors:
+                pass
+        dist.barrier()

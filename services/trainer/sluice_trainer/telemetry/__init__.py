@@ -1,0 +1,1 @@
+"""Metrics, records and profiles of a run."""

@@ -1,0 +1,266 @@
+"""Rank 0's record of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are
+slime's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from typing import Any
+
+import torch
+from tensorboard.summary import Writer
+
+from sluice import engines
+from sluice.api import RLJob, manifest
+from sluice.environment import Environment
+from sluice.sample import WORKER, SampleGroup
+from sluice.telemetry import health, logs, rollouts, run_directory, wandb
+from sluice.telemetry.books import Totals
+from sluice.telemetry.pass_rate import pass_rates, powers_of_two
+from sluice.telemetry.wandb import Wandb
+from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
+from sluice_trainer.telemetry.metrics import EVALUATION_REWARD
+
+SAMPLED_GROUPS = 2
+_RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAMES, "triton")
+
+
+class Recorder:
+    def __init__(
+        self, directory: Path, attempt: int, tracker: Wandb | None = None, *, judged: bool = True
+    ) -> None:
+        """judged: the samples that are trained on have rewards."""
+        self._judged = judged
+        self._directory = directory
+        self._attempt = attempt
+        self._tracker = tracker
+        self._writer = Writer(str(directory / "tensorboard"))
+        (directory / "samples").mkdir(parents=True, exist_ok=True)
+        earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
+        self._watch = health.Watch(earlier)
+        self._failures = directory / run_directory.FAILURES
+        self.last_failure = max(
+            (record["serial"] for record in run_directory.records(self._failures)), default=0
+        )
+        """Serial number of the last failed group that is written down."""
+        self._dropped: dict[str, int] | None = None if earlier else {}
+
+    @classmethod
+    def of(cls, env: Environment, job: RLJob) -> Recorder:
+        """The recorder of a trainer's rank 0."""
+        directory = env.directory("run_dir")
+        run_directory.write_json(directory / run_directory.VERSIONS, versions())
+        tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
+        return cls(directory, env.attempt, tracker, judged=job.spec.judged)
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        record = {"step": step, "attempt": self._attempt, "time": time.time(), **metrics}
+        run_directory.append(self._directory / run_directory.METRICS, record)
+        self._scalars(metrics, step)
+        for warning in self._watch.see(record):
+            logs.get().warning(warning.sentence(), kind=warning.kind)
+
+    def beside(self, part: str, step: int, seconds: Mapping[str, float]) -> None:
+        """Write down the seconds, by phase, of what is no step. part: start, end."""
+        run_directory.append(
+            self._directory / run_directory.SECONDS,
+            {
+                "part": part,
+                "step": step,
+                "attempt": self._attempt,
+                "time": time.time(),
+                "seconds": dict(seconds),
+            },
+        )
+
+    def dropped(self, counters: Mapping[str, int]) -> dict[str, float]:
+        """Groups that the dynamic filter has dropped since the last step, by reason. counters: the
+        buffer's totals.
+        """
+        now = {
+            n.removeprefix("filtered_"): v for n, v in counters.items() if n.startswith("filtered_")
+        }
+        before, self._dropped = self._dropped, now
+        if before is None:  # after a restart nobody knows which step they belong to
+            return {}
+        new = {name: float(value - before.get(name, 0)) for name, value in now.items()}
+        return {
+            f"rollout/dynamic_filter/drop_{name}": value for name, value in new.items() if value > 0
+        }
+
+    def evaluation(self, evaluation: pb.Evaluation, examples: list[SampleGroup]) -> None:
+        name = evaluation.dataset
+        metrics = {
+            f"eval/{name}" if k == "reward" else f"eval/{name}/{k}": v
+            for k, v in evaluation.metrics.items()
+        }
+        record = {"version": evaluation.version, "dataset": name, "time": time.time(), **metrics}
+        run_directory.append(self._directory / run_directory.EVALUATION, record)
+        self._scalars(metrics, evaluation.version)
+        if "reward" in evaluation.metrics:
+            EVALUATION_REWARD.labels(name).set(evaluation.metrics["reward"])
+        self._write_samples(f"eval_{name}_{evaluation.version:07d}.jsonl", examples)
+
+    def failures(self, failures: Sequence[pb.Failure]) -> None:
+        """Write down which groups failed for good, and why."""
+        for one in failures:
+            record = {
+                "serial": one.serial,
+                "time": one.time,
+                "group_id": one.group_id,
+                "dataset": one.dataset,
+            }
+            record |= {"evaluated_version": one.version} if one.version >= 0 else {}
+            run_directory.append(
+                self._failures,
+                record | {"row": one.row, "leases": one.leases, "reason": one.reason},
+            )
+            self.last_failure = one.serial
+
+    def totals(self, totals: Totals) -> None:
+        """Write down what the run came to: whoever watches it may have lost the buffer before its
+        end.
+        """
+        run_directory.write_json(self._directory / run_directory.TOTALS, totals.to_json())
+
+    def samples(self, step: int, groups: list[SampleGroup]) -> None:
+        self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS], judged=self._judged)
+
+    def dump(self, step: int, groups: list[SampleGroup]) -> None:
+        """Keep everything that the step trains on, of all ranks."""
+        rollouts.write(self._directory / rollouts.DIRECTORY, step, groups)
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._tracker:
+            self._tracker.close()
+
+    def _scalars(self, metrics: dict[str, float], step: int) -> None:
+        if self._tracker:
+            self._tracker.log(metrics, step)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def _write_samples(self, name: str, groups: list[SampleGroup], *, judged: bool = True) -> None:
+        rows = [_row(group, sample) for group in groups for sample in group.samples]
+        lines = [
+            json.dumps(row if judged else row | {"reward": None}, ensure_ascii=False)
+            for row in rows
+        ]
+        (self._directory / "samples" / name).write_text("\n".join(lines) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Releases of what trains, and the device: what a result is to be compared by."""
+    releases = {}
+    for name in _RELEASES:
+        with contextlib.suppress(PackageNotFoundError):
+            releases[name] = version(name)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return {"python": platform.python_version(), **releases, "device": device or "CPU"}
+
+
+def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
+    workers = [one.metadata[WORKER] for one in group.samples if WORKER in one.metadata]
+    return {
+        "group_id": group.group_id,
+        "index": sample.index,
+        "prompt": group.prompt.prompt,
+        **{n: sample.metadata[n] for n in (TURNS, BRANCH_TURNS) if n in sample.metadata},
+        "response": sample.response,
+        "label": group.prompt.label,
+        "reward": sample.reward,
+        **({"seat_rewards": sample.seat_rewards} if sample.seat_rewards else {}),
+        "status": str(sample.status),
+        "response_length": sample.response_length,
+        "weight_versions": [span.version for span in sample.weight_versions],
+        **({WORKER: workers[0]} if workers else {}),
+        **({"error": sample.error} if sample.error else {}),
+    }
+
+
+def batch_metrics(
+    sequences: list[pb.Sequence], step: int, *, judged: bool = True, in_place: bool = False
+) -> dict[str, float]:
+    """rollout/* of a batch, from its sequences.
+
+    judged: they have rewards. in_place: a response that an update of the weights interrupts goes on
+    with the cache that the older weights computed (`weightSync.pauseMode`).
+    """
+    lengths = [s.response_length for s in sequences]
+    answered = [s for s in sequences if s.response_length]
+    lags = [step - 1 - s.min_version for s in answered]
+    truncated = sum(s.status == common.SAMPLE_STATUS_TRUNCATED for s in sequences)
+    failed = sum(s.status == common.SAMPLE_STATUS_FAILED for s in sequences)
+    interrupted = sum(s.min_version < s.max_version for s in answered)
+    return {
+        **(reward_metrics(sequences) if judged else {}),
+        "rollout/response_len/mean": fmean(lengths),
+        "rollout/response_len/median": median(lengths),
+        "rollout/response_len/max": max(lengths),
+        "rollout/response_len/min": min(lengths),
+        "rollout/total_lengths": fmean(s.length for s in sequences),
+        "rollout/truncated_ratio": truncated / len(sequences),
+        "rollout/failed_ratio": failed / len(sequences),
+        "rollout/effective_response_len/mean": fmean(s.trainable_tokens for s in sequences),
+        "rollout/policy_lag": fmean(lags) if lags else 0.0,
+        "rollout/tokens": float(sum(s.length for s in sequences)),
+        **({"rollout/old_cache_ratio": interrupted / len(sequences)} if in_place else {}),
+    }
+
+
+def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
+    """Metrics of a batch's rewards."""
+    rewards: dict[int, list[float]] = {}
+    for sequence in sequences:
+        rewards.setdefault(sequence.group_id, []).append(sequence.reward)
+    equal = Counter(
+        f"{group[0]:.1f}" for group in rewards.values() if max(group) - min(group) < 1e-6
+    )
+    rates = pass_rates(list(rewards.values()), powers_of_two(max(map(len, rewards.values()))))
+    return {
+        "rollout/raw_reward": fmean(s.reward for s in sequences),
+        "rollout/reward_std": pstdev([s.reward for s in sequences]),
+        "rollout/zero_std/ratio": equal.total() / len(rewards),
+        **{f"rollout/zero_std/count_{reward}": float(count) for reward, count in equal.items()},
+        **{f"passrate/{name}": rate for name, rate in rates.items()},
+    }
+
+
+def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float]:
+    """perf/* of a step: its time, the parts of it, and its tokens by it.
+
+    seconds: by phase of the trainer, all since the step before. Waiting and saving have slime's
+    names besides.
+    """
+    whole = sum(seconds.values())
+    return {
+        **{f"perf/seconds/{phase}": part for phase, part in sorted(seconds.items())},
+        "perf/train_wait_time": seconds.get("waiting", 0.0),
+        "perf/save_model_time": seconds.get("saving", 0.0),
+        "perf/step_time": whole,
+        "perf/tokens_per_second": tokens / whole,
+    }
+
+
+def merged(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:
+    """Whole groups in batch order, from the shards of all ranks: a group's samples may be spread
+    over several.
+    """
+    groups: dict[int, SampleGroup] = {}
+    for group in (group for shard in shards for group in shard):
+        groups.setdefault(group.group_id, SampleGroup(group.prompt)).samples.extend(group.samples)
+    for group in groups.values():
+        group.samples.sort(key=lambda sample: sample.index)
+    return [groups[group_id] for group_id in sorted(groups)]
