@@ -41,7 +41,7 @@ from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
 from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.telemetry import logs
-from sluice_cli.verifiers_rows import rows_of
+from sluice_cli.data.verifiers_rows import rows_of
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.plan import names
 from sluice_rollout.environments.pods import EpisodePods

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
-from sluice_cli import describing, looking
 from sluice_cli.entry import nothing_begun
 from sluice_cli.exits import Exit
+from sluice_cli.explain import explain_commands
 from sluice_cli.lazy import group
 from sluice_cli.options import (
     ContainerEngine,
@@ -27,6 +27,7 @@ from sluice_cli.options import (
     say,
 )
 from sluice_cli.output import Format
+from sluice_cli.status import commands
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for LLMs, on Kubernetes and on this machine.",
@@ -80,7 +81,7 @@ def init(
 ) -> None:
     """Write the files of a new task: manifest, reward function, data sample."""
     with manifests():
-        from sluice_cli.starting import Wishes, write_task
+        from sluice_cli.init.command import Wishes, write_task
 
         if not yes and sys.stdin.isatty():
             directory = directory or Path(typer.prompt("Directory of the task", default="task"))
@@ -147,9 +148,9 @@ def run(
     changed, where that is safe.
     """
     with manifests(), nothing_begun():
-        from sluice_cli.interrupted import quietly
-        from sluice_cli.run import run_here
-        from sluice_cli.start_from import model_of
+        from sluice_cli.run.command import run_here
+        from sluice_cli.run.interrupted import quietly
+        from sluice_cli.run.start_from import model_of
     with quietly(), manifests():
         changes = list(overrides or [])
         if train_from is not None:
@@ -184,7 +185,7 @@ def validate(
 
     User functions are imported, in a process of their own.
     """
-    from sluice_cli.validate import validate_all
+    from sluice_cli.validate.command import validate_all
 
     valid = validate_all(files, overrides or [], thoroughly=deep, form=output)
     raise typer.Exit(Exit.DONE if valid else Exit.INVALID)
@@ -202,11 +203,11 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
     say(objects)
 
 
-looking.register(app)
-describing.register(app)
-for name, words in (
-    ("convert", "Checkpoints between Hugging Face's and other formats."),
-    ("data", "Look at prompt files, convert and split them."),
-    ("import", "RLJob manifests of other projects' launch scripts."),
+commands.register(app)
+explain_commands.register(app)
+for name, module, words in (
+    ("convert", "convert", "Checkpoints between Hugging Face's and other formats."),
+    ("data", "data.commands", "Look at prompt files, convert and split them."),
+    ("import", "import_", "RLJob manifests of other projects' launch scripts."),
 ):
-    app.add_typer(group(f"sluice_cli.{name.replace('import', 'import_')}", words), name=name)
+    app.add_typer(group(f"sluice_cli.{module}", words), name=name)

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sluice.api import RLJobStatus
 from sluice.environment import ConfigurationError
 from sluice.telemetry import run_directory
-from sluice_cli.listing import Listed
-from sluice_cli.logs import LogLine, merged
-from sluice_cli.status_view import show, status_of
+from sluice_cli.status.listing import Listed
+from sluice_cli.status.logs import LogLine, merged
+from sluice_cli.status.view import show, status_of
 from sluice_client.errors import ClientError, JobFailedError
 from sluice_client.files import JobLike, submission
 from sluice_client.machine import Machine

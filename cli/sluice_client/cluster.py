@@ -13,7 +13,7 @@ from typing import Any
 from sluice.api import manifest
 from sluice.api.job import KIND
 from sluice.telemetry import run_directory
-from sluice_cli.listing import Listed, of_cluster
+from sluice_cli.status.listing import Listed, of_cluster
 from sluice_client.errors import ClientError
 from sluice_client.files import REWARD_FILE, Submission
 from sluice_operator.cluster import errors

@@ -14,7 +14,7 @@ from sluice.api import ManifestError, RLJob, manifest, parse_documents, parse_jo
 from sluice.api.base import API_VERSION
 from sluice.api.job import KIND
 from sluice.api.load import one_job
-from sluice_cli.resolve import resolve
+from sluice_cli.run.resolve import resolve
 from sluice_client.errors import ClientError
 from sluice_client.pack import file_of, source_of
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from sluice.api import FINISHED, manifest
 from sluice.telemetry import run_directory
-from sluice_cli import run_dir
-from sluice_cli.listing import Listed, runs_of
+from sluice_cli.run import run_dir
+from sluice_cli.status.listing import Listed, runs_of
 from sluice_client.errors import ClientError
 from sluice_client.files import Submission
 from sluice_operator.cluster.local import run_state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sluice_cli.listing import Listed
+from sluice_cli.status.listing import Listed
 from sluice_client.files import Submission
 from sluice_operator.cluster.view import Reader
 

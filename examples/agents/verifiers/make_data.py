@@ -15,7 +15,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from sluice_cli.verifiers_rows import rows_of
+from sluice_cli.data.verifiers_rows import rows_of
 
 HERE = Path(__file__).parent.resolve()
 PYTHON = os.environ.get("SLUICE_VERIFIERS_PYTHON") or str(

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from sluice.api import RLJob
-from sluice_cli.run import tls_of
+from sluice_cli.run.command import tls_of
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Progress, names
 from sluice_operator.plan.manifests.objects import rendezvous_address

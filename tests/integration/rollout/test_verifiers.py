@@ -17,8 +17,8 @@ from sluice.data.rows import parse_row
 from sluice.engines.sglang.generate import Client
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleStatus
+from sluice_cli.data.verifiers_rows import rows_of
 from sluice_cli.main import app
-from sluice_cli.verifiers_rows import rows_of
 from sluice_rollout.environments import keeper
 from sluice_rollout.environments.nursery_process import NurseryLostError
 from sluice_rollout.environments.program import Program, program_of

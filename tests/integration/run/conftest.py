@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_cli.starting import Wishes, write_task
+from sluice_cli.init.command import Wishes, write_task
 from tests.integration.run.laptop import QUICKSTART, Laptop
 from tests.integration.run.otlp import Receiver
 from tests.integration.vllm_engine import PYTHON

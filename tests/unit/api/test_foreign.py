@@ -16,7 +16,7 @@ from sluice.api.foreign import faults_of, kubernetes_fields
 from sluice.api.job import RLJobSpec
 from sluice.api.marks import field_path
 from sluice_cli.render import to_yaml
-from sluice_cli.validate import validate_file
+from sluice_cli.validate.command import validate_file
 from sluice_operator.cluster.kube import schema
 
 POD = "spec.podTemplateOverrides[0].template"

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.api import RLJob
-from sluice_cli import run_dir
+from sluice_cli.init.command import Wishes, write_task
 from sluice_cli.main import app
-from sluice_cli.run_dir import Prepared
-from sluice_cli.starting import Wishes, write_task
+from sluice_cli.run import run_dir
+from sluice_cli.run.run_dir import Prepared
 
 Sluice = Callable[..., Result]
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job
 from sluice.api.changes import differences
-from sluice_cli.continued import words
+from sluice_cli.init.tiny_model import write_model
 from sluice_cli.main import app
-from sluice_cli.resolve import check_files, resolve
-from sluice_cli.start_from import model_of
-from sluice_cli.tiny import write_model
-from sluice_cli.view import duration, sparkline
+from sluice_cli.run.resolve import check_files, resolve
+from sluice_cli.run.resume_changes import words
+from sluice_cli.run.start_from import model_of
+from sluice_cli.run.view import duration, sparkline
 from sluice_operator.cluster.local import run_state
 from tests.unit.cli.conftest import prepare
 
@@ -356,8 +356,8 @@ def test_where_there_is_neither_run_nor_cluster_both_are_told(
 async def test_a_start_that_is_refused_changes_nothing_of_the_run_that_goes_on(
     job: Path, tmp_path: Path, changes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_cli.run_dir.LOCK_SECONDS", 0.1)
-    monkeypatch.setattr("sluice_cli.run.check_engine", lambda _: None)
+    monkeypatch.setattr("sluice_cli.run.run_dir.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_cli.run.command.check_engine", lambda _: None)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
     # The run succeeded once, was made longer, and goes on.
@@ -399,7 +399,7 @@ def test_a_state_that_cannot_be_read_keeps_the_record(job: Path, tmp_path: Path)
 async def test_fresh_never_deletes_a_run_that_goes_on(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_cli.run_dir.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_cli.run.run_dir.LOCK_SECONDS", 0.1)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
     held = await run_state.lock(directory, 0)
@@ -421,7 +421,7 @@ def test_a_full_disk_is_told_in_a_line(
     async def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("sluice_cli.run._run", full)
+    monkeypatch.setattr("sluice_cli.run.command._run", full)
     result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run")])
     assert result.exit_code == 2
     assert (
@@ -586,7 +586,7 @@ def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
         changes.extend(overrides)
         return 0
 
-    monkeypatch.setattr("sluice_cli.run.run_here", run_here)
+    monkeypatch.setattr("sluice_cli.run.command.run_here", run_here)
     assert CliRunner().invoke(app, ["run", str(job), *options]).exit_code == 0
     assert changes == [change.format(here=tmp_path) for change in expected]
     load_job(job, changes)

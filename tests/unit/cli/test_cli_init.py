@@ -12,8 +12,8 @@ from sluice.data import chat
 from sluice.data.chat import context_length, load_tokenizer
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
-from sluice_cli.starting import job_name
-from sluice_cli.tiny import UNKNOWN
+from sluice_cli.init.command import job_name
+from sluice_cli.init.tiny_model import UNKNOWN
 from tests.small_tasks import TASKS, write
 from tests.unit.cli.conftest import Sluice
 

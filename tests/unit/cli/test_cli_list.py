@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.api import load_job
-from sluice_cli.listing import of_cluster
+from sluice_cli.status.listing import of_cluster
 from sluice_operator.cluster.local import run_state
 from tests.unit.cli.conftest import Sluice, prepare
 

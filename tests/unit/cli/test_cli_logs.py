@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sluice_cli import logs
-from sluice_cli.logs import LogLine, Printer, Wanted, merged, rendered
+from sluice_cli.status import logs
+from sluice_cli.status.logs import LogLine, Printer, Wanted, merged, rendered
 from sluice_operator.cluster.local.reader import RunReader, stamp
 from sluice_operator.cluster.view import Picture, ReadError, Stamped, Stream, streams_of
 

@@ -20,7 +20,14 @@ from sluice_cli.options import runs_here
 from tests.unit.cli.conftest import Sluice
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ["sluice.api", "pydantic", "structlog", "asyncio", "sluice_cli.data", "sluice_operator"]
+HEAVY = [
+    "sluice.api",
+    "pydantic",
+    "structlog",
+    "asyncio",
+    "sluice_cli.data.commands",
+    "sluice_operator",
+]
 INTERRUPT = """\
 import os, signal, sys
 from importlib.abc import MetaPathFinder
@@ -57,14 +64,15 @@ def test_help_needs_nothing_heavy() -> None:
 
 
 def test_a_run_of_this_machine_needs_no_client_of_kubernetes() -> None:
-    assert loaded("import sluice_cli.run", ["kubernetes", "kopf", "torch"]) == []
+    assert loaded("import sluice_cli.run.command", ["kubernetes", "kopf", "torch"]) == []
 
 
 def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
     """It would cost seconds before a run begins, and be in memory until the run's end."""
     text = (
         "from pathlib import Path\nfrom sluice.api import load_job\n"
-        "from sluice_cli.contents import look\nfrom sluice_cli.resolve import resolve\n"
+        "from sluice_cli.validate.file_checks import look\n"
+        "from sluice_cli.run.resolve import resolve\n"
         f"folder = Path({str(task)!r})\n"
         "found = look(resolve(load_job(folder / 'job.yaml'), folder))\n"
         "assert not found.problems and not found.notes, found\n"
@@ -73,7 +81,8 @@ def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["typer", "sluice_cli.options", "sluice.api.data", "sluice_cli.run", "grpc.aio"]
+    "module",
+    ["typer", "sluice_cli.options", "sluice.api.data", "sluice_cli.run.command", "grpc.aio"],
 )
 def test_ctrl_c_in_the_first_second_gives_no_traceback(
     module: str, task: Path, tmp_path: Path

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.api import ManifestError
-from sluice_cli import containers
+from sluice_cli.run import containers
 from tests.tools import tool
 from tests.unit.buffer.buffer_tools import make_job
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJobSpec
-from sluice_cli import footprint
-from sluice_cli.footprint import Machine, Needs, lacking, needs, parameters
+from sluice_cli.validate import footprint
+from sluice_cli.validate.footprint import Machine, Needs, lacking, needs, parameters
 from tests.algorithm_cases import manifest
 from tests.unit.cli.conftest import Sluice
 

@@ -13,9 +13,9 @@ from rich.console import Console, RenderableType
 from sluice.api import RLJobStatus, load_job
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
-from sluice_cli.live import LiveView, numbers, progress, roles, sample_text
-from sluice_cli.monitor import Snapshot
-from sluice_cli.run_files import RunFiles
+from sluice_cli.run.live import LiveView, numbers, progress, roles, sample_text
+from sluice_cli.run.monitor import Snapshot
+from sluice_cli.run.run_files import RunFiles
 
 
 def drawn(part: RenderableType) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from sluice.api import LastFailure
-from sluice_cli.status_view import advice, pod_state, show
+from sluice_cli.status.view import advice, pod_state, show
 from sluice_operator.cluster.view import Happened, Picture
 
 GOLDEN = Path(__file__).with_name("golden")

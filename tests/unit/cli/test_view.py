@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from sluice.api import RLJobStatus
-from sluice_cli.monitor import Snapshot
-from sluice_cli.run_files import RunFiles
-from sluice_cli.view import PlainView
+from sluice_cli.run.monitor import Snapshot
+from sluice_cli.run.run_files import RunFiles
+from sluice_cli.run.view import PlainView
 
 
 def waits(state: str, message: str) -> RLJobStatus:

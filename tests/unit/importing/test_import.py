@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from sluice.data.writers import Writer
+from sluice_cli.init.tiny_model import write_model
 from sluice_cli.main import app
-from sluice_cli.tiny import write_model
 from tests.unit.importing.import_tools import run, slime, spec_of, verl
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,7 +11,7 @@ from sluice.telemetry.books import Totals
 from sluice.telemetry.report.timeline import spans
 from sluice.telemetry.run_warnings import RunWarning
 from sluice.telemetry.summary import evaluation_means, summarize
-from sluice_cli.ending import warning_lines
+from sluice_cli.run.ending import warning_lines
 
 
 def test_the_last_record_of_a_step_counts(tmp_path: Path) -> None:

@@ -19,15 +19,15 @@ from sluice.telemetry.run_warnings import RunWarning
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
-from sluice_cli import containers as images
-from sluice_cli import contents, footprint
-from sluice_cli.continued import LENGTH, words
-from sluice_cli.ending import finish, write_summary
-from sluice_cli.monitor import Monitor, Snapshot
-from sluice_cli.resolve import check_files, resolve
-from sluice_cli.run_dir import locked, prepare
-from sluice_cli.run_files import RunFiles
-from sluice_cli.view import PlainView, View
+from sluice_cli.run import containers as images
+from sluice_cli.run.ending import finish, write_summary
+from sluice_cli.run.monitor import Monitor, Snapshot
+from sluice_cli.run.resolve import check_files, resolve
+from sluice_cli.run.resume_changes import LENGTH, words
+from sluice_cli.run.run_dir import locked, prepare
+from sluice_cli.run.run_files import RunFiles
+from sluice_cli.run.view import PlainView, View
+from sluice_cli.validate import file_checks, footprint
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress, names
@@ -64,7 +64,7 @@ def run_here(
     """
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
-    contents.look(job, rows=CHECKED_ROWS).raise_problems()
+    file_checks.look(job, rows=CHECKED_ROWS).raise_problems()
     check_gpus(job)
     if problem := footprint.shortage(job):
         raise ManifestError(problem)
@@ -109,7 +109,7 @@ def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> Vi
     if plain or not console.is_terminal:
         console.print(f"run: {directory}", markup=False, highlight=False, soft_wrap=True)
         return PlainView(console)
-    from sluice_cli.live import LiveView
+    from sluice_cli.run.live import LiveView
 
     return LiveView(console, job, directory)
 

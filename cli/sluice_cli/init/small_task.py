@@ -18,7 +18,7 @@ from sluice.data.rows import PromptRow, RowError, parse_row
 from sluice.data.transform import chosen, digest
 from sluice.data.writers import Writer
 from sluice.environment import ConfigurationError
-from sluice_cli.tiny import Unit
+from sluice_cli.init.tiny_model import Unit
 
 # Prompts are held out if there are at least so many; then a tenth of them, and no more than 64.
 FEWEST, SHARE, MOST = 10, 0.1, 64

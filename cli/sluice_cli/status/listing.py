@@ -14,9 +14,9 @@ from rich.table import Table
 
 from sluice.api import FINISHED, RLJobStatus
 from sluice.telemetry.run_directory import JOB
-from sluice_cli import jobs
 from sluice_cli.output import Format, written
-from sluice_cli.status_view import status_of
+from sluice_cli.status import jobs
+from sluice_cli.status.view import status_of
 from sluice_operator.cluster.local.run_state import RunDirectoryError, StateFile, held
 
 COLUMNS = ("name", "where", "state", "step", "reward", "restarts", "started")

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from sluice_cli.jobs import reading
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
-from sluice_cli.status_view import show, status_of
+from sluice_cli.status.jobs import reading
+from sluice_cli.status.view import show, status_of
 from sluice_operator.cluster.view import Picture, Reader
 from sluice_operator.plan import is_finished
 

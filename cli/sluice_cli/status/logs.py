@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sluice.telemetry.terminal import escaped
-from sluice_cli.jobs import reading
+from sluice_cli.status.jobs import reading
 from sluice_operator.cluster.view import Reader, ReadError, Stamped, Stream
 
 STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}

@@ -135,7 +135,7 @@ def inspect(
 ) -> None:
     """Say what a prompt file holds. Exit code 1 where a row could not be used."""
     from sluice.data.inspection import inspect as look
-    from sluice_cli.data_view import answers_of, lengths_of, show
+    from sluice_cli.data.view import answers_of, lengths_of, show
 
     with _refusing():
         if max_prompt_tokens and not model:
@@ -312,7 +312,7 @@ def from_verifiers(
 
     `rollout.environment.verifiers` of the same name and arguments plays them.
     """
-    from sluice_cli.verifiers_rows import rows_of
+    from sluice_cli.data.verifiers_rows import rows_of
 
     with _refusing():
         produced = rows_of(name, _arguments(arguments or []), python, rows)

@@ -14,7 +14,7 @@ from sluice.api.paths import MarkedPath, command_word, marked, rewritten, volume
 from sluice.data.files import files_of
 from sluice.environment import ConfigurationError
 from sluice.model_files import WEIGHTS, gguf_problem
-from sluice_cli.functions import problem_of
+from sluice_cli.validate.functions import problem_of
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 

@@ -21,8 +21,8 @@ from sluice.api.resources import less_memory, memory_field
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.planner import advice_for
 from sluice_cli.options import RUNS
-from sluice_cli.upcoming import upcoming
-from sluice_cli.view import duration
+from sluice_cli.run.view import duration
+from sluice_cli.status.deadlines import upcoming
 from sluice_operator.admit import parse
 from sluice_operator.cluster.view import Happened, Picture
 from sluice_operator.plan import KubeObject, clock, podstate

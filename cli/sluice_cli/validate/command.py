@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sluice.api import ManifestError, RLJob, load_job
-from sluice_cli import contents, footprint
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
-from sluice_cli.resolve import check_files, resolve
+from sluice_cli.run.resolve import check_files, resolve
+from sluice_cli.validate import file_checks, footprint
 
 if TYPE_CHECKING:
-    from sluice_cli.deep import Trial
+    from sluice_cli.validate.deep_checks import Trial
 
 
 @dataclass(slots=True)
@@ -98,14 +98,14 @@ def validate_file(path: Path, overrides: list[str], *, thoroughly: bool = False)
         return validation
     here = resolve(job, path.parent)
     check_files(here)
-    findings = contents.look(here, run_code=True)
+    findings = file_checks.look(here, run_code=True)
     validation.problems, validation.notes = findings.problems, findings.notes
     if problem := footprint.shortage(here):
         validation.notes.append(f"sluice run refuses it on this machine: {problem}")
     if thoroughly and not findings.problems:
-        from sluice_cli import deep
+        from sluice_cli.validate import deep_checks
 
-        validation.trial = deep.try_out(here)
+        validation.trial = deep_checks.try_out(here)
         validation.problems += validation.trial.problems
     return validation
 

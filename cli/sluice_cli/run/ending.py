@@ -16,10 +16,10 @@ from sluice.telemetry.run_warnings import RunWarning
 from sluice.telemetry.summary import summarize
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice_cli.exits import Exit
-from sluice_cli.monitor import Monitor
-from sluice_cli.run_dir import read_json
-from sluice_cli.status_view import advice
-from sluice_cli.view import duration
+from sluice_cli.run.monitor import Monitor
+from sluice_cli.run.run_dir import read_json
+from sluice_cli.run.view import duration
+from sluice_cli.status.view import advice
 
 
 def totals_of(directory: Path, stats: BufferStats | None) -> Totals:

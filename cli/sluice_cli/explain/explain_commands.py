@@ -68,7 +68,7 @@ def reference(
 ) -> None:
     """Print a page of the reference as Markdown."""
     if page is Page.CLI:
-        from sluice_cli import reference as commands
+        from sluice_cli.explain import cli_reference as commands
 
         say(commands.reference())
         return

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from sluice.api import RLJob, RLJobStatus, RoleStatus
 from sluice.telemetry.headline import headline
-from sluice_cli.monitor import Snapshot
-from sluice_cli.run_files import Record, RunFiles
-from sluice_cli.view import duration, evaluation_text, sparkline, waiting
+from sluice_cli.run.monitor import Snapshot
+from sluice_cli.run.run_files import Record, RunFiles
+from sluice_cli.run.view import duration, evaluation_text, sparkline, waiting
 
 STYLES = {
     "Running": "green",

@@ -15,7 +15,7 @@ from typing import Any
 from sluice.api import ManifestError, RLJob, manifest
 from sluice.api.changes import Change
 from sluice.telemetry import run_directory, steady
-from sluice_cli.continued import accepted
+from sluice_cli.run.resume_changes import accepted
 from sluice_operator.cluster.local import run_state
 from sluice_operator.plan import clock
 

@@ -15,9 +15,9 @@ from sluice.data.chat import has_template
 from sluice.data.files import Row, read_source
 from sluice.data.rows import likely_columns
 from sluice.environment import ConfigurationError
-from sluice_cli import small_task
-from sluice_cli.small_task import Rows
-from sluice_cli.tiny import write_model
+from sluice_cli.init import small_task
+from sluice_cli.init.small_task import Rows
+from sluice_cli.init.tiny_model import write_model
 
 TRAINING, HELD_OUT = 1024, 64
 # Tokens that a chat template may write around a prompt's messages.

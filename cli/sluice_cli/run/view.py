@@ -10,8 +10,8 @@ from rich.console import Console
 
 from sluice.api import RLJobStatus
 from sluice.telemetry.headline import headline
-from sluice_cli.monitor import Snapshot
-from sluice_cli.run_files import Record, RunFiles
+from sluice_cli.run.monitor import Snapshot
+from sluice_cli.run.run_files import Record, RunFiles
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -1,0 +1,1 @@
+"""`sluice init`: the files of a new task."""

@@ -1,0 +1,1 @@
+"""`sluice run`: a job on this machine, watched."""

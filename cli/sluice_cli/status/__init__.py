@@ -1,0 +1,1 @@
+"""Commands that look at jobs: list, status, logs, report."""

@@ -1,0 +1,1 @@
+"""`sluice validate`: checks before a job runs."""
