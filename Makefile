@@ -200,7 +200,7 @@ reference: $(VENV)/.dev
 
 # What laptops check templates with: the fields of Kubernetes' objects, as the operator's client has them.
 kubernetes-fields: $(VENV)/.dev
-	$(PY) -m sluice_operator.cluster.kube.schema > sluice/api/kubernetes_fields.json
+	$(PY) -m sluice_operator.cluster.kube.schema > sluice/api/schema/kubernetes_fields.json
 
 # The chart's dashboards, recording rules and alerts.
 observability: $(VENV)/.dev
@@ -220,7 +220,7 @@ docs: $(VENV)/.dev
 
 # Generated files must be what their sources give.
 check-generated: protos crds reference kubernetes-fields observability
-	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/kubernetes_fields.json
+	git diff --exit-code -- sluice/wire/v1 crds docs/reference charts/sluice/files sluice/api/schema/kubernetes_fields.json
 
 clean:
 	rm -rf $(VENV) .venv-agents .venv-gym .venv-openenv .venv-python-3.12 .venv-python-3.13 .venv-trl .venv-verifiers .venv-verl .venv-vllm site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache runs

@@ -58,7 +58,7 @@ from benchmarks.peers_trl_run import trl_run
 from benchmarks.peers_verl_run import handicap, verl_run
 from benchmarks.processes import sluice_run
 from sluice.api import RLJob, load_job
-from sluice.api.data import MADE_ROWS
+from sluice.api.groups.data import MADE_ROWS
 from sluice.data.make import make
 from sluice.telemetry import run_directory
 from sluice_buffer.sources.prompts import prompts_of

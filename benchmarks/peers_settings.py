@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.api.off_policy import OffPolicy
+from sluice.api.groups.off_policy import OffPolicy
 
 LOSS_TYPES = {"sequence_mean": "grpo", "token_mean": "dapo", "token_sum_norm": "dr_grpo"}
 """algorithm.aggregation -> GRPOConfig.loss_type."""

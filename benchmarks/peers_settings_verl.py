@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.peers_settings import NoEqualSettingError, Setting
 from sluice.api import RLJobSpec
-from sluice.api.engine_args import kebab
-from sluice.api.off_policy import OffPolicy
+from sluice.api.groups.engine_args import kebab
+from sluice.api.groups.off_policy import OffPolicy
 
 LOSS_AGGREGATIONS = {
     "sequence_mean": "seq-mean-token-mean",

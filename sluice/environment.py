@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sluice.api import RLJob
-from sluice.api.problems import describe
+from sluice.api.schema.problems import describe
 
 
 class ConfigurationError(RuntimeError):

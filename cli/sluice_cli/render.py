@@ -10,8 +10,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from sluice.api import RLJob, RLJobSpec, load_job, manifest
-from sluice.api.data import parse_path
-from sluice.api.paths import MarkedPath, PathKind, marked, volume_of
+from sluice.api.groups.data import parse_path
+from sluice.api.schema.paths import MarkedPath, PathKind, marked, volume_of
 
 _OF_MODEL = "put it into a volume (spec.model.volume) or into the images"
 _OF_DATA = "put it into a volume (spec.data.volume) or into the images"

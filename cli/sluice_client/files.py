@@ -11,9 +11,9 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 
 from sluice.api import ManifestError, RLJob, manifest, parse_documents, parse_job
-from sluice.api.base import API_VERSION
 from sluice.api.job import KIND
-from sluice.api.load import one_job
+from sluice.api.schema.base import API_VERSION
+from sluice.api.schema.load import one_job
 from sluice_cli.run.resolve import resolve
 from sluice_client.errors import ClientError
 from sluice_client.pack import file_of, source_of

@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from sluice.api import ManifestError, RLJob, RLJobStatus
-from sluice.api.changes import MUTABLE, differences
-from sluice.api.load import check_foreign
-from sluice.api.problems import describe
+from sluice.api.schema.load import check_foreign
+from sluice.api.schema.mutability import MUTABLE, differences
+from sluice.api.schema.problems import describe
 from sluice_operator.plan import Event, clock, names
 from sluice_operator.plan.constants import RECONCILE_FAILED, UNBEGUN
 from sluice_operator.plan.manifests.mounted import spelled

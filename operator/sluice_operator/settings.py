@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from sluice.api.problems import describe
+from sluice.api.schema.problems import describe
 from sluice.environment import ConfigurationError
 from sluice_operator.plan import Images
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults

@@ -1,8 +1,7 @@
 """RLJob v1alpha1: the one object that a user writes."""
 
-from sluice.api.algorithm import Algorithm
-from sluice.api.base import API_VERSION, GROUP, VERSION, Model, manifest, quantity_value
-from sluice.api.data import (
+from sluice.api.groups.algorithm import Algorithm
+from sluice.api.groups.data import (
     Data,
     Evaluation,
     EvaluationDataset,
@@ -11,9 +10,19 @@ from sluice.api.data import (
     PromptSource,
     Reward,
 )
+from sluice.api.groups.rollout import Rollout, Sampling
+from sluice.api.groups.storage import Checkpoint
+from sluice.api.groups.trainer import Optimizer, Parallelism, Trainer
+from sluice.api.groups.weight_sync import WeightSync
 from sluice.api.job import KIND, MANAGER, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
-from sluice.api.load import ManifestError, load_job, parse_documents, parse_job, read_documents
-from sluice.api.rollout import Rollout, Sampling
+from sluice.api.schema.base import API_VERSION, GROUP, VERSION, Model, manifest, quantity_value
+from sluice.api.schema.load import (
+    ManifestError,
+    load_job,
+    parse_documents,
+    parse_job,
+    read_documents,
+)
 from sluice.api.status import (
     FINISHED,
     ROLES,
@@ -27,9 +36,6 @@ from sluice.api.status import (
     RoleName,
     RoleStatus,
 )
-from sluice.api.storage import Checkpoint
-from sluice.api.trainer import Optimizer, Parallelism, Trainer
-from sluice.api.weight_sync import WeightSync
 
 __all__ = [
     "API_VERSION",

@@ -6,22 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.algorithm import ACROSS_GROUPS, Algorithm
-from sluice.api.base import (
-    API_VERSION,
-    ControllerName,
-    Model,
-    NonNegativeInt,
-    PositiveInt,
-    Rule,
-)
-from sluice.api.colocation import COLOCATION
-from sluice.api.data import Data, Evaluation, ModelSource, Reward, RowSource
-from sluice.api.debug import Debug
-from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS
-from sluice.api.engine_args import ENGINE_ARGS
-from sluice.api.environment import REWARDED
-from sluice.api.lifecycle import (
+from sluice.api.groups.algorithm import ACROSS_GROUPS, Algorithm
+from sluice.api.groups.colocation import COLOCATION
+from sluice.api.groups.data import Data, Evaluation, ModelSource, Reward, RowSource
+from sluice.api.groups.debug import Debug
+from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS
+from sluice.api.groups.engine_args import ENGINE_ARGS
+from sluice.api.groups.environment import REWARDED
+from sluice.api.groups.lifecycle import (
     FailurePolicy,
     NetworkPolicy,
     PodDisruptionBudget,
@@ -31,13 +23,21 @@ from sluice.api.lifecycle import (
     TlsSpec,
     Topology,
 )
-from sluice.api.rollout import Rollout
-from sluice.api.room import room_rules
-from sluice.api.sft import IS_SFT, SFT_ACROSS_GROUPS
+from sluice.api.groups.rollout import Rollout
+from sluice.api.groups.sft import IS_SFT, SFT_ACROSS_GROUPS
+from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
+from sluice.api.groups.trainer import Trainer
+from sluice.api.groups.weight_sync import WeightSync
+from sluice.api.schema.base import (
+    API_VERSION,
+    ControllerName,
+    Model,
+    NonNegativeInt,
+    PositiveInt,
+    Rule,
+)
+from sluice.api.schema.capacity_rules import room_rules
 from sluice.api.status import RLJobStatus
-from sluice.api.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
-from sluice.api.trainer import Trainer
-from sluice.api.weight_sync import WeightSync
 
 KIND = "RLJob"
 PLURAL = "rljobs"

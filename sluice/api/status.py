@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.base import Model, Once
+from sluice.api.schema.base import Model, Once
 
 ConditionType = Literal["Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed"]
 FINISHED = ("Succeeded", "Failed")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.data.files import Row

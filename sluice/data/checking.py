@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.api.data import PromptSource, parse_path
+from sluice.api.groups.data import PromptSource, parse_path
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, parse_answer
 from sluice.data.files import Row, files_of, read_file

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sluice.api.data import parse_path
+from sluice.api.groups.data import parse_path
 from sluice.data.json_list import read_json_list
 from sluice.environment import ConfigurationError
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.chat import PromptError
 from sluice.data.files import Located
 from sluice.data.rows import PromptRow, Read, RowError, is_verl, parse_row

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.files import Row
 from sluice.data.messages import MessageError, normalised, present, shown
 from sluice.input_checks import InputError, check_value, load_json

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.api.engine_args import kebab
+from sluice.api.groups.engine_args import kebab
 
 
 def normalized(args: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sluice.api.reward_terms import RewardTerm
+from sluice.api.groups.reward_terms import RewardTerm
 from sluice.rewards.types import DEFAULT_KEY, Judgement, RewardInput
 
 _TAGS = ("think",)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from sluice.api.trainer import MOST_TOKENS
+from sluice.api.groups.trainer import MOST_TOKENS
 from sluice.telemetry.health_records import Record, Rule, recent, shown, values
 
 _MFU_LEAST, _MFU_STEPS, _TRAINING_SECONDS = 0.1, 3, 1.0

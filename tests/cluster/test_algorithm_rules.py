@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.api.base import API_VERSION
+from sluice.api.schema.base import API_VERSION
 from sluice_operator.admit import accept
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
-from sluice.api.base import API_VERSION
-from sluice.api.changes import MUTABLE
+from sluice.api.schema.base import API_VERSION
+from sluice.api.schema.mutability import MUTABLE
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from tests.cluster.conftest import without_rules

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sluice.api.base import API_VERSION, Model
 from sluice.api.job import RLJobSpec
+from sluice.api.schema.base import API_VERSION, Model
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from tests.algorithm_cases import ALONE, TOGETHER, manifest

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.answers import Encoded, cut, parse_answer
 from sluice.data.files import Located, Row, read_source
 from sluice.data.make import made_rows

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from sluice.api.environment import Verifiers
+from sluice.api.groups.environment import Verifiers
 from sluice.data.files import Row
 from sluice.environment import ConfigurationError
 from sluice_rollout.environments import of_verifiers

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _fields(incomplete: str) -> list[str]:
-    from sluice.api.explain import completions
+    from sluice.api.schema.explain import completions
 
     return completions(incomplete)
 
@@ -48,7 +48,7 @@ def explain(
 ) -> None:
     """Explain a field of an RLJob: type, default, meaning, when it may change, what is in it."""
     with manifests():
-        from sluice.api.explain import find
+        from sluice.api.schema.explain import find
         from sluice_cli.output import written
 
         field_of_job = find(field)
@@ -57,7 +57,7 @@ def explain(
 
 def crd() -> None:
     """Print the CustomResourceDefinition of RLJob."""
-    from sluice.api.crd import custom_resource_definition
+    from sluice.api.schema.crd import custom_resource_definition
     from sluice_cli.render import to_yaml
 
     say(to_yaml([custom_resource_definition()]))
@@ -72,6 +72,6 @@ def reference(
 
         say(commands.reference())
         return
-    from sluice.api import reference as api
+    from sluice.api.schema import reference as api
 
     say(api.reference())

@@ -10,8 +10,8 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from sluice.api import yaml_text
-from sluice.api.yaml_text import DisproportionError
+from sluice.api.schema import yaml_text
+from sluice.api.schema.yaml_text import DisproportionError
 from sluice_cli.importing.draft import ImportFailedError, Setting
 from sluice_cli.importing.script import Argument
 

@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sluice.api import API_VERSION, KIND, RLJob, manifest
-from sluice.api.marks import field_path
-from sluice.api.problems import describe
+from sluice.api.schema.marks import field_path
+from sluice.api.schema.problems import describe
 from sluice_cli.importing.draft import Draft
 
 _TITLES = {

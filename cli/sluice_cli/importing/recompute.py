@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from sluice.api.trainer import Recompute, RecomputeModule
+from sluice.api.groups.trainer import Recompute, RecomputeModule
 
 
 def recompute(granularity: Any) -> str:

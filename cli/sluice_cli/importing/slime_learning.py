@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from sluice.api.data import RewardType
+from sluice.api.groups.data import RewardType
 from sluice_cli.importing.draft import Draft, Setting, Settings, idle, put, real, text
 
 _REWARDS = {"math": "math_prm800k"}

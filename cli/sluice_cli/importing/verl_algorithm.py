@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from sluice.api.losses import PolicyLossName
+from sluice.api.groups.losses import PolicyLossName
 from sluice_cli.importing.draft import Draft, Setting, Settings, integer, location, put, real, text
 from sluice_cli.importing.verl_table import kl_type
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from sluice.api import yaml_text
+from sluice.api.schema import yaml_text
 from sluice_cli.importing.draft import Draft, Setting, Settings
 
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import ManifestError
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.files import Located, read_source
 from sluice.data.messages import text_of
 from sluice.data.rows import PromptRow, RowError, parse_row

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 from sluice.api import KIND, ManifestError, RLJob, manifest
-from sluice.api.data import parse_path
+from sluice.api.groups.data import parse_path
 from sluice.api.job import RLJobSpec
-from sluice.api.paths import MarkedPath, command_word, marked, rewritten, volume_of
+from sluice.api.schema.paths import MarkedPath, command_word, marked, rewritten, volume_of
 from sluice.data.files import files_of
 from sluice.environment import ConfigurationError
 from sluice.model_files import WEIGHTS, gguf_problem

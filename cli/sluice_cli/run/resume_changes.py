@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sluice.api import ManifestError, RLJob
-from sluice.api.changes import CONTINUED, Change, changes, covers
+from sluice.api.schema.mutability import CONTINUED, Change, changes, covers
 
 LENGTH = ("trainer.steps", "trainer.epochs")
 _REASONS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import ManifestError, RLJob, manifest
-from sluice.api.changes import Change
+from sluice.api.schema.mutability import Change
 from sluice.telemetry import run_directory, steady
 from sluice_cli.run.resume_changes import accepted
 from sluice_operator.cluster.local import run_state

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus, RoleStatus
-from sluice.api.resources import less_memory, memory_field
+from sluice.api.groups.resources import less_memory, memory_field
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.planner import advice_for
 from sluice_cli.options import RUNS

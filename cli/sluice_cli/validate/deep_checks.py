@@ -11,7 +11,7 @@ from typing import Any
 
 from sluice import causes
 from sluice.api import Reward, RLJob, RLJobSpec
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, encode
 from sluice.data.chat import PromptError

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import ManifestError, RLJob, RLJobSpec, manifest
-from sluice.api.data import PromptSource
-from sluice.api.paths import MarkedPath, marked, volume_of
+from sluice.api.groups.data import PromptSource
+from sluice.api.schema.paths import MarkedPath, marked, volume_of
 from sluice.data import chat
 from sluice.data.checking import check_rows, check_sources, reader_of, without_template
 from sluice.data.files import read_source

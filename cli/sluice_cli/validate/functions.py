@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.api.words import meant
+from sluice.api.schema.suggestions import meant
 
 
 def problem_of(dotted: str) -> str | None:

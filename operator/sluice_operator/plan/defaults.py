@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sluice.api import RLJob
-from sluice.api.base import FreeForm, Model
-from sluice.api.changes import differences
+from sluice.api.groups.lifecycle import PodTemplateOverride
+from sluice.api.groups.resources import Resources
+from sluice.api.groups.storage import KernelCache
 from sluice.api.job import RLJobSpec
-from sluice.api.lifecycle import PodTemplateOverride
-from sluice.api.resources import Resources
-from sluice.api.storage import KernelCache
+from sluice.api.schema.base import FreeForm, Model
+from sluice.api.schema.mutability import differences
 from sluice_operator.plan.merge import merge
 
 Tolerations = Annotated[list[FreeForm], Field(max_length=32)]

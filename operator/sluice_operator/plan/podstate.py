@@ -14,7 +14,7 @@ from typing import Any
 
 from sluice import causes
 from sluice.api import LastFailure, RoleName
-from sluice.api.resources import less_memory, memory_field
+from sluice.api.groups.resources import less_memory, memory_field
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import EXIT_CONFIG_ERROR, EXIT_PEER_LOST, UNEXPECTED_END
 from sluice_operator.plan.lastwords import last_exception

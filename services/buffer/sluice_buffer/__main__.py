@@ -15,7 +15,7 @@ import grpc.aio
 
 from sluice import environment
 from sluice.api import quantity_value
-from sluice.api.room import budget_bytes
+from sluice.api.schema.capacity_rules import budget_bytes
 from sluice.data import chat
 from sluice.environment import Environment
 from sluice.telemetry import endpoints, logs, tracing

@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice import causes, user_code
 from sluice.api import RLJobSpec
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Purpose, Sample, SampleError, SampleStatus

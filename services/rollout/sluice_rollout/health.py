@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from sluice.api.rollout import EngineHealthPolicy
+from sluice.api.groups.rollout import EngineHealthPolicy
 from sluice.engines.base import Client, EngineError
 
 AGAIN_SECONDS = 0.5

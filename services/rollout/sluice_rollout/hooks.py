@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice import causes, user_code
-from sluice.api import rollout as api
+from sluice.api.groups import rollout as api
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics

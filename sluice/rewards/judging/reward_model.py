@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from sluice import input_checks
-from sluice.api.data import RewardModelSpec as Settings
+from sluice.api.groups.data import RewardModelSpec as Settings
 from sluice.data.chat import PromptError, render
 from sluice.data.messages import text_of
 from sluice.input_checks import InputError

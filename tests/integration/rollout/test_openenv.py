@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sluice.api.environment import OpenEnvironment
+from sluice.api.groups.environment import OpenEnvironment
 from sluice.engines.sglang.generate import Client
 from sluice.environment import free_port
 from sluice.sample import Prompt, Sample, SampleStatus

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.engines.sglang.generate import Client

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
-import sluice.api.trainer
+import sluice.api.groups.trainer
 from sluice_trainer.backend import backend_of
 from sluice_trainer.distributed import device
 from sluice_trainer.megatron import parallel
@@ -53,7 +53,7 @@ class Gpu:
 
 def _on_gpus(first_tokens: int, full_after: int) -> None:
     device.MEMORY = Gpu(full_after)
-    sluice.api.trainer.FIRST_TOKENS = first_tokens
+    sluice.api.groups.trainer.FIRST_TOKENS = first_tokens
 
 
 def train(

@@ -8,12 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from sluice.api import Algorithm, Model, RLJobSpec, Rollout
-from sluice.api.algorithm import ACROSS_GROUPS, KL, Critic
-from sluice.api.colocation import COLOCATION
-from sluice.api.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, TeacherSpec
-from sluice.api.losses import ClipCov
-from sluice.api.off_policy import OffPolicy, Rejection
-from sluice.api.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
+from sluice.api.groups.algorithm import ACROSS_GROUPS, KL, Critic
+from sluice.api.groups.colocation import COLOCATION
+from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, TeacherSpec
+from sluice.api.groups.losses import ClipCov
+from sluice.api.groups.off_policy import OffPolicy, Rejection
+from sluice.api.groups.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
 
 

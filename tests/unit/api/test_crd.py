@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sluice.api.changes import MUTABLE
-from sluice.api.crd import custom_resource_definition
+from sluice.api.schema.crd import custom_resource_definition
+from sluice.api.schema.mutability import MUTABLE
 from sluice_cli.render import to_yaml
 
 ROOT = Path(__file__).parents[3]

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from sluice.api import RLJobSpec
-from sluice.api.crd import schema_of
-from sluice.api.engine_args import REFUSED, RefusedArgument, kebab
-from sluice.api.explain import explained
+from sluice.api.groups.engine_args import REFUSED, RefusedArgument, kebab
+from sluice.api.schema.crd import schema_of
+from sluice.api.schema.explain import explained
 from tests.algorithm_cases import manifest
 
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.api import ManifestError
-from sluice.api.changes import CONTINUED, MUTABLE
-from sluice.api.explain import completions, explained, find
+from sluice.api.schema.explain import completions, explained, find
+from sluice.api.schema.mutability import CONTINUED, MUTABLE
 from sluice_cli.main import app
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sluice.api import ManifestError, load_job
-from sluice.api.containers import faults_of_containers
-from sluice.api.foreign import faults_of, kubernetes_fields
 from sluice.api.job import RLJobSpec
-from sluice.api.marks import field_path
+from sluice.api.schema.containers import faults_of_containers
+from sluice.api.schema.kubernetes_fields import faults_of, kubernetes_fields
+from sluice.api.schema.marks import field_path
 from sluice_cli.render import to_yaml
 from sluice_cli.validate.command import validate_file
 from sluice_operator.cluster.kube import schema

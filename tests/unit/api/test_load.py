@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sluice.api import ManifestError, RLJob, load_job, manifest, problems
-from sluice.api.base import quantity_value
+from sluice.api import ManifestError, RLJob, load_job, manifest
+from sluice.api.schema import problems
+from sluice.api.schema.base import quantity_value
 
 MANIFEST = """\
 apiVersion: sluice.dev/v1alpha1

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from sluice.api.base import Model
-from sluice.api.crd import schema_of
 from sluice.api.job import RLJobSpec
-from sluice.api.paths import (
+from sluice.api.schema.base import Model
+from sluice.api.schema.crd import schema_of
+from sluice.api.schema.paths import (
     ModelPath,
     UserFunction,
     command_word,
@@ -22,7 +22,7 @@ from sluice.api.paths import (
     rewritten,
     volume_of,
 )
-from sluice.api.reference import fields_of
+from sluice.api.schema.reference import fields_of
 
 EVERY_PATH: dict[str, Any] = {
     "model": {"path": "m1", "referencePath": "m2", "volume": {"hostPath": {"path": "/models"}}},
@@ -170,7 +170,7 @@ def test_lists_of_paths_and_nested_lists_are_walked() -> None:
 
 
 def test_a_text_that_is_described_as_a_path_is_marked() -> None:
-    """A new field that names a file must have a type of sluice.api.paths, or a reason
+    """A new field that names a file must have a type of sluice.api.schema.paths, or a reason
     in UNMARKED.
     """
     spec = schema_of(RLJobSpec)

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 
 SOURCE = {"function": "package.tasks.additions"}
 

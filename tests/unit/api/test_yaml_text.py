@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job, parse_documents
-from sluice.api.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from sluice.api.schema.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES
 from sluice.data.files import read_file
 from sluice.environment import ConfigurationError
 from sluice_cli.importing.draft import ImportFailedError

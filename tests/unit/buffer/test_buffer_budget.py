@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.api.room import budget_bytes, largest_group
+from sluice.api.schema.capacity_rules import budget_bytes, largest_group
 from sluice_buffer.serving.budget import Budget
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.api.data import Data, Evaluation, PromptSource, parse_path
+from sluice.api.groups.data import Data, Evaluation, PromptSource, parse_path
 from sluice.data.files import read_file
 from sluice.data.rows import RowError, parse_row
 from sluice.data.writers import Writer

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.api import ManifestError, load_job
-from sluice.api.changes import differences
+from sluice.api.schema.mutability import differences
 from sluice_cli.init.tiny_model import write_model
 from sluice_cli.main import app
 from sluice_cli.run.resolve import check_files, resolve

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.transform import chosen, to_slime, to_verl

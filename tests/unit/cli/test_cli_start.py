@@ -82,7 +82,7 @@ def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["typer", "sluice_cli.options", "sluice.api.data", "sluice_cli.run.command", "grpc.aio"],
+    ["typer", "sluice_cli.options", "sluice.api.groups.data", "sluice_cli.run.command", "grpc.aio"],
 )
 def test_ctrl_c_in_the_first_second_gives_no_traceback(
     module: str, task: Path, tmp_path: Path

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data.answers import Encoded, cut, encode, parse_answer
 from sluice.data.chat import PromptError, stop_tokens
 from sluice.data.rows import RowError

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data import chat
 from sluice.data.answers import Encoded, encode, parse_answer
 from sluice.data.chat import PromptError

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data import json_list
 from sluice.data.files import files_of, read_file, read_source
 from sluice.data.json_list import read_json_list

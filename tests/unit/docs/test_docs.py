@@ -18,8 +18,8 @@ import typer.main
 from ruamel.yaml.comments import CommentedMap
 
 from sluice.api import load_job
-from sluice.api.explain import explained
-from sluice.api.load import parse_documents, parse_job
+from sluice.api.schema.explain import explained
+from sluice.api.schema.load import parse_documents, parse_job
 from sluice_cli.main import app
 from tests.pages import PAGES, name_of, shell_lines
 from tests.tools import ROOT

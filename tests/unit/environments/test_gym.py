@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sluice.api.environment import Gym
+from sluice.api.groups.environment import Gym
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt, Sample, SampleStatus
 from sluice.turns import turn_rewards

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.api.environment import OpenEnvironment
+from sluice.api.groups.environment import OpenEnvironment
 from sluice.environment import ConfigurationError
 from sluice.sample import Messages, Prompt
 from sluice_rollout.environments import openenv_text as text

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from sluice.api import GangStatus
-from sluice.api.lifecycle import FailurePolicy
+from sluice.api.groups.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import BROKEN_GRACE, ENGINE_GRACE, GRACE
 from sluice_operator.plan.decide.gangs import (

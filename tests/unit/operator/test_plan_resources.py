@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sluice.api.base import quantity_value
+from sluice.api.schema.base import quantity_value
 from sluice_operator.plan import KubeObject
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.model import Gang, Images

@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from sluice.api import GangStatus, LastFailure
-from sluice.api.lifecycle import FailurePolicy
+from sluice.api.groups.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.decide.restart import GiveUp, Restart, delay, restart
 from sluice_operator.plan.model import Gang, GangFacts

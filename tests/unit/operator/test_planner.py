@@ -345,7 +345,7 @@ def test_a_job_that_is_created_suspended_makes_nothing() -> None:
 
 
 def test_the_status_says_that_a_job_has_started_before_anything_is_made() -> None:
-    """The API server's rules of what may change look at the attempts (sluice.api.changes)."""
+    """The rules of what may change look at the attempts (sluice.api.schema.mutability)."""
     held = World(make_job(suspend=True))
     held.settle()
     assert {role.attempt for role in held.status.roles} == {0}

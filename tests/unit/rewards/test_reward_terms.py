@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sluice.api.reward_terms import RewardTerm, RewardTermType
+from sluice.api.groups.reward_terms import RewardTerm, RewardTermType
 from sluice.rewards import RewardInput
 from sluice.rewards.terms import by_length, has_format, repeated, with_terms
 

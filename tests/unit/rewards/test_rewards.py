@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from sluice.api.data import RewardType
+from sluice.api.groups.data import RewardType
 from sluice.rewards import RewardError, RewardInput, registry
 from sluice.rewards.builtin.contains import contains
 from sluice.rewards.builtin.exact_match import exact_match

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sluice.api.rollout import EngineHealthPolicy
+from sluice.api.groups.rollout import EngineHealthPolicy
 from sluice_rollout import health as room
 from sluice_rollout.health import EngineHealth, EngineLostError
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
-from sluice.api.estimators import estimators
+from sluice.api.groups.estimators import estimators
 from sluice_trainer.algorithms.estimators import Custom, EstimatorError, Responses, estimate
 
 # Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains the places 4 (group 9), 2

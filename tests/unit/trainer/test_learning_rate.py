@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.api import Optimizer
-from sluice.api.algorithm import Critic
+from sluice.api.groups.algorithm import Critic
 from sluice_trainer.step.rates import learning_rate, steps_of_policy
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sluice.api import Algorithm
-from sluice.api.losses import PolicyLossName
+from sluice.api.groups.losses import PolicyLossName
 from sluice_trainer.algorithms.objective import CustomLoss, LossInputs, Objective, policy_objective
 
 LOG_PROBS = torch.tensor([-1.0, -2.0, -0.5])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.api.off_policy import Rejection
+from sluice.api.groups.off_policy import Rejection
 from sluice_trainer.algorithms.rejection import (
     binary_kl,
     divergence,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
-from sluice.api.distillation import WholeVocabulary
+from sluice.api.groups.distillation import WholeVocabulary
 from sluice_trainer.algorithms.distillation import divergence_gradient, divergence_shares
 from sluice_trainer.algorithms.objective import Divergence, LossInputs, Objective, policy_objective
 

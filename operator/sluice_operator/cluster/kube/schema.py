@@ -2,7 +2,7 @@
 `make kubernetes-fields`.
 
 The client's models are read, not used: a laptop checks templates with what is written here
-(sluice/api/foreign.py).
+(sluice/api/schema/kubernetes_fields.py).
 """
 
 from __future__ import annotations

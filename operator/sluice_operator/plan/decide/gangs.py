@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJob
-from sluice.api.lifecycle import FailurePolicy
+from sluice.api.groups.lifecycle import FailurePolicy
 from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.constants import (
     BROKEN_GRACE,

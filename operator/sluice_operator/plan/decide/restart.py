@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure
-from sluice.api.lifecycle import FailurePolicy
+from sluice.api.groups.lifecycle import FailurePolicy
 from sluice_operator.plan import clock
 from sluice_operator.plan.constants import (
     DISRUPTION_DELAY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.lifecycle import SecretKey
+from sluice.api.groups.lifecycle import SecretKey
 
 _HUB = ("trainer", "engine", "worker", "rows")
 _OFFLINE = "HF_HUB_OFFLINE"

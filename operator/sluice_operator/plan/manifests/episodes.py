@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.environment import RolloutEnvironment, Verifier
+from sluice.api.groups.environment import RolloutEnvironment, Verifier
 from sluice.episodes import ARTIFACTS, SHELL
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE

@@ -7,7 +7,7 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.job import RLJobSpec
-from sluice.api.paths import VOLUMES, MarkedPath, rewritten, volume_of
+from sluice.api.schema.paths import VOLUMES, MarkedPath, rewritten, volume_of
 from sluice_operator.plan import names
 
 DIRECTORIES: Mapping[str, str] = {"model": names.MODEL_DIR, "data": names.DATA_DIR}

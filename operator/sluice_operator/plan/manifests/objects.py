@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from sluice.api import RLJob, manifest
-from sluice.api.storage import BufferStorage, CheckpointStorage
+from sluice.api.groups.storage import BufferStorage, CheckpointStorage
 from sluice_operator.plan import names
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
 from sluice_operator.plan.manifests import resource_claims

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.lifecycle import Topology
+from sluice.api.groups.lifecycle import Topology
 from sluice_operator.plan import names
 from sluice_operator.plan.manifests import resource_claims
 from sluice_operator.plan.model import Gang

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.containers import NAMES
+from sluice.api.schema.containers import NAMES
 from sluice.engines import engine_of, kernels
 from sluice_operator.plan import names
 from sluice_operator.plan.constants import GRACE

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.api import PodGroupStatus, RLJob
-from sluice.api.base import quantity_value
+from sluice.api.schema.base import quantity_value
 from sluice_operator.plan import names
 from sluice_operator.plan.model import Gang, KubeObject, PodGroup
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.resources import GPU
+from sluice.api.groups.resources import GPU
 from sluice_operator.plan import names
 from sluice_operator.plan.model import Gang, KubeObject
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.base import quantity_value
-from sluice.api.resources import Resources
+from sluice.api.groups.resources import Resources
+from sluice.api.schema.base import quantity_value
 from sluice_operator.plan import names
 
 Container = dict[str, Any]

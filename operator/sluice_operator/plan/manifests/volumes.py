@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.data import MADE_ROWS
+from sluice.api.groups.data import MADE_ROWS
 from sluice.engines import engine_of
 from sluice.engines.base import Plugin
 from sluice_operator.plan import names

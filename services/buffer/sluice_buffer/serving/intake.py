@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 from prometheus_client import Histogram
 
-from sluice.api.room import largest_group
+from sluice.api.schema.capacity_rules import largest_group
 from sluice.sample import SampleError
 from sluice.wire.codec import Assembler
 from sluice.wire.frames import prompt_of_beginning

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from sluice.api import RLJobSpec
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice.data import answers, chat
 from sluice.data.answers import AnsweredRow, Encoded
 from sluice.data.chat import PromptError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.api.data import MADE_ROWS, Data, Evaluation, PromptSource
+from sluice.api.groups.data import MADE_ROWS, Data, Evaluation, PromptSource
 from sluice.data.checking import check_sources, reader_of
 from sluice.data.rows import PromptRow, Read, parse_row, problem
 from sluice.wire.v1 import common_pb2 as pb

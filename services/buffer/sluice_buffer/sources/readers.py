@@ -17,7 +17,7 @@ from typing import IO
 
 import xxhash
 
-from sluice.api.data import parse_path
+from sluice.api.groups.data import parse_path
 from sluice.data.checking import slice_of
 from sluice.data.files import Located, Row, files_of, read_file
 from sluice.data.writers import json_bytes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.api.data import PromptSource
+from sluice.api.groups.data import PromptSource
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.claim import Claim
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sluice.api.environment import OURS
+from sluice.api.groups.environment import OURS
 from sluice.environment import ConfigurationError
 from sluice_rollout.environments import inputs, keeper, process
 from sluice_rollout.environments.ending import words_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice.api.environment import Gym
+from sluice.api.groups.environment import Gym
 from sluice_rollout.environments.forking import Forking
 
 _MODULE = Path(__file__).with_name("gym_play.py")

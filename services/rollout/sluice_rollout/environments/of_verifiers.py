@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice.api.environment import Verifiers
+from sluice.api.groups.environment import Verifiers
 from sluice_rollout.environments.forking import Forking
 
 _MODULE = Path(__file__).with_name("verifiers_play.py")

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from sluice import causes, user_code
-from sluice.api.environment import OpenEnvironment
+from sluice.api.groups.environment import OpenEnvironment
 from sluice.engines.base import EngineError
 from sluice.environment import ConfigurationError
 from sluice.sample import Prompt

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.api.environment import RolloutEnvironment
-from sluice.api.paths import command_word
+from sluice.api.groups.environment import RolloutEnvironment
+from sluice.api.schema.paths import command_word
 from sluice.environment import ConfigurationError
 from sluice.episodes import ROW
 from sluice.telemetry import logs

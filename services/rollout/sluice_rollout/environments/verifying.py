@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.api.environment import Verifier
+from sluice.api.groups.environment import Verifier
 from sluice.episodes import ROW
 from sluice.sample import Prompt
 from sluice_rollout import metrics

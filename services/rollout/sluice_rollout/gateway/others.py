@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sluice.api.episode import OtherModel
+from sluice.api.groups.episode import OtherModel
 from sluice_rollout import metrics
 from sluice_rollout.gateway.errors import GatewayError
 from sluice_rollout.relay import relay

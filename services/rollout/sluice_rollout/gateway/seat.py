@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.api.episode import EpisodeLimits
+from sluice.api.groups.episode import EpisodeLimits
 from sluice.data.chat import PromptError
 from sluice.engines.base import CallParser, EngineError, PromptRefusedError
 from sluice.sample import Messages, Sample

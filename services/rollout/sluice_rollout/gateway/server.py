@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from sluice import causes, input_checks
-from sluice.api.episode import OtherModel
+from sluice.api.groups.episode import OtherModel
 from sluice.episodes import MOST_BYTES
 from sluice_rollout import failures, metrics
 from sluice_rollout.gateway import chat, completions, door, large, messages, native, responses

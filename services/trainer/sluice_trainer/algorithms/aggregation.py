@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sluice.api.estimators import Aggregation as Aggregation
+from sluice.api.groups.estimators import Aggregation as Aggregation
 
 
 @dataclass(frozen=True, slots=True)

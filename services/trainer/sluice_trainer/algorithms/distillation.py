@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sluice.api.distillation import WholeVocabulary
+from sluice.api.groups.distillation import WholeVocabulary
 
 
 def reverse_kl(log_probs: Tensor, teacher_log_probs: Tensor, mask: Tensor) -> Tensor:

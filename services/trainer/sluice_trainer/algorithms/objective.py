@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
-from sluice.api.losses import KLCov
-from sluice.api.off_policy import OffPolicy
+from sluice.api.groups.losses import KLCov
+from sluice.api.groups.off_policy import OffPolicy
 from sluice_trainer.algorithms.aggregation import reduce_tokens
 from sluice_trainer.algorithms.distillation import distilled_advantages, reverse_kl
 from sluice_trainer.algorithms.kl import kl_estimate

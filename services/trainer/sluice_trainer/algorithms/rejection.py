@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sluice.api.off_policy import Divergence, Rejection, Scope
+from sluice.api.groups.off_policy import Divergence, Rejection, Scope
 from sluice_trainer.algorithms.aggregation import sequence_average, sequence_sum
 from sluice_trainer.algorithms.policy_loss import bounded
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from sluice.api import RLJobSpec
-from sluice.api.distillation import Distillation
+from sluice.api.groups.distillation import Distillation
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import score

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.api.algorithm import Critic as CriticSettings
+from sluice.api.groups.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
 from sluice_trainer.checkpoint import checkpoints

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from sluice.api.weight_sync import WeightSync
+from sluice.api.groups.weight_sync import WeightSync
 from sluice.environment import ConfigurationError
 from sluice.telemetry import tracing
 from sluice_trainer.backend import Weights

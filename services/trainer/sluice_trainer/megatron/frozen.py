@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.api.distillation import Distillation
+from sluice.api.groups.distillation import Distillation
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.step.forward import forward, head, hidden_states

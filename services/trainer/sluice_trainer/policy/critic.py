@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from sluice.api import Optimizer
-from sluice.api.algorithm import Critic as Settings
+from sluice.api.groups.algorithm import Critic as Settings
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.objective import LossInputs, Objective, value_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence

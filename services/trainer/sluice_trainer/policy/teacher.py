@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.api.distillation import Distillation
+from sluice.api.groups.distillation import Distillation
 from sluice.data.vocabulary import check_teacher
 from sluice.environment import ConfigurationError
 from sluice_trainer.batch.sequences import Sequence

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sluice.api.distillation import WholeVocabulary
+from sluice.api.groups.distillation import WholeVocabulary
 from sluice_trainer.algorithms.distillation import divergence_gradient, divergence_shares
 from sluice_trainer.kernels.compiled import compiled
 

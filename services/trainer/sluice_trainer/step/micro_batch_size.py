@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from sluice.api.trainer import MOST_TOKENS, Trainer
+from sluice.api.groups.trainer import MOST_TOKENS, Trainer
 from sluice.telemetry import logs
 from sluice_trainer.distributed import device
 from sluice_trainer.distributed.ranks import Ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sluice.api import Optimizer
-from sluice.api.algorithm import Critic
+from sluice.api.groups.algorithm import Critic
 
 
 def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm, RLJobSpec
-from sluice.api.losses import ClipCov, KLCov
+from sluice.api.groups.losses import ClipCov, KLCov
 from sluice_trainer.algorithms.covariance import (
     Identity,
     Keys,

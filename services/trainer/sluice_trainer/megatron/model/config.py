@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from sluice.api import Parallelism
-from sluice.api.trainer import Recompute, RecomputeModule
+from sluice.api.groups.trainer import Recompute, RecomputeModule
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.kernels.compiled import COMPILED
 from sluice_trainer.model.huggingface_config import Experts, Latent, ModelShape

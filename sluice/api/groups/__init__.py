@@ -1,0 +1,1 @@
+"""The groups of an RLJob's spec, one file each."""

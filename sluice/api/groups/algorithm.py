@@ -1,0 +1,350 @@
+"""spec.algorithm: how rewards become advantages, and advantages a loss."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sluice.api.groups.credit import OF_TURNS, WITH_SEATS, TurnAdvantage
+from sluice.api.groups.distillation import Distillation
+from sluice.api.groups.environment import REWARDED
+from sluice.api.groups.estimators import (
+    ESTIMATORS,
+    Aggregation,
+    EstimatorKind,
+    EstimatorName,
+    estimators,
+)
+from sluice.api.groups.losses import (
+    BY_COVARIANCE,
+    DUAL_CLIPPED,
+    Clip,
+    ClipCov,
+    Gate,
+    KLCov,
+    PolicyLossName,
+)
+from sluice.api.groups.off_policy import OffPolicy
+from sluice.api.groups.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
+from sluice.api.groups.shaping import OF_PARTS, OVERLONG_ACROSS_GROUPS, Overlong, RewardPart
+from sluice.api.schema.base import (
+    Fraction,
+    Model,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Once,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+)
+from sluice.api.schema.cel import differs, listed
+from sluice.api.schema.paths import LossFunction, ModelPath, UserFunction
+
+
+class AdaptiveKL(Model):
+    """A controller of kl.coef: after each step coef *= 1 + clip(kl / target - 1, -0.2, 0.2) *
+    sequences / horizon.
+    """
+
+    target: PositiveFloat = Field(
+        0.1, description="Mean KL of a trained token that the coefficient is to hold."
+    )
+    horizon: PositiveInt = Field(
+        10_000, description="Sequences in which the coefficient changes by a fifth at most."
+    )
+
+
+class KL(Model):
+    """The distance from the reference model, as part of the reward or of the loss."""
+
+    coef: NonNegativeFloat = Field(0.0, description="Penalty inside the reward.")
+    loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
+    type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
+        "k1",
+        description="Estimator, of d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + "
+        "d; low_var_kl: k3, clamped to [-10, 10].",
+    )
+    unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
+    adaptive: AdaptiveKL | None = Field(
+        None, description="coef is where it starts; from there it follows the KL to a target."
+    )
+
+    rules = (
+        Rule(
+            "!has(self.adaptive) || self.coef > 0.0",
+            lambda k: k.adaptive is None or k.coef > 0,
+            "adaptive needs coef, the first coefficient of the penalty in the reward",
+            "adaptive",
+        ),
+        Rule(
+            "self.coef == 0.0 || self.lossCoef == 0.0",
+            lambda k: not (k.coef > 0 and k.loss_coef > 0),
+            "coef (in the reward) and lossCoef (in the loss) cannot both be set",
+            "lossCoef",
+        ),
+        Rule(
+            "!self.unbiased || self.lossCoef > 0.0",
+            lambda k: not k.unbiased or k.loss_coef > 0,
+            "unbiased needs lossCoef: it corrects the gradient of the KL term in the loss",
+            "unbiased",
+        ),
+    )
+
+
+class Critic(Model):
+    """The value model of ppo. Its optimizer is as trainer.optimizer, but for the learning rate."""
+
+    model_path: ModelPath | None = Field(
+        None,
+        description="Checkpoint that the critic starts from, of a language or a reward model. "
+        "Default: model.path.",
+    )
+    lr: NonNegativeFloat = Field(1e-5, description="Learning rate of the critic.")
+    min_lr: NonNegativeFloat = Field(
+        0.0, description="Where the schedule of trainer.optimizer ends for the critic."
+    )
+    clip: PositiveFloat = Field(
+        0.2, description="Values may move this far from those before the step."
+    )
+    warmup_steps: NonNegativeInt = Field(
+        0, description="First steps in which only the critic is trained."
+    )
+
+
+def _is(names: tuple[str, ...]) -> str:
+    return f"self.estimator in {listed(names)}"
+
+
+class Algorithm(Model):
+    """The loss. Names and defaults are slime's; docs/algorithms.md has the formulas, and what slime
+    and verl do.
+    """
+
+    estimator: EstimatorName = Field("grpo", description="How rewards become advantages.")
+    function: UserFunction | None = Field(
+        None, description="Own estimator; with `estimator: custom`."
+    )
+    normalize_std: bool = Field(
+        True,
+        description="grpo, gspo, cispo, grpo_passk, gdpo: divide advantages by the group's "
+        "standard deviation.",
+    )
+    normalize_advantages: bool | None = Field(
+        None,
+        description="Whiten advantages over the whole batch. Default: only for "
+        "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo, which always do.",
+    )
+    gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
+    lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
+    clip: Clip = Field(default_factory=Clip)
+    kl: KL = Field(default_factory=KL)
+    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus in the loss.")
+    aggregation: Aggregation | None = Field(
+        None,
+        description="From tokens to one number. sequence_mean: mean of each sequence, then of all; "
+        "prompt_mean: mean of all tokens of a prompt's responses, then of prompts; token_mean: "
+        "mean of all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum "
+        "divided by rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for "
+        "dr_grpo; token_mean for sft.",
+    )
+    loss: PolicyLossName | None = Field(
+        None,
+        description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; "
+        "reinforce: -A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, "
+        "dppo_kl: tokens whose probability moved less than clip.low and clip.high, by total "
+        "variation or KL; clip_cov, kl_cov: tokens of large covariance of log-prob and advantage "
+        "are left out, or held back. Default: gspo and cispo for the estimators of that name, else "
+        "clip.",
+    )
+    loss_function: LossFunction | None = Field(
+        None,
+        description="`sft`: supervised fine-tuning, -log pi of given answers (docs/data.md has "
+        "their rows). Or an own policy loss by dotted path, in place of `loss`.",
+    )
+    gate: Gate = Field(default_factory=Gate, description="Of the loss sapo.")
+    clip_cov: ClipCov | None = Field(None, description="Of the loss clip_cov.")
+    kl_cov: KLCov | None = Field(None, description="Of the loss kl_cov.")
+    off_policy: OffPolicy = Field(default_factory=OffPolicy)
+    critic: Critic | None = Field(
+        None, description="Value model; ppo has one also where this is left out."
+    )
+    distillation: Distillation | None = None
+    overlong: Overlong | None = Field(
+        None, description="Penalty for responses that come near the limit of their length."
+    )
+    reward_parts: Annotated[list[RewardPart], Field(max_length=16), Once("name")] = Field(
+        default_factory=list, description="Of gdpo: the parts of the reward that it looks at."
+    )
+
+    turn_advantage: TurnAdvantage | None = Field(
+        None,
+        description="An advantage for each turn of the model, by the rewards that follow it. "
+        "Default: one for all turns of an episode.",
+    )
+
+    rules = (
+        Rule(
+            "(self.estimator == 'custom') == has(self.__function__)",
+            lambda a: (a.estimator == "custom") == (a.function is not None),
+            "estimator: custom and function belong together",
+            "function",
+        ),
+        Rule(
+            f"!has(self.critic) || {_is(estimators(lambda kind: kind.critic))}",
+            lambda a: a.critic is None or a.kind.critic,
+            "only estimator: ppo has a critic",
+            "critic",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "self.?normalizeAdvantages.orValue(true) || "
+            f"!({_is(estimators(lambda kind: kind.whitened))})",
+            lambda a: a.normalize_advantages is not False or not a.kind.whitened,
+            "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo are whitened by "
+            "definition; leave it out",
+            "normalizeAdvantages",
+        ),
+        Rule(
+            f"self.gamma == 1.0 || {_is(estimators(lambda kind: kind.discounts))}",
+            lambda a: a.gamma == 1 or a.kind.discounts,
+            "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the "
+            "same",
+            "gamma",
+        ),
+        Rule(
+            f"self.lambda == 1.0 || {_is(estimators(lambda kind: kind.smooths))}",
+            lambda a: a.lambda_ == 1 or a.kind.smooths,
+            "only ppo has a lambda: it weighs the critic's values",
+            "lambda",
+        ),
+        Rule(
+            "!has(self.loss) || !has(self.lossFunction)",
+            lambda a: a.loss is None or a.loss_function is None,
+            "loss and lossFunction cannot both be set",
+            "lossFunction",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "!has(self.clip.dual) || has(self.lossFunction) || "
+            f"(has(self.loss) ? self.loss in {listed(DUAL_CLIPPED)} : self.estimator != 'cispo')",
+            lambda a: (
+                a.clip.dual is None or a.loss_function is not None or a.policy_loss in DUAL_CLIPPED
+            ),
+            "the dual clip bounds the losses clip, gspo, dppo_tv and dppo_kl; the others have "
+            "nothing to bound",
+            "clip.dual",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "self.?loss.orValue('') == 'sapo' || has(self.lossFunction) || "
+            f"!({differs('self.gate', Gate())})",
+            lambda a: a.gate == Gate() or a.policy_loss == "sapo" or a.loss_function is not None,
+            "only the loss sapo has a gate",
+            "gate",
+            reason="FieldValueForbidden",
+        ),
+        *BY_COVARIANCE,
+        *OF_PARTS,
+        *OF_TURNS,
+        *WITHOUT_ADVANTAGES,
+    )
+
+    @property
+    def kind(self) -> EstimatorKind:
+        return ESTIMATORS[self.estimator]
+
+    @property
+    def sft(self) -> bool:
+        """True where the job learns from given answers, and so has no rewards and no advantages."""
+        return self.loss_function == SFT
+
+    @property
+    def whitens(self) -> bool:
+        return self.kind.whitened or bool(self.normalize_advantages)
+
+    @property
+    def loss_aggregation(self) -> Aggregation:
+        if self.sft:
+            return self.aggregation or "token_mean"
+        return self.aggregation or self.kind.aggregation
+
+    @property
+    def policy_loss(self) -> PolicyLossName:
+        return self.loss or self.kind.loss
+
+    @property
+    def by_covariance(self) -> bool:
+        """True where the loss picks tokens out of all of an optimizer step."""
+        return self.loss_function is None and self.policy_loss in ("clip_cov", "kl_cov")
+
+    @property
+    def value_model(self) -> Critic | None:
+        """The critic, with its defaults where it is not described; None: this
+        estimator has none.
+        """
+        return (self.critic or Critic()) if self.kind.critic else None
+
+
+_HAS_OLD_POLICY = (
+    "(self.algorithm.offPolicy.oldLogProbs == 'rollout' || self.trainer.stepsPerBatch > 1)"
+)
+
+ACROSS_GROUPS = (
+    Rule(
+        f"self.rollout.samplesPerPrompt > 1 || !{REWARDED} || {IS_SFT} || "
+        f"self.algorithm.estimator in {listed(estimators(lambda kind: not kind.grouped))}",
+        lambda s: (
+            s.rollout.samples_per_prompt > 1
+            or not s.rewarded
+            or s.algorithm.sft
+            or not s.algorithm.kind.grouped
+        ),
+        "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: "
+        "nothing would be learned; use reinforce_plus_plus, remax or ppo, or more samples",
+        "algorithm.estimator",
+    ),
+    Rule(
+        f"!(self.algorithm.estimator in {listed(estimators(lambda kind: kind.greedy))}) || "
+        "!self.?reward.group.orValue(false)",
+        lambda s: not s.algorithm.kind.greedy or not (s.reward and s.reward.group),
+        "remax scores its greedy response alone; a reward that needs the whole group cannot do "
+        "that",
+        "reward.group",
+    ),
+    Rule(
+        "!has(self.algorithm.critic) || !has(self.trainer.steps) || "
+        "self.algorithm.critic.warmupSteps < self.trainer.steps",
+        lambda s: (
+            not (s.algorithm.critic and s.trainer.steps)
+            or s.algorithm.critic.warmup_steps < s.trainer.steps
+        ),
+        "the policy would never be trained: warmupSteps must be less than trainer.steps",
+        "algorithm.critic.warmupSteps",
+    ),
+    Rule(
+        f"!has(self.algorithm.offPolicy.opsmDelta) || {_HAS_OLD_POLICY}",
+        lambda s: (
+            s.algorithm.off_policy.opsm_delta is None
+            or s.algorithm.off_policy.old_log_probs == "rollout"
+            or s.trainer.steps_per_batch > 1
+        ),
+        "with one optimizer step a batch the old policy is the present one and no sequence is ever "
+        "masked; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+        "algorithm.offPolicy.opsmDelta",
+    ),
+    Rule(
+        f"self.algorithm.?loss.orValue('') != 'kl_cov' || {_HAS_OLD_POLICY}",
+        lambda s: (
+            s.algorithm.loss != "kl_cov"
+            or s.algorithm.off_policy.old_log_probs == "rollout"
+            or s.trainer.steps_per_batch > 1
+        ),
+        "with one optimizer step a batch the old policy is the present one and kl_cov holds "
+        "nothing back; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+        "algorithm.loss",
+    ),
+    *OVERLONG_ACROSS_GROUPS,
+    *WITH_SEATS,
+)
+"""Rules of the job's spec that are about its algorithm."""

@@ -1,0 +1,173 @@
+"""Arguments of an engine's server that a training job cannot have, because an update of the weights
+does not reach what they bring.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sluice.api.schema.base import Rule
+from sluice.api.schema.cel import listed
+
+Kind = Literal["boolean", "string", "array"]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedArgument:
+    """An argument by its name on a command line.
+
+    harmless: values with which it changes nothing. only: the values that are refused; default: all
+    others. A boolean is refused if it is true.
+    """
+
+    name: str
+    kind: Kind = "string"
+    harmless: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def refuses(self, value: Any) -> bool:
+        """True if the argument is refused with this value."""
+        if value is False:
+            return False
+        return str(value) in self.only if self.only else str(value) not in self.harmless
+
+    def spellings(self) -> tuple[str, ...]:
+        """The names that a manifest may give it: enable-lora, enable_lora, enableLora."""
+        first, *rest = self.name.split("-")
+        camel = first + "".join(part.capitalize() for part in rest)
+        return tuple(dict.fromkeys((self.name, self.name.replace("-", "_"), camel)))
+
+    def cel(self, spelling: str) -> str:
+        """CEL over a spec: the argument is there under this name, with a value that is refused."""
+        field = f"self.rollout.engineArgs.{spelling.replace('-', '__dash__')}"
+        present = f"has({field})"
+        if self.kind == "boolean":
+            return f"{present} && {field}"
+        if self.only:
+            return f"{present} && {field} in {listed(self.only)}"
+        return f"{present} && !({field} in {listed(self.harmless)})" if self.harmless else present
+
+
+SPECULATION = (
+    RefusedArgument("speculative-algorithm"),
+    RefusedArgument("speculative-config"),
+    RefusedArgument("speculative-draft-model"),
+    RefusedArgument("speculative-draft-model-path"),
+)
+ADAPTERS = (
+    RefusedArgument("enable-lora", "boolean"),
+    RefusedArgument("lora-modules", "array"),
+    RefusedArgument("lora-paths", "array"),
+    RefusedArgument("uno-lora-path"),
+)
+QUANTIZATION = (
+    RefusedArgument("quantization", harmless=("unquant",)),
+    RefusedArgument("quantize-and-serve", "boolean"),
+    RefusedArgument("modelopt-quant"),
+    RefusedArgument("rl-quant-profile"),
+    RefusedArgument("torchao-config"),
+    RefusedArgument("kt-weight-path"),
+    RefusedArgument("load-format", only=("bitsandbytes", "expert_pack", "flash_rl", "gguf")),
+)
+OUTSIDE_CACHES = (
+    RefusedArgument("enable-lmcache", "boolean"),
+    RefusedArgument("hicache-storage-backend"),
+)
+PARTS_OF_ENGINES = (
+    RefusedArgument("disaggregation-mode", harmless=("null",)),
+    RefusedArgument("ec-transfer-config"),
+    RefusedArgument("encoder-only", "boolean"),
+    RefusedArgument("kv-transfer-config"),
+    RefusedArgument("language-only", "boolean"),
+)
+REFUSED = (*SPECULATION, *ADAPTERS, *QUANTIZATION, *OUTSIDE_CACHES, *PARTS_OF_ENGINES)
+
+
+def kebab(name: str) -> str:
+    """The name of an argument on a command line: memFractionStatic -> mem-fraction-static."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).replace("_", "-").lower().lstrip("-")
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of engineArgs: free, but for what CEL has to see.
+
+    An API server shows CEL only fields that the schema names, so each spelling is one.
+    """
+    description = "Refused in a job that trains: an update of the weights does not reach it."
+    properties: dict[str, dict[str, Any]] = {}
+    for argument in REFUSED:
+        items = {"items": {"type": "string"}, "maxItems": 64} if argument.kind == "array" else {}
+        longest = {"maxLength": 4096} if argument.kind == "string" else {}
+        for spelling in argument.spellings():
+            properties[spelling] = {
+                "type": argument.kind,
+                "description": description,
+                **items,
+                **longest,
+            }
+    return {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+        "properties": properties,
+    }
+
+
+def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool = True) -> Rule:
+    """Rule of a spec that refuses arguments. trained: only in a job that trains."""
+    conditions = [argument.cel(name) for argument in arguments for name in argument.spellings()]
+    excused = "self.debug.rolloutOnly || " if trained else ""
+    return Rule(
+        f"{excused}!has(self.rollout.engineArgs) || "
+        f"![{', '.join(conditions)}].exists(refused, refused)",
+        lambda spec: (
+            (trained and spec.debug.rollout_only)
+            or not _refused(arguments, spec.rollout.engine_args)
+        ),
+        message,
+        "rollout.engineArgs",
+        shows=lambda spec: ", ".join(_refused(arguments, spec.rollout.engine_args)),
+        reason="FieldValueForbidden",
+    )
+
+
+def _refused(arguments: Sequence[RefusedArgument], engine_args: Mapping[str, Any]) -> list[str]:
+    by_name = {argument.name: argument for argument in arguments}
+    return [
+        name
+        for name, value in engine_args.items()
+        if (argument := by_name.get(kebab(name))) and argument.refuses(value)
+    ]
+
+
+ENGINE_ARGS = (
+    _rule(
+        SPECULATION,
+        "speculative decoding {} is not supported, because no update reaches a draft model: leave "
+        "it out",
+    ),
+    _rule(
+        ADAPTERS,
+        "LoRA adapters {} are not supported, because an engine serves the model that is trained: "
+        "leave them out",
+    ),
+    _rule(
+        QUANTIZATION,
+        "quantized weights {} are not supported, because updates come in the trainer's precision: "
+        "leave them out",
+    ),
+    _rule(
+        OUTSIDE_CACHES,
+        "a cache outside of the engine {} is not supported, because it would outlive the weights "
+        "that it was computed with: leave it out",
+    ),
+    _rule(
+        PARTS_OF_ENGINES,
+        "an engine that is only a part of one {} is not supported, because each engine of a job "
+        "prefills and decodes by itself: leave it out",
+        trained=False,
+    ),
+)
+"""Rules of a spec."""

@@ -1,0 +1,67 @@
+"""Resources that a container asks of its node."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sluice.api.schema.base import Model, Quantity, Rule
+
+GPU = "nvidia.com/gpu"
+_MEMORY_FIELDS = {
+    "trainer": "spec.trainer.resources.limits.memory",
+    "engine": "spec.rollout.resources.limits.memory",
+    "worker": "spec.rollout.workerResources.limits.memory",
+    "buffer": "spec.buffer.memory",
+    "rows": "spec.buffer.memory",
+}
+"""Container -> the field that bounds its memory."""
+_LESS_MEMORY = {
+    "trainer": "lower spec.trainer.maxTokensPerGpu, or set spec.trainer.recompute: full",
+    "engine": "lower spec.rollout.concurrency or spec.rollout.engineArgs.memFractionStatic",
+    "worker": "lower spec.rollout.concurrency",
+    "buffer": "lower spec.rollout.batchSize",
+}
+"""Container -> what makes it take less."""
+
+
+def memory_field(role: str, container: str) -> str:
+    """Path of the field with which a user gives a container more memory; for containers of his own,
+    the template.
+    """
+    in_template = (
+        f"resources.limits.memory of {container or 'its container'} in the template of {role}"
+    )
+    return _MEMORY_FIELDS.get(container, in_template)
+
+
+def less_memory(container: str) -> str:
+    """Fields with which a user makes a container take less memory, in words."""
+    return _LESS_MEMORY.get(container, "take a machine with more")
+
+
+class Resources(Model):
+    """Requests and limits of a container, as in a pod.
+    What is not named keeps the default of the container.
+    """
+
+    requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
+        default_factory=dict,
+        description="What a node must have free, such as `cpu: 8` and `memory: 64Gi`.",
+    )
+    limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
+        default_factory=dict,
+        description="What the container may use at most. A limit without a request is both.",
+    )
+
+    rules = (
+        Rule(
+            f"!(has(self.requests) && '{GPU}' in self.requests) && !(has(self.limits) && '{GPU}' "
+            "in self.limits)",
+            lambda r: GPU not in r.requests and GPU not in r.limits,
+            f"{GPU} is what trainer.gpusPerNode and rollout.gpusPerReplica ask for: leave it out "
+            "here",
+            reason="FieldValueForbidden",
+        ),
+    )

@@ -1,0 +1,71 @@
+"""spec.algorithm.overlong and rewardParts: what rewards are before advantages are formed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from sluice.api.groups.estimators import estimators
+from sluice.api.schema.base import Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.schema.cel import listed
+
+
+class Overlong(Model):
+    """DAPO's soft overlong punishment: the last tokens before the limit cost more and more.
+
+    It comes off the rewards that the trainer sees. Filters, evaluations and the reward that is
+    shown (`rollout/raw_reward`) are without it.
+    """
+
+    buffer: PositiveInt = Field(
+        description="The last so many tokens of rollout.sampling.maxResponseTokens: a response "
+        "that reaches into them loses penalty * (its tokens there) / buffer."
+    )
+    penalty: PositiveFloat = Field(
+        1.0, description="Taken off the reward of a response that is as long as it may be."
+    )
+
+
+class RewardPart(Model):
+    """A part of the reward that gdpo normalizes for itself."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
+        description="Of a number in the dictionary that the reward is, or of a term (reward.terms)."
+    )
+    weight: PositiveFloat = Field(1.0, description="Of its advantage in the sum.")
+
+
+OF_PARTS = (
+    Rule(
+        "(has(self.rewardParts) && size(self.rewardParts) > 0) == "
+        f"(self.estimator in {listed(estimators(lambda kind: kind.parts))})",
+        lambda a: bool(a.reward_parts) == a.kind.parts,
+        "gdpo needs rewardParts, and the other estimators look at the reward as a whole",
+        "rewardParts",
+    ),
+    Rule(
+        f"!has(self.overlong) || !(self.estimator in {listed(estimators(lambda k: k.parts))})",
+        lambda a: a.overlong is None or not a.kind.parts,
+        "overlong comes off the whole reward, which gdpo does not look at: use a term length, and "
+        "name it in rewardParts",
+        "overlong",
+        reason="FieldValueForbidden",
+    ),
+)
+"""Rules of spec.algorithm."""
+
+OVERLONG_ACROSS_GROUPS = (
+    Rule(
+        "!has(self.algorithm.overlong) || self.algorithm.overlong.buffer <= "
+        "self.rollout.sampling.maxResponseTokens",
+        lambda s: (
+            s.algorithm.overlong is None
+            or s.algorithm.overlong.buffer <= s.rollout.sampling.max_response_tokens
+        ),
+        "the buffer is the last part of a response, and cannot exceed "
+        "rollout.sampling.maxResponseTokens",
+        "algorithm.overlong.buffer",
+    ),
+)
+"""Rules of the job's spec."""

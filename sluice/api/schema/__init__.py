@@ -1,0 +1,1 @@
+"""The machinery of the API: schema, rules, messages, loading."""

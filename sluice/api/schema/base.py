@@ -1,0 +1,213 @@
+"""The base of all API models: camelCase in YAML, unknown fields refused, rules that
+are also CEL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, core_schema
+
+from sluice.api.schema.cel import escaped
+
+GROUP = "sluice.dev"
+VERSION = "v1alpha1"
+API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
+
+
+ErrorReason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
+"""Name that an API server gives an error: a value that does not fit, one that lacks, one that must
+not be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule over several fields of one model: once as CEL for the API server, once as Python.
+
+    cel: CEL expression over `self`; check: the same in Python, True where the rule holds. field:
+    the field (camelCase, relative to the model) that the message is about. message: what is
+    expected and what to do; `{}` in it stands for the values that `shows` gives in Python, and is
+    left out in CEL. reason: the kind of error. alternatives: fields of which only one may be set.
+    """
+
+    cel: str
+    check: Callable[[Any], bool]
+    message: str
+    field: str = ""
+    shows: Callable[[Any], str] | None = None
+    reason: ErrorReason = "FieldValueInvalid"
+    alternatives: tuple[str, ...] = ()
+
+
+def exactly_one(*fields: str, message: str = "", field: str = "") -> Rule:
+    """Rule that exactly one of some optional fields is set. Their names are single words."""
+    present = [f"has(self.{escaped(name)})" for name in fields]
+    several = f"[{', '.join(present)}].filter(x, x).size() == 1"
+    names = f"{', '.join(fields[:-1])} and {fields[-1]}"
+    return Rule(
+        " != ".join(present) if len(present) == 2 else several,
+        lambda model: sum(getattr(model, name) is not None for name in fields) == 1,
+        message or f"exactly one of {names} must be set",
+        field,
+        alternatives=fields,
+    )
+
+
+class Model(BaseModel):
+    """Base of all API objects."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        validate_default=False,
+        frozen=True,
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        for rule in self.rules:
+            if not rule.check(self):
+                values = f"({rule.shows(self)}) " if rule.shows else ""
+                message = rule.message.replace("{} ", values)
+                context = {
+                    "message": message,
+                    "field": rule.field,
+                    "alternatives": rule.alternatives,
+                }
+                raise PydanticCustomError("rule", "{message}", context)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Part of a list's type: no two entries are the same,
+    or have the same value in the field `key` (camelCase).
+
+    Two writers may then apply one entry each (server-side apply), and neither removes the other's.
+    """
+
+    key: str = ""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+        return {**handler(schema), **(kind if self.key else {"x-kubernetes-list-type": "set"})}
+
+    def _check(self, entries: list[Any]) -> list[Any]:
+        names = [each.model_dump(by_alias=True)[self.key] if self.key else each for each in entries]
+        for name in names:
+            if names.count(name) > 1:
+                message = f"{self.key} {name!r} stands here twice; expected once".strip()
+                raise PydanticCustomError("rule", "{message}", {"message": message})
+        return entries
+
+
+def nested(field: FieldInfo) -> type[Model] | None:
+    """The model of a field that is an object of ours, and is there also where it was left out."""
+    factory = field.default_factory
+    return factory if isinstance(factory, type) and issubclass(factory, Model) else None
+
+
+def manifest(model: Model) -> dict[str, Any]:
+    """The model as a manifest: camelCase, without what was not set."""
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+
+
+QUANTITY = r"^([0-9]+(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+|[KMGTPE]i|[numkMGTPE])?$"
+_QUANTITY = re.compile(QUANTITY)
+_SUFFIX = {
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+}
+_SUFFIX |= {f"{prefix}i": 1024.0 ** (power + 1) for power, prefix in enumerate("KMGTPE")}
+
+
+def quantity_value(quantity: str) -> float:
+    """The number behind a Kubernetes quantity: '512Mi' -> 536870912.0."""
+    match = _QUANTITY.match(quantity)
+    if not match:
+        raise ValueError(f"{quantity!r} is not a quantity such as 500m, 2, 512Mi or 1.5G")
+    number, suffix = match.group(1), match.group(3)
+    if suffix and suffix[0] in "eE" and len(suffix) > 1 and suffix[1] != "i":
+        return float(number + suffix)
+    return float(number) * _SUFFIX.get(suffix or "", 1.0)
+
+
+def _quantity(value: str | int | float) -> str:
+    text = str(value)
+    quantity_value(text)
+    return text
+
+
+Quantity = Annotated[
+    str | int,
+    AfterValidator(_quantity),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            # For integers and for strings, each of which ignores the other's.
+            "minimum": 0,
+            "pattern": QUANTITY,
+        }
+    ),
+]
+"""A Kubernetes resource quantity (`512Mi`, `2`, `500m`)."""
+
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_NAME}(\.{_NAME})*"
+SUBDOMAIN = rf"^{_SUBDOMAIN}$"
+CLASS = rf"^({_SUBDOMAIN})?$"
+ENTRY = r"^[-._a-zA-Z0-9]+$"
+CONTROLLER = rf"^{_SUBDOMAIN}/[A-Za-z0-9/._~!$&'()*+,;=:%-]+$"
+ObjectName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
+"""The name of an object in Kubernetes: an RFC 1123 subdomain."""
+LabelledName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=63)]
+"""The name of an object that is also the value of a label of pods."""
+ClassName = Annotated[str, Field(pattern=CLASS, max_length=253)]
+"""The name of a StorageClass; empty: a volume without a class."""
+SecretEntry = Annotated[str, Field(pattern=ENTRY, max_length=253)]
+"""A key in the data of a Secret or ConfigMap."""
+ControllerName = Annotated[str, Field(pattern=CONTROLLER, max_length=63)]
+"""A path below a domain, as of a Job's managedBy: acme.io/controller."""
+
+FreeForm = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+"""An object whose fields are somebody else's: a pod template, a volume source."""
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -1,0 +1,99 @@
+"""Room for the longest responses that a job allows, where they must fit: a batch on the buffer's
+disk, a group in its memory. What cannot be worked off must not be begun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.api.schema.base import Rule, quantity_value
+
+BYTES_PER_TOKEN = 9
+"""Of a response token: its id (4), its log-prob (4), its mask (1). Text and prompt come on top."""
+BASE_BYTES = 320 << 20
+"""The buffer's process without any message: interpreter, libraries, the index of a million groups.
+"""
+OVERHEAD = 1.3
+"""Peak memory of the buffer for each byte of messages that are under way
+(benchmarks/buffer_memory.py)."""
+_LEAST_BYTES = 64 << 20
+
+
+def budget_bytes(memory: int) -> int:
+    """Bytes of messages that a buffer with so much memory may have under way."""
+    return max(int((memory - BASE_BYTES) / OVERHEAD), _LEAST_BYTES)
+
+
+def largest_group(budget: int) -> int:
+    """Bytes of the largest group that is taken: while it is written, its bytes are there twice."""
+    return min(budget // 2, (2 << 30) - 1)
+
+
+def _longest_group(spec: Any) -> int:
+    return int(
+        spec.samples_per_prompt * spec.rollout.sampling.max_response_tokens * BYTES_PER_TOKEN
+    )
+
+
+def _memory_fits(spec: Any) -> bool:
+    return _longest_group(spec) <= largest_group(
+        budget_bytes(int(quantity_value(str(spec.buffer.memory))))
+    )
+
+
+def _batch_fits(spec: Any) -> bool:
+    size = quantity_value(str(spec.buffer.storage.size))
+    return bool(_longest_group(spec) * spec.rollout.batch_size <= size * 7 / 8)
+
+
+def _bytes(path: str) -> str:
+    """CEL: the bytes of a quantity."""
+    return f"quantity(string({path})).asApproximateFloat()"
+
+
+def _unless_malformed(path: str, rule: str) -> str:
+    """CEL: the rule, which has nothing to say of a text that is no quantity.
+
+    A server evaluates rules beside a pattern that has failed, and would report the error of
+    `quantity()` as well.
+    """
+    return f"!isQuantity(string({path})) || {rule}"
+
+
+def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
+    """sequences, samples, longest: CEL of a batch's sequences, of a group's samples,
+    and of maxResponseTokens.
+    """
+    memory = _bytes("self.buffer.memory")
+    storage = _bytes("self.buffer.storage.size")
+    group = f"double({samples} * {longest} * {BYTES_PER_TOKEN})"
+    budget = f"({memory} - {BASE_BYTES}.0) / {OVERHEAD} / 2.0"
+    return (
+        Rule(
+            _unless_malformed(
+                "self.buffer.storage.size",
+                f"double({sequences} * {longest} * {BYTES_PER_TOKEN}) <= {storage} * 0.875",
+            ),
+            _batch_fits,
+            "a batch of the longest responses {} does not fit: batchSize x samplesPerPrompt x "
+            "maxResponseTokens x "
+            f"{BYTES_PER_TOKEN} bytes are more than 7/8 of it; make it larger, or the batch "
+            "smaller",
+            "buffer.storage.size",
+            lambda s: f"{_longest_group(s) * s.rollout.batch_size / 2**30:.1f} GiB",
+        ),
+        Rule(
+            _unless_malformed(
+                "self.buffer.memory",
+                f"{group} <= {_LEAST_BYTES // 2}.0 || "
+                f"({group} <= {budget} && {group} < 2147483648.0)",
+            ),
+            _memory_fits,
+            "a group of the longest responses {} is more than the buffer takes with this memory: "
+            "samplesPerPrompt x "
+            f"maxResponseTokens x {BYTES_PER_TOKEN} bytes must be below (memory - 320Mi) / "
+            f"{OVERHEAD} / 2, and 2 GiB",
+            "buffer.memory",
+            lambda s: f"{_longest_group(s) / 2**20:.0f} MiB",
+        ),
+    )

@@ -1,0 +1,226 @@
+"""RLJob models -> CustomResourceDefinition: a structural schema with defaults, CEL rules, columns
+and subresources.
+
+Kubernetes' structural schemas are a subset of what pydantic emits: references are inlined, `anyOf`
+with null becomes `nullable`, and constraints that OpenAPI v3.0 writes otherwise (exclusive bounds)
+are rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from sluice.api.job import KIND, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
+from sluice.api.schema.base import GROUP, VERSION, Model, Rule, nested
+from sluice.api.schema.mutability import transitions
+from sluice.api.status import RLJobStatus
+
+Models = Mapping[str, type[Model]]
+"""By name: what the definitions of a JSON schema are made from."""
+_DROPPED = ("title", "default", "const", "examples", "discriminator")
+COLUMNS = [
+    ("State", "string", ".status.state", 0),
+    ("Step", "integer", ".status.step", 0),
+    ("Reward", "string", ".status.reward", 0),
+    ("Lag", "string", ".status.policyLag", 0),
+    ("Rollouts", "integer", ".status.rolloutReplicas", 0),
+    ("Version", "integer", ".status.weightVersion", 0),
+    ("Restarts", "integer", ".status.restarts", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Steps", "integer", ".status.totalSteps", 1),
+    ("Loss", "string", ".status.loss", 1),
+    ("Goodput", "string", ".status.goodput.ratio", 1),
+    ("Reason", "string", ".status.reason", 1),
+]
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The CRD of RLJob v1alpha1."""
+    schema = {
+        "description": _unwrapped((RLJob.__doc__ or "").strip()),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object", "properties": {"name": _name()}},
+            "spec": schema_of(RLJobSpec),
+            "status": _status(),
+        },
+        "x-kubernetes-validations": transitions(RLJobSpec),
+    }
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.rollout.replicas",
+                "statusReplicasPath": ".status.rolloutReplicas",
+                "labelSelectorPath": ".status.rolloutSelector",
+            },
+        },
+        "selectableFields": [{"jsonPath": ".status.state"}],
+        "additionalPrinterColumns": [
+            {
+                "name": name,
+                "type": kind,
+                "jsonPath": path,
+                **({"priority": priority} if priority else {}),
+            }
+            for name, kind, path, priority in COLUMNS
+        ],
+        "schema": {"openAPIV3Schema": schema},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": [SHORT_NAME],
+                "categories": ["all", "ml"],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def _name() -> dict[str, Any]:
+    """The schema of metadata.name, which may hold no more than the rules of a text."""
+    schema = ObjectMeta.model_json_schema()["properties"]["name"]
+    return {key: schema[key] for key in ("type", "pattern", "maxLength", "description")}
+
+
+def _status() -> dict[str, Any]:
+    """A job that no operator has looked at yet is pending too:
+    `kubectl get` never shows an empty state.
+    """
+    schema = schema_of(RLJobStatus)
+    schema["properties"]["state"]["default"] = "Pending"
+    return schema | {"default": {"state": "Pending"}}
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Structural schema of a model, with the defaults and the CEL rules of every
+    model inside it.
+    """
+    schema = model.model_json_schema(by_alias=True)
+    definitions = schema.pop("$defs", {})
+    models = {each.__name__: each for each in _models(Model)}
+    return _structural(schema | {"_model": model.__name__}, definitions, models)
+
+
+def _models(base: type[Model]) -> list[type[Model]]:
+    return [model for direct in base.__subclasses__() for model in (direct, *_models(direct))]
+
+
+def _structural(
+    node: dict[str, Any], definitions: dict[str, Any], models: Models
+) -> dict[str, Any]:
+    if "description" in node:
+        node = node | {"description": _unwrapped(node["description"])}
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        extra = {k: v for k, v in node.items() if k != "$ref"}
+        return _structural({**definitions[name], "_model": name} | extra, definitions, models)
+    if "allOf" in node and len(node["allOf"]) == 1:
+        return _structural(
+            {**node["allOf"][0], **{k: v for k, v in node.items() if k != "allOf"}},
+            definitions,
+            models,
+        )
+    if node.get("x-kubernetes-int-or-string"):
+        default = {"default": node["default"]} if node.get("default") is not None else {}
+        limits = {key: node[key] for key in ("minimum", "pattern") if key in node}
+        return _described(node, {"x-kubernetes-int-or-string": True} | limits | default)
+    if "anyOf" in node:
+        return _optional(node, definitions, models)
+    return _plain(node, definitions, models)
+
+
+def _unwrapped(description: str) -> str:
+    """Each paragraph of a docstring on one line."""
+    return "\n\n".join(" ".join(part.split()) for part in description.split("\n\n"))
+
+
+def _optional(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
+    """`X | None`: the field may be left out. Writing null is the same as leaving it out, so nothing
+    is `nullable`.
+    """
+    choices = [c for c in node["anyOf"] if c.get("type") != "null"]
+    if len(choices) != 1:
+        raise TypeError(f"a structural schema cannot choose between {choices}")
+    return _described(node, _structural(choices[0], definitions, models))
+
+
+def _described(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | ({"description": node["description"]} if "description" in node else {})
+
+
+def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
+    schema = {k: v for k, v in node.items() if k not in _DROPPED and k != "_model"}
+    for limit, flag in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if limit in schema:
+            schema[flag], schema[limit] = schema[limit], True
+    if "const" in node:
+        schema |= {"type": "string", "enum": [node["const"]]}
+    if "properties" in schema:
+        schema["properties"] = {
+            k: _structural(v, definitions, models) for k, v in schema["properties"].items()
+        }
+        schema.pop("additionalProperties", None)
+    elif isinstance(schema.get("additionalProperties"), dict):
+        schema["additionalProperties"] = _structural(
+            schema["additionalProperties"], definitions, models
+        )
+    if "items" in schema:
+        schema["items"] = _structural(schema["items"], definitions, models)
+    default = node.get("default")
+    if isinstance(default, str | int | float | bool | list) and default not in ("", []):
+        schema["default"] = default
+    if model := models.get(node.get("_model", "")):
+        _fill(schema, model)
+    return schema
+
+
+def _fill(schema: dict[str, Any], model: type[Model]) -> None:
+    """The defaults of objects that are always there,
+    so that the whole spec is stored; and the rules.
+    """
+    for name, field in model.model_fields.items():
+        if inner := nested(field):
+            schema["properties"][field.alias or name]["default"] = _default(inner())
+    if model.rules:
+        schema["x-kubernetes-validations"] = [_validation(rule) for rule in model.rules]
+
+
+def _default(value: Model) -> dict[str, Any]:
+    """Complete: an API server applies the rules of an object to its default as it stands here."""
+    fields: dict[str, Any] = {}
+    for name, field in type(value).model_fields.items():
+        each = getattr(value, name)
+        if isinstance(each, Model):
+            fields[field.alias or name] = _default(each)
+        elif each not in (None, "", [], {}):
+            fields[field.alias or name] = each
+    return fields
+
+
+def _validation(rule: Rule) -> dict[str, str]:
+    validation = {"rule": rule.cel, "message": rule.message.replace("{} ", "")}
+    if rule.field:
+        validation["fieldPath"] = f".{rule.field}"
+    if rule.reason != "FieldValueInvalid":
+        validation["reason"] = rule.reason
+    return validation

@@ -1,0 +1,134 @@
+"""Parts of a spec whose fields are Kubernetes' own: pod templates, volume sources, a network
+policy's peers.
+
+An API server drops or refuses what it does not know of them, long after the manifest was
+written. Their fields are known here, as Kubernetes' Python client of the operator has them
+(`make kubernetes-fields`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from sluice.api.schema import marks
+from sluice.api.schema.base import FreeForm, Model
+from sluice.api.schema.marks import Location, places
+from sluice.api.schema.suggestions import meant
+
+_CALLED = {
+    "PodTemplateSpec": "a pod template",
+    "PodSpec": "a pod's spec",
+    "Container": "a container",
+    "VolumeSource": "a volume",
+    "NetworkPolicyPeer": "a network policy's peer",
+}
+_SIMPLE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "text": ("a text", lambda value: isinstance(value, str)),
+    "integer": (
+        "a whole number",
+        lambda value: isinstance(value, int) and not isinstance(value, bool),
+    ),
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "quantity": (
+        "a quantity",
+        lambda value: isinstance(value, str | int | float) and not isinstance(value, bool),
+    ),
+    "any": ("anything", lambda value: True),
+}
+_DIRECTIVE = "$patch"
+"""Of a merge, in an entry of a list: `$patch: delete`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfKubernetes:
+    """Part of a field's type: the field holds an object of this type of Kubernetes'."""
+
+    type: str
+
+
+PodTemplate = Annotated[FreeForm, OfKubernetes("PodTemplateSpec")]
+VolumeSource = Annotated[FreeForm, OfKubernetes("VolumeSource")]
+NetworkPolicyPeer = Annotated[FreeForm, OfKubernetes("NetworkPolicyPeer")]
+
+
+@cache
+def kubernetes_fields() -> dict[str, dict[str, str]]:
+    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for
+    a map.
+    """
+    fields: dict[str, dict[str, str]] = json.loads(
+        (Path(__file__).parent / "kubernetes_fields.json").read_text()
+    )
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that Kubernetes would not understand."""
+
+    location: Location
+    text: str
+
+
+def faults_of(model: type[Model], spec: Mapping[str, Any]) -> list[Fault]:
+    """All that Kubernetes would not understand of a spec, in the order of the model's fields."""
+    return [
+        fault
+        for parts, mark in marks.fields(model, OfKubernetes)
+        for place in places(spec, parts)
+        for fault in _check(place.holder[place.key], mark.type, place.location)
+    ]
+
+
+def _check(value: Any, kind: str, at: Location) -> Iterator[Fault]:
+    """`null` is right anywhere: a merge removes the field."""
+    if value is None:
+        return
+    if kind in _SIMPLE:
+        yield from _check_simple(value, kind, at)
+    elif kind.startswith("["):
+        yield from _check_list(value, kind[1:-1], at)
+    elif not isinstance(value, Mapping):
+        yield Fault(at, f"expected an object, found {value!r}")
+    elif kind.startswith("{"):
+        for key, each in value.items():
+            yield from _check(each, kind[1:-1], (*at, str(key)))
+    else:
+        yield from _check_object(value, kind, at)
+
+
+def _check_simple(value: Any, kind: str, at: Location) -> Iterator[Fault]:
+    expected, fits = _SIMPLE[kind]
+    if not fits(value):
+        cure = (
+            "; put it in quotes" if kind == "text" and isinstance(value, bool | int | float) else ""
+        )
+        yield Fault(at, f"expected {expected}, found {value!r}{cure}")
+
+
+def _check_list(value: Any, kind: str, at: Location) -> Iterator[Fault]:
+    if not isinstance(value, list):
+        yield Fault(at, f"expected a list, found {value!r}")
+        return
+    for index, each in enumerate(value):
+        entry = (
+            {name: one for name, one in each.items() if name != _DIRECTIVE}
+            if isinstance(each, Mapping)
+            else each
+        )
+        yield from _check(entry, kind, (*at, index))
+
+
+def _check_object(value: Mapping[str, Any], kind: str, at: Location) -> Iterator[Fault]:
+    known = kubernetes_fields()[kind]
+    for name, each in value.items():
+        if name in known:
+            yield from _check(each, known[name], (*at, name))
+        else:
+            text = f"no such field of {_CALLED.get(kind, kind)}; {meant(str(name), known)}"
+            yield Fault((*at, str(name)), text)

@@ -1,0 +1,176 @@
+"""Manifest files -> RLJob.
+
+Bad input gets one message that names file, line, field and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+
+from sluice.api.job import KIND, RLJob, RLJobSpec
+from sluice.api.schema import yaml_text
+from sluice.api.schema.base import API_VERSION
+from sluice.api.schema.containers import faults_of_containers
+from sluice.api.schema.kubernetes_fields import faults_of
+from sluice.api.schema.marks import Location
+from sluice.api.schema.problems import NO_OVERRIDES, Overrides, describe, describe_faults
+from sluice.api.schema.yaml_text import MAX_BYTES
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used. The text is for people: where, what, and what to do."""
+
+
+def read_documents(path: Path) -> list[CommentedMap]:
+    """All YAML documents of a file (YAML 1.2, as kubectl reads them: 1e-6 is a number)."""
+    return parse_documents(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of YAML. Raises ManifestError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ManifestError(f"{path}: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"{path}: more than {MAX_BYTES >> 10} KiB; expected an RLJob manifest")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ManifestError(
+            f"{path}: not a text file: {error.reason} at byte {error.start}"
+        ) from error
+
+
+def parse_documents(text: str, source: str) -> list[CommentedMap]:
+    try:
+        documents = [d for d in yaml_text.load_all(text) if d is not None]
+    except YAMLError as error:
+        raise ManifestError(yaml_text.explain(error, source)) from error
+    if not documents:
+        raise ManifestError(f"{source}: the file is empty; expected an RLJob manifest")
+    for document in documents:
+        if not isinstance(document, CommentedMap):
+            raise ManifestError(
+                f"{source}: expected an object with apiVersion, kind, metadata and spec"
+            )
+    return documents
+
+
+def load_job(path: Path, overrides: list[str] | None = None) -> RLJob:
+    """The one RLJob in a file, with `path=value` overrides applied (`spec.` may be left out)."""
+    return parse_job(one_job(path), str(path), overrides)
+
+
+def one_job(path: Path) -> CommentedMap:
+    """The document of the one RLJob in a file."""
+    documents = read_documents(path)
+    jobs = [d for d in documents if d.get("kind") == KIND] or documents
+    if len(jobs) > 1:
+        names = ", ".join(str((d.get("metadata") or {}).get("name", "?")) for d in jobs)
+        raise ManifestError(f"{path}: {len(jobs)} RLJobs in one file ({names}); expected one")
+    return jobs[0]
+
+
+def parse_job(document: CommentedMap, source: str, overrides: list[str] | None = None) -> RLJob:
+    changed = {apply_override(document, override): override for override in overrides or []}
+    if document.get("kind") != KIND or document.get("apiVersion") != API_VERSION:
+        header = f"apiVersion {document.get('apiVersion')!r}, kind {document.get('kind')!r}"
+        raise ManifestError(
+            f"{source}: expected apiVersion {API_VERSION}, kind {KIND}; found {header}"
+        )
+    plain = _plain(document)
+    try:
+        job = RLJob.model_validate(plain, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise ManifestError(describe(error, document, source, changed)) from error
+    check_foreign(plain, document, source, changed)
+    return job
+
+
+def check_foreign(
+    plain: Mapping[str, Any], document: Any, source: str, changed: Overrides = NO_OVERRIDES
+) -> None:
+    """Raise ManifestError if Kubernetes would not understand a template or a volume, or a template
+    changes a container that no pod has. document: with its lines.
+    """
+    faults = faults_of(RLJobSpec, plain["spec"]) or faults_of_containers(plain["spec"])
+    if faults:
+        raise ManifestError(describe_faults(faults, document, source, changed))
+
+
+def apply_override(document: Any, override: str) -> Location:
+    """Set one value: `trainer.steps=10`, `spec.data.prompts[0].path=x.jsonl`. The value is YAML.
+
+    Returns the location of the value.
+    """
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ManifestError(f"--set {override}: expected path=value, such as trainer.steps=10")
+    keys = path.replace("[", ".").replace("]", "").split(".")
+    if keys[0] not in ("spec", "metadata", "kind", "apiVersion"):
+        keys.insert(0, "spec")
+    target, location = document, list[str | int]()
+    for position, key in enumerate(keys[:-1]):
+        location.append(int(key) if isinstance(target, list) and key.isdigit() else key)
+        target = _descend(target, key, override, ".".join(keys[:position]))
+    _can_hold(target, override, ".".join(keys[:-1]))
+    try:
+        value = yaml_text.load(text) if text else ""
+    except YAMLError as error:
+        raise ManifestError(yaml_text.explain(error, f"--set {path}")) from error
+    if isinstance(target, list):
+        index = _index(target, keys[-1], override)
+        if index == len(target):
+            target.append(value)
+        else:
+            target[index] = value
+        return (*location, index)
+    target[keys[-1]] = value
+    return (*location, keys[-1])
+
+
+def _descend(target: Any, key: str, override: str, path: str) -> Any:
+    if isinstance(target, list):
+        index = _index(target, key, override)
+        if index == len(target):
+            target.append(CommentedMap())
+        return target[index]
+    _can_hold(target, override, path)
+    if target.get(key) is None:
+        target[key] = CommentedMap()
+    return target[key]
+
+
+def _can_hold(target: Any, override: str, path: str) -> None:
+    if not isinstance(target, dict | list):
+        raise ManifestError(f"--set {override}: {path} is {target!r}, which has no fields")
+
+
+def _index(target: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) > len(target):
+        raise ManifestError(
+            f"--set {override}: {key!r} is not an index into a list of {len(target)}"
+        )
+    return int(key)
+
+
+def _plain(node: Any) -> Any:
+    """Ruamel's round-trip types as plain dict, list and scalars."""
+    if isinstance(node, dict):
+        return {str(k): _plain(v) for k, v in node.items()}
+    if isinstance(node, list):
+        return [_plain(v) for v in node]
+    if isinstance(node, bool) or node is None:
+        return node
+    for plain in (int, float, str):
+        if isinstance(node, plain):
+            return plain(node)
+    return str(node)
