@@ -42,15 +42,15 @@ from transformers import AutoTokenizer
 from benchmarks.processes import small_engine
 from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
-from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.runtime.pod_env import free_port
+from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice_rollout.episode import Episode
-from sluice_rollout.function import Player
-from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions.runner import Player
 from tests.integration.engines import WORDS, save_model
 from tests.unit.buffer.buffer_tools import make_job
 

@@ -65,7 +65,7 @@ def main() -> None:
 
 def kernels() -> list[str]:
     """A table of the functions."""
-    from sluice.engines.inside.path import invariant
+    from sluice.numerics import invariant
 
     torch.manual_seed(0)
     device, bf16 = torch.device("cuda"), torch.bfloat16
@@ -123,7 +123,7 @@ def kernels() -> list[str]:
 
 def _attention(normal: Callable[..., Tensor], heads: int, shared: int, width: int) -> str:
     """Prompts at once; their last tokens alone and their second halves, over a paged cache."""
-    from sluice.engines.inside.path import invariant
+    from sluice.numerics import invariant
 
     device, lengths = torch.device("cuda"), [1, 7, 300, 1000, 64, 65]
     tokens, longest = sum(lengths), max(lengths)

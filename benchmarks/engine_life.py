@@ -24,7 +24,7 @@ import torch
 from benchmarks.processes import small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 
 QUICKSTART = Path(__file__).parents[1] / "examples/quickstart"
 GPUS = torch.cuda.device_count()

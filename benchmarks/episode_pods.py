@@ -31,11 +31,11 @@ from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan import names
 from sluice_operator.plan.decide import episodes as places
 from sluice_operator.plan.decide.episodes import Place, Turn
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Images, KubeObject
 from sluice_operator.plan.manifests.episodes import episode_pod
-from sluice_operator.plan.model import Images, KubeObject
 from tests.cluster.world import SPEC
 from tests.integration.engines import save_model
 

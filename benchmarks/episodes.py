@@ -36,22 +36,22 @@ import psutil
 from prometheus_client import REGISTRY
 
 from benchmarks.agents import ANSWER, MIB, PARAMS, SPECIAL, Bench
-from sluice import episodes as wire
 from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
-from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.samples import episode_protocol as wire
+from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.telemetry import logs
 from sluice_cli.data.verifiers_rows import rows_of
 from sluice_operator.cluster.kube.api import Api
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import Play
-from sluice_rollout.function import Player
-from sluice_rollout.gateway import desk
+from sluice_rollout.gateway import registry
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions.runner import Player
 from tests.cluster.conftest import install_crd
 from tests.cluster.control_plane import control_plane
 from tests.cluster.operators import Operator
@@ -108,7 +108,7 @@ async def worker(model: Path, play: Play | None, host: str, port: int) -> AsyncI
     encoder, pods = PromptEncoder(spec, model), EpisodePods.of(TOKEN, POD_SECONDS, "kubectl")
     async with (
         Constant("http://127.0.0.1:9") as engine,
-        desk.Desk.of(spec, encoder, desk.Place(host, port, pods)) as place,
+        registry.Desk.of(spec, encoder, registry.Place(host, port, pods)) as place,
     ):
         health = EngineHealth(engine, 60.0)
         slots = asyncio.Semaphore(SIDE_BY_SIDE)

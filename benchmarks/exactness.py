@@ -34,7 +34,7 @@ from benchmarks import stages
 from benchmarks.processes import small_engine
 from sluice.api import RLJobSpec
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice_trainer.backend import backend_of
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.distributed.device import DEVICE

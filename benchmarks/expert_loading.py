@@ -30,12 +30,12 @@ import aiohttp
 import torch
 
 from benchmarks.shapes import write_config
-from sluice.engines.inside.install import install
+from sluice.engines.plugin_common.install import install
 from sluice.engines.sglang.control import Control
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.ipc import Ipc
 from sluice_trainer.weights.transport import Peer

@@ -23,7 +23,7 @@ import torch
 from benchmarks.processes import Server, small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 
 GPUS = torch.cuda.device_count()
 GROUP = 8

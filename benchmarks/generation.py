@@ -29,7 +29,7 @@ import torch
 from benchmarks.processes import small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 
 GPUS = torch.cuda.device_count()
 EXAMPLE = Path(__file__).parents[1] / "examples" / ("throughput" if GPUS else "quickstart")

@@ -41,13 +41,13 @@ from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from tests.integration.engines import save_model, tensors
 
 NAMESPACE, OURS, THEIRS = "sluice-lost", "sluice-lost0", "sluice-lost1"

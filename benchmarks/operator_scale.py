@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan.names import PORTS
+from sluice_operator.plan.facts.names import PORTS
 from tests.cluster.conftest import install_crd
 from tests.cluster.control_plane import control_plane
 from tests.cluster.operators import Operator

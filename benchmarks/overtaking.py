@@ -29,8 +29,8 @@ import aiohttp
 from benchmarks.processes import Server, small_engine
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.engines.sglang.together import Together
-from sluice.environment import free_port
+from sluice.engines.sglang.request_batching import Together
+from sluice.runtime.pod_env import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart"
 TOGETHER = "many in one"

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from sluice.rewards import RewardInput
-from sluice.user_code import load_reward
+from sluice.runtime.user_code import load_reward
 
 
 class Trainer(GRPOTrainer):

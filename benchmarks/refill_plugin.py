@@ -28,7 +28,7 @@ DISTRIBUTION = {
 
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sluice_sglang.gather import PREFILL
+    from sluice_sglang.prefill_batching import PREFILL
 
     HookRegistry.register(PREFILL, Switched(Path(os.environ[FILE_VARIABLE])), HookType.AROUND)
 

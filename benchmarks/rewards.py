@@ -99,7 +99,7 @@ sys.path.insert(0, {benchmarks!r})
 import rewards
 from pathlib import Path
 from sluice.rewards import registry
-from sluice.user_code import load_reward
+from sluice.runtime.user_code import load_reward
 case = next(c for c in rewards.cases(Path({user!r})) if c.name == {name!r})
 kind = case.fields.get("type")
 function = registry.here.get(kind)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.processes import small_engine
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.telemetry import run_directory
 
 ROOT = Path(__file__).parents[1]

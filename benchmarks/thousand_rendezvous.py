@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from sluice.engines.sglang.plugin.__main__ import PATH
 
 sys.path.append(str(PATH))
-from sluice_sglang.gather import Gathering
+from sluice_sglang.prefill_batching import Gathering
 
 SECONDS = 60.0
 SHARE = 0.1

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.weight_sync_source import GPUS
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_operator.cluster.local.gpus import visible_gpus

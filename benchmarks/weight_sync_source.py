@@ -23,7 +23,7 @@ import torch
 
 from sluice.api import RLJobSpec
 from sluice.engines.sglang.layout import Layout
-from sluice.environment import Environment, read
+from sluice.runtime.pod_env import Environment, read
 from sluice_trainer.model.huggingface_config import read_shape
 
 GPUS = torch.cuda.device_count()

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pytest
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.helm import load
 
 CACHE = Path.home() / ".cache" / "sluice-prometheus"

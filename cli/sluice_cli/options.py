@@ -106,7 +106,7 @@ def lacking(
     extra of libraries that several bring.
     """
     extra = _EXTRAS.get(str(error.name).partition(".")[0], usual)
-    from sluice.extras import install_command
+    from sluice.runtime.extras import install_command
 
     typer.echo(f"error: {error.name} is missing: {install_command(extra)}", err=True)
     return typer.Exit(code)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sluice.api import RLJobStatus
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import run_directory
 from sluice_cli.status.listing import Listed
 from sluice_cli.status.logs import LogLine, merged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 from sluice_client.errors import ClientError
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from sluice_operator import handlers, settings
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect, operatorkey
 from sluice_operator.cluster.kube.lease import Timing
+from sluice_operator.cluster.kube.namespace_lock import ALWAYS, Territory
 from sluice_operator.cluster.kube.paths import RLJOBS
-from sluice_operator.cluster.kube.territory import ALWAYS, Territory
 from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.progress import Prober

@@ -18,19 +18,20 @@ from structlog.contextvars import bound_contextvars
 
 from sluice.api import KIND, MANAGER, ManifestError, RLJob, RLJobStatus
 from sluice.telemetry.planner import advice_for
-from sluice_operator import admit
-from sluice_operator.admit import accept, parse
+from sluice_operator import spec_acceptance
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
-from sluice_operator.plan import Event, KubeObject, Plan, names, podstate
+from sluice_operator.plan import Event, KubeObject, Plan
 from sluice_operator.plan.decide.drain import drain
-from sluice_operator.plan.model import JobKey, uid
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import JobKey, uid
 from sluice_operator.progress import Prober, key_of
 from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile
 from sluice_operator.settings import OperatorSettings
-from sluice_operator.telling import Teller, Told
+from sluice_operator.spec_acceptance import accept, parse
+from sluice_operator.user_notices import Teller, Told
 
 STUCK_SECONDS = 300.0
 DRAIN_SECONDS = 2.0
@@ -248,7 +249,7 @@ class Controller:
         except ManifestError as error:
             await self.teller.invalid(stored, str(error))
             return None
-        if admit.is_mended(accepted.job.status):
+        if spec_acceptance.is_mended(accepted.job.status):
             await self.cluster.store_status(stored, RLJobStatus())
             return 0.0
         await self.teller.refused(stored, accepted.refused)
@@ -278,7 +279,7 @@ class Controller:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, decision.status, advice_for(job.spec, decision.status))
         if (
-            admit.runs_first(job.status, decision.status)
+            spec_acceptance.runs_first(job.status, decision.status)
             and decision.status.start_time
             and not told.has_run
         ):

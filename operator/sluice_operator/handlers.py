@@ -20,9 +20,9 @@ import kopf
 from sluice.api import GROUP, PLURAL, VERSION
 from sluice_operator.cluster.kube.api import PAGE
 from sluice_operator.cluster.kube.cluster import POD_SELECTOR, KubeCluster, job_key, pod_key
-from sluice_operator.cluster.kube.stateless import NoDiffs, NoProgress
+from sluice_operator.cluster.kube.kopf_storage import NoDiffs, NoProgress
 from sluice_operator.controller import Controller
-from sluice_operator.plan.model import JobKey
+from sluice_operator.plan.facts.model import JobKey
 
 WATCH_SECONDS = 270
 

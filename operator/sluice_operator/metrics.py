@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from sluice.api import RLJobStatus
 from sluice.telemetry.planner import Advice
-from sluice_operator.plan.model import JobKey
+from sluice_operator.plan.facts.model import JobKey
 
 CONTROLLER = "rljob"
 _FAST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

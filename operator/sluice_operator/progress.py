@@ -13,13 +13,14 @@ from typing import Protocol
 import grpc.aio
 import structlog
 
-from sluice.wire import ask as wire
 from sluice.wire import protocol, rpc, tls
+from sluice.wire import queries as wire
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.plan import KubeObject, Progress, names, podstate
-from sluice_operator.plan.model import JobKey, uid
+from sluice_operator.plan import KubeObject, Progress
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import JobKey, uid
 
 DEADLINE = 5.0
 AT_ONCE = 32

@@ -18,8 +18,9 @@ import structlog
 from sluice.api import ConditionType, RLJob, RLJobStatus
 from sluice.telemetry import steady
 from sluice_operator.cluster.protocol import Cluster, Host
-from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan, podstate
+from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan
 from sluice_operator.plan.decide.reopen import reopened
+from sluice_operator.plan.facts import podstate
 from sluice_operator.plan.planner import DEFAULT_IMAGES
 
 POLL_SECONDS = 0.5

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sluice.api.schema.problems import describe
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator.plan import Images
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
 

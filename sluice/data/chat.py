@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sluice import causes
 from sluice.data.messages import MessageError, normalised
 from sluice.data.rows import MASKS
-from sluice.environment import ConfigurationError
 from sluice.model_files import gguf_problem
+from sluice.runtime import error_summary
+from sluice.runtime.pod_env import ConfigurationError
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 """Without any of them transformers makes an empty tokenizer, and says nothing."""
@@ -200,7 +200,7 @@ def _refusals(tokenizer: Any) -> Iterator[None]:
     except Exception as error:
         if not getattr(tokenizer, "chat_template", None):
             raise PromptError(NO_TEMPLATE) from error
-        reason = f"{error}" if isinstance(error, TemplateError) else causes.named(error)
+        reason = f"{error}" if isinstance(error, TemplateError) else error_summary.named(error)
         raise PromptError(f"the chat template refuses the prompt: {reason}") from error
 
 

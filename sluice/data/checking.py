@@ -17,7 +17,7 @@ from sluice.data.answers import AnsweredRow, parse_answer
 from sluice.data.files import Row, files_of, read_file
 from sluice.data.rows import PromptRow, Read, RowError, parse_row, problem
 from sluice.data.vocabulary import embedding_size
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 
 def reader_of(spec: RLJobSpec) -> Read:

@@ -16,7 +16,7 @@ from typing import Any
 
 from sluice.api.groups.data import parse_path
 from sluice.data.json_list import read_json_list
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 ENDINGS = (".jsonl", ".json", ".parquet")
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 _CHUNK = 1 << 20
 _MARGIN = 16

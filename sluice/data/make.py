@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sluice import environment
 from sluice.api import RLJobSpec
 from sluice.data.files import Row
 from sluice.data.writers import Writer
-from sluice.environment import ConfigurationError
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.runtime.user_code import LoadError, load
 from sluice.telemetry import logs
-from sluice.user_code import LoadError, load
 
 SECONDS = 540
 """For all files of a job. The trainer and the engines wait 600 s for the buffer."""
@@ -104,7 +104,7 @@ def _time_is_up(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    env = environment.read("buffer")
+    env = pod_env.read("buffer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     directory, spec = env.directory("rows"), env.job().spec
     signal.signal(signal.SIGALRM, _time_is_up)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.data.chat import PromptError, load_tokenizer
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 _SHOWN = 3
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from sluice.data.files import ENDINGS, Row
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 _BATCH = 1024
 _READ_BY_NAME = ("prompt", "input", "label", "reward_model")

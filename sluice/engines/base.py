@@ -16,7 +16,7 @@ from sluice.api import RLJobSpec
 if TYPE_CHECKING:
     import aiohttp
 
-    from sluice.sample import Experts, WeightSpan
+    from sluice.samples.sample import Experts, WeightSpan
 
 T = TypeVar("T")
 

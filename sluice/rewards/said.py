@@ -8,7 +8,7 @@ from sluice.rewards.builtin import dapo, gsm8k
 from sluice.rewards.builtin.extraction import answer_box
 from sluice.rewards.builtin.math_prm800k import hendrycks
 from sluice.rewards.types import Judgement, answer_number
-from sluice.sample import PREDICTION
+from sluice.samples.sample import PREDICTION
 
 
 def _boxed(response: str) -> str | None:

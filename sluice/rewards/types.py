@@ -13,7 +13,7 @@ from typing import Any
 from sluice import input_checks
 from sluice.input_checks import InputError, is_number, without_surrogates
 from sluice.input_checks import shown as shown
-from sluice.sample import PREDICTION, Messages
+from sluice.samples.sample import PREDICTION, Messages
 
 RewardValue = float | int | bool | dict[str, Any]
 """A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is

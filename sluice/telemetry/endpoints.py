@@ -23,7 +23,7 @@ from prometheus_client import (
     make_wsgi_app,
 )
 
-from sluice.environment import Environment
+from sluice.runtime.pod_env import Environment
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import structlog
 
-from sluice import first_process, open_files
-from sluice.environment import ConfigurationError
+from sluice.runtime import open_files, pid1
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import terminal
 
 
@@ -109,7 +109,7 @@ def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
 
 def run_blocking(role: str, main: Callable[[], int | None]) -> None:
     """The same for a main that is not a coroutine."""
-    first_process.run_under_init()
+    pid1.run_under_init()
     open_files.raise_limit()
     try:
         code = main()

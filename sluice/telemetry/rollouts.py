@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.sample import (
+from sluice.samples.sample import (
     Prompt,
     Sample,
     SampleGroup,

@@ -10,8 +10,8 @@ from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.telemetry import health, run_directory
-from sluice.telemetry.books import Totals
 from sluice.telemetry.goodput import Goodput
+from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.planner import advise
 from sluice.telemetry.run_warnings import RunWarning, ordered
 

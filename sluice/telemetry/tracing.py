@@ -24,8 +24,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sluice.environment import Environment
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
+from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 from sluice.telemetry import logs
 
 PROJECT = "sluice"

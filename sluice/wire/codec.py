@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.sample import (
+from sluice.samples.sample import (
     Experts,
     Prompt,
     Purpose,

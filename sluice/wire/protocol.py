@@ -13,7 +13,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 PROTOCOL = 3
 KEY, RELEASE_KEY = "sluice-protocol", "sluice-release"

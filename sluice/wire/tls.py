@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 DIRECTORY_ENV, NAME_ENV = "SLUICE_TLS_DIR", "SLUICE_TLS_NAME"
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc.aio
 import psutil
 
-from sluice.telemetry.books import Books
+from sluice.telemetry.group_accounting import Books
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_cli.exits import Exit

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.chaos.network import Network
 
 DEADLINE_SECONDS = 30.0

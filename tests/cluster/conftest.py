@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 from sluice.api import API_VERSION, KIND
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.namespace_lock import ALWAYS, NAME
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.cluster.kube.territory import ALWAYS, NAME
 from tests.cluster.control_plane import (
     ROOT,
     ControlPlane,

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.tools import ROOT, missing, neighbour_tools
 
 __all__ = ["ROOT", "ControlPlane", "control_plane"]

@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2_grpc
 from sluice.wire.v1 import rendezvous_pb2 as rendezvous
 from sluice_operator.cluster.kube.paths import path
-from sluice_operator.plan.names import PORTS
+from sluice_operator.plan.facts.names import PORTS
 from tests.cluster.world import Object, World
 
 

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 
 READY_SECONDS = 30
 RIVALS = "6"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sluice.api.schema.base import API_VERSION
-from sluice_operator.admit import accept
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
+from sluice_operator.spec_acceptance import accept
 from tests.algorithm_cases import ALONE, SENSIBLE, TOGETHER, manifest
 
 JOBS = f"/apis/{API_VERSION}/namespaces/default/rljobs"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 from sluice_operator.cluster.kube.api import Api
 from tests.cluster.conftest import CRDS
 from tests.cluster.control_plane import ControlPlane

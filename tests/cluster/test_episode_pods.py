@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from sluice_operator.cluster.kube.paths import collection
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
 from tests.cluster.operators import Operator
 from tests.cluster.test_pod_security import enforce
 from tests.cluster.world import OWNED, Object, World

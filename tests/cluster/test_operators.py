@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
-from sluice_operator.admit import accept
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys, new_key
 from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.paths import path
+from sluice_operator.spec_acceptance import accept
 from tests.cluster.conftest import StartOperator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator

@@ -8,7 +8,7 @@ import pytest
 
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan.manifests.extras import OPTIONAL
+from sluice_operator.plan.manifests.optional_objects import OPTIONAL
 from tests.cluster.operators import Operator
 from tests.cluster.test_lifecycle import PODS
 from tests.cluster.world import OWNED, World

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice_operator.cluster.kube import territory
+from sluice_operator.cluster.kube import namespace_lock
+from sluice_operator.cluster.kube.namespace_lock import HeldError, Territory
 from sluice_operator.cluster.kube.paths import path
-from sluice_operator.cluster.kube.territory import HeldError, Territory
 from tests.cluster.conftest import StartOperator
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import Operator
@@ -68,7 +68,7 @@ async def holder_is(world: World, holder: str) -> bool:
     return [
         each["spec"]["holderIdentity"]
         for each in leases["items"]
-        if each["metadata"]["name"] == territory.NAME
+        if each["metadata"]["name"] == namespace_lock.NAME
     ] == [holder]
 
 
@@ -86,7 +86,7 @@ async def test_the_lease_of_one_that_is_gone_runs_out(world: World) -> None:
     first, second = territory_of(world, "a/sluice", clock), territory_of(world, "b/sluice", clock)
     assert await first.is_ours(world.namespace)
     assert not await second.is_ours(world.namespace)
-    clock.now += territory.SECONDS - 1
+    clock.now += namespace_lock.SECONDS - 1
     assert not await second.is_ours(world.namespace)
     clock.now += 2
     assert await second.is_ours(world.namespace)
@@ -100,7 +100,7 @@ async def test_one_that_renews_is_never_followed(world: World) -> None:
     for _ in range(3):
         await first._take(world.namespace)
         assert not await second.is_ours(world.namespace)
-        clock.now += territory.SECONDS - 1
+        clock.now += namespace_lock.SECONDS - 1
 
 
 async def test_an_operator_of_all_namespaces_leaves_one_alone_that_is_anothers(
@@ -116,7 +116,7 @@ async def test_an_operator_of_all_namespaces_leaves_one_alone_that_is_anothers(
         assert await world.names() == []
     finally:
         operator.kill()
-        await world.api.delete(path("Lease", territory.ALWAYS, territory.NAME), {})
+        await world.api.delete(path("Lease", namespace_lock.ALWAYS, namespace_lock.NAME), {})
 
 
 async def logs(operator: Operator, words: str) -> bool:

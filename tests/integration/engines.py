@@ -25,7 +25,7 @@ import psutil
 
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice_operator.cluster.local.inherited import NVLINK
 
 WORDS = 2040

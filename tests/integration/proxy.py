@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sluice.engines.sglang import together
+from sluice.engines.sglang import request_batching
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Proxy:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
-        if request.path == together.PATH:
+        if request.path == request_batching.PATH:
             bodies = json.loads(data)
             self._note(request.path, bodies)
             return await self._serve_many(request, bodies)
@@ -158,7 +158,7 @@ class Proxy:
             await asyncio.sleep(fate.seconds)
         if isinstance(fate, Drop) and not fate.after:
             raise _DroppedError
-        async with self._client.post(self.target + together.PATH, json=[body]) as answer:
+        async with self._client.post(self.target + request_batching.PATH, json=[body]) as answer:
             _, status, _ = (await answer.content.readline()).split()
             text = await answer.read()
         if isinstance(fate, Drop):

@@ -17,7 +17,7 @@ from sluice.engines.base import Place
 from sluice.engines.vllm import Vllm
 from sluice.engines.vllm.launch import Launch
 from sluice.engines.vllm.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.integration.engines import call, until, with_us
 
 PYTHON = Path(

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from sluice.telemetry import run_directory
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.storage import Storage
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
 from tests.node.node import Node, Object, process_of, until
 from tests.tools import ROOT
 

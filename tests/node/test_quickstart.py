@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.facts.constants import GRACE
 from tests.node.checks import START_SECONDS, STOP_SECONDS, check_sound
 from tests.node.conftest import OPERATOR_NAMESPACE, RELEASE
 from tests.node.jobs import NAME, Quickstart

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice import causes, user_code
+from sluice.runtime import error_summary, user_code
 
 CODE = """
 import json
@@ -47,7 +47,7 @@ def raised(function: Any) -> Exception:
 def test_the_line_names_the_users_own_line(tmp_path: Path, name: str, line: str) -> None:
     (tmp_path / "mine.py").write_text(CODE)
     user_code.load.cache_clear()
-    assert causes.cause(raised(user_code.load(f"{tmp_path}/mine.py:{name}"))) == line
+    assert error_summary.cause(raised(user_code.load(f"{tmp_path}/mine.py:{name}"))) == line
 
 
 def test_without_a_users_line_the_innermost_counts() -> None:
@@ -55,12 +55,12 @@ def test_without_a_users_line_the_innermost_counts() -> None:
     trace = error.__traceback__
     while trace and "json" not in trace.tb_frame.f_code.co_filename:
         trace = trace.tb_next
-    assert causes.place(error.with_traceback(trace)).startswith("decoder.py:")
+    assert error_summary.place(error.with_traceback(trace)).startswith("decoder.py:")
 
 
 def test_a_long_message_is_cut() -> None:
-    assert len(causes.cause(ValueError("x" * 10_000))) < causes.LONGEST + 50
+    assert len(error_summary.cause(ValueError("x" * 10_000))) < error_summary.LONGEST + 50
 
 
 def test_an_error_that_nobody_raised_has_no_place() -> None:
-    assert causes.cause(KeyError("x")) == "KeyError: 'x'"
+    assert error_summary.cause(KeyError("x")) == "KeyError: 'x'"

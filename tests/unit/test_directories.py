@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice import environment
-from sluice.environment import ConfigurationError
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import ConfigurationError
 
 ASK = """
 import os
-from sluice import environment
+from sluice.runtime import pod_env as environment
 os.setgroups([])
 os.setgid(65532)
 os.setuid(65532)
@@ -25,14 +25,14 @@ environment.read("trainer").directory("checkpoint_dir")
 
 def test_one_that_is_not_there_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLUICE_STORAGE", str(tmp_path / "a/b"))
-    assert environment.read("buffer").directory("storage").is_dir()
+    assert pod_env.read("buffer").directory("storage").is_dir()
 
 
 def test_a_file_in_its_place_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SLUICE_STORAGE", str(tmp_path / "file/storage"))
     with pytest.raises(ConfigurationError, match="file/storage: cannot make this directory"):
-        environment.read("buffer").directory("storage")
+        pod_env.read("buffer").directory("storage")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone may become another user")

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from sluice import open_files
+from sluice.runtime import open_files
 
 SHOW = """
-from sluice import open_files
+from sluice.runtime import open_files
 import resource
 print(open_files.raise_limit(int({wanted})), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -23,7 +23,7 @@ from sluice.data.make import made_rows
 from sluice.data.rows import RowError, parse_row
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.exits import Exit
 from sluice_cli.options import lacking
 

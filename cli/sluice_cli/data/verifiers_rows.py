@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.api.groups.environment import Verifiers
 from sluice.data.files import Row
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout.environments import of_verifiers
 
 _SHOWN_LINES = 10

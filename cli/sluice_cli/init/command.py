@@ -14,7 +14,7 @@ from sluice.api import ManifestError
 from sluice.data.chat import has_template
 from sluice.data.files import Row, read_source
 from sluice.data.rows import likely_columns
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.init import small_task
 from sluice_cli.init.small_task import Rows
 from sluice_cli.init.tiny_model import write_model

@@ -17,7 +17,7 @@ from sluice.data.messages import text_of
 from sluice.data.rows import PromptRow, RowError, parse_row
 from sluice.data.transform import chosen, digest
 from sluice.data.writers import Writer
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.init.tiny_model import Unit
 
 # Prompts are held out if there are at least so many; then a tenth of them, and no more than 64.

@@ -30,7 +30,8 @@ from sluice_cli.run.view import PlainView, View
 from sluice_cli.validate import file_checks, footprint
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
-from sluice_operator.plan import Observed, Plan, Progress, names
+from sluice_operator.plan import Observed, Plan, Progress
+from sluice_operator.plan.facts import names
 from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.plan.manifests.render import render_all
 from sluice_operator.progress import progress_of

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sluice.api import RLJob, RLJobSpec, RLJobStatus, manifest
 from sluice.telemetry import run_directory
-from sluice.telemetry.books import Totals
+from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.run_warnings import RunWarning
 from sluice.telemetry.summary import summarize
 from sluice.wire.v1.buffer_pb2 import BufferStats

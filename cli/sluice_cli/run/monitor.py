@@ -12,7 +12,8 @@ import grpc.aio
 
 from sluice.telemetry import run_directory, steady
 from sluice.telemetry.goodput import DeviceSeconds
-from sluice.wire import ask, rpc
+from sluice.wire import queries as ask
+from sluice.wire import rpc
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
 

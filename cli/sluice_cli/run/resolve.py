@@ -12,8 +12,8 @@ from sluice.api.groups.data import parse_path
 from sluice.api.job import RLJobSpec
 from sluice.api.schema.paths import MarkedPath, command_word, marked, rewritten, volume_of
 from sluice.data.files import files_of
-from sluice.environment import ConfigurationError
 from sluice.model_files import WEIGHTS, gguf_problem
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.validate.functions import problem_of
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

@@ -17,7 +17,7 @@ from sluice.api.schema.mutability import Change
 from sluice.telemetry import run_directory, steady
 from sluice_cli.run.resume_changes import accepted
 from sluice_operator.cluster.local import run_state
-from sluice_operator.plan import clock
+from sluice_operator.plan.facts import clock
 
 # Longest wait for a run that is just ending.
 LOCK_SECONDS = 10.0

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan import KubeObject, clock, is_finished, podstate
+from sluice_operator.plan import KubeObject, is_finished
 from sluice_operator.plan.decide.deadlines import progress_due, queue_due
 from sluice_operator.plan.decide.gang_facts import gang_facts
 from sluice_operator.plan.decide.gangs import of_gang
 from sluice_operator.plan.decide.ttl import expiry
-from sluice_operator.plan.model import Gang
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import Gang
 
 Moment = tuple[datetime, str]
 

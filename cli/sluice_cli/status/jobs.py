@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry.run_directory import JOB
 from sluice_cli.options import RUNS, runs_here
 from sluice_operator.cluster.local.reader import RunReader

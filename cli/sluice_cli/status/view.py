@@ -23,9 +23,10 @@ from sluice.telemetry.planner import advice_for
 from sluice_cli.options import RUNS
 from sluice_cli.run.view import duration
 from sluice_cli.status.deadlines import upcoming
-from sluice_operator.admit import parse
 from sluice_operator.cluster.view import Happened, Picture
-from sluice_operator.plan import KubeObject, clock, podstate
+from sluice_operator.plan import KubeObject
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.spec_acceptance import parse
 
 EVENTS, LOG_LINES = 8, 12
 STATES = {

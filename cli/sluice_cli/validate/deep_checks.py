@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sluice import causes
 from sluice.api import Reward, RLJob, RLJobSpec
 from sluice.api.groups.data import PromptSource
 from sluice.data import chat
@@ -20,9 +19,10 @@ from sluice.data.files import Row, read_source
 from sluice.data.make import made_rows
 from sluice.data.rows import PromptRow, RowError, parse_row
 from sluice.data.vocabulary import check_ids, embedding_size
-from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
+from sluice.runtime import error_summary
+from sluice.runtime.pod_env import ConfigurationError
 
 PROMPTS = 10
 
@@ -190,7 +190,7 @@ def _of_code(source: PromptSource, where: str) -> Iterator[tuple[str, Row]]:
     except ConfigurationError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise ConfigurationError(f"{where}: {causes.cause(error)}") from error
+        raise ConfigurationError(f"{where}: {error_summary.cause(error)}") from error
 
 
 async def _judged(

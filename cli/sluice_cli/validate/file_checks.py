@@ -22,7 +22,7 @@ from sluice.data.checking import check_rows, check_sources, reader_of, without_t
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.vocabulary import embedding_size, surplus
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import context
 
 IMPORT_SECONDS = 60
@@ -230,7 +230,7 @@ def _imported(functions: list[str]) -> list[str]:
     """
     if not functions:
         return []
-    command = [sys.executable, "-m", "sluice.user_code", *functions]
+    command = [sys.executable, "-m", "sluice.runtime.user_code", *functions]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False

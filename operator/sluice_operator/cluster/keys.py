@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sluice.api import RLJob
-from sluice_operator.plan import names
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject
 
 KEY_BYTES = 32
 VALID = timedelta(days=3650)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
+from sluice_operator.plan.facts.model import Deletion, Event, KubeObject, Observed
 
 
 class Cluster(Protocol):

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import KubeObject
 
 Stamped = tuple[datetime, str]
 """A line of a log, and when it was written."""

@@ -3,8 +3,16 @@
 One file per policy; no I/O, no clock, no randomness.
 """
 
+from sluice_operator.plan.facts.model import (
+    Deletion,
+    Event,
+    Images,
+    KubeObject,
+    Observed,
+    Plan,
+    Progress,
+)
 from sluice_operator.plan.manifests.render import render_all
-from sluice_operator.plan.model import Deletion, Event, Images, KubeObject, Observed, Plan, Progress
 from sluice_operator.plan.planner import is_finished, plan
 
 __all__ = [

@@ -14,22 +14,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from sluice.api import MANAGER, RLJob, RLJobStatus
-from sluice_operator.plan.constants import (
-    NO_SANDBOXES,
-    SANDBOX_LOOK_SECONDS,
-)
 from sluice_operator.plan.decide.episodes import over, places, split, turns
 from sluice_operator.plan.defaults import with_defaults
+from sluice_operator.plan.facts.constants import NO_SANDBOXES, SANDBOX_LOOK_SECONDS
+from sluice_operator.plan.facts.model import Event, Images, KubeObject, Observed, Plan
+from sluice_operator.plan.facts.names import SANDBOX
 from sluice_operator.plan.manifests import sandbox
 from sluice_operator.plan.manifests.episodes import episode_pod
-from sluice_operator.plan.model import (
-    Event,
-    Images,
-    KubeObject,
-    Observed,
-    Plan,
-)
-from sluice_operator.plan.names import SANDBOX
 from sluice_operator.plan.report.blocked import blocked_episodes
 from sluice_operator.plan.report.goodput import with_goodput
 from sluice_operator.plan.report.status import (

@@ -8,11 +8,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sluice.api import LastFailure, RLJob, RLJobStatus
-from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.constants import (
-    QUEUE_LOOK_SECONDS,
-    SUCCEEDED,
-)
 from sluice_operator.plan.decide import deadlines
 from sluice_operator.plan.decide.gangs import (
     Step,
@@ -23,20 +18,16 @@ from sluice_operator.plan.decide.gangs import (
     present_facts,
 )
 from sluice_operator.plan.decide.restart import GiveUp
-from sluice_operator.plan.decide.retired import retired_gangs
+from sluice_operator.plan.decide.scale_down import retired_gangs
 from sluice_operator.plan.decide.success import has_succeeded
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.constants import QUEUE_LOOK_SECONDS, SUCCEEDED
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject, Observed, Plan
+from sluice_operator.plan.facts.names import checkpoint_name, pod_name
 from sluice_operator.plan.manifests import podgroup
 from sluice_operator.plan.manifests.creation import groups_of, missing_pods
-from sluice_operator.plan.manifests.extras import missing_extras, unwanted_extras
 from sluice_operator.plan.manifests.objects import missing_objects
-from sluice_operator.plan.model import (
-    Gang,
-    Images,
-    KubeObject,
-    Observed,
-    Plan,
-)
-from sluice_operator.plan.names import checkpoint_name, pod_name
+from sluice_operator.plan.manifests.optional_objects import missing_extras, unwanted_extras
 from sluice_operator.plan.report import admission, conditions, events
 from sluice_operator.plan.report.blocked import failed_to_start
 from sluice_operator.plan.report.conditions import Finding

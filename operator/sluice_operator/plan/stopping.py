@@ -7,14 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from sluice.api import LastFailure, RLJob, RLJobStatus
-from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.constants import (
-    NOT_ADMITTED,
-    STARTUP_DEADLINE,
-    STOPPED,
-    SUCCEEDED,
-    SUSPENDED,
-)
 from sluice_operator.plan.decide.drain import drain, to_drain
 from sluice_operator.plan.decide.gangs import (
     Step,
@@ -22,17 +14,20 @@ from sluice_operator.plan.decide.gangs import (
     living,
     present_facts,
 )
-from sluice_operator.plan.decide.retired import retired_gangs
+from sluice_operator.plan.decide.scale_down import retired_gangs
 from sluice_operator.plan.decide.success import has_succeeded
 from sluice_operator.plan.decide.ttl import expiry
-from sluice_operator.plan.manifests import podgroup
-from sluice_operator.plan.manifests.extras import unwanted_extras
-from sluice_operator.plan.model import (
-    Deletion,
-    Gang,
-    Observed,
-    Plan,
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.constants import (
+    NOT_ADMITTED,
+    STARTUP_DEADLINE,
+    STOPPED,
+    SUCCEEDED,
+    SUSPENDED,
 )
+from sluice_operator.plan.facts.model import Deletion, Gang, Observed, Plan
+from sluice_operator.plan.manifests import podgroup
+from sluice_operator.plan.manifests.optional_objects import unwanted_extras
 from sluice_operator.plan.report import events
 from sluice_operator.plan.report.blocked import blocked
 from sluice_operator.plan.report.conditions import Finding

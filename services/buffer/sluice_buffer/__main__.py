@@ -13,11 +13,11 @@ from typing import Any
 
 import grpc.aio
 
-from sluice import environment
 from sluice.api import quantity_value
 from sluice.api.schema.capacity_rules import budget_bytes
 from sluice.data import chat
-from sluice.environment import Environment
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import Environment
 from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
@@ -151,7 +151,7 @@ def _keep_memory() -> None:
 
 
 async def main() -> int:
-    env = environment.read("buffer")
+    env = pod_env.read("buffer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
     job = env.job()

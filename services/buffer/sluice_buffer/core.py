@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from sluice.api import RLJob, quantity_value
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1.common_pb2 import Prompt
+from sluice_buffer.capacity import Room
 from sluice_buffer.group import GroupKey, LeaseName, unpack_facts
-from sluice_buffer.room import Room
 from sluice_buffer.rules.admission import AdmissionPolicy, total_steps
 from sluice_buffer.rules.balance import assign, costs
-from sluice_buffer.sources.filling import filler_of
+from sluice_buffer.sources.local_groups import filler_of
 from sluice_buffer.sources.prompts import Prompts, prompts_of
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import GroupWatcher, Memory

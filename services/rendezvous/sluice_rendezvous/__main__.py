@@ -7,7 +7,7 @@ import signal
 
 from prometheus_client import REGISTRY
 
-from sluice import environment
+from sluice.runtime import pod_env
 from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
@@ -16,7 +16,7 @@ from sluice_rendezvous.service import RendezvousService
 
 
 async def main() -> int:
-    env = environment.read("rendezvous")
+    env = pod_env.read("rendezvous")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
     server, service = rpc.server(), RendezvousService()

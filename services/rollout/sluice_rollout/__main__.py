@@ -11,28 +11,29 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sluice import environment, open_files, user_code
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.engines import engine_of
 from sluice.engines.base import UNKNOWN_VERSION, Client, EngineError
-from sluice.environment import Environment
+from sluice.runtime import open_files, user_code
+from sluice.runtime import pod_env as environment
+from sluice.runtime.pod_env import Environment
 from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.code import Code
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.verifying import Terms
-from sluice_rollout.gateway.desk import Desk, Place
+from sluice_rollout.gateway.registry import Desk, Place
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.load import Load
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.teacher import TeacherError, Teachers, teacher_of
+from sluice_rollout.user_functions.loaded import Code
 from sluice_rollout.worker import Worker, WorkerError
 
 START_SECONDS = 1800.0

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from sluice.sample import SampleGroup
+from sluice.samples.sample import SampleGroup
 from sluice.telemetry import logs
 from sluice.wire import codec, rpc
-from sluice.wire.locate import BufferLocator
+from sluice.wire.buffer_locator import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common

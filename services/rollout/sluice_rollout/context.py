@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.data import chat
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Purpose
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Purpose
 
 SHORTEST_PROMPT = 1
 

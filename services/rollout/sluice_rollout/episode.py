@@ -27,8 +27,8 @@ from typing import Any, NoReturn, TypeVar
 from sluice import input_checks
 from sluice.engines.base import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
-from sluice.sample import Prompt, Sample, WeightSpan
-from sluice.turns import ENVIRONMENT, MODEL, TURNS
+from sluice.samples.sample import Prompt, Sample, WeightSpan
+from sluice.samples.turns import ENVIRONMENT, MODEL, TURNS
 from sluice_rollout.clock import Clock
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator

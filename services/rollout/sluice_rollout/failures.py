@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice import causes
+from sluice.runtime import error_summary
 from sluice.telemetry import logs
 
 EVERY = 100
@@ -26,8 +26,8 @@ class FailureLog:
     ) -> None:
         """error: its first line is the kind. details: what else to show, such as a traceback."""
         if isinstance(error, BaseException):
-            details = details or causes.full(error)
-            error = causes.cause(error)
+            details = details or error_summary.full(error)
+            error = error_summary.cause(error)
         line, _, rest = error.partition("\n")
         kind = f"{event}: {line}"
         if kind not in self.counts and len(self.counts) >= MOST_KINDS:

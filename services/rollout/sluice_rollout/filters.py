@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from sluice import causes, user_code
-from sluice.environment import ConfigurationError
-from sluice.sample import SampleGroup
+from sluice.runtime import error_summary, user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import SampleGroup
 from sluice_rollout.threads import LateError, Threads
 
 BUILT_IN = ("nonzero_std",)
@@ -49,7 +49,7 @@ def load(name: str | None) -> Filter:
             ) from error
         except Exception as error:  # the user's function may raise anything
             raise FilterError(
-                f"rollout.dynamicFilter {name} raised {causes.cause(error)}"
+                f"rollout.dynamicFilter {name} raised {error_summary.cause(error)}"
             ) from error
         if isinstance(verdict, bool):
             return None if verdict else function.__name__

@@ -19,7 +19,7 @@ from sluice.engines.base import (
     PromptRefusedError,
     RequestTimeoutError,
 )
-from sluice.sample import Sample, SampleStatus
+from sluice.samples.sample import Sample, SampleStatus
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.health import EngineHealth, EngineLostError

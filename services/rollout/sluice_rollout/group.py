@@ -16,7 +16,7 @@ from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
 from sluice.rewards.terms import with_terms
 from sluice.rewards.types import Judgement
-from sluice.sample import (
+from sluice.samples.sample import (
     BASELINE_REWARD,
     PROMPT_TOO_LONG,
     Prompt,
@@ -26,20 +26,20 @@ from sluice.sample import (
     SampleGroup,
     SampleStatus,
 )
+from sluice.samples.turns import check_turns
 from sluice.telemetry import logs, tracing
-from sluice.turns import check_turns
 from sluice.wire.membership import Membership
 from sluice_rollout import failures, seat_rewards
-from sluice_rollout.code import Code
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.function import Player
 from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.gather import all_of
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.hooks import Hooks
 from sluice_rollout.load import SHARE
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 from sluice_rollout.teacher import Teachers
-from sluice_rollout.together import all_of
+from sluice_rollout.user_functions.loaded import Code
+from sluice_rollout.user_functions.runner import Player
 
 SHOWN_REFUSALS = 10
 """Prompts of a source that one worker's log names; all are counted by the buffer."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from sluice import causes, user_code
 from sluice.api.groups import rollout as api
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleError, SampleStatus
+from sluice.runtime import error_summary, user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
 from sluice_rollout.threads import LateError, Threads
 
@@ -64,8 +64,9 @@ def load(field: str, dotted: str | None) -> Hook:
         except Exception as error:  # the user's function may raise anything
             metrics.HOOK_FAILURES.labels(hook=field).inc()
             ours = isinstance(error, LateError | SampleError)
-            line = f"hook {dotted}: {causes.named(error) if ours else causes.cause(error)}"
-            failures.LOG.note("a hook failed", line, causes.full(error), hook=field)
+            reason = error_summary.named(error) if ours else error_summary.cause(error)
+            line = f"hook {dotted}: {reason}"
+            failures.LOG.note("a hook failed", line, error_summary.full(error), hook=field)
             sample.fail(line)
             sample.cut(0)  # whatever it did to tokens and masks
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}

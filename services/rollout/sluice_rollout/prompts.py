@@ -9,8 +9,8 @@ from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt
 from sluice.telemetry import logs
 from sluice_rollout import context
 

@@ -9,8 +9,8 @@ from statistics import fmean
 
 from sluice.rewards import RewardInput
 from sluice.rewards.types import Judgement
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import records_of, turn_rewards
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import records_of, turn_rewards
 from sluice_rollout.tools import SEATS
 
 SEAT = "seat"

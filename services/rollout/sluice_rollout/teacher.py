@@ -17,9 +17,9 @@ import numpy as np
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.base import Scorer
-from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
-from sluice.sample import Float32, Prompt, Sample, TokenSequence
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Float32, Prompt, Sample, TokenSequence
 from sluice.telemetry import logs
 from sluice_rollout import failures, metrics
 

@@ -27,8 +27,8 @@ from sluice.input_checks import InputError, load_json, without_surrogates
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
+from sluice_rollout.gather import all_of
 from sluice_rollout.threads import LateError, NoThreadError, Threads
-from sluice_rollout.together import all_of
 from sluice_rollout.toolbox.base import Tool, ToolUnavailableError, is_tool
 
 __all__ = [

@@ -18,11 +18,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice import causes
 from sluice.api import RLJobSpec
 from sluice.engines.base import Client, EngineError, RequestTimeoutError
-from sluice.environment import ConfigurationError
-from sluice.sample import (
+from sluice.runtime import error_summary
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import (
     ENGINE_LATENCY,
     WORKER,
     WORKER_BUSY,
@@ -41,8 +41,8 @@ from sluice_rollout.filters import Filter, FilterError
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker, mask_off_policy
 from sluice_rollout.health import EngineHealth, EngineLostError
+from sluice_rollout.leased_group import Work
 from sluice_rollout.load import SHARE, Load
-from sluice_rollout.work import Work
 
 LEASE_WAIT_SECONDS = 60.0
 NEWS_SECONDS = 0.25
@@ -227,7 +227,10 @@ class Worker:
         except Exception as error:  # whatever it is, it is this group's
             metrics.GROUP_FAILURES.labels(reason=_kind(error)).inc()
             failures.LOG.note(
-                "a group failed", _line(error), causes.full(error), group=work.prompt.group_id
+                "a group failed",
+                _line(error),
+                error_summary.full(error),
+                group=work.prompt.group_id,
             )
             await self._give_back(work.bare(_line(error)), work)
         finally:
@@ -390,7 +393,9 @@ def _line(error: Exception) -> str:
     """The failure on one line, which is the same for the same cause."""
     if isinstance(error, FilterError):
         return str(error)
-    return causes.named(error) if isinstance(error, EngineError) else causes.cause(error)
+    return (
+        error_summary.named(error) if isinstance(error, EngineError) else error_summary.cause(error)
+    )
 
 
 def _kind(error: Exception) -> str:

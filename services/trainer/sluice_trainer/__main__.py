@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sluice import environment
-from sluice.engines.inside.path.processors import threads
+from sluice.engines.plugin_common.path.processors import threads
+from sluice.runtime import pod_env
 from sluice.telemetry import endpoints, logs, run_directory, tracing
 from sluice.wire import rpc
 
@@ -21,7 +21,7 @@ COLLECTIVE_MINUTES = 30
 
 
 def main() -> int:
-    env = environment.read("trainer")
+    env = pod_env.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
     stop = threading.Event()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 

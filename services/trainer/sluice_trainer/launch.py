@@ -11,9 +11,9 @@ import os
 import socket
 import sys
 
-from sluice import environment
 from sluice.engines import kernels
-from sluice.environment import Environment
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
 from sluice.wire import membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
@@ -23,7 +23,7 @@ WAIT_SECONDS = 1800.0
 
 
 async def main() -> int:
-    env = environment.read("trainer")
+    env = pod_env.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     if warning := kernels.leave_unwritable():
         logs.get().warning(warning)
@@ -47,7 +47,7 @@ async def main() -> int:
 
 async def _master(env: Environment, nodes: int) -> tuple[str, int]:
     """Address at which the ranks of this attempt meet: the first pod's."""
-    port = env.port("master") or environment.free_port(env.advertise)
+    port = env.port("master") or pod_env.free_port(env.advertise)
     if nodes == 1:
         return env.advertise, port
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import signal
 import sys
 
-from sluice import first_process
+from sluice.runtime import pid1
 
-first_process.run_under_init()  # before torch, which takes seconds to import and starts threads
+pid1.run_under_init()  # before torch, which takes seconds to import and starts threads
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (

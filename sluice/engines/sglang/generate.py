@@ -29,9 +29,9 @@ from sluice.engines.base import (
     ServerInfo,
 )
 from sluice.engines.http_client import PROBE_SECONDS, REQUEST_SECONDS, HttpClient, version_number
-from sluice.engines.sglang import together
-from sluice.engines.sglang.together import Together
-from sluice.sample import Experts, WeightSpan, compact
+from sluice.engines.sglang import request_batching
+from sluice.engines.sglang.request_batching import Together
+from sluice.samples.sample import Experts, WeightSpan, compact
 
 _VERSIONS = "sluice_versions"
 """Key of our plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
@@ -69,7 +69,7 @@ class Client(HttpClient):
         self.info = server_info(told)
         self._tells_experts = bool(told.get("enable_return_routed_experts"))
         self.frozen = await self._freeze()
-        if await self.post(together.PATH, []) == 200:
+        if await self.post(request_batching.PATH, []) == 200:
             self._together = Together(self.session, self.url)
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, str]:

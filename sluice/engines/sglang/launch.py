@@ -173,7 +173,7 @@ def _graphs(spec: RLJobSpec) -> dict[str, str]:
 
 
 def _gathered(spec: RLJobSpec) -> dict[str, str]:
-    """Prompts wait for each other (sluice_sglang/gather.py), unless the user says how they wait."""
+    """Prompts wait for each other (sluice_sglang/prefill_batching.py), unless the user says how."""
     own = not _OWN_PREFILL.isdisjoint(normalized(spec.rollout.engine_args))
     return {} if own or not spec.weight_sync.engine_plugin else {_GATHERED: str(_PREFILL_PASSES)}
 

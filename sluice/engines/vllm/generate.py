@@ -19,7 +19,7 @@ from sluice.engines.base import (
     ServerInfo,
 )
 from sluice.engines.http_client import PROBE_SECONDS, HttpClient, version_number
-from sluice.sample import WeightSpan
+from sluice.samples.sample import WeightSpan
 
 _REQUEST = "generate-tokens-"
 """Prefix of vLLM before the name of a request."""

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.environment import ConfigurationError
 from sluice.rewards import RewardError
 from sluice.rewards.judging.remote import Endpoint
+from sluice.runtime.pod_env import ConfigurationError
 
 _CONNECTIONS = 256
 _LARGEST_ANSWER = 1 << 27

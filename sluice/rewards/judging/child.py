@@ -30,12 +30,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from sluice import causes, user_code
 from sluice.input_checks import without_surrogates
 from sluice.rewards import registry
 from sluice.rewards.judging import configuration
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError, late, read_value
+from sluice.runtime import error_summary, user_code
 
 DROP = None
 """Instead of jobs: forget those that have not been started."""
@@ -96,11 +96,11 @@ def _read(value: Any) -> Any:
 def _failure(error: BaseException, name: str = "") -> dict[str, str]:
     if isinstance(error, RewardError):
         return {"error": str(error), "reason": error.reason}
-    text = f"{name} raised {causes.cause(error)}{_if_memory_was_short(error)}"
+    text = f"{name} raised {error_summary.cause(error)}{_if_memory_was_short(error)}"
     return {
         "error": without_surrogates(text),
         "reason": "raised",
-        "details": without_surrogates(causes.full(error)),
+        "details": without_surrogates(error_summary.full(error)),
     }
 
 

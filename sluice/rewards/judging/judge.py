@@ -13,7 +13,6 @@ import os
 import time
 from dataclasses import replace
 
-from sluice import causes
 from sluice.api import Reward, quantity_value
 from sluice.rewards import registry
 from sluice.rewards.judging import metrics, remote
@@ -22,6 +21,7 @@ from sluice.rewards.judging.pool import JudgeOutcome, Pool
 from sluice.rewards.judging.reward_model import RewardModel
 from sluice.rewards.said import with_answer
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
+from sluice.runtime import error_summary
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,9 @@ class Judge:
         except RewardError as error:
             return error
         except Exception as error:  # of a kind that nobody thought of: it fails its sample alone
-            return RewardError(f"raised {causes.cause(error)}", "raised", causes.full(error))
+            return RewardError(
+                f"raised {error_summary.cause(error)}", "raised", error_summary.full(error)
+            )
 
     async def _outcome(self, sample: RewardInput) -> JudgeOutcome:
         name, sample = registry.choose(sample, self._reward.type)
@@ -130,7 +132,7 @@ def _run_here(name: str, sample: RewardInput) -> RewardValue:
         raise
     except Exception as error:  # a row of a kind that nobody thought of fails its sample alone
         raise RewardError(
-            f"{name} raised {causes.cause(error)}", "raised", causes.full(error)
+            f"{name} raised {error_summary.cause(error)}", "raised", error_summary.full(error)
         ) from error
 
 

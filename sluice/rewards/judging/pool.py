@@ -19,11 +19,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice import causes, input_checks
+from sluice import input_checks
 from sluice.rewards.judging.child import JudgeTask
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.judging.process import LostError, Process
 from sluice.rewards.types import Judgement, RewardError, late
+from sluice.runtime import error_summary
 
 MOMENT_SECONDS = 1.0
 MOST_PER_SLOT = 4
@@ -86,8 +87,8 @@ class Pool:
         try:
             body = pickle.dumps(argument, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # pickle raises whatever the objects do, and RecursionError
-            text = f"the sample cannot be sent to a judging process: {causes.named(error)}"
-            return [RewardError(text, "invalid", causes.full(error))] * samples
+            text = f"the sample cannot be sent to a judging process: {error_summary.named(error)}"
+            return [RewardError(text, "invalid", error_summary.full(error))] * samples
         done: asyncio.Future[list[JudgeOutcome]] = asyncio.get_running_loop().create_future()
         job = _Job(next(self._numbers), reward, samples, body, done)
         self._open.add(job)
@@ -145,8 +146,8 @@ class Pool:
             return self._fail_waiting(error)
         except Exception as error:  # no process or file is left, for one
             what = self.configuration.function or "the judge"
-            text = f"{what}: no process can be started: {causes.named(error)}"
-            return self._fail_waiting(RewardError(text, "unavailable", causes.full(error)))
+            text = f"{what}: no process can be started: {error_summary.named(error)}"
+            return self._fail_waiting(RewardError(text, "unavailable", error_summary.full(error)))
         try:
             while await self._wait_for_work(process):
                 await (self._serve_all(process) if process.concurrent else self._serve(process))
@@ -191,8 +192,8 @@ class Pool:
     def _fail_jobs_of(self, process: Process, error: Exception) -> None:
         for job in self._open:
             if job.process is process:
-                text = f"{self._name(job)}: judging ended: {causes.cause(error)}"
-                job.fail(RewardError(text, "unavailable", causes.full(error)))
+                text = f"{self._name(job)}: judging ended: {error_summary.cause(error)}"
+                job.fail(RewardError(text, "unavailable", error_summary.full(error)))
 
     def _give_back(self, jobs: list[_Job]) -> None:
         for job in jobs:

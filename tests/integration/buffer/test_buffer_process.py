@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.wire import membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from tests.unit.buffer.buffer_tools import Client, Server, error_of, make_group

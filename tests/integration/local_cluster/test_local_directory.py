@@ -12,7 +12,7 @@ import pytest
 
 from sluice_operator.cluster import LocalCluster, RunDirectoryError
 from sluice_operator.cluster.local import run_state
-from sluice_operator.plan import clock
+from sluice_operator.plan.facts import clock
 from sluice_operator.reconcile import reconcile, run_job
 from tests.integration.local_cluster.local_jobs import alive, make_job, spawn_host, until, write
 

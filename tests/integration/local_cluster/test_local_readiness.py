@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from sluice_operator.cluster import LocalCluster
-from sluice_operator.plan import KubeObject, podstate
+from sluice_operator.plan import KubeObject
+from sluice_operator.plan.facts import podstate
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import make_job, until
 

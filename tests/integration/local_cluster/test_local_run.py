@@ -9,7 +9,7 @@ import pytest
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.cluster import LocalCluster
 from sluice_operator.plan import Plan, Progress
-from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.facts.constants import GRACE
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import alive, log, make_job, until, write
 

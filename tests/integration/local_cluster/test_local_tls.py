@@ -13,7 +13,8 @@ from pathlib import Path
 from sluice.api import RLJob
 from sluice_cli.run.command import tls_of
 from sluice_operator.cluster import LocalCluster
-from sluice_operator.plan import Progress, names
+from sluice_operator.plan import Progress
+from sluice_operator.plan.facts import names
 from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.progress import ProbeTarget, ask
 from sluice_operator.reconcile import run_job

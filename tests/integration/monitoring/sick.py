@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sluice.api import Algorithm
 from sluice.rewards import RewardInput
-from sluice.sample import Prompt, Sample
+from sluice.samples.sample import Prompt, Sample
 from sluice_trainer.algorithms.objective import LossInputs
 
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.boards import RULES
 from tests.integration.buffer.conftest import server  # noqa: F401 - a fixture
 from tests.prometheus import ALERT_SECONDS, Prometheus, hastened

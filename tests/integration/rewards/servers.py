@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.integration.engines import call, until, with_us
 
 

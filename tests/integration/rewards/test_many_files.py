@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice import open_files
 from sluice.api import Reward
 from sluice.rewards import RewardInput
 from sluice.rewards.judging.judge import Judge
 from sluice.rewards.sandbox import Ran, Sandbox
+from sluice.runtime import open_files
 
 HIGHEST = 1023
 """Descriptor that select takes."""

@@ -1,4 +1,4 @@
-"""A play module of the tests' own (sluice_rollout/environments/nursery.py says what one has).
+"""A play module of the tests' own (sluice_rollout/environments/fork_server.py says what one has).
 
 CONFIG says what goes wrong while it loads: {"load": "thread" | "file" | "process" | "raise"}. An
 episode does what the variable DO says, and leaves what it has seen as result.json.

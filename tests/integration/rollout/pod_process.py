@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice.environment import free_port
-from sluice.episodes import ARTIFACTS, EPISODE, ROW, SHELL
+from sluice.runtime.pod_env import free_port
+from sluice.samples.episode_protocol import ARTIFACTS, EPISODE, ROW, SHELL
 from sluice_rollout.gateway.server import LOOPBACK
 
 TOKEN = "the-token-of-this-job"

@@ -19,17 +19,17 @@ from sluice.api import RLJob
 from sluice.engines.base import Client as EngineClient
 from sluice.rewards.builtin.contains import contains
 from sluice.rewards.types import RewardInput
-from sluice.sample import Prompt, Sample, SampleGroup
+from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.code import Code
-from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.teacher import teacher_of
+from sluice_rollout.user_functions.loaded import Code
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us
 from tests.integration.house import DEADLINE, Rendezvous, engine_member

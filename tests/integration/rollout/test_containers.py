@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from sluice.engines.sglang.generate import Client
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice_rollout.environments import containers, home, keeper
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice_rollout.environments import containers, home, orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import AGENT, PARAMS, check
@@ -86,7 +86,7 @@ def program(directory: Path, model: Path, script: str, **environment: Any) -> Pr
 
 def running(runtime: str) -> list[str]:
     listed = subprocess.run(
-        [runtime, "ps", "--all", "--quiet", "--filter", f"label={keeper.LABEL}"],
+        [runtime, "ps", "--all", "--quiet", "--filter", f"label={orphan_reaper.LABEL}"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return listed.stdout.split()
@@ -218,7 +218,7 @@ async def test_a_worker_that_is_killed_leaves_no_container(runtime: str, tmp_pat
                 await asyncio.sleep(0.2)
         worker.send_signal(signal.SIGKILL)
         async with asyncio.timeout(60):
-            while running(runtime) or keeper.marked(directory):
+            while running(runtime) or orphan_reaper.marked(directory):
                 await asyncio.sleep(0.2)
     finally:
         worker.kill()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sluice.engines.sglang.generate import Client
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.wire import codec
-from sluice_rollout.environments import home, keeper
+from sluice_rollout.environments import home, orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.engines import Sglang
 from tests.integration.house import DEADLINE
@@ -196,11 +196,11 @@ def _roots(place: Path) -> list[Path]:
 async def _programs(place: Path, count: int) -> bool:
     """So many episodes have a program and its child."""
     episodes = [str(episode) for root in _roots(place) for episode in root.iterdir()]
-    return sum(len(keeper.marked(each)) > 1 for each in episodes) >= count
+    return sum(len(orphan_reaper.marked(each)) > 1 for each in episodes) >= count
 
 
 async def _none(root: str) -> bool:
-    return keeper.marked(root) == []
+    return orphan_reaper.marked(root) == []
 
 
 async def until(condition: Callable[[], Any], seconds: float = DEADLINE) -> None:

@@ -17,14 +17,14 @@ import aiohttp
 import pytest
 
 from sluice.engines.sglang.generate import Client
-from sluice.episodes import ROW
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.episode_protocol import ROW
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.pod_pool import EpisodePodError
 from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.function import Player
-from sluice_rollout.gateway.desk import Desk, Place
+from sluice_rollout.gateway.registry import Desk, Place
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions.runner import Player
 from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import PARAMS, Seen, check, check_tokens
@@ -108,7 +108,7 @@ async def test_a_row_that_no_message_can_hold_says_so(
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (play, address):
         with Pod(tmp_path / "pod", address, agent()):
-            monkeypatch.setattr("sluice.episodes.MOST_BYTES", 1000)
+            monkeypatch.setattr("sluice.samples.episode_protocol.MOST_BYTES", 1000)
             prompt = Prompt(0, "?", metadata={"document": "word " * 200})
             sample = await play(prompt, [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED

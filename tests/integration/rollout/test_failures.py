@@ -14,10 +14,10 @@ import pytest
 
 from sluice.engines import http_client as engine_module
 from sluice.engines.sglang.generate import Client
-from sluice.sample import SampleGroup, SampleStatus
+from sluice.samples.sample import SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import metrics
-from sluice_rollout.work import Work
+from sluice_rollout.leased_group import Work
 from sluice_rollout.worker import Worker, WorkerError
 from tests.integration.engines import Sglang
 from tests.integration.proxy import Answer, Asked, Delay, Drop, Fate, Proxy

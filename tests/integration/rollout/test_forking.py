@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from sluice_rollout.environments import home, inputs, keeper
+from sluice_rollout.environments import home, inputs, orphan_reaper
+from sluice_rollout.environments.fork_server_process import Nursery, NurseryLostError
 from sluice_rollout.environments.forking import Forking, pause
-from sluice_rollout.environments.nursery_process import Nursery, NurseryLostError
 from sluice_rollout.environments.process import KEPT_BYTES, Ended
 
 MODULE = Path(__file__).with_name("forked_play.py")
@@ -192,7 +192,7 @@ async def test_the_death_of_the_interpreter_sends_its_episodes_back_and_it_is_st
 
 async def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped: nobody would kill the child."""
-    monkeypatch.setattr("sluice_rollout.environments.nursery_process._END_SECONDS", 1.0)
+    monkeypatch.setattr("sluice_rollout.environments.fork_server_process._END_SECONDS", 1.0)
     async with opened() as (one, root):
         playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
         processes = await told(tmp_path / "told")
@@ -209,11 +209,13 @@ async def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     try:
         processes = await told(tmp_path / "told")
         (root,) = tmp_path.glob(f"{home.PREFIX}*")
-        assert len(keeper.marked(str(root))) == 4, "the nursery, its child, and two of the child's"
+        assert len(orphan_reaper.marked(str(root))) == 4, (
+            "the nursery, its child, and two of the child's"
+        )
     finally:
         worker.kill()
         worker.wait(10)
-    await until(lambda: not keeper.marked(str(root)) and not lives(processes[0]))
+    await until(lambda: not orphan_reaper.marked(str(root)) and not lives(processes[0]))
     os.kill(processes[2], signal.SIGKILL)  # as today: neither our mark, nor a session that ends
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sluice import user_code
 from sluice.engines.sglang.generate import Client
-from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.runtime import user_code
+from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, together, whole_group
-from sluice_rollout.function import Player
+from sluice_rollout.user_functions.runner import Player
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
 from tests.integration.rollout.pods import House

@@ -15,14 +15,14 @@ import pytest
 
 from sluice.engines.base import Generation
 from sluice.engines.sglang.generate import Client
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import TURNS
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import TURNS
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.function import Player
-from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions.runner import Player
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 from sluice.api import Sampling
 from sluice.engines.base import Client, Engine, EngineError, Generation, PromptRefusedError
 from sluice.engines.sglang import Sglang as SglangEngine
-from sluice.engines.sglang import together
+from sluice.engines.sglang import request_batching
 from sluice.engines.sglang.generate import Client as SglangClient
 from sluice.engines.vllm import Vllm
-from sluice.sample import Sample, SampleStatus, WeightSpan
+from sluice.samples.sample import Sample, SampleStatus, WeightSpan
 from sluice_rollout.generate import Generator, sampling_params
 from sluice_rollout.group import mask_off_policy
 from sluice_rollout.health import EngineHealth
@@ -77,7 +77,7 @@ async def test_requests_that_come_together_are_answered_each_by_itself(sglang: S
     assert re.search(TOO_LONG["Sglang"], str(too_long))
     assert [len(one.tokens) for one in fine if isinstance(one, Generation)] == [3, 5]
     assert (aborted.finish, 0 < len(aborted.tokens) < 3000) == ("abort", True)
-    sizes = [len(asked.body) for asked in proxy.asked if asked.path == together.PATH]
+    sizes = [len(asked.body) for asked in proxy.asked if asked.path == request_batching.PATH]
     assert sizes == [0, 5]  # none, to ask if it can; all of this turn
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sluice.engines.sglang.generate import Client
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import turn_rewards
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import turn_rewards
 from sluice_rollout import seat_rewards
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job

@@ -18,7 +18,7 @@ from sluice.engines.base import Place
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.launch import Launch
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.first_process import started_first
 from tests.integration.engines import Sglang, call, engine_environment, save_model
 from tests.unit.operator.world import make_job
@@ -29,7 +29,7 @@ import psutil, runpy, sys
 
 if __name__ == "__main__":
     sys.path.append({str(PATH)!r})
-    from sluice_sglang import prepared
+    from sluice_sglang import preforked_processes as prepared
     prepared.begin(prepared.parts(sys.argv))
     print("prepared:", [child.pid for child in psutil.Process().children()], flush=True)
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
@@ -138,9 +138,9 @@ def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
     monkeypatch.syspath_prepend(str(PATH))
     monkeypatch.setenv("SLUICE_DETERMINISTIC", "1")
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
-    import sluice_sglang.exact
+    import sluice_sglang.deterministic
 
-    sluice_sglang.exact.register()
+    sluice_sglang.deterministic.register()
     targets = [*HookRegistry._hooks]
     assert len(targets) == 10
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)
@@ -153,9 +153,9 @@ def test_what_a_bucket_asks_of_a_whole_model_is_asked_in_functions_of_this_relea
 
     monkeypatch.syspath_prepend(str(PATH))
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
-    import sluice_sglang.once
+    import sluice_sglang.cached_model_scan
 
-    sluice_sglang.once.register()
+    sluice_sglang.cached_model_scan.register()
     targets = [*HookRegistry._hooks]
     assert len(targets) == 6
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)
@@ -167,9 +167,9 @@ def test_prompts_wait_at_a_function_of_this_release(monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(PATH))
     monkeypatch.setenv("SLUICE_PREFILL_PASSES", "8")
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
-    import sluice_sglang.gather
+    import sluice_sglang.prefill_batching
 
-    sluice_sglang.gather.register()
+    sluice_sglang.prefill_batching.register()
     (target,) = HookRegistry._hooks
     function = pkgutil.resolve_name(target)
     assert [*inspect.signature(function).parameters] == ["self", "running_batch"]

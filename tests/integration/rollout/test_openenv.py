@@ -18,14 +18,14 @@ import pytest
 
 from sluice.api.groups.environment import OpenEnvironment
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import turn_rewards
+from sluice.runtime.pod_env import free_port
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import turn_rewards
 from sluice_rollout import seat_rewards
 from sluice_rollout.environments.openenv import OpenEnv, ServerLostError, openenv_of
 from sluice_rollout.environments.openenv_session import ServerError, opened
-from sluice_rollout.function import Player
 from sluice_rollout.health import EngineLostError
+from sluice_rollout.user_functions.runner import Player
 from tests.integration.rollout.test_gateway import CALLING, PARAMS, Seen, check_tokens
 from tests.integration.rollout.test_gateway import player as at_gateway
 from tests.integration.rollout.test_gateway import talkative as talkative

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.engines.sglang import generate as engine_module
 from sluice.engines.sglang.generate import Client
-from sluice.sample import Purpose, Sample
+from sluice.samples.sample import Purpose, Sample
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from sluice import user_code
 from sluice.api import RLJob
 from sluice.engines.sglang.generate import Client
 from sluice.rewards import RewardInput
-from sluice.sample import Prompt, Purpose, Sample, SampleStatus
-from sluice.turns import TURNS
+from sluice.runtime import user_code
+from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus
+from sluice.samples.turns import TURNS
 from sluice.wire import codec
-from sluice_rollout import function
-from sluice_rollout.function import Player
-from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions import runner
+from sluice_rollout.user_functions.runner import Player
 from tests.integration.engines import Sglang
 from tests.integration.rollout.pods import House, job, leases
 from tests.integration.rollout.talkative import save_talkative
@@ -65,7 +65,7 @@ async def play(
     """One sample, as the job's worker plays it."""
     spec = peers_job(dotted, talkative, directory, tokens).spec
     encoder = PromptEncoder(spec, talkative)
-    named = function.load(dotted, spec)
+    named = runner.load(dotted, spec)
     assert named
     async with Desk.of(spec, encoder) as desk:
         player = Player(

@@ -11,8 +11,8 @@ import pytest
 
 from sluice.api import RLJob
 from sluice.data.chat import PromptError
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Purpose
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Purpose
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
 from tests.integration.engines import CONTEXT
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sluice.rewards.sandbox import isolation
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.toolbox import Python
 from sluice_rollout.tools import ToolLoop, ToolUnavailableError
 from tests import chat

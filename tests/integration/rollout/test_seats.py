@@ -9,9 +9,9 @@ import torch
 
 from sluice.api import Algorithm
 from sluice.engines.base import Client
-from sluice.sample import SampleGroup
+from sluice.samples.sample import SampleGroup
+from sluice.samples.turns import turn_rewards
 from sluice.telemetry.rollouts import read, write
-from sluice.turns import turn_rewards
 from sluice.wire import codec
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.batch import credit

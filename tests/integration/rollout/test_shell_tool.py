@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.toolbox import Shell
 from sluice_rollout.toolbox.shell import unpack
 from sluice_rollout.tools import ToolLoop

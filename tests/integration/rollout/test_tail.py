@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice.sample import WORKER_TAIL
+from sluice.samples.sample import WORKER_TAIL
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from tests.integration.engines import Sglang

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.score import Scorer
-from sluice.environment import ConfigurationError, free_port
-from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.runtime.pod_env import ConfigurationError, free_port
+from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.teacher import PROBED_TOKENS, Teacher, TeacherError, Teachers, probe, teacher_of

@@ -15,12 +15,12 @@ from sluice.api.groups.data import PromptSource
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.engines.sglang.generate import Client
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_cli.data.verifiers_rows import rows_of
 from sluice_cli.main import app
-from sluice_rollout.environments import keeper
-from sluice_rollout.environments.nursery_process import NurseryLostError
+from sluice_rollout.environments import orphan_reaper
+from sluice_rollout.environments.fork_server_process import NurseryLostError
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import AGENT, PARAMS, Seen, check, check_tokens
@@ -105,7 +105,9 @@ async def test_an_episode_whose_interpreter_dies_is_played_again(
             assert nursery._transport
             running = asyncio.create_task(playing(prompt(), [5], Sample(0), PARAMS))
             async with asyncio.timeout(60):
-                while len(keeper.marked(one._directory)) < 3:  # its child, and the agent's program
+                while (
+                    len(orphan_reaper.marked(one._directory)) < 3
+                ):  # its child, and the agent's program
                     await asyncio.sleep(0.05)
             os.kill(nursery._transport.get_pid(), signal.SIGKILL)
             with pytest.raises(NurseryLostError):

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from sluice.engines.base import Client
-from sluice.environment import free_port
-from sluice.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
+from sluice.runtime.pod_env import free_port
+from sluice.samples.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
 from sluice.wire import codec, rpc
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import worker as worker_module

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.sample import Sample
+from sluice.samples.sample import Sample
 from sluice.telemetry import rollouts
 from tests.integration.run.laptop import ROOT, Laptop
 from tests.tools import VERIFIERS_PYTHON, missing

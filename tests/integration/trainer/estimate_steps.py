@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from sluice.sample import (
+from sluice.samples.sample import (
     BASELINE_REWARD,
     Prompt,
     Sample,
@@ -25,7 +25,7 @@ from sluice.sample import (
     SampleStatus,
     TokenSequence,
 )
-from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.backend import MakeBackend, backend_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.model.experts import GroupedExperts, _as_one
 from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.all_at_once import clip_all_at_once
+from sluice_trainer.megatron.step.fused_grad_clip import clip_all_at_once
 from sluice_trainer.megatron.step.optimizer import gradients
 from sluice_trainer.memory.offload import Storages
 from tests.integration.trainer import tiny

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_trainer.megatron.frozen import Frozen
+from sluice_trainer.megatron.frozen_model import Frozen
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step.learner import MegatronLearner
 from sluice_trainer.memory.offload import Storages

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sluice.sample import Experts
+from sluice.samples.sample import Experts
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.megatron.policy import Policy
 from sluice_trainer.megatron.step.packing import micro_batch

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sluice.sample import Sample
+from sluice.samples.sample import Sample
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.megatron.policy import Policy
 from tests.integration.engines import Sglang, gpus, save_model

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice_trainer.distributed.rank_failure import EXIT_PEER_LOST
 
 RANK = """

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from sluice.api import RLJobSpec
-from sluice.environment import free_port
-from sluice.sample import Experts
+from sluice.runtime.pod_env import free_port
+from sluice.samples.sample import Experts
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend
 from sluice_trainer.batch.sequences import TrainSequence

@@ -14,7 +14,7 @@ from sluice.api import WeightSync
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from sluice_trainer.weights.transport import Transport
 from tests.integration.engines import backend, engine_environment, with_us
 from tests.integration.house import Rendezvous, engine_member

@@ -19,7 +19,7 @@ from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from tests.integration.engines import backend
 from tests.integration.weights.tools import BUCKET, begin, on_device
 

@@ -15,7 +15,7 @@ from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from tests.integration.engines import Sglang, backend, gpus
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT

@@ -18,7 +18,7 @@ import torch
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from tests.integration.engines import call, device
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, FakeEngine

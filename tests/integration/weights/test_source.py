@@ -20,12 +20,12 @@ from sluice.engines.base import EngineRefusedError
 from sluice.engines.sglang.control import Control
 from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.disk import Disk
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from sluice_trainer.weights.transport import Peer
 from tests.integration.conftest import Server
 from tests.integration.engines import (

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
-from sluice_trainer.weights.source import Source
+from sluice.runtime.pod_env import free_port
+from sluice_trainer.weights.sender import Source
 from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us
 from tests.integration.weights.conftest import ROOT
 from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves

@@ -13,7 +13,7 @@ import pytest
 from sluice.engines.base import RESTING, WAKING, Client, Generation
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.ipc import Ipc, beside
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from tests.integration.conftest import Server
 from tests.integration.engines import Sglang, call, gpus
 from tests.integration.house import Rendezvous

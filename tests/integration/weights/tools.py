@@ -13,7 +13,7 @@ from sluice.engines.sglang.layout import Layout
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.source import Source
+from sluice_trainer.weights.sender import Source
 from tests.integration.engines import device, distance, log_probs, tensors, tolerance
 
 BUCKET = 200_000

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sluice.api import ManifestError, load_job, parse_documents
 from sluice.api.schema.yaml_text import MAX_BYTES, MAX_DEPTH, MAX_VALUES
 from sluice.data.files import read_file
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.importing.draft import ImportFailedError
 from sluice_cli.importing.hydra import from_yaml, value_of
 from sluice_cli.main import app

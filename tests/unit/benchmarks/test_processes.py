@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.processes import Server
 from sluice.engines.sglang.generate import Client
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 
 
 async def test_a_server_that_ends_at_its_start_is_not_waited_for() -> None:

@@ -27,7 +27,7 @@ from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
 from sluice_buffer.group import GroupKey, unpack_facts
-from sluice_buffer.serving.sending import leased, leased_chunks, shard_chunks
+from sluice_buffer.serving.readback import leased, leased_chunks, shard_chunks
 from sluice_buffer.serving.stats import counters, stats
 from sluice_buffer.sources.prompts import prompts_of
 from sluice_buffer.state.storage import Storage

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire.v1 import common_pb2 as pb
 from tests.chat import PLAIN, assistant, save, tokenizer, user
 from tests.templates import FAMILIES

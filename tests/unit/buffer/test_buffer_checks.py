@@ -1,4 +1,4 @@
-"""The fast check of whole groups, held against the invariants as sluice.sample states them."""
+"""The fast check of whole groups, held against the invariants of sluice.samples.sample."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.sample import SampleError
+from sluice.samples.sample import SampleError
 from sluice.wire.codec import group_from_message
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import unpack_facts

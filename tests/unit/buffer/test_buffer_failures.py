@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from prometheus_client import generate_latest
 
-from sluice.sample import PROMPT_TOO_LONG
+from sluice.samples.sample import PROMPT_TOO_LONG
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.rules.admission import MAX_FAILURES, SUSPECT_FAILURES, barren_limit, filter_limit
 from sluice_buffer.serving.metrics import registry
-from sluice_buffer.serving.sending import failures
+from sluice_buffer.serving.readback import failures
 from sluice_buffer.transitions.failures import first_line, reason_name
 from sluice_buffer.transitions.submits import SubmitOutcome
 from tests.unit.buffer.buffer_tools import House, make_group, make_sample

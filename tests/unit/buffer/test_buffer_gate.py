@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.sample import SampleError
-from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.samples.sample import SampleError
+from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.wire.codec import group_from_message
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb

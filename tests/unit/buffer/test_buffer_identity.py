@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.api import RLJob
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_buffer.state.storage import Storage, StorageError
 from tests.unit.buffer.buffer_tools import House, make_job, write_prompts
 

@@ -8,7 +8,7 @@ from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import StaleAttemptError
 from sluice_buffer.group import parse_lease_id
 from sluice_buffer.rules.admission import MAX_FAILURES
-from sluice_buffer.serving.sending import failures
+from sluice_buffer.serving.readback import failures
 from sluice_buffer.state.storage import StorageFullError
 from sluice_buffer.transitions.leases import WorkerAttempt
 from sluice_buffer.transitions.submits import SubmitOutcome

@@ -11,7 +11,7 @@ from sluice.api.groups.data import Data, Evaluation, PromptSource, parse_path
 from sluice.data.files import read_file
 from sluice.data.rows import RowError, parse_row
 from sluice.data.writers import Writer
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire import codec
 from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.sources.prompts import Prompts

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.environment import ConfigurationError
-from sluice.sample import SampleGroup
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import SampleGroup
 from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb

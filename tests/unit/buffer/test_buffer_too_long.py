@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import generate_latest
 
-from sluice.sample import PROMPT_TOO_LONG, Sample, SampleGroup
+from sluice.samples.sample import PROMPT_TOO_LONG, Sample, SampleGroup
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.serving.metrics import registry

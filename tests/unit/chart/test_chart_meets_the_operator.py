@@ -9,7 +9,8 @@ from dataclasses import fields
 
 from sluice.api import parse_documents, parse_job
 from sluice_operator import settings
-from sluice_operator.plan import Images, names
+from sluice_operator.plan import Images
+from sluice_operator.plan.facts import names
 from tests.helm import CHART, environment, load, objects, one
 from tests.tools import ROOT
 

@@ -17,7 +17,7 @@ from sluice.api.groups.data import PromptSource
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.transform import chosen, to_slime, to_verl
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 from sluice_cli.main import app
 from tests.chat import assistant, save, user
 

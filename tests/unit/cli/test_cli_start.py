@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 from sluice_cli.exits import MEANING, Exit
 from sluice_cli.main import app
 from sluice_cli.options import runs_here

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.main import app
 from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 from tests.chat import PLAIN, tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice import Client
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 
 METRICS = [
     {"step": 1, "rollout/raw_reward": 0.25},

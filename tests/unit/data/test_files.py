@@ -20,7 +20,7 @@ from sluice.data.files import files_of, read_file, read_source
 from sluice.data.json_list import read_json_list
 from sluice.data.rows import parse_row
 from sluice.data.writers import Writer
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_buffer.sources.readers import open_table
 
 numbers = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sluice import user_code
 from sluice.api import RLJobSpec
 from sluice.data import make
-from sluice.environment import ConfigurationError
+from sluice.runtime import user_code
+from sluice.runtime.pod_env import ConfigurationError
 
 CODE = """
 import time

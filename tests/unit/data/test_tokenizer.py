@@ -10,7 +10,7 @@ import pytest
 
 from sluice.data import chat
 from sluice.data.chat import load_tokenizer
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from tests.integration.engines import save_model
 
 

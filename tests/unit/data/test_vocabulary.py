@@ -10,7 +10,7 @@ import pytest
 from sluice.api import RLJobSpec
 from sluice.data.chat import PromptError
 from sluice.data.vocabulary import difference, embedding_size
-from sluice.sample import Prompt
+from sluice.samples.sample import Prompt
 from sluice_rollout.prompts import PromptEncoder
 from tests.chat import PLAIN, save, user
 

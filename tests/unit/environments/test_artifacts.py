@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from sluice.episodes import ARTIFACTS, MOST_ARTIFACT_BYTES, MOST_ARTIFACTS, MOST_DEPTH
+from sluice.samples.episode_protocol import (
+    ARTIFACTS,
+    MOST_ARTIFACT_BYTES,
+    MOST_ARTIFACTS,
+    MOST_DEPTH,
+)
 from sluice_rollout.environments.artifacts import (
     Artifact,
     ArtifactsError,

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sluice.api.groups.environment import Gym
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import turn_rewards
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import turn_rewards
 from sluice_rollout import seat_rewards
 from sluice_rollout.environments import gym_play, of_gym
 from sluice_rollout.environments.program import Program

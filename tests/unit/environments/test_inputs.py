@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.sample import Prompt, Purpose
+from sluice.samples.sample import Prompt, Purpose
 from sluice_rollout.environments import inputs
 from sluice_rollout.gateway.endpoint import Gateway
 

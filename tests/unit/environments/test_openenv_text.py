@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.api.groups.environment import OpenEnvironment
-from sluice.environment import ConfigurationError
-from sluice.sample import Messages, Prompt
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Messages, Prompt
 from sluice_rollout.environments import openenv_text as text
 from sluice_rollout.environments.openenv import openenv_of, options_of
 

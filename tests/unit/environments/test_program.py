@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import turn_rewards
-from sluice_rollout.code import Code
-from sluice_rollout.environments import keeper
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import turn_rewards
+from sluice_rollout.environments import orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
-from sluice_rollout.function import Player
+from sluice_rollout.user_functions.loaded import Code
+from sluice_rollout.user_functions.runner import Player
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.test_server import desk, ids, seated
 from tests.unit.rollout.test_episode import PARAMS, Script
@@ -79,7 +79,7 @@ async def play(
 
 def left_behind(one: Program) -> list[Any]:
     """Directories and processes of the program's episodes."""
-    return [*os.listdir(one._directory), *keeper.marked(one._directory)]
+    return [*os.listdir(one._directory), *orphan_reaper.marked(one._directory)]
 
 
 async def test_a_program_plays_and_its_result_is_the_samples(program: Any, tmp_path: Path) -> None:

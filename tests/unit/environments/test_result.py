@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.episodes import RESULT
+from sluice.samples.episode_protocol import RESULT
 from sluice_rollout.environments.result import Result, ResultError, read
 
 

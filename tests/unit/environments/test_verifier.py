@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.clock import Clock
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.environments.verifying import Terms, VerifierProcess

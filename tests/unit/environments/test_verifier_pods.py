@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sluice.episodes import VERIFIER
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.episode_protocol import VERIFIER
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.pod_pool import EpisodePodError
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.verifying import Terms
-from sluice_rollout.function import Player
-from sluice_rollout.gateway.desk import Desk, Place
+from sluice_rollout.gateway.registry import Desk, Place
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions.runner import Player
 from tests import chat
 from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.unit.buffer.buffer_tools import make_job

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout.gateway.calls import parser_of
 from tests.unit.buffer.buffer_tools import make_job
 

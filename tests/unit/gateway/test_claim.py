@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluice.sample import Sample, WeightSpan
-from sluice.turns import TURNS
-from sluice_rollout.gateway.claim import Claim, ClaimError, written
+from sluice.samples.sample import Sample, WeightSpan
+from sluice.samples.turns import TURNS
 from sluice_rollout.gateway.conversation import Turn
+from sluice_rollout.gateway.sample_claims import Claim, ClaimError, written
 
 
 def turn(parent: Turn | None, added: list[int], tokens: list[int], version: int = 0) -> Turn:

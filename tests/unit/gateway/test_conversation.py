@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.sample import Messages, Sample, TokenSequence, WeightSpan
-from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.samples.sample import Messages, Sample, TokenSequence, WeightSpan
+from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.wire import codec
 from sluice_rollout.gateway.conversation import Conversation, Turn, write
 from sluice_rollout.gateway.history import History, Place, Template

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import door
-from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.gateway.server import LOOPBACK, Server
 from tests.unit.gateway.test_server import desk, ids, run
 from tests.unit.rollout.test_episode import Script

@@ -14,7 +14,7 @@ import pytest
 
 from sluice.data.chat import PromptError
 from sluice.engines.base import EngineError
-from sluice.sample import SampleStatus
+from sluice.samples.sample import SampleStatus
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.conversation import Turn
 from sluice_rollout.gateway.history import Template, TextTooLongError

@@ -10,8 +10,8 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from sluice.sample import SampleStatus
-from sluice.turns import TURNS
+from sluice.samples.sample import SampleStatus
+from sluice.samples.turns import TURNS
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import messages
 from sluice_rollout.gateway.endpoint import Gateway

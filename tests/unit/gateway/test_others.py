@@ -12,7 +12,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from sluice.sample import SampleStatus
+from sluice.samples.sample import SampleStatus
 from sluice_rollout.episode import Episode
 from tests.unit.gateway.test_server import ASK, client, desk, ids, run
 from tests.unit.rollout.test_episode import Script

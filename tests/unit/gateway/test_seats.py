@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sluice.engines.base import EngineError
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import TURNS, records_of, turn_rewards
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import TURNS, records_of, turn_rewards
 from sluice.wire import codec
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.gateway.desk import Desk
+from sluice_rollout.gateway.registry import Desk
 from tests import chat
 from tests.unit.gateway.test_server import client, desk, ids, seated
 from tests.unit.rollout.test_episode import PARAMS, Script, drain_after_the_last
@@ -152,7 +152,7 @@ async def test_without_seats_any_name_is_the_model(tmp_path: Path) -> None:
 
 
 async def test_a_claim_of_one_conversation_is_refused_where_there_are_seats(tmp_path: Path) -> None:
-    from sluice_rollout.gateway.claim import Claim
+    from sluice_rollout.gateway.sample_claims import Claim
 
     async def claiming(episode: Episode) -> None:
         episode.gateway.keep(Claim([1, 2], [1]))

@@ -17,14 +17,14 @@ from openai import AsyncOpenAI
 from prometheus_client import REGISTRY
 
 from sluice.engines.base import EngineError
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice.turns import TURNS
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice.samples.turns import TURNS
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.function import Player
 from sluice_rollout.gateway import clients, server
-from sluice_rollout.gateway.desk import Desk
 from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.prompts import PromptEncoder
+from sluice_rollout.user_functions.runner import Player
 from tests import chat
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.rollout.test_episode import PARAMS, Script, player

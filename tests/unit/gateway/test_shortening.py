@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.sample import Messages, Prompt, Sample, SampleStatus
+from sluice.samples.sample import Messages, Prompt, Sample, SampleStatus
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.shortening import DROPPED, Shortener
 from tests import chat

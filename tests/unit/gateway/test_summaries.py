@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.engines.base import Generation
-from sluice.sample import Messages, Prompt, Sample, SampleStatus
-from sluice.turns import TURNS, turn_rewards
+from sluice.samples.sample import Messages, Prompt, Sample, SampleStatus
+from sluice.samples.turns import TURNS, turn_rewards
 from sluice.wire import codec
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.shortening import DROPPED

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sluice.api import ManifestError, RLJob, manifest
-from sluice_operator.admit import accept
 from sluice_operator.plan.manifests.objects import config_map
+from sluice_operator.spec_acceptance import accept
 from tests.unit.operator.world import make_job
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator import settings
-from sluice_operator.admit import accept
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
 from sluice_operator.plan.defaults import JobDefaults, filled_in, with_defaults
 from sluice_operator.plan.manifests.objects import config_map
+from sluice_operator.spec_acceptance import accept
 from tests.unit.operator.world import START, World, make_job
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists"}

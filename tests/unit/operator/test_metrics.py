@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice.api import RLJobStatus
 from sluice.telemetry.planner import Advice, Split
 from sluice_operator.metrics import OperatorMetrics
-from sluice_operator.plan.model import JobKey
+from sluice_operator.plan.facts.model import JobKey
 
 KEY: JobKey = ("default", "demo")
 INFO = ("1234", "sglang", "")

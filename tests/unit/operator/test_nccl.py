@@ -9,8 +9,8 @@ import pytest
 
 from sluice_operator.cluster.local.inherited import inherited_env
 from sluice_operator.cluster.local.translate import PodPlace, commands
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.model import Gang, Images, KubeObject
 from tests.unit.operator.world import make_job
 
 CUMEM, NVLS = "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"

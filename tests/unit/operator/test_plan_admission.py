@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from sluice_operator.plan import KubeObject, Observed, Progress, clock, plan
+from sluice_operator.plan import KubeObject, Observed, Progress, plan
+from sluice_operator.plan.facts import clock
 from sluice_operator.plan.report.admission import admitted, is_queued, waits
 from tests.unit.operator.world import START, World, make_job, make_pod
 

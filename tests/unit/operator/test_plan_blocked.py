@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.model import Progress, Warned
+from sluice_operator.plan.facts.model import Progress, Warned
 from sluice_operator.plan.report.blocked import blocked
 from tests.unit.operator.world import World, make_job, make_pod
 

@@ -5,9 +5,10 @@ import pytest
 
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice.api.status import RoleName
-from sluice_operator.plan import Progress, clock
+from sluice_operator.plan import Progress
 from sluice_operator.plan.decide.gangs import Step
-from sluice_operator.plan.model import Gang, GangFacts
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import Gang, GangFacts
 from sluice_operator.plan.report.conditions import (
     Finding,
     running,

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sluice_operator.plan import is_finished, podstate
+from sluice_operator.plan import is_finished
+from sluice_operator.plan.facts import podstate
 from tests.unit.operator.world import World, make_job
 
 MAX_RESTARTS = 2

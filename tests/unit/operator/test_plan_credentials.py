@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.model import Gang, Images
 from tests.unit.operator.world import make_job
 
 SECRETS = {

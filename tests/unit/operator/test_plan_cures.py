@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_operator.plan.report.cures import OF_REFUSALS, with_cure
+from sluice_operator.plan.report.remedies import OF_REFUSALS, with_cure
 
 FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
 

@@ -3,9 +3,9 @@ from datetime import datetime, timedelta
 import pytest
 
 from sluice.api import GangStatus, RLJobStatus
-from sluice_operator.plan import clock
 from sluice_operator.plan.decide.deadlines import hang, job_deadline, progress_due, upcoming
-from sluice_operator.plan.model import GangFacts
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import GangFacts
 from tests.unit.operator.world import START, make_job
 
 

@@ -5,8 +5,8 @@ import pytest
 from sluice.api import RLJob
 from sluice.engines.sglang.launch import Launch, normalized, render_args
 from sluice_operator.plan.decide.gangs import desired_gangs
+from sluice_operator.plan.facts.model import Images
 from sluice_operator.plan.manifests.pods import gang_pods
-from sluice_operator.plan.model import Images
 from tests.unit.operator.world import make_job
 
 

@@ -10,11 +10,11 @@ import pytest
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
 from sluice_operator.plan.decide.episodes import Place, Turn
+from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.episodes import episode_pod, episode_policies
-from sluice_operator.plan.manifests.extras import extra_objects
 from sluice_operator.plan.manifests.network import network_policy
+from sluice_operator.plan.manifests.optional_objects import extra_objects
 from sluice_operator.plan.manifests.pods import pod as gang_pod
-from sluice_operator.plan.model import Gang, Images
 from tests.unit.operator.world import START, make_job, make_pod
 
 IMAGE = {"command": ["agent"], "image": "me/agent:1", "pods": 2}

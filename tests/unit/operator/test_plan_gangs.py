@@ -5,8 +5,6 @@ import pytest
 
 from sluice.api import GangStatus
 from sluice.api.groups.lifecycle import FailurePolicy
-from sluice_operator.plan import clock
-from sluice_operator.plan.constants import BROKEN_GRACE, ENGINE_GRACE, GRACE
 from sluice_operator.plan.decide.gangs import (
     advance,
     deletions,
@@ -14,7 +12,9 @@ from sluice_operator.plan.decide.gangs import (
     retire,
 )
 from sluice_operator.plan.decide.restart import Restart
-from sluice_operator.plan.model import Deletion, Gang
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.constants import BROKEN_GRACE, ENGINE_GRACE, GRACE
+from sluice_operator.plan.facts.model import Deletion, Gang
 from tests.unit.operator.world import START, make_job, make_pod
 
 GANG = Gang("trainer", 0, 2)

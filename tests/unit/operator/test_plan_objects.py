@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from sluice import __version__
-from sluice_operator.plan import KubeObject, Observed, names, render_all
+from sluice_operator.plan import KubeObject, Observed, render_all
+from sluice_operator.plan.facts import names
 from sluice_operator.plan.manifests.network import OPERATOR_LABELS
 from sluice_operator.plan.manifests.objects import (
     missing_objects,

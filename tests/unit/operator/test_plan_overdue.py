@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from sluice_operator.plan import clock
-from sluice_operator.plan.constants import FORCE_DELETE_AFTER
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.constants import FORCE_DELETE_AFTER
 from sluice_operator.plan.report.overdue import overdue
 from tests.unit.operator.world import START, World, make_pod, settled
 

@@ -8,11 +8,11 @@ import pytest
 from sluice.api import RLJob
 from sluice_buffer.__main__ import _GRACE_SECONDS
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.facts.constants import GRACE
+from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.placement import HOST, STAY, ZONE
 from sluice_operator.plan.manifests.pods import pod
 from sluice_operator.plan.manifests.render import render_all
-from sluice_operator.plan.model import Gang, Images
 from sluice_rollout.worker import RETURN_SECONDS, Worker
 from tests.unit.operator.world import make_job
 

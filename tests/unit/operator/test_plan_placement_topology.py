@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject
 from sluice_operator.plan.manifests.placement import ZONE
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.model import Gang, Images, KubeObject
 from tests.unit.operator.world import make_job
 
 RACK, BLOCK = "cloud.example.com/rack", "cloud.example.com/block"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.api import PodGroupStatus
-from sluice_operator.plan import Deletion, KubeObject, clock, podstate
+from sluice_operator.plan import Deletion, KubeObject
+from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.manifests.podgroup import ends
 from tests.unit.operator.world import START, World, make_job, make_pod
 

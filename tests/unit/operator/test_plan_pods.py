@@ -13,8 +13,8 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, render_all
+from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.model import Gang, Images
 from tests.unit.operator.world import make_job
 
 GOLDEN = Path(__file__).with_name("golden")

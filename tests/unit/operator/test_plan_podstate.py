@@ -2,9 +2,9 @@ from datetime import timedelta
 
 import pytest
 
-from sluice_operator.plan import podstate
 from sluice_operator.plan.decide.gang_facts import gang_facts
-from sluice_operator.plan.model import Gang, KubeObject
+from sluice_operator.plan.facts import podstate
+from sluice_operator.plan.facts.model import Gang, KubeObject
 from tests.unit.operator.world import START, make_pod
 
 STOPPED_BY_KUEUE = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted"}

@@ -9,10 +9,10 @@ from kubernetes.client.models.v1beta1_pod_group import V1beta1PodGroup
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import KubeObject
+from sluice_operator.plan.facts.model import Gang, Images, PodGroup
 from sluice_operator.plan.manifests.pods import gang_pods
 from sluice_operator.plan.manifests.queueing import group_object, group_of, requests
 from sluice_operator.plan.manifests.render import render_all
-from sluice_operator.plan.model import Gang, Images, PodGroup
 from tests.unit.operator.world import make_job
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from sluice.api.schema.base import quantity_value
 from sluice_operator.plan import KubeObject
+from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.model import Gang, Images
 from tests.unit.operator.world import make_job
 
 GPU_JOB: dict[str, Any] = {"trainer": {"gpusPerNode": 8}, "rollout": {"gpusPerReplica": 2}}

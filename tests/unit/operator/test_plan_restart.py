@@ -5,9 +5,9 @@ import pytest
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.groups.lifecycle import FailurePolicy
-from sluice_operator.plan import clock
 from sluice_operator.plan.decide.restart import GiveUp, Restart, delay, restart
-from sluice_operator.plan.model import Gang, GangFacts
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import Gang, GangFacts
 from tests.unit.operator.world import START
 
 TRAINER, ROLLOUT, BUFFER = Gang("trainer", 0, 2), Gang("rollout", 1, 1), Gang("buffer", 0, 1)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
-from sluice_operator.plan import KubeObject, Observed, Plan, clock, plan
+from sluice_operator.plan import KubeObject, Observed, Plan, plan
 from sluice_operator.plan.decide.drain import drain
 from sluice_operator.plan.decide.episodes import Place, Turn
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import Images
 from sluice_operator.plan.manifests.episodes import episode_pod
 from sluice_operator.plan.manifests.sandbox import best_version, sandbox
-from sluice_operator.plan.model import Images
 from tests.unit.operator.world import START, make_job, make_pod
 
 GROUP = "agents.x-k8s.io"

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJobStatus, manifest
-from sluice_operator.plan import KubeObject, Progress, clock, plan
-from sluice_operator.plan.constants import EXIT_PEER_LOST, PEER_GRACE
+from sluice_operator.plan import KubeObject, Progress, plan
 from sluice_operator.plan.decide.reopen import reopened
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.constants import EXIT_PEER_LOST, PEER_GRACE
 from tests.unit.operator.world import START, World, make_job, settled
 
 ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo-trainer-0-1-0"]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sluice_operator.cluster.kube.store import GRAVES_SECONDS, Store, compact, lean_pod
-from sluice_operator.plan import KubeObject, podstate
+from sluice_operator.plan import KubeObject
+from sluice_operator.plan.facts import podstate
 from sluice_operator.plan.report.blocked import blocked
 from tests.unit.operator.world import START, make_pod
 

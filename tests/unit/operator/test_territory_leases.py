@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube.territory import (
+from sluice_operator.cluster.kube.namespace_lock import (
     ALWAYS,
     NAME,
     RENEWALS_AT_ONCE,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sluice.api import Condition, RLJobStatus
-from sluice_operator.admit import runs_first
-from sluice_operator.plan import clock
+from sluice_operator.plan.facts import clock
+from sluice_operator.spec_acceptance import runs_first
 from tests.unit.operator.world import START
 
 NOW = clock.text(START)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.cluster.kube.warnings import newest
-from sluice_operator.plan.model import Warned
+from sluice_operator.plan.facts.model import Warned
 
 PODS = {"u1": "demo-trainer-0-1-0"}
 

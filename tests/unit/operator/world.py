@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sluice.api import RLJob, RLJobStatus, manifest
-from sluice_operator.plan import Event, KubeObject, Observed, Plan, Progress, clock, plan, podstate
-from sluice_operator.plan.model import Warned
+from sluice_operator.plan import Event, KubeObject, Observed, Plan, Progress, plan
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import Warned
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 

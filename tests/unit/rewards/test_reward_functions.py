@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.rewards import RewardInput
-from sluice.user_code import LoadError, load, load_reward
+from sluice.runtime.user_code import LoadError, load, load_reward
 
 USER = """
 import functools

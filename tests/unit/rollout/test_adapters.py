@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sluice.environment import ConfigurationError
 from sluice.peers import modules
-from sluice.sample import Prompt, Sample, SampleStatus
-from sluice_rollout import function
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.adapters import slime, verl
+from sluice_rollout.user_functions import runner
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.test_server import desk, ids
 from tests.unit.rollout.test_episode import PARAMS, Script, player
@@ -107,7 +107,7 @@ async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
     path = directory / f"theirs_{name}.py"
     path.write_text(code)
     async with desk(directory, **changes) as one:
-        named = function.load(f"{path}:{name}", one.spec)
+        named = runner.load(f"{path}:{name}", one.spec)
         assert named
         guest = player(named[1], Script(ids("one two")))
         guest.admit, guest.tokenizer = one.admit, one.encoder.tokenizer
@@ -183,7 +183,7 @@ def test_a_function_that_is_not_async(tmp_path: Path) -> None:
     path = tmp_path / "theirs.py"
     path.write_text(SLIME)
     with pytest.raises(ConfigurationError, match="late is not async: expected"):
-        function.load(f"{path}:late", make_job(tmp_path).spec)
+        runner.load(f"{path}:late", make_job(tmp_path).spec)
 
 
 def test_kinds_are_not_mistaken() -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice.rewards import RewardError, RewardInput
-from sluice.sample import BASELINE_REWARD, Prompt, Purpose, Sample, SampleGroup, SampleStatus
+from sluice.samples.sample import (
+    BASELINE_REWARD,
+    Prompt,
+    Purpose,
+    Sample,
+    SampleGroup,
+    SampleStatus,
+)
 from sluice_rollout.group import GroupMaker, note_baseline
 
 PROMPT = Prompt(3, "max 1 2 =", label="2")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from sluice.engines.base import EngineError, Generation, PromptRefusedError
-from sluice.sample import Prompt, Sample, SampleStatus, WeightSpan
-from sluice.turns import TURNS
+from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
+from sluice.samples.turns import TURNS
 from sluice.wire import codec
 from sluice_rollout.episode import Episode, EpisodeEndError, Play
-from sluice_rollout.function import Player
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
+from sluice_rollout.user_functions.runner import Player
 
 PROMPT = [1, 2, 3]
 PARAMS = {"max_new_tokens": 10, "temperature": 1.0}

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from sluice import user_code
 from sluice.api import RLJobSpec
-from sluice.environment import ConfigurationError
 from sluice.rewards import RewardInput
-from sluice.sample import Prompt, Purpose, Sample, SampleStatus
+from sluice.runtime import user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus
 from sluice.wire import codec
-from sluice_rollout import function, hooks
+from sluice_rollout import hooks
 from sluice_rollout.group import GroupMaker
+from sluice_rollout.user_functions import runner
 from tests.unit.buffer.buffer_tools import make_job
 
 CODE = """
@@ -152,12 +153,12 @@ def test_hooks_and_functions_that_cannot_be_had(code: str, tmp_path: Path) -> No
     with pytest.raises(
         ConfigurationError, match=r"spec\.rollout\.function: .*has no function 'none'"
     ):
-        function.load(f"{code}:none", spec)
+        runner.load(f"{code}:none", spec)
     with pytest.raises(
         ConfigurationError,
         match=r"code\.py:play is not async: expected `async def play\(episode\)`",
     ):
-        function.load(f"{code}:play", spec)
+        runner.load(f"{code}:play", spec)
 
 
 async def test_a_data_set_with_a_reward_of_its_own_is_judged_by_it() -> None:

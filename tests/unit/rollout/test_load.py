@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from sluice.sample import Prompt, Sample
+from sluice.samples.sample import Prompt, Sample
 from sluice_rollout import worker as worker_module
 from sluice_rollout.load import SHARE, Load, Share, is_tail
 from tests.unit.rollout.test_hooks import House, maker

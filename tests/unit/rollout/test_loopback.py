@@ -10,7 +10,7 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from tests.unit.rollout.conftest import Plugin
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from sluice.sample import Prompt, SampleGroup
+from sluice.samples.sample import Prompt, SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_rollout.buffer import Answer, Outbox

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from sluice.engines.sglang.layout import Layout
-from sluice.environment import free_port
+from sluice.runtime.pod_env import free_port
 from sluice_trainer.weights.buckets import buckets
 from tests.unit.rollout.conftest import Plugin
 

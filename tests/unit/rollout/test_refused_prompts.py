@@ -9,7 +9,7 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice.data.chat import PromptError
-from sluice.sample import Prompt, SampleStatus
+from sluice.samples.sample import Prompt, SampleStatus
 from sluice_rollout.group import GroupMaker
 from sluice_rollout.prompts import PromptTooLongError
 

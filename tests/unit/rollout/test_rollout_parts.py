@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice import user_code
 from sluice.api import EvaluationSampling, PromptSource, Sampling
 from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
 from sluice.engines.http_client import version_number
 from sluice.engines.sglang.generate import generation, refusal
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence, WeightSpan
+from sluice.runtime import user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleGroup, TokenSequence, WeightSpan
 from sluice_rollout import filters
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy

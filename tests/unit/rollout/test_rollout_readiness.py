@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from sluice import open_files
+from sluice.runtime import open_files
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_rollout.__main__ import Readiness, side_by_side
 from sluice_rollout.worker import Worker

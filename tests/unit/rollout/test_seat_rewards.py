@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.sample import Prompt, Sample, SampleStatus, TokenSequence
-from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.samples.sample import Prompt, Sample, SampleStatus, TokenSequence
+from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice_rollout import seat_rewards
 
 

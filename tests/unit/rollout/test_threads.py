@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.sample import SampleStatus
+from sluice.samples.sample import SampleStatus
 from sluice_rollout import metrics
 from sluice_rollout.threads import LateError, NoThreadError, Threads, UserExitError
 from sluice_rollout.tools import ToolCall, ToolLoop, ToolUnavailableError

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from sluice.data.chat import render
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.toolbox import Http, Python, Retriever, Search, Tool
 from sluice_rollout.toolbox.base import is_tool
 from sluice_rollout.toolbox.search import Index, documents

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sluice.data.chat import between_turns
-from sluice.sample import Prompt, Sample, SampleStatus
+from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.tools import (
     ANSWER,
     CALLS,

@@ -13,7 +13,7 @@ from sluice.engines.vllm.generate import Client, generation, sampling_params, se
 from sluice.engines.vllm.plugin.__main__ import PATH
 from sluice.engines.vllm.score import read_answer
 from sluice.rewards import RewardError
-from sluice.sample import WeightSpan
+from sluice.samples.sample import WeightSpan
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from sluice import user_code
 from sluice.api import RLJobSpec
 from sluice.engines.base import EngineError, Generation
-from sluice.environment import ConfigurationError
 from sluice.rewards import RewardInput
-from sluice.sample import Prompt, Purpose, Sample, SampleStatus, WeightSpan
-from sluice.turns import TURNS
+from sluice.runtime import user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus, WeightSpan
+from sluice.samples.turns import TURNS
 from sluice.wire import codec
-from sluice_rollout import function
 from sluice_rollout.episode import Episode, EpisodeEndError, together, whole_group
 from sluice_rollout.group import GroupMaker
+from sluice_rollout.user_functions import runner
 from tests.unit.rollout.test_episode import (
     PARAMS,
     PROMPT,
@@ -305,7 +305,7 @@ def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
 
 
 def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
-    plays = function.load_all(spec)
+    plays = runner.load_all(spec)
     house: Any = House()
 
     def player_of(loaded: tuple[str, Any] | None) -> Any:
@@ -367,4 +367,4 @@ def test_a_function_that_cannot_be_had_is_named_by_its_field(
         ConfigurationError,
         match=r"spec.evaluation.datasets\[0\].function: .* has no function 'missing'",
     ):
-        function.load_all(spec({}, {}, {"function": "missing"}))
+        runner.load_all(spec({}, {}, {"function": "missing"}))

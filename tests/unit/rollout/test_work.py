@@ -7,8 +7,8 @@ import time
 import pytest
 
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_rollout.leased_group import Work
 from sluice_rollout.load import Load, Share
-from sluice_rollout.work import Work
 
 
 def test_it_knows_how_busy_its_thread_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.telemetry.books import Books, Totals
+from sluice.telemetry.group_accounting import Books, Totals
 
 
 def books(reasons: dict[str, int] | None = None, /, **groups: int) -> Books:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from sluice import environment
+from sluice.runtime import pod_env
 from sluice.telemetry import endpoints
 
 
@@ -57,7 +57,7 @@ def test_metrics_are_served_beside(server: Server) -> None:
 
 
 def test_a_container_without_the_port_serves_nothing() -> None:
-    endpoints.serve(environment.read("buffer", {}), ready=endpoints.well)()
+    endpoints.serve(pod_env.read("buffer", {}), ready=endpoints.well)()
 
 
 def test_a_pulse_is_missed_when_the_loop_is_stuck() -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.sample import Prompt, Sample, SampleGroup, SampleStatus, TokenSequence, WeightSpan
+from sluice.samples.sample import (
+    Prompt,
+    Sample,
+    SampleGroup,
+    SampleStatus,
+    TokenSequence,
+    WeightSpan,
+)
 from sluice.telemetry import rollouts
 
 

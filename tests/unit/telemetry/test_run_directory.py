@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.telemetry import run_directory
-from sluice.telemetry.books import Totals
+from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.report.timeline import spans
 from sluice.telemetry.run_warnings import RunWarning
 from sluice.telemetry.summary import evaluation_means, summarize

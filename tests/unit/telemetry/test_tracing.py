@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sluice import environment
+from sluice.runtime import pod_env
 from sluice.telemetry import tracing
 
 
@@ -99,7 +99,7 @@ def test_a_sampler_decides_for_whole_traces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
-    tracing.configure(environment.read("buffer", {}))
+    tracing.configure(pod_env.read("buffer", {}))
     assert not tracing.enabled()
     with tracing.span("work", group="t1"):
         tracing.note(version=1)

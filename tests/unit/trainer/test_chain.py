@@ -14,13 +14,13 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from sluice.engines.base import Control, EngineRefusedError
-from sluice.environment import read
+from sluice.runtime.pod_env import read
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain, Way
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.routes import piece_bytes
-from sluice_trainer.weights.session import Session
 from sluice_trainer.weights.transport import Peer
+from sluice_trainer.weights.update_session import Session
 from tests.unit.operator.world import make_job
 
 SECOND = timedelta(seconds=5)

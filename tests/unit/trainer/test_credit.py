@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sluice.api import Algorithm
-from sluice.sample import Sample, SampleStatus, TokenSequence, WeightSpan
-from sluice.turns import BRANCH_TURNS, TURNS, turn_rewards
+from sluice.samples.sample import Sample, SampleStatus, TokenSequence, WeightSpan
+from sluice.samples.turns import BRANCH_TURNS, TURNS, turn_rewards
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.batch import credit
 from sluice_trainer.batch.credit import Unit

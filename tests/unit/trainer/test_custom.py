@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.api import Algorithm
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.algorithms import custom
 
 

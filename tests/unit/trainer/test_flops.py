@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.api import RLJobSpec
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.clients.clients import balance_tokens
 from sluice_trainer.model.flops import ModelFlops, model_flops, peak_tflops, utilisation
 

@@ -18,7 +18,7 @@ import pytest
 PROGRAM = """
 import json, torch
 import torch.nn.functional as F
-from sluice.engines.inside.path import invariant
+from sluice.numerics import invariant
 
 torch.manual_seed(0)
 results = {}

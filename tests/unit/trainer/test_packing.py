@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.sample import Sample, TokenSequence, WeightSpan
+from sluice.samples.sample import Sample, TokenSequence, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.megatron.model import attention

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice import environment
-from sluice.environment import free_port
+from sluice.runtime import pod_env
+from sluice.runtime.pod_env import free_port
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.clients import background as background_module
 from sluice_trainer.clients.background import Stopped
@@ -21,7 +21,7 @@ from tests.unit.buffer.buffer_tools import make_job
 def told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
     """Peers whose rendezvous is away, after SIGTERM."""
     monkeypatch.setattr(background_module, "STOP_SECONDS", 0.1)
-    env = environment.read("trainer", {"SLUICE_RENDEZVOUS": f"127.0.0.1:{free_port()}"})
+    env = pod_env.read("trainer", {"SLUICE_RENDEZVOUS": f"127.0.0.1:{free_port()}"})
     stop = threading.Event()
     stop.set()
     with connected(env, make_job(tmp_path).spec, stop) as peers:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sluice.api import Algorithm, RLJobSpec
-from sluice.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSequence
+from sluice.samples.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSequence
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.engines.inside.path import processors
-from sluice.engines.inside.path.processors import threads, usable_processors
+from sluice.engines.plugin_common.path import processors
+from sluice.engines.plugin_common.path.processors import threads, usable_processors
 from sluice_trainer.__main__ import _have_threads
 from sluice_trainer.distributed import device
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice.sample import Prompt, Sample, SampleGroup, TokenSequence
+from sluice.samples.sample import Prompt, Sample, SampleGroup, TokenSequence
 from sluice_trainer.batch.provenance import Provenance
 
 

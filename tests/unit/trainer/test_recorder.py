@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from sluice.sample import Prompt, Sample, SampleGroup
+from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common

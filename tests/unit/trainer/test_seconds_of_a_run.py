@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from sluice.api import RLJobSpec
 from sluice.telemetry import run_directory
-from sluice.telemetry.books import Totals
+from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.phases import Laps, Phases
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common

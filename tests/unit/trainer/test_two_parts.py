@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from sluice_trainer.megatron.model.two_parts import attend
+from sluice_trainer.megatron.model.rectangular_attention import attend
 
 
 def drawn(heads: int, kv_heads: int, queries: int, keys: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.sample import (
+from sluice.samples.sample import (
     Prompt,
     Purpose,
     Sample,

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire import membership, protocol, rpc
 from sluice.wire.membership import Membership
 from sluice.wire.protocol import PROTOCOL, MixedReleasesError

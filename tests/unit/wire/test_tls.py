@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire import membership, rpc, tls
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import rendezvous_pb2 as pb

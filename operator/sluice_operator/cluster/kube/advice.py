@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from sluice_operator.plan.model import Event, KubeObject
+from sluice_operator.plan.facts.model import Event, KubeObject
 
 SERVER_WARNING = "ServerWarning"
 Said = tuple[str, str, str]

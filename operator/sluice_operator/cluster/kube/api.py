@@ -22,10 +22,10 @@ from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.advice import warnings_of
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts.model import KubeObject
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"

@@ -39,11 +39,11 @@ from sluice_operator.cluster.kube.store import (
     version,
 )
 from sluice_operator.cluster.kube.warnings import PodWarnings
-from sluice_operator.plan import clock, names, podstate
 from sluice_operator.plan.decide.missing import lacks_pods
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
+from sluice_operator.plan.facts import clock, names, podstate
+from sluice_operator.plan.facts.model import Deletion, Event, JobKey, KubeObject, Observed, uid
 from sluice_operator.plan.manifests import podgroup
-from sluice_operator.plan.model import Deletion, Event, JobKey, KubeObject, Observed, uid
 
 POD_SELECTOR = names.LABEL_JOB
 

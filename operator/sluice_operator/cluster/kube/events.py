@@ -7,8 +7,8 @@ import time
 from datetime import UTC, datetime
 
 from sluice.api import API_VERSION, KIND
-from sluice_operator.plan import clock
-from sluice_operator.plan.model import Event, KubeObject, uid
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import Event, KubeObject, uid
 
 NOTE_LIMIT = 1024
 REPORTER = "sluice.dev/operator"

@@ -15,10 +15,11 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import owner_uid
-from sluice_operator.plan import Event, names
+from sluice_operator.plan import Event
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject
 from sluice_operator.plan.manifests import queueing
-from sluice_operator.plan.manifests.extras import OPTIONAL, extra_keys
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.manifests.optional_objects import OPTIONAL, extra_keys
 
 KINDS = (*OPTIONAL, queueing.KIND)
 

@@ -17,10 +17,10 @@ from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan import names, podstate
 from sluice_operator.plan.decide.episodes import split
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import KubeObject, Observed
 from sluice_operator.plan.manifests.podgroup import WORKLOAD, all_ended
-from sluice_operator.plan.model import KubeObject, Observed
 from sluice_operator.plan.report import admission
 
 GROUP = "kueue.x-k8s.io"

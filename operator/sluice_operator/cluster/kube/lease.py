@@ -24,8 +24,8 @@ from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan import clock
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import KubeObject
 
 log = structlog.get_logger(__name__)
 

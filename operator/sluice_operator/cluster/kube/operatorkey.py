@@ -6,12 +6,12 @@ import base64
 import binascii
 import contextlib
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import KEY_BYTES, JobKeys, new_key
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts.model import KubeObject
 
 ENTRY = "key"
 

@@ -20,9 +20,9 @@ from sluice_operator.cluster.kube import extras
 from sluice_operator.cluster.kube.api import Api, Listener
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import compact, owner_uid
-from sluice_operator.plan import names, podstate
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import Deletion, KubeObject, uid
 from sluice_operator.plan.manifests.objects import supporting_objects
-from sluice_operator.plan.model import Deletion, KubeObject, uid
 
 REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
 """Greatest age of the knowledge of a job's objects; and while pods do not start, which may be for

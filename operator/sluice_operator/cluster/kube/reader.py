@@ -16,7 +16,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.kube_config import list_kube_config_contexts
 
 from sluice.api import FINISHED
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
@@ -29,8 +29,8 @@ from sluice_operator.cluster.view import (
     Stream,
     streams_of,
 )
-from sluice_operator.plan import names
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject
 
 EVENTS, AGAIN_SECONDS = 50, 1.0
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

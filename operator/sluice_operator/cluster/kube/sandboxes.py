@@ -21,9 +21,9 @@ from sluice_operator.cluster.kube.api import Api, Listener
 from sluice_operator.cluster.kube.owned import check_owner
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import lean_sandbox, owner_uid
-from sluice_operator.plan import names, podstate
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import KubeObject, uid
 from sluice_operator.plan.manifests import sandbox
-from sluice_operator.plan.model import KubeObject, uid
 
 RELIST_SECONDS, REREAD_SECONDS = 300.0, 5.0
 """Greatest age of the knowledge which Sandboxes there are; and of one that has no pod."""

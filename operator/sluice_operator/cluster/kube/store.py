@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from sluice_operator.plan import names, podstate
-from sluice_operator.plan.model import JobKey, KubeObject, uid
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import JobKey, KubeObject, uid
 
 _POD_METADATA = (
     "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "creationTimestamp",

@@ -17,8 +17,8 @@ import structlog
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection
-from sluice_operator.plan import clock, podstate
-from sluice_operator.plan.model import JobKey, KubeObject, Warned, uid
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import JobKey, KubeObject, Warned, uid
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 5.0, 15.0
 """Time for a pod to start before its events are read, and their greatest age."""

@@ -45,8 +45,8 @@ from sluice_operator.cluster.local.translate import (
     PodPlace,
     commands,
 )
-from sluice_operator.plan import podstate
-from sluice_operator.plan.model import Deletion, Event, KubeObject, Observed
+from sluice_operator.plan.facts import podstate
+from sluice_operator.plan.facts.model import Deletion, Event, KubeObject, Observed
 
 _CLOSE_DEADLINE = 15.0
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.plan import names
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject
 
 
 def visible_gpus() -> list[str]:

@@ -18,9 +18,9 @@ from sluice.telemetry import steady
 from sluice_operator.cluster.local import gpus, out_of_memory, supervisor
 from sluice_operator.cluster.local.processes import MARKER, marker
 from sluice_operator.cluster.local.translate import LOOPBACK, ContainerCommand
-from sluice_operator.plan.constants import EXIT_CONFIG_ERROR
-from sluice_operator.plan.model import KubeObject
-from sluice_operator.plan.podstate import OUT_OF_MACHINE
+from sluice_operator.plan.facts.constants import EXIT_CONFIG_ERROR
+from sluice_operator.plan.facts.model import KubeObject
+from sluice_operator.plan.facts.podstate import OUT_OF_MACHINE
 
 SUPERVISOR = [sys.executable, "-I", "-S", str(Path(supervisor.__file__))]
 HOST_GONE_GRACE = 2.0

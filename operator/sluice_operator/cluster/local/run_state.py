@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice_operator.cluster.keys import KEY_BYTES, new_key
-from sluice_operator.plan import clock
+from sluice_operator.plan.facts import clock
 
 STATE_FILE = "state.json"
 LOCK_FILE = "run.lock"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sluice_operator.cluster.local.ports import free_port, is_free
 from sluice_operator.cluster.local.translate import LOOPBACK
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts.model import KubeObject
 
 
 def has_address(manifest: KubeObject) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sluice_operator.cluster.local.pod import LocalPod
 from sluice_operator.cluster.local.translate import LOOPBACK
-from sluice_operator.plan.names import LABEL_JOB, LABEL_REPLICA, LABEL_ROLE
+from sluice_operator.plan.facts.names import LABEL_JOB, LABEL_REPLICA, LABEL_ROLE
 
 TARGETS_FILE = "targets.json"
 _ENGINE = {"__metrics_path__": "/engine/metrics", "metrics_path": "/engine/metrics"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.engines import UNDECIDED
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts.model import KubeObject
 
 LOOPBACK = "127.0.0.1"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")

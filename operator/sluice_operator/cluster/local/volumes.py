@@ -14,7 +14,7 @@ from sluice_operator.cluster.local.translate import (
     object_data,
     translate,
 )
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts.model import KubeObject
 
 
 def prepare(

@@ -5,9 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJobSpec, RLJobStatus
-from sluice_operator.plan import clock
-from sluice_operator.plan.constants import DEADLINE_EXCEEDED, HUNG, QUEUE_TIMEOUT, STARTUP_DEADLINE
-from sluice_operator.plan.model import GangFacts
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.constants import (
+    DEADLINE_EXCEEDED,
+    HUNG,
+    QUEUE_TIMEOUT,
+    STARTUP_DEADLINE,
+)
+from sluice_operator.plan.facts.model import GangFacts
 
 
 def job_deadline(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sluice_operator.plan import names, podstate
 from sluice_operator.plan.decide.gangs import deletions
-from sluice_operator.plan.model import Deletion, KubeObject
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import Deletion, KubeObject
 
 _ORDER = (("trainer", "rollout", *names.EPISODES), ("buffer",), ("rendezvous",))
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import RLJob
-from sluice_operator.plan import names, podstate
 from sluice_operator.plan.decide.gangs import deletions
-from sluice_operator.plan.model import Deletion, KubeObject
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import Deletion, KubeObject
 
 Key = tuple[str, int, int, int]
 """Role, replica, attempt and index of a place."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sluice_operator.plan import podstate
-from sluice_operator.plan.model import Gang, GangFacts, KubeObject
+from sluice_operator.plan.facts import podstate
+from sluice_operator.plan.facts.model import Gang, GangFacts, KubeObject
 
 
 def gang_facts(gang: Gang, pods: Sequence[KubeObject], now: datetime) -> GangFacts:

@@ -16,17 +16,17 @@ from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJob
 from sluice.api.groups.lifecycle import FailurePolicy
-from sluice_operator.plan import clock, names, podstate
-from sluice_operator.plan.constants import (
+from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
+from sluice_operator.plan.facts import clock, names, podstate
+from sluice_operator.plan.facts.constants import (
     BROKEN_GRACE,
     ENGINE_GRACE,
     FORCE_DELETE_AFTER,
     GRACE,
     PEER_GRACE,
 )
-from sluice_operator.plan.decide.gang_facts import gang_facts
-from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
-from sluice_operator.plan.model import Deletion, Gang, GangFacts, KubeObject, Observed
+from sluice_operator.plan.facts.model import Deletion, Gang, GangFacts, KubeObject, Observed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.api import RLJob
-from sluice_operator.plan import podstate
 from sluice_operator.plan.decide.gangs import by_gang, desired_gangs
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import podstate
+from sluice_operator.plan.facts.model import KubeObject
 
 
 def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:

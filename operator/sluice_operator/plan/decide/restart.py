@@ -7,16 +7,16 @@ from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure
 from sluice.api.groups.lifecycle import FailurePolicy
-from sluice_operator.plan import clock
-from sluice_operator.plan.constants import (
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.constants import (
     DISRUPTION_DELAY,
     INVALID_CONFIGURATION,
     MAX_RESTARTS,
     SERVICE_BACKOFF,
     STABLE_AFTER_BACKOFFS,
 )
-from sluice_operator.plan.model import Gang, GangFacts
-from sluice_operator.plan.podstate import headline
+from sluice_operator.plan.facts.model import Gang, GangFacts
+from sluice_operator.plan.facts.podstate import headline
 
 
 @dataclass(frozen=True, slots=True)

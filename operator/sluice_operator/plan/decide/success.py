@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_operator.plan.model import Gang, GangFacts
+from sluice_operator.plan.facts.model import Gang, GangFacts
 
 
 def has_succeeded(gang: Gang, facts: GangFacts) -> bool:

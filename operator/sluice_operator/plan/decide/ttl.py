@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from sluice.api import RLJobSpec, RLJobStatus
-from sluice_operator.plan import clock
+from sluice_operator.plan.facts import clock
 
 
 def expiry(spec: RLJobSpec, status: RLJobStatus) -> datetime | None:

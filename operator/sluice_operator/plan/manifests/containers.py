@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Gang
 from sluice_operator.plan.manifests.resources import Container
-from sluice_operator.plan.model import Gang
 
 Env = list[dict[str, Any]]
 ACCOUNT = 65532

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.defaults import with_defaults
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject, Observed, PodGroup
 from sluice_operator.plan.manifests import podgroup, queueing
 from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.plan.manifests.pods import gang_pods
-from sluice_operator.plan.model import Gang, Images, KubeObject, Observed, PodGroup
 
 
 def groups_of(

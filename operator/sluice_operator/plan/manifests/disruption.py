@@ -10,8 +10,8 @@ from its storage.
 from __future__ import annotations
 
 from sluice.api import RLJob
-from sluice_operator.plan import names
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject
 
 KIND = "PodDisruptionBudget"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sluice.api import RLJob
 from sluice.engines import engine_of
 from sluice.engines.base import Place, Plugin
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests import resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
     Env,
@@ -15,10 +16,9 @@ from sluice_operator.plan.manifests.containers import (
     security,
     variables,
 )
-from sluice_operator.plan.manifests.mounted import model_path
 from sluice_operator.plan.manifests.resources import Container, of_spec
+from sluice_operator.plan.manifests.volume_paths import model_path
 from sluice_operator.plan.merge import merge
-from sluice_operator.plan.model import Gang, Images
 
 
 def rollout_containers(

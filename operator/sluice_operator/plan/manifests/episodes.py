@@ -14,10 +14,11 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.groups.environment import RolloutEnvironment, Verifier
-from sluice.episodes import ARTIFACTS, SHELL
-from sluice_operator.plan import names
-from sluice_operator.plan.constants import GRACE
+from sluice.samples.episode_protocol import ARTIFACTS, SHELL
 from sluice_operator.plan.decide.episodes import Turn
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.constants import GRACE
+from sluice_operator.plan.facts.model import Images, KubeObject
 from sluice_operator.plan.manifests.containers import (
     ACCOUNT,
     NOT_ROOT,
@@ -29,7 +30,6 @@ from sluice_operator.plan.manifests.network import KIND as POLICY
 from sluice_operator.plan.manifests.pods import identified
 from sluice_operator.plan.manifests.resources import EPISODE_LIMITS, with_memory_limit
 from sluice_operator.plan.merge import merge
-from sluice_operator.plan.model import Images, KubeObject
 
 _MOUNT = {"name": "episode", "mountPath": names.EPISODE_DIR}
 

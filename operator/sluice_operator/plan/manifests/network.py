@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJob
-from sluice_operator.plan import names
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject
 
 KIND = "NetworkPolicy"
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"

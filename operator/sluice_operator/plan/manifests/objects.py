@@ -9,11 +9,11 @@ from typing import Any
 
 from sluice.api import RLJob, manifest
 from sluice.api.groups.storage import BufferStorage, CheckpointStorage
-from sluice_operator.plan import names
 from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import KubeObject, Observed
 from sluice_operator.plan.manifests import resource_claims
-from sluice_operator.plan.manifests.mounted import mounted
-from sluice_operator.plan.model import KubeObject, Observed
+from sluice_operator.plan.manifests.volume_paths import mounted
 
 
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:

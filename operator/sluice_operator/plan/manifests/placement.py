@@ -13,9 +13,9 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.groups.lifecycle import Topology
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Gang
 from sluice_operator.plan.manifests import resource_claims
-from sluice_operator.plan.model import Gang
 
 ZONE = "topology.kubernetes.io/zone"
 HOST = "kubernetes.io/hostname"

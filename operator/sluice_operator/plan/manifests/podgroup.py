@@ -14,11 +14,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sluice.api import PodGroupStatus, RLJob, RLJobStatus, RoleStatus
-from sluice_operator.plan import clock, names, podstate
-from sluice_operator.plan.constants import GIVE_BACK_SECONDS
 from sluice_operator.plan.decide.gangs import Step, by_gang, desired_gangs, retire
+from sluice_operator.plan.facts import clock, names, podstate
+from sluice_operator.plan.facts.constants import GIVE_BACK_SECONDS
+from sluice_operator.plan.facts.model import Deletion, Gang, KubeObject, Observed, PodGroup
 from sluice_operator.plan.manifests import queueing
-from sluice_operator.plan.model import Deletion, Gang, KubeObject, Observed, PodGroup
 
 WORKLOAD = "Workload"
 """Kueue's object for a group. In a plan its deletion stands for the group's end, by whichever way

@@ -10,8 +10,9 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.schema.containers import NAMES
 from sluice.engines import engine_of, kernels
-from sluice_operator.plan import names
-from sluice_operator.plan.constants import GRACE
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.constants import GRACE
+from sluice_operator.plan.facts.model import Gang, Images, KubeObject, PodGroup
 from sluice_operator.plan.manifests import placement, queueing, resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
     Env,
@@ -35,7 +36,6 @@ from sluice_operator.plan.manifests.resources import (
     with_shared_memory_limit,
 )
 from sluice_operator.plan.merge import fitting, merge
-from sluice_operator.plan.model import Gang, Images, KubeObject, PodGroup
 
 
 def gang_pods(

@@ -20,8 +20,8 @@ from typing import Any
 
 from sluice.api import PodGroupStatus, RLJob
 from sluice.api.schema.base import quantity_value
-from sluice_operator.plan import names
-from sluice_operator.plan.model import Gang, KubeObject, PodGroup
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Gang, KubeObject, PodGroup
 
 KIND = "PodGroup"
 VOLCANO = "scheduling.volcano.sh/v1beta1"

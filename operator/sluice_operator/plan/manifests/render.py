@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan import names
 from sluice_operator.plan.decide.gangs import desired_gangs
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Images, KubeObject, Observed
 from sluice_operator.plan.manifests import queueing
-from sluice_operator.plan.manifests.extras import extra_objects
 from sluice_operator.plan.manifests.objects import supporting_objects
+from sluice_operator.plan.manifests.optional_objects import extra_objects
 from sluice_operator.plan.manifests.podgroup import group_objects, shared_group
 from sluice_operator.plan.manifests.pods import gang_pods
-from sluice_operator.plan.model import Images, KubeObject, Observed
 
 OPERATOR_NAMESPACE = "sluice-system"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.groups.resources import GPU
-from sluice_operator.plan import names
-from sluice_operator.plan.model import Gang, KubeObject
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.model import Gang, KubeObject
 
 KIND = "ResourceClaim"
 _CLAIM = "gpus"

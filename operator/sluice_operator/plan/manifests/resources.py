@@ -19,7 +19,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.groups.resources import Resources
 from sluice.api.schema.base import quantity_value
-from sluice_operator.plan import names
+from sluice_operator.plan.facts import names
 
 Container = dict[str, Any]
 EPISODE_LIMITS = {names.EPISODE: "8Gi", names.VERIFIER: "8Gi", "sidecar": "1Gi"}

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sluice.api import RLJob
-from sluice_operator.plan import names, podstate
-from sluice_operator.plan.model import KubeObject, Observed
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.model import KubeObject, Observed
 
 VERSIONS = ("v1beta1", "v1alpha1")
 """Of its API, the best first: an object of ours is the same in both."""

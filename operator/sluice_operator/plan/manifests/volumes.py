@@ -14,8 +14,8 @@ from sluice.api import RLJob
 from sluice.api.groups.data import MADE_ROWS
 from sluice.engines import engine_of
 from sluice.engines.base import Plugin
-from sluice_operator.plan import names
-from sluice_operator.plan.manifests.mounted import DIRECTORIES
+from sluice_operator.plan.facts import names
+from sluice_operator.plan.manifests.volume_paths import DIRECTORIES
 
 _SERVERS = ("buffer", "rendezvous")
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sluice.api import RLJob
-from sluice_operator.plan import names, podstate
-from sluice_operator.plan.constants import ADMITTED, GATED, POOL_PATIENCE
 from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.facts import names, podstate
+from sluice_operator.plan.facts.constants import ADMITTED, GATED, POOL_PATIENCE
+from sluice_operator.plan.facts.model import KubeObject, Observed
 from sluice_operator.plan.manifests.podgroup import WORKLOAD
 from sluice_operator.plan.manifests.queueing import group_version, queues
-from sluice_operator.plan.model import KubeObject, Observed
-from sluice_operator.plan.report import cures
+from sluice_operator.plan.report import remedies
 from sluice_operator.plan.report.conditions import Finding
 
 _ASKED = ("QuotaReserved", "Admitted")
@@ -155,7 +155,7 @@ def workload_of(
 def _words(pod: KubeObject, observed: Observed) -> str:
     workload = workload_of(pod, observed.objects)
     if workload is not None:
-        return cures.with_cure(_of_workload(workload), cures.OF_QUEUES)
+        return remedies.with_cure(_of_workload(workload), remedies.OF_QUEUES)
     if not podstate.is_gated(pod):
         return podstate.unscheduled_because(pod)
     foreign = [gate for gate in podstate.gates(pod) if gate not in names.GATES_OF_KUEUE]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import LastFailure, RoleName
-from sluice_operator.plan import clock, names, podstate
-from sluice_operator.plan.constants import SANDBOX_PATIENCE
-from sluice_operator.plan.model import KubeObject, Warned
-from sluice_operator.plan.report import cures
+from sluice_operator.plan.facts import clock, names, podstate
+from sluice_operator.plan.facts.constants import SANDBOX_PATIENCE
+from sluice_operator.plan.facts.model import KubeObject, Warned
+from sluice_operator.plan.report import remedies
 
 _ORDINARY = (None, "ContainerCreating", "PodInitializing")
 _IMAGE = "check the image's name, and imagePullSecrets in the role's template"
@@ -120,7 +120,7 @@ def _unmade(stored: KubeObject, now: datetime) -> Blocked | None:
     reason, message = podstate.readiness(stored)
     if reason != _REFUSED_SANDBOX and podstate.age(stored, now) < SANDBOX_PATIENCE:
         return None
-    text = cures.with_cure(message, cures.OF_REFUSALS) if message else _IDLE_SANDBOX
+    text = remedies.with_cure(message, remedies.OF_REFUSALS) if message else _IDLE_SANDBOX
     name = podstate.name(stored)
     return Blocked(podstate.role(stored), name, "", reason or "NoPod", text)  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:
     warning = warned.get(podstate.name(pod))
     if warning is None or not podstate.is_starting(pod):
         return None
-    text = cures.with_cure(warning.message, cures.OF_WARNINGS)
+    text = remedies.with_cure(warning.message, remedies.OF_WARNINGS)
     return Blocked(podstate.role(pod), podstate.name(pod), "", warning.reason, text)  # type: ignore[arg-type]
 
 
@@ -140,7 +140,7 @@ def refused_container(pod: KubeObject) -> Blocked | None:
         waiting = status.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason")
         if reason not in _ORDINARY:
-            message = cures.joined(waiting.get("message", ""), _CURES.get(reason, ""))
+            message = remedies.joined(waiting.get("message", ""), _CURES.get(reason, ""))
             return Blocked(podstate.role(pod), podstate.name(pod), status["name"], reason, message)  # type: ignore[arg-type]
     return None
 
@@ -149,5 +149,5 @@ def _unscheduled(pod: KubeObject) -> Blocked | None:
     message = podstate.unscheduled_because(pod)
     if not message or podstate.is_gated(pod):
         return None
-    text = cures.with_cure(message, cures.OF_PLACEMENT)
+    text = remedies.with_cure(message, remedies.OF_PLACEMENT)
     return Blocked(podstate.role(pod), podstate.name(pod), "", "Unschedulable", text)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from itertools import chain
 from typing import Literal
 
 from sluice.api import Condition, ConditionType, RLJobStatus
-from sluice_operator.plan import clock
-from sluice_operator.plan.constants import (
+from sluice_operator.plan.decide.gangs import Step, by_gang
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.constants import (
     HOPELESS,
     HOPELESS_AFTER,
     IN_SYNC,
@@ -24,9 +25,8 @@ from sluice_operator.plan.constants import (
     SYNC_UNKNOWN,
     UNREACHABLE,
 )
-from sluice_operator.plan.decide.gangs import Step, by_gang
-from sluice_operator.plan.model import KubeObject, Progress, Warned
-from sluice_operator.plan.podstate import headline
+from sluice_operator.plan.facts.model import KubeObject, Progress, Warned
+from sluice_operator.plan.facts.podstate import headline
 from sluice_operator.plan.report.blocked import blocked
 from sluice_operator.plan.report.overdue import overdue
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan.constants import (
+from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.decide.restart import Restart
+from sluice_operator.plan.defaults import filled_in
+from sluice_operator.plan.facts.constants import (
     DEFAULTED,
     EXPIRED,
     FORCE_DELETE_AFTER,
@@ -21,13 +24,10 @@ from sluice_operator.plan.constants import (
     SCALED,
     SUSPENDED,
 )
-from sluice_operator.plan.decide.gangs import Step
-from sluice_operator.plan.decide.restart import Restart
-from sluice_operator.plan.defaults import filled_in
-from sluice_operator.plan.model import Deletion, Event, Observed
-from sluice_operator.plan.names import config_name
-from sluice_operator.plan.podstate import headline
-from sluice_operator.plan.report import cures
+from sluice_operator.plan.facts.model import Deletion, Event, Observed
+from sluice_operator.plan.facts.names import config_name
+from sluice_operator.plan.facts.podstate import headline
+from sluice_operator.plan.report import remedies
 from sluice_operator.plan.report.conditions import Finding, hopeless
 
 
@@ -43,7 +43,7 @@ def of_steps(steps: Sequence[Step], status: RLJobStatus) -> tuple[Event, ...]:
 def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
     attempt = step.status.attempt
     if decision.failure is None:
-        what = cures.with_cure(decision.disruption, cures.OF_QUEUES)
+        what = remedies.with_cure(decision.disruption, remedies.OF_QUEUES)
         text = GANG_DISRUPTED.text(gang=step.gang.name, what=what, attempt=attempt)
         return Event("Normal", GANG_DISRUPTED.name, text)
     text = GANG_FAILED.text(

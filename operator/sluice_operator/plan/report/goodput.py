@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sluice.api import GoodputStatus, RLJob, RLJobStatus
 from sluice.telemetry.goodput import DeviceSeconds, Goodput
-from sluice_operator.plan.model import Progress
+from sluice_operator.plan.facts.model import Progress
 
 _WORTH_TELLING = 1.05
 """Growth of the device time after which it is told without a new step: a status is not written

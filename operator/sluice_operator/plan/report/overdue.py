@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sluice_operator.plan import clock, podstate
 from sluice_operator.plan.decide.gangs import force_time, grace_end
-from sluice_operator.plan.model import KubeObject
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import KubeObject
 
 
 def overdue(pods: Sequence[KubeObject], now: datetime) -> str:

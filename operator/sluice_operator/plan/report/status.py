@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from sluice.api import ROLES, LastFailure, RLJob, RLJobStatus, RoleName, RoleStatus
-from sluice_operator.plan import clock
 from sluice_operator.plan.decide.gangs import Step
 from sluice_operator.plan.decide.restart import GiveUp, Restart
-from sluice_operator.plan.model import Progress
-from sluice_operator.plan.names import leaders, selector_text
-from sluice_operator.plan.podstate import headline
+from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.model import Progress
+from sluice_operator.plan.facts.names import leaders, selector_text
+from sluice_operator.plan.facts.podstate import headline
 from sluice_operator.plan.report.conditions import Finding, summary, updated
 
 _LONGEST_NOTE = 2048

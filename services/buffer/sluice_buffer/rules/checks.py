@@ -1,9 +1,10 @@
 """A submitted group: is it sound, and what is in it. The hot path of Submit: it reads the
 message, and builds nothing.
 
-`sluice.sample` states the invariants and words the errors. Here the same invariants are checked for
-a whole group at once on the packed bytes; only a group that does not pass is decoded, to be refused
-with the name of the field. tests/unit/buffer/test_buffer_checks.py holds both against each other.
+`sluice.samples.sample` states the invariants and words the errors. Here the same invariants are
+checked for a whole group at once on the packed bytes; only a group that does not pass is decoded,
+to be refused with the name of the field. tests/unit/buffer/test_buffer_checks.py holds both against
+each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from sluice.input_checks import FLOAT32_MAX, MAX_REWARD, InputError, load_json
-from sluice.sample import (
+from sluice.samples.sample import (
     MAX_LOG_PROB,
     MIN_LOG_PROB,
     Sample,
@@ -25,7 +26,7 @@ from sluice.sample import (
     SampleStatus,
     check_own_keys,
 )
-from sluice.turns import check_turns
+from sluice.samples.turns import check_turns
 from sluice.wire.codec import group_from_message, sample_from_message, sample_to_message
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb

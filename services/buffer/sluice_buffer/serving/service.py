@@ -29,9 +29,9 @@ from sluice_buffer.group import parse_lease_id
 from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
-from sluice_buffer.serving.intake import Intake
+from sluice_buffer.serving.ingest import Intake
 from sluice_buffer.serving.leasing import Leasing
-from sluice_buffer.serving.sending import (
+from sluice_buffer.serving.readback import (
     evaluations,
     example_sizes,
     failures,

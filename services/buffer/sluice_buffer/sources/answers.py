@@ -21,8 +21,8 @@ from sluice.data import answers, chat
 from sluice.data.answers import AnsweredRow, Encoded
 from sluice.data.chat import PromptError
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
-from sluice.environment import ConfigurationError
-from sluice.sample import PROMPT_TOO_LONG, Sample, SampleStatus
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import PROMPT_TOO_LONG, Sample, SampleStatus
 from sluice.telemetry import logs
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb

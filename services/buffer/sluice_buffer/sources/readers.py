@@ -21,7 +21,7 @@ from sluice.api.groups.data import parse_path
 from sluice.data.checking import slice_of
 from sluice.data.files import Located, Row, files_of, read_file
 from sluice.data.writers import json_bytes
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 RowCheck = Callable[[Row], str | None]
 """Words about what is wrong with a row; None: nothing is."""

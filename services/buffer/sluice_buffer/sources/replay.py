@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sluice.environment import ConfigurationError
-from sluice.sample import SampleGroup, WeightSpan
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import SampleGroup, WeightSpan
 from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice_buffer.errors import PreconditionError

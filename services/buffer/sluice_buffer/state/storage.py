@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import lmdb
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 FORMAT = 1
 """Number of the layout below. A database of another format is refused."""

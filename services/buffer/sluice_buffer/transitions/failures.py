@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice.sample import PROMPT_TOO_LONG
+from sluice.samples.sample import PROMPT_TOO_LONG
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState
 from sluice_buffer.rules.admission import AdmissionPolicy, barren_limit, filter_limit
 from sluice_buffer.rules.filters import NONZERO_STD, counter_name

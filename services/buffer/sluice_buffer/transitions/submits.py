@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from sluice.sample import PREDICTION, PROMPT_TOO_LONG, SampleError
+from sluice.samples.sample import PREDICTION, PROMPT_TOO_LONG, SampleError
 from sluice.wire.frames import SerializedGroup
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, parse_lease_id

@@ -15,7 +15,7 @@ from typing import Any
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.peers.slime.types import Sample, Status
-from sluice.sample import Purpose, SampleStatus
+from sluice.samples.sample import Purpose, SampleStatus
 from sluice_rollout.adapters.sources import UnsupportedError, keep, note, source_of
 from sluice_rollout.episode import Episode
 

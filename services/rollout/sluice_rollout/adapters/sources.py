@@ -8,7 +8,7 @@ from typing import Any
 from sluice.api import RLJobSpec
 from sluice.api.groups.data import PromptSource
 from sluice_rollout.episode import Episode
-from sluice_rollout.gateway.claim import Claim
+from sluice_rollout.gateway.sample_claims import Claim
 
 
 class UnsupportedError(Exception):

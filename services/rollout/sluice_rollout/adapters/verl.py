@@ -14,7 +14,7 @@ from sluice.api import RLJobSpec
 from sluice.peers.asking import post
 from sluice.peers.verl.agent_loop import AgentLoopOutput, DictConfigWrap
 from sluice.peers.verl.replica import TokenOutput
-from sluice.sample import Purpose, SampleStatus
+from sluice.samples.sample import Purpose, SampleStatus
 from sluice_rollout.adapters.sources import UnsupportedError, keep, note, source_of
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.endpoint import Gateway

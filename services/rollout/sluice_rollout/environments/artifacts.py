@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.episodes import ARTIFACTS, MOST_ARTIFACT_BYTES, MOST_ARTIFACTS, MOST_DEPTH
+from sluice.samples.episode_protocol import (
+    ARTIFACTS,
+    MOST_ARTIFACT_BYTES,
+    MOST_ARTIFACTS,
+    MOST_DEPTH,
+)
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sluice.api.groups.environment import OURS
-from sluice.environment import ConfigurationError
-from sluice_rollout.environments import inputs, keeper, process
-from sluice_rollout.environments.ending import words_of
+from sluice.runtime.pod_env import ConfigurationError
+from sluice_rollout.environments import inputs, orphan_reaper, process
+from sluice_rollout.environments.episode_result import words_of
 from sluice_rollout.environments.process import Ended
 
 ENGINE = "SLUICE_CONTAINERS"
@@ -61,7 +61,9 @@ class Containers:
             return replace(ended, err=_without_hint(ended.err))
         finally:
             # Mostly it has gone with its program.
-            remove = asyncio.to_thread(keeper.ask, self.engine, "rm", "--force", name_of(directory))
+            remove = asyncio.to_thread(
+                orphan_reaper.ask, self.engine, "rm", "--force", name_of(directory)
+            )
             await asyncio.shield(remove)
 
     def words(
@@ -81,7 +83,7 @@ class Containers:
         keep = ["--userns=keep-id"] if self.engine == "podman" and os.geteuid() else []
         return [
             *(self.engine, "run", "--rm", "--name", name_of(directory)),
-            *("--label", f"{keeper.LABEL}={Path(directory).parent}"),
+            *("--label", f"{orphan_reaper.LABEL}={Path(directory).parent}"),
             *("--network=host", "--user", f"{os.geteuid()}:{os.getegid()}", *keep),
             *("--cap-drop=all", "--security-opt=no-new-privileges"),
             *("--volume", f"{directory}:{directory}"),
@@ -113,7 +115,7 @@ def _is_ours(name: str) -> bool:
     """A variable that no user sets. Not the mark: what carries it is killed, the container's
     processes, and the engine's own shall clear away behind them.
     """
-    return name in OURS or (name.startswith("SLUICE_") and name != keeper.MARK)
+    return name in OURS or (name.startswith("SLUICE_") and name != orphan_reaper.MARK)
 
 
 def name_of(directory: str) -> str:

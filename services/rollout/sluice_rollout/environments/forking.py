@@ -1,7 +1,7 @@
 """Plays episodes in children of one interpreter, which has loaded what they share.
 
 It knows nothing of what is loaded: that is a play module's, which another interpreter imports
-(nursery.py says what it has).
+(fork_server.py says what it has).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from sluice.runtime.single_thread_env import ONE_THREAD
 from sluice.telemetry import logs
-from sluice.threads import ONE_THREAD
-from sluice_rollout.environments import inputs, keeper, process
-from sluice_rollout.environments.ending import words_of
-from sluice_rollout.environments.nursery_process import Nursery, NurseryLostError
+from sluice_rollout.environments import inputs, orphan_reaper, process
+from sluice_rollout.environments.episode_result import words_of
+from sluice_rollout.environments.fork_server_process import Nursery, NurseryLostError
 from sluice_rollout.environments.process import Ended
 
 Run = Callable[[str, Mapping[str, str]], Awaitable[Ended]]
 """Runs a program in an episode's directory, with these variables, as process.run does."""
 LOAD_SECONDS = 300.0
-_PROGRAM = Path(__file__).with_name("nursery.py")
+_PROGRAM = Path(__file__).with_name("fork_server.py")
 _ROOM = "/" * 128
 """Behind the nursery's directory in its own mark: a child's directory is written in its place."""
 _LONGEST_PAUSE = 60.0
@@ -115,7 +115,7 @@ class Forking:
     async def _begin(self, root: str) -> Nursery:
         directory = tempfile.mkdtemp(prefix="nursery-", dir=root)
         os.mkdir(f"{directory}/{inputs.TEMPORARY}")
-        place = inputs.of_place(directory) | {keeper.MARK: directory + _ROOM}
+        place = inputs.of_place(directory) | {orphan_reaper.MARK: directory + _ROOM}
         words = [self.python, "-P", str(_PROGRAM), str(self.module), self.config]
         try:
             return await Nursery.start(words, directory, ONE_THREAD | {**self.variables} | place)

@@ -3,7 +3,7 @@ with a seed, `step` with an action.
 
     python gym_play.py play CONFIG     plays an episode for row.json; leaves result.json
 
-CONFIG is `rollout.environment.gym`, as JSON. `load` and `play` are what a nursery (nursery.py)
+CONFIG is `rollout.environment.gym`, as JSON. `load` and `play` are what a nursery (fork_server.py)
 calls to do that without a start of Python for each episode. This runs in an interpreter that has
 the environment, and need not have sluice: beside its neighbours it imports the standard library
 alone.

@@ -10,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from sluice import open_files
 from sluice.rewards.sandbox import hide, home, tree
+from sluice.runtime import open_files
 from sluice.telemetry import logs
 from sluice_rollout import failures
-from sluice_rollout.environments import inputs, keeper
+from sluice_rollout.environments import inputs, orphan_reaper
 
 PREFIX = "sluice-episodes-"
 _FILES_OF_AN_EPISODE = 8
@@ -34,7 +34,7 @@ def opened(programs: int, engine: str | None = None) -> Iterator[str]:
     with home.new(PREFIX) as directory:
         guard = subprocess.Popen(
             [
-                *(sys.executable, "-I", "-S", keeper.__file__),
+                *(sys.executable, "-I", "-S", orphan_reaper.__file__),
                 *(str(os.getpid()), directory, *([engine] if engine else [])),
             ],
             stdin=subprocess.DEVNULL,
@@ -52,10 +52,10 @@ def opened(programs: int, engine: str | None = None) -> Iterator[str]:
 
 def _end(directory: str, engine: str | None) -> None:
     try:
-        keeper.end(directory)
+        orphan_reaper.end(directory)
         if engine:
-            keeper.end_containers(engine, directory)
-    except keeper.SurvivorError as error:
+            orphan_reaper.end_containers(engine, directory)
+    except orphan_reaper.SurvivorError as error:
         logs.get().error("programs outlive their worker", error=str(error))
 
 

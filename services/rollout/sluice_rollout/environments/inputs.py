@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluice.episodes import ARTIFACTS
-from sluice.sample import Messages, Prompt
-from sluice_rollout.environments.keeper import MARK
+from sluice.samples.episode_protocol import ARTIFACTS
+from sluice.samples.sample import Messages, Prompt
+from sluice_rollout.environments.orphan_reaper import MARK
 from sluice_rollout.gateway.endpoint import Gateway
 
 TEMPORARY = "tmp"

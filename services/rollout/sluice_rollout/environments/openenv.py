@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 
-from sluice import causes, user_code
 from sluice.api.groups.environment import OpenEnvironment
 from sluice.engines.base import EngineError
-from sluice.environment import ConfigurationError
-from sluice.sample import Prompt
+from sluice.runtime import error_summary, user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt
 from sluice_rollout.environments import openenv_text as text
 from sluice_rollout.environments.openenv_session import (
     RefusedActionError,
@@ -159,7 +159,7 @@ class _Play:
         try:
             return self.by.to_action(answer, self.step.observation)
         except Exception as error:  # the user's function may raise anything
-            message = f"{self.by.settings.function} raised {causes.cause(error)}"
+            message = f"{self.by.settings.function} raised {error_summary.cause(error)}"
             raise PlayFailedError("raised", message) from error
 
     async def _told(self, action_of: Callable[[Message], dict[str, Any]], said: Message) -> str:

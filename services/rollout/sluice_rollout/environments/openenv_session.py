@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from sluice import causes
-from sluice.episodes import MOST_BYTES
+from sluice.runtime import error_summary
+from sluice.samples.episode_protocol import MOST_BYTES
 
 _FULL = {"CAPACITY_REACHED"}
 _MODELS_FAULT = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
@@ -136,7 +136,7 @@ async def listens(url: str) -> bool:
 
 def _without(seconds: float, error: Exception) -> ServerError:
     """The error of a session that was not to be had in this time."""
-    words = str(error) if isinstance(error, _FullError) else causes.named(error)
+    words = str(error) if isinstance(error, _FullError) else error_summary.named(error)
     absent = isinstance(error, aiohttp.ClientConnectionError)
     return (UnreachableError if absent else ServerError)(f"no session in {seconds:g} s: {words}")
 

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from sluice.sample import Messages
+from sluice.samples.sample import Messages
 
 LIST_TOOLS = {"type": "list_tools"}
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)

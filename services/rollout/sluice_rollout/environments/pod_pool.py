@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from sluice import episodes as wire
 from sluice.engines.base import EngineError
+from sluice.samples import episode_protocol as wire
 from sluice_rollout import metrics
 
 CLOSE_SECONDS = 2.0

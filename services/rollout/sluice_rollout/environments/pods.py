@@ -16,10 +16,10 @@ from typing import Any
 
 from aiohttp import web
 
-from sluice import episodes as wire
-from sluice.sample import Prompt
+from sluice.samples import episode_protocol as wire
+from sluice.samples.sample import Prompt
 from sluice_rollout.environments import inputs, result, verifying
-from sluice_rollout.environments.ending import conclude, take
+from sluice_rollout.environments.episode_result import conclude, take
 from sluice_rollout.environments.pod_pool import Pool
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.verifying import Terms

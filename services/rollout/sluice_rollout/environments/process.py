@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from sluice_rollout.environments import keeper
+from sluice_rollout.environments import orphan_reaper
 
 KEPT_BYTES = 16 * 1024
 """Of what a program writes to one of its outputs; the last ones."""
@@ -145,7 +145,7 @@ async def run(command: Sequence[str], directory: str, variables: Mapping[str, st
         await process.exited.wait()
     finally:
         kill_group(transport.get_pid())
-        await asyncio.shield(asyncio.to_thread(keeper.end, directory))
+        await asyncio.shield(asyncio.to_thread(orphan_reaper.end, directory))
     return await process.ended(transport)
 
 

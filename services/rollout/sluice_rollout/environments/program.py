@@ -20,25 +20,25 @@ from pathlib import Path
 from sluice.api import RLJobSpec
 from sluice.api.groups.environment import RolloutEnvironment
 from sluice.api.schema.paths import command_word
-from sluice.environment import ConfigurationError
-from sluice.episodes import ROW
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.episode_protocol import ROW
 from sluice.telemetry import logs
 from sluice_rollout import metrics
 from sluice_rollout.environments import (
     artifacts,
     home,
     inputs,
-    keeper,
     of_gym,
     of_verifiers,
+    orphan_reaper,
     process,
     result,
     verifying,
 )
 from sluice_rollout.environments.containers import Containers, of_machine
-from sluice_rollout.environments.ending import conclude, take
+from sluice_rollout.environments.episode_result import conclude, take
+from sluice_rollout.environments.fork_server_process import NurseryLostError
 from sluice_rollout.environments.forking import Forking, Run
-from sluice_rollout.environments.nursery_process import NurseryLostError
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.verifying import Terms, VerifierProcess
 from sluice_rollout.episode import Episode, PlayFailedError
@@ -134,7 +134,7 @@ class Program:
         try:
             run = await self._way(episode)
             ended = await run(directory, {**self.variables, **ours})
-        except (OSError, keeper.SurvivorError) as error:
+        except (OSError, orphan_reaper.SurvivorError) as error:
             raise PlayFailedError("start", f"cannot be run here: {error}") from error
         logs.get().debug(
             "a program has ended", how=ended.how, index=episode.sample.index,

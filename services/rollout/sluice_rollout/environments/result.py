@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from sluice import input_checks
-from sluice.episodes import MOST_RESULT_BYTES, RESULT
 from sluice.input_checks import InputError, load_json
 from sluice.rewards.types import RewardValue, shown
-from sluice.turns import BRANCH_TURNS, TURNS
+from sluice.samples.episode_protocol import MOST_RESULT_BYTES, RESULT
+from sluice.samples.turns import BRANCH_TURNS, TURNS
 
 _FIELDS = ("reward", "metadata", "rewards", "turn_rewards")
 

@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sluice import episodes as wire
+from sluice.samples import episode_protocol as wire
 from sluice_rollout.environments import artifacts, result
 from sluice_rollout.relay import relay
 

@@ -4,7 +4,7 @@
     python verifiers_play.py play CONFIG       plays the task of row.json; leaves result.json
 
 CONFIG is verifiers' configuration of an environment, as JSON. `load` and `play` are what a nursery
-(nursery.py) calls to do the second without a start of Python for each episode. This runs in an
+(fork_server.py) calls to do the second without a start of Python for each episode. This runs in an
 interpreter that has verifiers, and need not have sluice: beside them it imports the standard
 library alone. A task is made anew from its row, as verifiers' own servers do it, so that no episode
 loads the data set.

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.environment import Verifier
-from sluice.episodes import ROW
-from sluice.sample import Prompt
+from sluice.samples.episode_protocol import ROW
+from sluice.samples.sample import Prompt
 from sluice_rollout import metrics
 from sluice_rollout.environments import artifacts, home, inputs, process, result
 from sluice_rollout.environments.artifacts import Artifact, ArtifactsError
 from sluice_rollout.environments.containers import Containers
-from sluice_rollout.environments.ending import take, words_of
-from sluice_rollout.environments.keeper import SurvivorError
+from sluice_rollout.environments.episode_result import take, words_of
+from sluice_rollout.environments.orphan_reaper import SurvivorError
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.episode import Episode, PlayFailedError
 

@@ -11,7 +11,7 @@ from sluice import input_checks
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.base import CallParser
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import failures
 from sluice_rollout.gateway.exchange import ToolCall
 from sluice_rollout.tools import hermes_calls

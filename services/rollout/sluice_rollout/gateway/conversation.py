@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sluice.sample import Experts, Float32, Int32, Sample, TokenSequence, WeightSpan
-from sluice.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS, records_of
+from sluice.samples.sample import Experts, Float32, Int32, Sample, TokenSequence, WeightSpan
+from sluice.samples.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS, records_of
 
 Record = dict[str, Any]
 """A turn as a sample's metadata hold it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sluice_rollout.gateway.claim import Claim
+from sluice_rollout.gateway.sample_claims import Claim
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

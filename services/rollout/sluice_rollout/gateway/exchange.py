@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.data import messages as chat_messages
 from sluice.data.messages import MessageError, arguments_text
-from sluice.sample import Messages
+from sluice.samples.sample import Messages
 from sluice_rollout.gateway.errors import invalid
 
 _DEFAULTS = {

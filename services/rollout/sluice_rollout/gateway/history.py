@@ -20,7 +20,7 @@ from typing import Any
 
 from sluice.data import chat
 from sluice.data.chat import PromptError
-from sluice.sample import Messages
+from sluice.samples.sample import Messages
 from sluice_rollout.gateway.conversation import Conversation, Turn
 from sluice_rollout.gateway.large import LARGE
 

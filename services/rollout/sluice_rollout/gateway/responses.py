@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sluice.sample import Messages
+from sluice.samples.sample import Messages
 from sluice_rollout.gateway import exchange
 from sluice_rollout.gateway.errors import invalid
 from sluice_rollout.gateway.exchange import Answer, Request, ToolCall

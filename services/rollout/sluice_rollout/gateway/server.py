@@ -13,16 +13,17 @@ from typing import Any
 
 from aiohttp import web
 
-from sluice import causes, input_checks
+from sluice import input_checks
 from sluice.api.groups.episode import OtherModel
-from sluice.episodes import MOST_BYTES
+from sluice.runtime import error_summary
+from sluice.samples.episode_protocol import MOST_BYTES
 from sluice_rollout import failures, metrics
-from sluice_rollout.gateway import chat, completions, door, large, messages, native, responses
+from sluice_rollout.gateway import chat, completions, door, large, messages, responses, sglang_api
+from sluice_rollout.gateway.agent_session import Reply, Seat
 from sluice_rollout.gateway.errors import GatewayError, invalid, no_such_model, unavailable
 from sluice_rollout.gateway.exchange import Answer, Request
+from sluice_rollout.gateway.external_models import Other
 from sluice_rollout.gateway.keys import Keys
-from sluice_rollout.gateway.others import Other
-from sluice_rollout.gateway.seat import Reply, Seat
 
 LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
@@ -164,8 +165,8 @@ class Server:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
-        asked = native.read(body)
-        return await _answered(request, visit, body, asked, native.write, native.stream)
+        asked = sglang_api.read(body)
+        return await _answered(request, visit, body, asked, sglang_api.write, sglang_api.stream)
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         visit, body = await self._opened(request)
@@ -291,7 +292,7 @@ async def _in_openai_shape(request: web.Request, handler: Handler) -> web.Stream
         response = _refusal(refusal, request.path)
     except Exception as error:  # one request's mishap is told to its client, and harms no other
         failures.LOG.note("a request at the gateway failed", error)
-        refusal = GatewayError(500, causes.cause(error), "server_error")
+        refusal = GatewayError(500, error_summary.cause(error), "server_error")
         status, response = 500, _refusal(refusal, request.path)
     finally:
         outcome = "ok" if status < 400 else _OUTCOMES.get(status, "refused")

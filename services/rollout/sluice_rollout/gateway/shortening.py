@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sluice.sample import Messages
+from sluice.samples.sample import Messages
 from sluice_rollout.gateway.history import digests
 
 DROPPED = "[dropped: the conversation was too long]"

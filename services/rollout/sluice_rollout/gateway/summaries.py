@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sluice.sample import Messages
+from sluice.samples.sample import Messages
 from sluice_rollout.gateway.history import Tools, digests
 from sluice_rollout.gateway.shortening import DROPPED
 

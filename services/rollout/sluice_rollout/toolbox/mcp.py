@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sluice.extras import install_command
+from sluice.runtime.extras import install_command
 from sluice_rollout.toolbox.base import ToolUnavailableError, shortened
 
 _GRACE_SECONDS = 5.0

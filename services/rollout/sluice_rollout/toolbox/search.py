@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from sluice.sample import Float32, Int32
+from sluice.samples.sample import Float32, Int32
 from sluice_rollout.toolbox.base import ToolUnavailableError, body_of, definition_of, shortened
 
 _WORD = re.compile(r"\w+")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.api import Algorithm
-from sluice.environment import ConfigurationError
-from sluice.user_code import LoadError, load
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.runtime.user_code import LoadError, load
 from sluice_trainer.algorithms.estimators import Custom
 from sluice_trainer.algorithms.objective import CustomLoss
 

@@ -14,8 +14,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from sluice.sample import Sample
-from sluice.turns import spans_of, turn_rewards
+from sluice.samples.sample import Sample
+from sluice.samples.turns import spans_of, turn_rewards
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.distributed.ranks import Ranks

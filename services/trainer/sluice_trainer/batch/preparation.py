@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm, RLJobSpec
-from sluice.sample import Sample, SampleGroup
+from sluice.samples.sample import Sample, SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.advantages import whiten

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from sluice.sample import ENGINE_LATENCY, WORKER, WORKER_BUSY, WORKER_TAIL, SampleGroup
-from sluice.turns import TURNS, turn_rewards
+from sluice.samples.sample import ENGINE_LATENCY, WORKER, WORKER_BUSY, WORKER_TAIL, SampleGroup
+from sluice.samples.turns import TURNS, turn_rewards
 
 _OF_GROUPS = (WORKER, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY)
 

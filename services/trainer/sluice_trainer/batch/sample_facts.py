@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
-from sluice.sample import BASELINE_REWARD, Sample
+from sluice.samples.sample import BASELINE_REWARD, Sample
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.algorithms.estimators import (
     EstimatorError,

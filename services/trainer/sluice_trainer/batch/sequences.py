@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from sluice.sample import Experts, Float32, Int32, Sample, UInt8
+from sluice.samples.sample import Experts, Float32, Int32, Sample, UInt8
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import grpc.aio
 
-from sluice.environment import Environment
-from sluice.sample import SampleGroup
-from sluice.telemetry.books import Totals
+from sluice.runtime.pod_env import Environment
+from sluice.samples.sample import SampleGroup
+from sluice.telemetry.group_accounting import Totals
 from sluice.wire import codec, rpc
-from sluice.wire.locate import BufferLocator
+from sluice.wire.buffer_locator import BufferLocator
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.api import RLJobSpec
-from sluice.environment import ConfigurationError, Environment
+from sluice.runtime.pod_env import ConfigurationError, Environment
 from sluice_trainer.clients.background import Background
 from sluice_trainer.clients.buffer_client import BufferClient
 from sluice_trainer.clients.membership import Member
 from sluice_trainer.model.flops import model_flops
-from sluice_trainer.weights.session import Session
+from sluice_trainer.weights.update_session import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 
-from sluice.environment import Environment
+from sluice.runtime.pod_env import Environment
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.clients.background import Background

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from sluice import causes
+from sluice.runtime import error_summary
 from sluice.telemetry import logs
 
 EXIT_PEER_LOST = 3
@@ -20,7 +20,7 @@ def words(error: BaseException) -> str:
 
     torch's own words are those of a C++ file, and send people to other logs.
     """
-    sign = causes.lost_peer(str(error)) if isinstance(error, RuntimeError) else ""
+    sign = error_summary.lost_peer(str(error)) if isinstance(error, RuntimeError) else ""
     return f"another rank of the trainer is gone ({sign}); its own pod says why" if sign else ""
 
 

@@ -24,7 +24,7 @@ from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoints import Collect
 from sluice_trainer.distributed.process_group import join
 from sluice_trainer.distributed.ranks import Ranks
-from sluice_trainer.fsdp import checkpoint, export, frozen
+from sluice_trainer.fsdp import checkpoint, export, frozen_model
 from sluice_trainer.fsdp.check import check_log_probs
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe, precision
@@ -81,8 +81,8 @@ class ShardedPolicy(LearningPolicy):
         own_steps = steps_of_policy(total_steps, settings)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
         self._learner = ShardedLearner(net, spec, size, self.ranks, rates, own_steps)
-        self._reference = frozen.reference(spec, size, recipe, self.ranks)
-        self._teacher = frozen.teacher(spec, size, recipe, self.ranks)
+        self._reference = frozen_model.reference(spec, size, recipe, self.ranks)
+        self._teacher = frozen_model.teacher(spec, size, recipe, self.ranks)
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
         asked = [each.net for each in (self._reference, self._teacher) if each]
         learners = [each for each in self._learners.values() if isinstance(each, ShardedLearner)]

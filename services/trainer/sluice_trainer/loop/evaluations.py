@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.sample import SampleError, SampleGroup
+from sluice.samples.sample import SampleError, SampleGroup
 from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2 as pb

@@ -31,8 +31,8 @@ import torch
 
 from sluice.api import RLJobSpec
 from sluice.data.vocabulary import embedding_size
-from sluice.environment import ConfigurationError
-from sluice.sample import SampleGroup
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import SampleGroup
 from sluice.telemetry import logs, tracing
 from sluice.telemetry.phases import Laps
 from sluice.wire.v1 import buffer_pb2 as pb

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from sluice.api import RLJob
 from sluice.engines.base import StackName
-from sluice.environment import Environment
-from sluice.sample import SampleGroup
+from sluice.runtime.pod_env import Environment
+from sluice.samples.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.clients.clients import Peers
 from sluice_trainer.distributed.ranks import Ranks

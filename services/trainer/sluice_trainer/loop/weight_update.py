@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.api.groups.weight_sync import WeightSync
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import tracing
 from sluice_trainer.backend import Weights
 from sluice_trainer.clients.clients import Peers

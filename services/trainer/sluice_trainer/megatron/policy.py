@@ -23,7 +23,7 @@ from sluice.engines.base import StackName
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoints import Collect
-from sluice_trainer.megatron import frozen, parallel
+from sluice_trainer.megatron import frozen_model, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
 from sluice_trainer.megatron.huggingface import mapping
@@ -87,8 +87,8 @@ class Policy(LearningPolicy):
         own_steps = steps_of_policy(total_steps, critic)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
         self._learner = MegatronLearner(chunks, config, spec, size, rates, own_steps)
-        self._reference = frozen.reference(spec, size, model_dir)
-        self._teacher = frozen.teacher(spec, size, self.shape, model_dir)
+        self._reference = frozen_model.reference(spec, size, model_dir)
+        self._teacher = frozen_model.teacher(spec, size, self.shape, model_dir)
         self.critic = _critic(spec, size, critic, model_dir, total_steps) if critic else None
         asked = [each.chunks for each in (self._reference, self._teacher) if each]
         learners = [

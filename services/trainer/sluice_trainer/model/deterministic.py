@@ -1,6 +1,6 @@
 """`trainer.deterministic` on a GPU: the trainer computes as its engine does, and twice the same.
 
-Forward passes use the functions that the engine uses too (`sluice.engines.inside.path.invariant`),
+Forward passes use the functions that the engine uses too (`sluice.numerics.invariant`),
 so that log-probs are the engine's to the bit. Backward passes use torch's, told to add in an order
 that it repeats, so that a run that goes on from a checkpoint gets the weights that it would have
 had without. The switch is torch's own (`torch.use_deterministic_algorithms`): it belongs to the
@@ -40,7 +40,7 @@ def enabled() -> bool:
 
 def functions() -> ModuleType:
     """Those of the engine. They need Triton, which a trainer without a GPU may not have."""
-    from sluice.engines.inside.path import invariant
+    from sluice.numerics import invariant
 
     return invariant
 

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 
 def gguf_to_hf(source: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.model import safetensors_file
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 
 
 class UnsupportedModelError(ConfigurationError):

@@ -43,13 +43,13 @@ from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_files import save_hf
 from sluice_trainer.policy.critic import Critic
 from sluice_trainer.policy.teacher import FrozenModel
+from sluice_trainer.step.batch_statistics import OptimizerStep, survey
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
-from sluice_trainer.step.survey import OptimizerStep, survey
 
 _LARGEST_LOG = 700.0
 """Of a perplexity that is still a number."""

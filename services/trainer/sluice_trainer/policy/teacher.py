@@ -11,7 +11,7 @@ from torch import Tensor
 from sluice.api import RLJobSpec
 from sluice.api.groups.distillation import Distillation
 from sluice.data.vocabulary import check_teacher
-from sluice.environment import ConfigurationError
+from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.packing import MicroBatch

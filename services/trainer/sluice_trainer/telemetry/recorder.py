@@ -20,13 +20,13 @@ from tensorboard.summary import Writer
 
 from sluice import engines
 from sluice.api import RLJob, manifest
-from sluice.environment import Environment
-from sluice.sample import WORKER, SampleGroup
+from sluice.runtime.pod_env import Environment
+from sluice.samples.sample import WORKER, SampleGroup
+from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.telemetry import health, logs, rollouts, run_directory, wandb
-from sluice.telemetry.books import Totals
+from sluice.telemetry.group_accounting import Totals
 from sluice.telemetry.pass_rate import pass_rates, powers_of_two
 from sluice.telemetry.wandb import Wandb
-from sluice.turns import BRANCH_TURNS, TURNS
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.telemetry.metrics import EVALUATION_REWARD

@@ -11,7 +11,7 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.session import Session
+from sluice_trainer.weights.update_session import Session
 
 _AHEAD = 2
 """Buckets that are being sent or wait for it, while the next is made: memory for one more than that

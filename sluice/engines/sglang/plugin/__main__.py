@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sluice.engines.inside.install import install
+from sluice.engines.plugin_common.install import install
 
 PATH = Path(__file__).resolve().parent / "path"
 

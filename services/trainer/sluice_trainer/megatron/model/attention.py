@@ -31,7 +31,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from sluice_trainer.kernels import flash_attention, turning
 from sluice_trainer.kernels.compiled import COMPILED
-from sluice_trainer.megatron.model import two_parts
+from sluice_trainer.megatron.model import rectangular_attention
 from sluice_trainer.megatron.model.layout import DenseLayout, Packing, packing
 from sluice_trainer.megatron.model.norms import HeadNorm
 from sluice_trainer.megatron.model.rotary import Rotary, turn
@@ -186,7 +186,7 @@ def _long(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     padded = F.pad(q, (0, 0, 0, 0, lead, fill)), *(F.pad(x, (0, 0, 0, 0, 0, fill)) for x in (k, v))
     query, key, value = (x.transpose(0, 1)[None] for x in padded)
     if before:
-        out = two_parts.attend(query, key, value, scale)
+        out = rectangular_attention.attend(query, key, value, scale)
     else:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             out = F.scaled_dot_product_attention(

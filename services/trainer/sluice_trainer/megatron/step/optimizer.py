@@ -16,7 +16,7 @@ from torch import Tensor
 from sluice.api import Optimizer
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.step.adamw import CompactAdamW
-from sluice_trainer.megatron.step.all_at_once import clip_all_at_once
+from sluice_trainer.megatron.step.fused_grad_clip import clip_all_at_once
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.memory.offload import Storages
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from sluice.sample import Experts
+from sluice.samples.sample import Experts
 from sluice_trainer.step.packing import Forward, MicroBatch
 
 

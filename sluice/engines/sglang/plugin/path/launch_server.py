@@ -151,7 +151,7 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    from sluice_sglang import kernels, open_files, prepared
+    from sluice_sglang import kernels, open_files, preforked_processes
 
     signal.signal = noting  # type: ignore[assignment]
     if warning := kernels.leave_unwritable():
@@ -161,7 +161,7 @@ if __name__ == "__main__":
     if os.environ.get("SLUICE_DETERMINISTIC"):
         check_exact(sys.argv)
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-        prepared.begin(prepared.parts(sys.argv))
+        preforked_processes.begin(preforked_processes.parts(sys.argv))
     if graphs := os.environ.get("SLUICE_CUDA_GRAPH_MAX_BS"):
         sys.argv += graph_arguments(graphs)
     sys.exit(serve())

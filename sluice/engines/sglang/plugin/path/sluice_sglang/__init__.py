@@ -10,28 +10,28 @@ from functools import cache
 
 def register() -> None:
     from . import (
+        cached_model_scan,
+        deterministic,
         ending,
-        exact,
         fence,
-        gather,
         host_memory,
         loopback,
-        once,
+        prefill_batching,
         receive,
-        stacks,
+        stacked_experts,
         versions,
     )
 
-    stacks.register()
+    stacked_experts.register()
     receive.register()
-    once.register()
+    cached_model_scan.register()
     ending.register()
     loopback.register()
     host_memory.register()
     versions.register()
     fence.register()
-    exact.register()
-    gather.register()
+    deterministic.register()
+    prefill_batching.register()
 
 
 @cache

@@ -9,11 +9,11 @@ import multiprocessing
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from . import ahead, receive
+from . import pipelined_receive, receive
 from .attempts import Fence, Receive, Scope
-from .in_order import InOrder
-from .in_turn import InTurn, Turns
-from .together import Generate, Together
+from .control_priority import InTurn, Turns
+from .ordered_buckets import InOrder
+from .request_batching import Generate, Together
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def register() -> None:
     app.add_middleware(Together, turns=turns, generate=_by(generate_request, GenerateReqInput))
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
-        ahead.register()
+        pipelined_receive.register()
 
 
 def _by(answer: Callable[[Any, Any], Awaitable[Any]], request: Callable[..., Any]) -> Generate:

@@ -1,1 +1,1 @@
-../../../../inside/path/invariant.py
+../../../../../numerics/invariant.py

@@ -1,1 +1,1 @@
-../../../../inside/path/invariant_kernels.py
+../../../../../numerics/invariant_kernels.py

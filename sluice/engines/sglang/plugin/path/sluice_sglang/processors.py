@@ -1,1 +1,1 @@
-../../../../inside/path/processors.py
+../../../../plugin_common/path/processors.py

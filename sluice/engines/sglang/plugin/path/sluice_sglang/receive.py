@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .buffers import Buffers
-from .once import same_parameters
+from .cached_model_scan import same_parameters
 from .relay import LINK_PREFIX, Link, Links, Route, route
 from .transfer import (
     GROUP_PREFIX,

@@ -1,1 +1,1 @@
-../../../../inside/path/transfer.py
+../../../../plugin_common/path/transfer.py

@@ -1,1 +1,1 @@
-../../../../inside/path/attempts.py
+../../../../plugin_common/path/attempts.py

@@ -1,1 +1,1 @@
-../../../../../open_files.py
+../../../../../runtime/open_files.py

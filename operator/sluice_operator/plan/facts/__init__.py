@@ -1,0 +1,1 @@
+"""Facts that decisions are made from: names, constants, observed state."""

@@ -1,0 +1,207 @@
+"""An interpreter that episodes are forked from, as its worker has it: fork_server.py runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sluice.engines.base import EngineError
+from sluice_rollout.environments import home, orphan_reaper, process
+from sluice_rollout.environments.process import Ended, Output, Process
+
+_END_SECONDS = 10.0
+_FULL_SECONDS = 0.01
+_GRACE_SECONDS = 2.0
+_MESSAGE_BYTES = 4096
+
+
+class NurseryLostError(EngineError):
+    """The interpreter that episodes are forked from has died, or cannot be started. That is no
+    fault of an episode's: its group is played again.
+    """
+
+
+class Nursery(Process):
+    """An interpreter that is running. directory: its own. ready: "" once it has loaded; or why it
+    cannot be forked; cancelled where it ends before that. lost: it has ended, or is to.
+    """
+
+    def __init__(self, directory: str, channel: socket.socket) -> None:
+        super().__init__()
+        self.directory = directory
+        self.started, self.lost = time.monotonic(), False
+        self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._channel = channel
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._numbers: Iterator[int] = itertools.count()
+        self._children: dict[int, asyncio.Future[int]] = {}
+        self._groups: dict[int, int] = {}
+
+    @classmethod
+    async def start(
+        cls, words: Sequence[str], directory: str, variables: Mapping[str, str]
+    ) -> Nursery:
+        """Start it in this directory. Raises OSError."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with its:
+            try:
+                _, nursery = await asyncio.get_running_loop().subprocess_exec(
+                    lambda: cls(directory, ours),
+                    *words,
+                    stdin=its.fileno(),
+                    cwd=directory,
+                    env=variables,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        if not nursery.lost:  # it may have said all that it has to say, and ended
+            asyncio.get_running_loop().add_reader(ours, nursery._hear)
+        return nursery
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self._hear()  # what it has said last
+        self._lose()
+
+    def kill(self) -> None:
+        """End it. Episodes that it has under way are lost with it."""
+        self._lose()
+        if not self.exited.is_set():
+            assert self._transport
+            # Not the transport's kill: it may take the status away from the one who waits for it.
+            process.kill_group(self._transport.get_pid())
+
+    def _lose(self) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._channel)
+        self._channel.close()
+        loop.call_later(_GRACE_SECONDS, self.kill)  # by itself it ends with a status
+        if not self.ready.done():
+            self.ready.cancel()
+        for child in self._children.values():
+            if not child.done():
+                child.set_exception(NurseryLostError("the interpreter of its episode has died"))
+                child.exception()  # one that nobody waits for any more may go without a word
+
+    async def end(self) -> Ended:
+        """Its end, once it has come; and that of all that it has started. Raises NurseryLostError
+        where it does not come.
+        """
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self.exited.wait()
+        except TimeoutError:
+            raise NurseryLostError("the interpreter of episodes does not end") from None
+        await asyncio.to_thread(orphan_reaper.end, self.directory)
+        assert self._transport
+        ended = await self.ended(self._transport)
+        await asyncio.to_thread(home.remove, self.directory)
+        return ended
+
+    async def run(self, directory: str, variables: Mapping[str, str]) -> Ended:
+        """Play an episode in a child, until that ends or this is cancelled; and end what the child
+        has started.
+
+        Raises OSError where it cannot be forked, NurseryLostError, and SurvivorError where
+        something does not end.
+        """
+        async with Output.opened() as out, Output.opened() as err:
+            number = next(self._numbers)
+            ended = self._children[number] = asyncio.get_running_loop().create_future()
+            try:
+                with _request(directory, variables) as request:
+                    await self._send({"play": number}, [request, out.end, err.end])
+                for output in (out, err):
+                    output.hand_over()
+                status = await asyncio.shield(ended)  # `_end` waits for it, too
+            finally:
+                await asyncio.shield(self._end(number, directory))
+            await process.closed(out.closed, err.closed)
+            return Ended(status, out.tail.text, err.tail.text)
+
+    async def _end(self, number: int, directory: str) -> None:
+        ended = self._children[number]
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                if not ended.done():
+                    await self._send({"end": number})
+                    await asyncio.wait([ended])
+        except (TimeoutError, NurseryLostError):
+            self.kill()  # it hangs
+        del self._children[number]
+        if group := self._groups.pop(number, None):
+            process.kill_group(group)  # the nursery died before it could
+        await asyncio.to_thread(orphan_reaper.end, directory)
+
+    async def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        while not self.lost:
+            try:
+                socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_SECONDS)
+            except ConnectionError:
+                self._lose()
+            else:
+                return
+        raise NurseryLostError("the interpreter that episodes are forked from has died")
+
+    def _hear(self) -> None:
+        """Take the messages that have come."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.lost:
+                try:
+                    text = self._channel.recv(_MESSAGE_BYTES)
+                except ConnectionError:
+                    text = b""
+                if not text:
+                    self._lose()
+                else:
+                    self._take(json.loads(text))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.ready.set_result(message["ready"])
+            return
+        if "pid" in message:
+            self._groups[message["forked"]] = message["pid"]
+            return
+        self._groups.pop(message["ended"], None)
+        child = self._children.get(message["ended"])
+        if child is None or child.done():
+            return
+        if "error" in message:
+            child.set_exception(OSError(message["error"]))
+        else:
+            child.set_result(message["status"])
+
+
+@contextlib.contextmanager
+def _request(directory: str, variables: Mapping[str, str]) -> Iterator[int]:
+    """A descriptor to read what a child has to know. Its parent never does: the keys of an episode
+    are in no other's memory.
+    """
+    descriptor = os.memfd_create("episode")
+    try:
+        with open(descriptor, "w", closefd=False) as file:
+            json.dump({"directory": directory, "variables": dict(variables)}, file)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,279 @@
+"""Runs a user's generate function, or program, for samples. Whatever it does, the run goes on; its
+samples tell what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.api import RLJobSpec
+from sluice.api.groups.data import PromptSource
+from sluice.engines.base import EngineError, PromptRefusedError
+from sluice.runtime import error_summary, user_code
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
+from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
+from sluice_rollout import adapters, failures, metrics
+from sluice_rollout.clock import Clock
+from sluice_rollout.environments.openenv import openenv_of
+from sluice_rollout.environments.pods import EpisodePods
+from sluice_rollout.environments.program import Program, program_of
+from sluice_rollout.episode import (
+    Episode,
+    EpisodeEndError,
+    InterruptedEpisodeError,
+    Play,
+    PlayFailedError,
+    TruncatedError,
+)
+from sluice_rollout.gateway import errors
+from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.generate import Generator
+from sluice_rollout.threads import contained
+
+NONE = "none"
+"""In a data set's `function`: one answer of the model, whatever rollout.function says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plays:
+    """The functions of a job, or its program, with their names. of: by (purpose, data set) where
+    that has its own; else `default`.
+    """
+
+    default: tuple[str, Play] | None = None
+    of: Mapping[tuple[Purpose, str], tuple[str, Play] | None] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program | None:
+        """The job's, where episodes are played by one."""
+        play = self.default[1] if self.default else None
+        return play if isinstance(play, Program) else None
+
+
+def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> Plays:
+    """Load what the job names. pods: play its episodes, where those are pods.
+
+    ConfigurationError: one cannot be loaded, or is not async; or there is no such program.
+    """
+    held_out = spec.evaluation.datasets if spec.evaluation else []
+    sources: list[tuple[str, Purpose, PromptSource]] = [
+        *(
+            (f"spec.data.prompts[{i}]", Purpose.TRAIN, one)
+            for i, one in enumerate(spec.data.prompts)
+        ),
+        *(
+            (f"spec.evaluation.datasets[{i}]", Purpose.EVALUATE, one)
+            for i, one in enumerate(held_out)
+        ),
+    ]
+    of = {
+        (purpose, one.source_name): load(one.function, spec, f"{where}.function")
+        for where, purpose, one in sources
+        if one.function
+    }
+    return Plays(("the program", pods) if pods else _default(spec), of)
+
+
+def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
+    if spec.rollout.environment is None:
+        return load(spec.rollout.function, spec)
+    if openenv := spec.rollout.environment.openenv:
+        play = openenv_of(openenv, Path(spec.model.path).name)
+        return play.name, play
+    program = program_of(spec.rollout.environment, spec)
+    return program.name, program
+
+
+def load(
+    dotted: str | None, spec: RLJobSpec, where: str = "spec.rollout.function"
+) -> tuple[str, Play] | None:
+    """The user's function and its name; None where there is none. ConfigurationError as above."""
+    if dotted is None or dotted == NONE:
+        return None
+    try:
+        return dotted, adapters.play_of(user_code.load(dotted), spec)
+    except user_code.LoadError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    except adapters.AdapterError as error:
+        raise ConfigurationError(f"{where}: {dotted} {error}") from error
+
+
+@dataclass(slots=True)
+class Player:
+    """Plays samples with one function, or program.
+
+    seconds: how long it may take between two turns of the model (its tools).
+    """
+
+    play: Play
+    name: str
+    generator: Generator
+    tokenizer: Any
+    seconds: float
+    reward_key: str | None = None
+    admit: Callable[[Episode], Gateway] | None = None
+    """Opens the gateway to an episode."""
+    seats: tuple[str, ...] = ()
+
+    @property
+    def whole_group(self) -> bool:
+        """The function takes all samples of a prompt at once."""
+        return bool(getattr(self.play, "whole_group", False))
+
+    async def __call__(
+        self, prompt: Prompt, ids: list[int], sample: Sample, sampling: dict[str, Any]
+    ) -> Sample:
+        """Play one sample, which is changed and returned."""
+        if not sample.status.finished:
+            await self.group(prompt, ids, [sample], sampling)
+        return sample
+
+    async def group(
+        self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]
+    ) -> None:
+        """Play these samples in one call, until they are finished, or aborted by a drain.
+
+        They are changed.
+        """
+        clock = Clock(self.seconds)
+        for sample in samples:
+            if not len(sample.tokens):
+                sample.append_prompt(ids)
+        episodes = [
+            Episode(
+                prompt,
+                sample,
+                self.tokenizer,
+                dict(sampling),
+                self.generator,
+                clock,
+                self.reward_key,
+                self.admit,
+                self.seats,
+            )
+            for sample in samples
+        ]
+        try:
+            raised = await self._outcome(episodes, clock)
+            self._conclude_all(episodes, raised, clock)
+        finally:
+            for episode in episodes:
+                episode.leave(interrupted=True)
+
+    async def _outcome(self, episodes: list[Episode], clock: Clock) -> BaseException | None:
+        """The exception of the function. A drain ends it: at once while it is outside of the
+        engine, else with its turn.
+        """
+        running = asyncio.create_task(self._timed(episodes, clock))
+        draining = asyncio.create_task(self.generator.draining.wait())
+        try:
+            await asyncio.wait({running, draining}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                await clock.free.wait()
+                running.cancel()
+                await asyncio.wait({running})
+        finally:
+            running.cancel()
+            draining.cancel()
+        if running.cancelled():
+            return InterruptedEpisodeError("the pod ends")
+        return running.exception()
+
+    async def _timed(self, episodes: list[Episode], clock: Clock) -> None:
+        async with asyncio.timeout(None) as limit:
+            clock.start(limit)
+            await contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
+
+    def _conclude_all(
+        self, episodes: list[Episode], raised: BaseException | None, clock: Clock
+    ) -> None:
+        """The samples' statuses. A group that was interrupted is played again as a whole.
+
+        Raises EngineError where the engine is gone: no fault of the function's.
+        """
+        ends = [episode.ended or raised for episode in episodes]
+        for error in ends:
+            if isinstance(error, EngineError) and not isinstance(error, PromptRefusedError):
+                raise error
+        drained = self.generator.draining.is_set()
+        interrupted = any(isinstance(end, InterruptedEpisodeError) for end in ends)
+        truncated = errors.truncated(raised)
+        for episode, end in zip(episodes, ends, strict=True):
+            broken = raised or _unsendable(episode.sample)
+            episode.leave(interrupted=interrupted or (drained and broken is not None))
+            if isinstance(end, PromptRefusedError):
+                self._fail(episode.sample, "refused", str(end))
+            elif interrupted or (drained and broken is not None):
+                _abort(episode.sample)
+            elif broken is not None and not (isinstance(broken, EpisodeEndError) or truncated):
+                self._blame(episode.sample, broken, clock)
+            else:
+                truncated = truncated or isinstance(episode.ended, TruncatedError)
+                self._finish(episode, truncated=truncated)
+
+    def _blame(self, sample: Sample, raised: BaseException, clock: Clock) -> None:
+        """The sample failed by what the function raised."""
+        if isinstance(raised, TimeoutError) and clock.expired:
+            text = (
+                f"took more than {self.seconds:g} s outside of the engine (rollout.functionSeconds)"
+            )
+            self._fail(sample, "timeout", text, error_summary.full(raised))
+            return
+        if isinstance(raised, PlayFailedError):
+            self._fail(sample, raised.reason, str(raised))
+            return
+        self._fail(
+            sample, "raised", f"raised {error_summary.cause(raised)}", error_summary.full(raised)
+        )
+
+    def _finish(self, episode: Episode, *, truncated: bool) -> None:
+        sample = episode.sample
+        turns = sample.metadata.get(TURNS, [])
+        if not any(turn["by"] == MODEL and turn["length"] for turn in turns):
+            self._fail(sample, "empty", "ended before the model generated a token")
+            return
+        last = turns[-1]
+        if not sample.status.finished:
+            truncated = truncated or (last["by"] == MODEL and last["finish"] == "length")
+            sample.status = SampleStatus.TRUNCATED if truncated else SampleStatus.COMPLETED
+        if not sample.response:
+            tokens = sample.tokens[sample.prompt_length :].tolist()
+            sample.response = self.generator.text(tokens, last.get("stop"))
+        try:
+            sample.check_tokens()
+            sample.check_values()
+        except SampleError as error:
+            self._fail(sample, "broken", f"left a broken sample: {error}")
+
+    def _fail(self, sample: Sample, reason: str, message: str, details: str = "") -> None:
+        metrics.FUNCTION_FAILURES.labels(reason=reason).inc()
+        line = f"{self.name} {message}"
+        failures.LOG.note("an episode failed", line, details, index=sample.index)
+        sample.fail(line)
+        if _unsendable(sample):
+            sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}
+            sample.response, sample.reward_parts = "", {}
+        if len(sample.rollout_log_probs) != sample.response_length:
+            sample.cut(0)
+
+
+def _abort(sample: Sample) -> None:
+    """To be played again elsewhere: what it has of tokens and turns stays."""
+    sample.status = SampleStatus.ABORTED
+    sample.reward, sample.reward_parts, sample.seat_rewards = None, {}, {}
+    kept = {name: sample.metadata[name] for name in (BRANCH_TURNS,) if name in sample.metadata}
+    sample.metadata = {TURNS: sample.metadata.get(TURNS, [])} | kept
+
+
+def _unsendable(sample: Sample) -> PlayFailedError | None:
+    """The error of a function that left what cannot be sent, such as an object as metadata."""
+    try:
+        sample.check_values()
+    except SampleError as error:
+        return PlayFailedError("broken", f"left a broken sample: {error}")
+    return None

@@ -1,6 +1,0 @@
-"""Files that plugins of all engines share: each has links to those in `path`, and
-to `sluice/open_files.py` and `sluice/engines/kernels.py`.
-
-They stand in engines' processes, and import the standard library and torch alone, so that they can
-be copied into any image.
-"""

@@ -1,0 +1,1 @@
+"""Kernels that trainer and engine must share bit for bit."""

@@ -1,0 +1,1 @@
+"""Helpers of a process: its environment, limits, user code, errors in one line."""

@@ -1,0 +1,1 @@
+"""Prompts, samples and groups, and the keys of their metadata."""

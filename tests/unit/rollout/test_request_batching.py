@@ -1,0 +1,305 @@
+"""Requests that go to SGLang in one: our client, and the plugin's part that answers each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from sluice.engines.base import EngineError
+from sluice.engines.sglang import request_batching
+from sluice.engines.sglang.request_batching import Together
+from sluice.runtime.pod_env import free_port
+from tests.unit.rollout.conftest import Plugin
+
+DEADLINE = 20.0
+
+
+class Server:
+    """The plugin's door with an engine behind it that says a request's prompt again.
+
+    portions: names of the requests that came together; begun: in the order in which they began.
+    """
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.portions: list[list[str]] = []
+        self.begun: list[str] = []
+        self.paused = False
+        self.held = asyncio.Event()
+        """`held` in a request's body waits for it."""
+        self.left: set[str] = set()
+        """Held requests whose client has left."""
+        turns = plugin("control_priority").Turns(lambda: self.paused)
+        self.door = plugin("request_batching").Together(self.other, turns, self.generate)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        parts: list[bytes] = []
+
+        async def noted() -> Any:
+            message = await receive()
+            if message["type"] == "http.request":
+                parts.append(message["body"])
+                if not message["more_body"]:
+                    self._note(b"".join(parts))
+            return message
+
+        await self.door(scope, noted, send)
+
+    def _note(self, body: bytes) -> None:
+        self.portions.append([one["rid"] for one in json.loads(body)])
+
+    async def other(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"no such path"})
+
+    async def generate(self, request: dict[str, Any], _: Any, receive: Any) -> tuple[int, bytes]:
+        self.begun.append(request["rid"])
+        if request.get("held"):
+            gone = asyncio.create_task(receive())
+            held = asyncio.create_task(self.held.wait())
+            await asyncio.wait({gone, held}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                self.left.add(request["rid"])
+            gone.cancel()
+        if "raises" in request:
+            raise KeyError(request["raises"])
+        if "size" in request:
+            return 200, b"x" * request["size"]
+        return request.get("status", 200), json.dumps(request["input_ids"]).encode()
+
+
+@pytest.fixture
+async def server(plugin: Plugin) -> Server:
+    return Server(plugin)
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    port = free_port()
+    config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off", interface="asgi3")
+    http = uvicorn.Server(config)
+    task = asyncio.create_task(http.serve())
+    while not http.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        http.should_exit = http.force_exit = True
+        await asyncio.wait_for(task, DEADLINE)
+
+
+@asynccontextmanager
+async def asking(url: str) -> AsyncIterator[Together]:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(DEADLINE):
+        requests = Together(session, url)
+        yield requests
+        await requests.close()
+
+
+def body(name: Any, *prompt: int, **more: Any) -> dict[str, Any]:
+    return {"rid": str(name), "input_ids": list(prompt), **more}
+
+
+async def test_requests_of_one_turn_go_together_and_each_gets_its_own_answer(
+    server: Server,
+) -> None:
+    async with serving(server) as url, asking(url) as engine:
+        answers = await asyncio.gather(*(engine.ask(body(n, n, n + 1)) for n in range(100)))
+        assert answers == [(200, f"[{n}, {n + 1}]") for n in range(100)]
+        assert sorted(map(len, server.portions)) == [4, 32, 32, 32]
+        await asyncio.gather(*(engine.ask(body(n)) for n in range(3)))
+        assert server.portions[4:] == [["0", "1", "2"]]
+
+
+def test_long_prompts_go_with_fewer_others() -> None:
+    half = request_batching._MOST_TOKENS // 2
+    lengths = [half, half, 1, 3 * half, 1, 1]
+    requests: Any = [SimpleNamespace(body={"input_ids": range(length)}) for length in lengths]
+    portions = [
+        [len(one.body["input_ids"]) for one in some] for some in request_batching.portions(requests)
+    ]
+    assert portions == [[half, half], [1], [3 * half], [1, 1]]
+
+
+async def test_one_that_takes_long_holds_no_other_up(server: Server) -> None:
+    async with serving(server) as url, asking(url) as engine:
+        slow = asyncio.create_task(engine.ask(body("slow", 1, held=True)))
+        quick = [asyncio.create_task(engine.ask(body(n, n))) for n in range(5)]
+        assert await asyncio.gather(*quick) == [(200, f"[{n}]") for n in range(5)]
+        assert len(server.portions) == 1
+        assert not slow.done()
+        server.held.set()
+        assert await slow == (200, "[1]")
+
+
+async def test_a_refusal_and_an_error_are_one_requests_own(server: Server) -> None:
+    async with serving(server) as url, asking(url) as engine:
+        answers = await asyncio.gather(
+            engine.ask(body("fine", 1)),
+            engine.ask(body("refused", 2, status=400)),
+            engine.ask(body("broken", 3, raises="x")),
+        )
+    assert list(answers) == [(200, "[1]"), (400, "[2]"), (500, "KeyError: 'x'")]
+
+
+async def test_in_a_pause_none_begins(server: Server) -> None:
+    server.paused = True
+    async with serving(server) as url, asking(url) as engine:
+        asked = [asyncio.create_task(engine.ask(body(n, n))) for n in range(40)]
+        while len(server.portions) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert not server.begun
+        server.paused = False
+        await asyncio.gather(*asked)
+    assert len(server.begun) == 40
+
+
+async def test_the_connection_ends_with_the_last_request_that_is_given_up(server: Server) -> None:
+    async with serving(server) as url, asking(url) as engine:
+        asked = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
+        while len(server.begun) < 3:
+            await asyncio.sleep(0.01)
+        for one in asked[:2]:
+            one.cancel()
+        await asyncio.sleep(0.05)
+        assert not server.left
+        asked[2].cancel()
+        while server.left != {"0", "1", "2"}:
+            await asyncio.sleep(0.01)
+        assert not engine._sent
+
+
+async def test_one_that_is_given_up_leaves_the_others_their_answers(server: Server) -> None:
+    async with serving(server) as url, asking(url) as engine:
+        asked = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
+        never_sent = asyncio.create_task(engine.ask(body("never", 1)))
+        await asyncio.sleep(0)
+        never_sent.cancel()
+        while len(server.begun) < 3:
+            await asyncio.sleep(0.01)
+        asked[1].cancel()
+        server.held.set()
+        assert list(await asyncio.gather(asked[0], asked[2])) == [(200, "[0]"), (200, "[2]")]
+    assert server.portions == [["0", "1", "2"]]
+
+
+async def test_a_large_answer_is_read(server: Server) -> None:
+    long = list(range(1_000_000))
+    async with serving(server) as url, asking(url) as engine:
+        (_, text), other = await asyncio.gather(
+            engine.ask(body("long", *long)), engine.ask(body("short", 1))
+        )
+    assert json.loads(text) == long
+    assert other == (200, "[1]")
+
+
+async def test_an_answer_is_not_kept_until_the_last_one_is_there(server: Server) -> None:
+    size = 70_000_000  # more than 64 MiB
+    async with serving(server) as url, asking(url) as engine:
+        held = asyncio.create_task(engine.ask(body("held", 1, held=True)))
+        tracemalloc.start()
+        _, text = await engine.ask(body("long", 1, size=size))
+        assert len(text) == size
+        del text
+        await asyncio.sleep(0.05)
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert server.portions == [["long", "held"]]
+        server.held.set()
+        await held
+    assert kept < size / 4
+
+
+async def test_the_servers_refusal_of_all_is_the_answer_to_each(server: Server) -> None:
+    async with serving(server.other) as url, asking(url) as engine:
+        answers = await asyncio.gather(*(engine.ask(body(n)) for n in range(2)))
+    assert answers == [(404, "no such path")] * 2
+
+
+@pytest.mark.parametrize("sent", [b"{", b"{}", b"[1]"], ids=["no JSON", "an object", "a number"])
+async def test_what_is_no_list_of_requests_is_refused(server: Server, sent: bytes) -> None:
+    assert await posted(server, sent) == (400, b"/sluice_generate: expected a JSON list of objects")
+
+
+async def test_a_server_tells_that_it_can_by_answering_no_request(server: Server) -> None:
+    assert await posted(server, b"[]") == (200, b"")
+
+
+async def posted(server: Server, sent: bytes) -> tuple[int, bytes]:
+    async with (
+        serving(server.door) as url,
+        aiohttp.ClientSession() as session,
+        session.post(url + request_batching.PATH, data=sent) as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+@asynccontextmanager
+async def saying(words: bytes) -> AsyncIterator[str]:
+    """A server that says these words to whoever asks, and closes the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(words)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(HEAD + chunk(b"1 200 2\n[]"), id="between two answers"),
+        pytest.param(HEAD + chunk(b"1 200 2\n[]0 200 9\n[1"), id="in an answer"),
+        pytest.param(HEAD + chunk(b"1 200 2\n[]") + chunk(b""), id="as if it were all"),
+        pytest.param(HEAD + chunk(b"1 200 2\n[]0 200 9\n[1") + chunk(b""), id="too short"),
+    ],
+)
+async def test_a_connection_that_ends_costs_those_that_have_no_answer(words: bytes) -> None:
+    async with saying(words) as url, asking(url) as engine:
+        lost, answered = await asyncio.gather(
+            engine.ask(body(0)), engine.ask(body(1)), return_exceptions=True
+        )
+    assert answered == (200, "[]")
+    assert isinstance(lost, aiohttp.ServerDisconnectedError)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"hello\n", id="no numbers"),
+        pytest.param(b"7 200 2\n[]", id="no such request"),
+        pytest.param(b"x" * 1_000_000, id="no line"),
+    ],
+)
+async def test_an_answer_that_is_none_of_the_plugins_is_said(answer: bytes) -> None:
+    async with saying(HEAD + chunk(answer) + chunk(b"")) as url, asking(url) as engine:
+        with pytest.raises(EngineError, match="not an answer of our plugin"):
+            await engine.ask(body(0))
+
+
+async def test_an_engine_that_is_gone_is_told_to_each() -> None:
+    async with asking(f"http://127.0.0.1:{free_port()}") as engine:
+        errors = await asyncio.gather(
+            *(engine.ask(body(n)) for n in range(2)), return_exceptions=True
+        )
+    assert [type(error) for error in errors] == [aiohttp.ClientConnectorError] * 2
