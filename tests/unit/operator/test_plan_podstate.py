@@ -238,3 +238,10 @@ def test_exit_codes_of_the_contract_are_those_of_our_containers(container: str, 
     assert (podstate.config_error(ended(2), START) is not None) is ours
     (failure,) = podstate.failures(ended(3), START)
     assert podstate.lost_peer(failure) is (ours and container != "engine")
+
+
+def test_a_terminal_acts_on_nothing_that_a_container_ended_with() -> None:
+    words = "\x1b]52;c;aGk=\x07\nerror: \x1b[2J\u009bdone"
+    pod = make_pod(phase="Failed", ends={"trainer": 1}, message=words)
+    [failure] = podstate.failures(pod, START)
+    assert failure.message == "\\x1b]52;c;aGk=\\x07\nerror: \\x1b[2J\\x9bdone"

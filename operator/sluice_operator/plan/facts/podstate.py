@@ -15,6 +15,7 @@ from typing import Any
 from sluice.api import LastFailure, RoleName
 from sluice.api.groups.resources import less_memory, memory_field
 from sluice.runtime import error_summary as causes
+from sluice.telemetry.terminal import escaped
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.constants import EXIT_CONFIG_ERROR, EXIT_PEER_LOST, UNEXPECTED_END
 from sluice_operator.plan.facts.model import KubeObject
@@ -319,15 +320,15 @@ def _signal_of(failure: LastFailure) -> str:
 def _failure(pod: KubeObject, container: str, end: dict[str, Any], now: datetime) -> LastFailure:
     code = end.get("exitCode")
     role_name: RoleName = role(pod)  # type: ignore[assignment]
+    words = end.get("message") or (UNEXPECTED_END.message if code == 0 else "")
     return LastFailure(
         role=role_name,
         pod=name(pod),
         container=container,
         reason=UNEXPECTED_END.name if code == 0 else end.get("reason") or "Error",
         exit_code=code,
-        message=(end.get("message") or (UNEXPECTED_END.message if code == 0 else ""))[
-            -_MESSAGE_LIMIT:
-        ],
+        # From any program in the pod, and on its way to people's terminals.
+        message="\n".join(map(escaped, words[-_MESSAGE_LIMIT:].splitlines())),
         time=end.get("finishedAt") or clock.text(now),
     )
 
