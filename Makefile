@@ -22,12 +22,13 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents trl verl vllm test test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
 	@echo "                     (ENGINE=vllm: on vLLM, which make vllm sets up in an environment of its own)"
-	@echo "make test            tests that need no GPU and no cluster, but those of make test-long (20 min)"
+	@echo "make test            everything pure, and the core with real engines (5 min)"
+	@echo "make test-all        all tests that need no GPU and no cluster, but those of make test-long (20 min)"
 	@echo "make test-long       runs of minutes each: one fault of each kind, whole runs (12 min)"
 	@echo "make test-vllm       those that an engine has to pass, on vLLM (5 min)"
 	@echo "make test-chaos      200 random faults over real runs (FAULTS=n; SLUICE_TEST_SEED repeats them; 90 min)"
@@ -128,8 +129,19 @@ test-pythons:
 	done
 
 # Two files at a time: one waits for an engine while the other computes. `ARGS=-n0` for one after another.
-test: $(VENV)/.dev agents
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 -m "not vllm and not long" tests/chaos tests/integration tests/unit $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not vllm and not long"
+# With real engines: a run that is continued, one whose processes are killed, an update of weights, an agent's episode.
+CORE := tests/integration/run/test_run.py::test_a_run_trains_and_leaves_its_story \
+  tests/integration/run/test_kill.py \
+  tests/integration/weights/test_source.py::test_new_weights_arrive_and_the_engine_may_work \
+  tests/integration/rollout/test_gateway.py::test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled
+
+# Everything pure, and the core with real engines; what needs another environment is left out.
+test: $(VENV)/.dev
+	$(PYTEST) $(CORE) tests/unit $(ARGS)
+
+test-all: $(VENV)/.dev agents
+	$(PYTEST) --no-loadscope-reorder --durations=30 tests/chaos tests/integration tests/unit $(ARGS)
 
 # Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
 # tests show part by part.
