@@ -84,7 +84,7 @@ def test_conversations_are_learned_without_engines_through_a_killed_trainer(
         assert f"<h2>{absent}" not in report
     row = json.loads((run.directory / "samples/step_0000001.jsonl").read_text().splitlines()[0])
     assert row["reward"] is None
-    assert row["response"].endswith("<eos> ")
+    assert row["response"].endswith("<eos>")
 
 
 def profiled(directory: Path, steps: list[int]) -> None:
