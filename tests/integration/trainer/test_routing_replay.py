@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sluice.samples.sample import Sample
+from sluice.samples.sample import Sample, WeightSpan
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.megatron.policy import Policy
 from tests.integration.engines import Sglang, gpus, save_model
@@ -61,7 +61,8 @@ async def answered(server: Sglang, prompt: list[int], tokens: int) -> Sample:
         answer = await client.generate("one", prompt, {"max_new_tokens": tokens, "temperature": 1})
     sample = Sample(0)
     sample.append_prompt(prompt)
-    sample.append(answer.tokens, answer.log_probs, answer.spans)
+    spans = [WeightSpan(0, 0, len(answer.tokens))]  # no trainer has given the engine a version
+    sample.append(answer.tokens, answer.log_probs, spans)
     sample.routed_experts = answer.experts
     return sample
 
