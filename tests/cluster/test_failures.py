@@ -213,7 +213,7 @@ async def test_an_error_of_the_operators_own_is_told_and_got_over(
     await world.until(is_told)
     message = (await world.condition("Running"))["message"]
     assert "JSONDecodeError: Expecting property name" in message
-    assert "(admit.py:" in message
+    assert "(spec_acceptance.py:" in message
 
     async def has_an_event() -> bool:
         return "ReconcileFailed" in await world.reasons()
@@ -260,7 +260,7 @@ async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, wo
     condition = await world.condition("Running")
     assert (condition["status"], (await world.status())["state"]) == ("Unknown", "Pending")
     assert "nothing was started; " in condition["message"]
-    assert "KeyError: 'spec' (admit.py:" in condition["message"]
+    assert "KeyError: 'spec' (spec_acceptance.py:" in condition["message"]
     await world.api.delete(path("ConfigMap", world.namespace, "demo-config"), {})
     await world.until_pods(5)
 

@@ -169,7 +169,7 @@ async def test_endpoints(operator: Operator, world: World) -> None:
         'workqueue_unfinished_work_seconds{name="rljob"} 0.0',
         'controller_runtime_active_workers{controller="rljob"} 0.0',
         "process_resident_memory_bytes",
-        'controller_runtime_reconcile_total{controller="rljob",result="success"}',
+        'controller_runtime_reconcile_total{controller="rljob",result="requeue_after"}',
         "controller_runtime_reconcile_time_seconds_bucket",
         "workqueue_queue_duration_seconds_sum",
         f'rljob_info{{engine="sglang",name="demo",namespace="{world.namespace}"',
