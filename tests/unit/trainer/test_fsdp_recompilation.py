@@ -54,6 +54,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Six layers of Gemma 3, every third with full attention, compiled as the trainer does."""
     monkeypatch.setattr(flash_attention, "attend2", attend_on_cpu)
     torch._dynamo.reset()
+    counters.clear()  # of what other tests of this process compiled: `reset` keeps them
     config = transformers.Gemma3TextConfig(
         hidden_size=32,
         intermediate_size=32,
