@@ -29,7 +29,7 @@ help:
 	@echo "make test-pythons    the quickstart with Python 3.12 and 3.13, where they are installed (10 min)"
 	@echo "make kind-up         a kind cluster with sluice on it (docker, kind, kubectl, helm); make kind-down deletes it"
 	@echo "make test-kind       cluster tests, chart's own test and quickstart on that cluster"
-	@echo "make lint            ruff, mypy, import rules, Dockerfile, generated files (2 min)"
+	@echo "make lint            ruff, mypy, import rules, Dockerfile, workflows, generated files (2 min)"
 	@echo "make docs            these pages as a site, in site/; fails where a link or an anchor leads nowhere (1 min)"
 	@echo "make images          the container images (docker/Dockerfile)"
 	@echo "make protos crds reference kubernetes-fields observability   regenerate what is generated"
@@ -178,6 +178,8 @@ lint: $(VENV)/.dev check-generated
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/hadolint docker/Dockerfile
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/zizmor --offline --quiet --min-severity medium .github
 
 protos: $(VENV)/.dev
 	rm -rf sluice/wire/v1 && mkdir -p sluice/wire/v1
