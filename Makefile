@@ -124,7 +124,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not vllm an
 # With real engines: a run that is continued, one whose processes are killed, an update of weights, an agent's episode.
 CORE := tests/integration/run/test_run.py::test_a_run_trains_and_leaves_its_story \
   tests/integration/run/test_kill.py \
-  tests/integration/weights/test_source.py::test_new_weights_arrive_and_the_engine_may_work \
+  tests/integration/weights/test_sender.py::test_new_weights_arrive_and_the_engine_may_work \
   tests/integration/rollout/test_gateway.py::test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled
 
 # Everything pure, and the core with real engines; what needs another environment is left out.

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 from sluice.api import WeightSync
-from sluice_trainer.weights.routes import LARGEST_PIECE, piece_bytes
+from sluice_trainer.weights.chain import LARGEST_PIECE, piece_bytes
 
 BUCKET_BYTES = WeightSync().bucket_mi_b << 20
 MODELS = {"Qwen3-4B, 8 GB": 8.0e9, "Qwen3-30B-A3B, 61 GB": 61.0e9}

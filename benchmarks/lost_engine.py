@@ -47,7 +47,7 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import save_model, tensors
 
 NAMESPACE, OURS, THEIRS = "sluice-lost", "sluice-lost0", "sluice-lost1"
@@ -177,7 +177,7 @@ class Timed(Sglang):
 class Trainer:
     """A trainer that publishes one version after the other."""
 
-    source: Source
+    source: WeightSender
     buckets: Sequence[Bucket]
     version: int = 0
     held: float = 0.0
@@ -221,7 +221,7 @@ async def measure(options: argparse.Namespace, directory: Path) -> None:
                 {"transport": "gloo", "lateSeconds": options.late, "pauseMode": "in_place"}
             )
             transport = Collective("gloo", HOST, sync.timeout_seconds, "trainer-0-1")
-            source = Source(stub, ("trainer-0", 1), sync, transport, Timed(pauses))
+            source = WeightSender(stub, ("trainer-0", 1), sync, transport, Timed(pauses))
             stack.push_async_callback(source.close)
             size = (options.megabytes << 20) // 8
             update = list(buckets(repeated(model, options.megabytes << 20), size, Layout()))

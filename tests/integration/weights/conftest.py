@@ -14,7 +14,7 @@ from sluice.api import WeightSync
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.sender import WeightSender
 from sluice_trainer.weights.transport import Transport
 from tests.integration.engines import backend, engine_environment, with_us
 from tests.integration.house import Rendezvous, engine_member
@@ -89,7 +89,7 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Awaitable[
 @pytest.fixture
 async def source(
     rendezvous: Rendezvous, request: pytest.FixtureRequest
-) -> AsyncIterator[Callable[..., Source]]:
+) -> AsyncIterator[Callable[..., WeightSender]]:
     """Makes sources: over gloo (NCCL on GPUs), unless another transport is given; `sync` as
     WeightSync's fields.
 
@@ -97,7 +97,7 @@ async def source(
     They are attempts of one trainer, which is another one in each test: engines that tests share
     remember attempts.
     """
-    sources: list[Source] = []
+    sources: list[WeightSender] = []
     kind = (
         request.getfixturevalue("server").engine
         if "server" in request.fixturenames
@@ -111,7 +111,7 @@ async def source(
         attempt: int = 1,
         colocated: bool = False,
         **sync: object,
-    ) -> Source:
+    ) -> WeightSender:
         settings = WeightSync.model_validate(
             {
                 "transport": backend(),
@@ -125,7 +125,7 @@ async def source(
         )
         caller = (name, attempt)
         sources.append(
-            Source(rendezvous.stub, caller, settings, transport, kind, colocated=colocated)
+            WeightSender(rendezvous.stub, caller, settings, transport, kind, colocated=colocated)
         )
         return sources[-1]
 

@@ -19,7 +19,7 @@ from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import backend
 from tests.integration.weights.tools import BUCKET, begin, on_device
 
@@ -28,7 +28,7 @@ async def main(rendezvous: str, weights: Path, engine: str) -> None:
     stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
     sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
     transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
-    source = Source(
+    source = WeightSender(
         stub, ("trainer-0", 1), sync, transport, Vllm() if engine == "Vllm" else Sglang()
     )
     await begin(source, 1, joiners_only=False)

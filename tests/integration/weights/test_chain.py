@@ -15,7 +15,7 @@ from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import buckets
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, backend, gpus
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT
@@ -30,7 +30,7 @@ from tests.integration.weights.tools import (
     set_deadline,
 )
 
-Make = Callable[..., Source]
+Make = Callable[..., WeightSender]
 Join = Callable[..., Any]
 pytestmark = pytest.mark.skipif(
     0 < gpus() < 4, reason="NCCL makes no link between engines that share a GPU"
@@ -74,7 +74,7 @@ def chain(timeout: float = PATIENCE, attempt: int = 1) -> Chain:
     return Chain(direct, lambda _: PIECE)
 
 
-def hurry(source: Source, transport: Chain, seconds: float = 2 * TIMEOUT) -> None:
+def hurry(source: WeightSender, transport: Chain, seconds: float = 2 * TIMEOUT) -> None:
     """Have another deadline for what comes next."""
     transport._patience = seconds / 2
     set_deadline(source, seconds)

@@ -18,12 +18,12 @@ import torch
 
 from sluice.engines.sglang.generate import Client
 from sluice.runtime.pod_env import free_port
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us
 from tests.integration.weights.conftest import ROOT
 from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves
 
-Make = Callable[..., Source]
+Make = Callable[..., WeightSender]
 Join = Callable[..., Any]
 EXPERTS = 8
 SHAPE = {

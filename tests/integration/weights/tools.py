@@ -12,8 +12,8 @@ from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.layout import Layout
 from sluice.wire.membership import Membership
 from sluice_trainer.weights.buckets import buckets
-from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import device, distance, log_probs, tensors, tolerance
 
 BUCKET = 200_000
@@ -28,7 +28,7 @@ class Joined:
     membership: Membership
 
 
-async def begin(source: Source, version: int, *, joiners_only: bool) -> int:
+async def begin(source: WeightSender, version: int, *, joiners_only: bool) -> int:
     """Prepare and pause all engines that take part; how many they are."""
     plan = await source.plan(version, joiners_only=joiners_only)
     await source.prepare(version, plan.engines)
@@ -38,14 +38,14 @@ async def begin(source: Source, version: int, *, joiners_only: bool) -> int:
 
 
 async def publish(
-    source: Source, version: int, weights: Path | Tensors, *, joiners_only: bool = False
-) -> Outcome:
+    source: WeightSender, version: int, weights: Path | Tensors, *, joiners_only: bool = False
+) -> UpdateOutcome:
     """Begin and send an update, as the training loop does after a step."""
     await begin(source, version, joiners_only=joiners_only)
     return await send(source, weights)
 
 
-def set_deadline(source: Source, seconds: float) -> None:
+def set_deadline(source: WeightSender, seconds: float) -> None:
     """Of its next updates."""
     source._sync = source._sync.model_copy(update={"timeout_seconds": seconds})
 
@@ -55,7 +55,7 @@ def on_device(weights: Path) -> Tensors:
     return [(name, tensor.to(device())) for name, tensor in tensors(weights)]
 
 
-async def send(source: Source, weights: Path | Tensors) -> Outcome:
+async def send(source: WeightSender, weights: Path | Tensors) -> UpdateOutcome:
     sent = 0
     tensors = on_device(weights) if isinstance(weights, Path) else weights
     for bucket in buckets(tensors, BUCKET, Layout()):

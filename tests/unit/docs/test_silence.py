@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sluice_operator.plan.manifests.probes import probes
 from sluice_rendezvous.service import MEMBER_TIMEOUT_SECONDS
-from sluice_trainer.weights.pace import CONNECTING, FACTOR
+from sluice_trainer.weights.lateness import CONNECTING, FACTOR
 from tests.unit.operator.world import make_job
 
 PAGE = Path(__file__).parents[3] / "docs/concepts.md"

@@ -16,11 +16,10 @@ from torch._C._distributed_c10d import TCPStore
 from sluice.engines.base import Control, EngineRefusedError
 from sluice.runtime.pod_env import read
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.chain import Chain, Way
+from sluice_trainer.weights.chain import Chain, Way, piece_bytes
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.routes import piece_bytes
 from sluice_trainer.weights.transport import Peer
-from sluice_trainer.weights.update_session import Session
+from sluice_trainer.weights.update_session import UpdateSession
 from tests.unit.operator.world import make_job
 
 SECOND = timedelta(seconds=5)
@@ -232,7 +231,7 @@ async def test_links_are_kept_from_update_to_update_and_one_that_joins_costs_one
     ],
 )
 def test_the_job_says_how_the_weights_fan_out(fan_out: dict[str, str], kind: type) -> None:
-    session = object.__new__(Session)
+    session = object.__new__(UpdateSession)
     spec = make_job(weightSync={"transport": "gloo", **fan_out}).spec
     session._spec, session._rank = spec, 0
     session._env = read("trainer", {})

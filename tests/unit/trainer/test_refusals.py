@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from sluice_trainer.loop.weight_update import Refusals
-from sluice_trainer.weights.outcome import Outcome
+from sluice_trainer.weights.outcome import UpdateOutcome
 
 UNKNOWN = "transfer: /update_weights_from_distributed answered 400: no parameter vision.x"
 OTHER = "transfer: /update_weights_from_distributed answered 400: another tensor"
 
 
-def refused(*answers: str) -> Outcome:
+def refused(*answers: str) -> UpdateOutcome:
     texts = {f"rollout-{n}": answer for n, answer in enumerate(answers)}
-    return Outcome((), texts, {}, 0, refused=texts)
+    return UpdateOutcome((), texts, {}, 0, refused=texts)
 
 
-SERVED = Outcome(("rollout-0",), {}, {}, 0)
-LATE = Outcome((), {"rollout-0": "pause: it alone is late"}, {}, 0)
+SERVED = UpdateOutcome(("rollout-0",), {}, {}, 0)
+LATE = UpdateOutcome((), {"rollout-0": "pause: it alone is late"}, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ LATE = Outcome((), {"rollout-0": "pause: it alone is late"}, {}, 0)
         pytest.param([LATE] * 5, False, id="late is no refusal"),
         pytest.param([SERVED, *[refused(UNKNOWN)] * 5], False, id="an engine has taken them"),
         pytest.param(
-            [Outcome(("a",), {"b": UNKNOWN}, {}, 0, refused={"b": UNKNOWN})] * 4,
+            [UpdateOutcome(("a",), {"b": UNKNOWN}, {}, 0, refused={"b": UNKNOWN})] * 4,
             False,
             id="one of two takes them",
         ),
     ],
 )
 def test_a_refusal_is_permanent_if_it_is_repeated_and_nobody_takes_the_weights(
-    updates: list[Outcome], ends: bool
+    updates: list[UpdateOutcome], ends: bool
 ) -> None:
     refusals = Refusals()
     answers = [refusals.permanent([update]) for update in updates]

@@ -24,7 +24,7 @@ from sluice_trainer.loop.loop import Loop
 from sluice_trainer.loop.rollout_only import ALONE
 from sluice_trainer.telemetry import metrics
 from sluice_trainer.telemetry.recorder import Recorder
-from sluice_trainer.weights.outcome import Outcome
+from sluice_trainer.weights.outcome import UpdateOutcome
 
 STEPS = 4
 GENERATE, TRAIN, PUBLISH, SAVE, WRITE, IMPORT, ENGINE = 3.0, 2.0, 1.0, 9.0, 0.5, 7.0, 20.0
@@ -99,10 +99,10 @@ class World:
         self.now += TRAIN
         return {}
 
-    def update(self, *_: object, **__: object) -> list[Outcome]:
+    def update(self, *_: object, **__: object) -> list[UpdateOutcome]:
         self.now += PUBLISH if self.engine_is_there else 0.0
         seconds = dict.fromkeys(("prepare", "transfer", "paused"), 0.0)
-        return [Outcome(("e",), {}, seconds, 0, in_turn=1)] if self.engine_is_there else []
+        return [UpdateOutcome(("e",), {}, seconds, 0, in_turn=1)] if self.engine_is_there else []
 
 
 @contextmanager

@@ -15,14 +15,14 @@ from sluice_trainer.clients.background import Background
 from sluice_trainer.clients.buffer_client import BufferClient
 from sluice_trainer.clients.membership import Member
 from sluice_trainer.model.flops import model_flops
-from sluice_trainer.weights.update_session import Session
+from sluice_trainer.weights.update_session import UpdateSession
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
     member: Member
     buffer: BufferClient
-    engines: Session
+    engines: UpdateSession
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def connected(
         buffer = BufferClient(env, background, balance_tokens(spec))
         stack.callback(buffer.close)
         member = Member(env, rank, background, devices=spec.trainer.devices)
-        engines = Session(env, spec, member, rank, background)
+        engines = UpdateSession(env, spec, member, rank, background)
         stack.callback(engines.close)
         stack.callback(member.close)
         yield Peers(member, buffer, engines)

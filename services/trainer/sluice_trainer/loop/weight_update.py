@@ -16,7 +16,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.loop.gpu_sharing import Turns
 from sluice_trainer.telemetry import metrics
 from sluice_trainer.telemetry.profiling import region
-from sluice_trainer.weights.outcome import Outcome
+from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.update import update_engines
 
 _LONGEST_BACK_OFF = 30.0
@@ -36,7 +36,7 @@ class Refusals:
         self._times = 0
         self._any_served = False
 
-    def permanent(self, outcomes: Sequence[Outcome]) -> str:
+    def permanent(self, outcomes: Sequence[UpdateOutcome]) -> str:
         """Return the engines' answer if they have given it three times in a row; else empty."""
         refused = [answer for outcome in outcomes for answer in outcome.refused.values()]
         failed = sum(len(outcome.failed) for outcome in outcomes)

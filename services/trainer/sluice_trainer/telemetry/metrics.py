@@ -18,7 +18,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 
 if TYPE_CHECKING:
-    from sluice_trainer.weights.outcome import Outcome
+    from sluice_trainer.weights.outcome import UpdateOutcome
 
 _STEP_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 _UPDATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
@@ -142,7 +142,7 @@ def observe(step: int, record: Mapping[str, float]) -> None:
     TOKENS.inc(record["rollout/tokens"], exemplar)
 
 
-def observe_update(outcomes: Sequence[Outcome], seconds: float, version: int) -> None:
+def observe_update(outcomes: Sequence[UpdateOutcome], seconds: float, version: int) -> None:
     """Show a weight update: of each phase the slowest rank's time."""
     exemplar = {"version": str(version)}
     for phase in outcomes[0].seconds:

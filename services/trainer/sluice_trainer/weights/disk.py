@@ -70,7 +70,7 @@ class Disk(Transport):
         return
 
 
-class Nothing(Transport):
+class VersionOnly(Transport):
     """No weights at all: the engine keeps its own, under the number of the version
     (`debug.rolloutOnly`).
     """

@@ -105,7 +105,7 @@ def _reduce(tensor: Tensor) -> tuple[Any, ...]:
     return rebuild, arguments
 
 
-def beside(
+def colocated_with(
     engines: Sequence[pb.EngineMember], rank: int, gpus_per_replica: int
 ) -> list[pb.EngineMember]:
     """The engines whose first GPU is trainer rank `rank`'s: engine i has those from rank i *

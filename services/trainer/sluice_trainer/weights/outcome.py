@@ -9,7 +9,7 @@ from sluice_trainer.weights.transport import Peer
 
 
 @dataclass(slots=True)
-class Update:
+class RunningUpdate:
     """One update on its way: the engines that are still in it, and the time that each
     phase took.
 
@@ -29,7 +29,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class UpdateOutcome:
     """The outcome of an update: engines that serve it, why others do not, the seconds of each
     phase, and the bytes sent to all of them.
 

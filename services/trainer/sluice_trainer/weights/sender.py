@@ -29,9 +29,9 @@ from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2_grpc
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.lanes import Lane, Lanes, Part, phase_name
-from sluice_trainer.weights.outcome import Outcome, Update
-from sluice_trainer.weights.pace import Pace
+from sluice_trainer.weights.lateness import StepTimes
+from sluice_trainer.weights.outcome import RunningUpdate, UpdateOutcome
+from sluice_trainer.weights.phases import EngineProgress, PhaseAction, PhaseRunner, phase_name
 from sluice_trainer.weights.transport import Peer, Transport
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ async def _for_ever(coroutine: Coroutine[Any, Any, T]) -> T:
     return await coroutine
 
 
-class Source:
+class WeightSender:
     """One rank's side of weight updates. Runs on the background's event loop."""
 
     def __init__(
@@ -89,13 +89,13 @@ class Source:
         self._prepared: set[str] = set()
         self._sending = asyncio.Lock()
         # Engines that share their GPUs with us have nothing to do until all have the weights.
-        self._lanes = Lanes(
+        self._lanes = PhaseRunner(
             transport,
             self._members,
-            Pace(sync.late_seconds),
+            StepTimes(sync.late_seconds),
             judge=not colocated,
         )
-        self.current: Update | None = None
+        self.current: RunningUpdate | None = None
 
     async def close(self) -> None:
         if self._http:
@@ -132,7 +132,7 @@ class Source:
         cannot is dropped.
         """
         peers = [self._peer(engine) for engine in engines]
-        self.current = Update(version, {peer.name: peer for peer in peers})
+        self.current = RunningUpdate(version, {peer.name: peer for peer in peers})
         await self._run("rest", (pb.UPDATE_PHASE_PAUSE, lambda peer: peer.control.rest()))
         self.current = None
 
@@ -141,7 +141,7 @@ class Source:
         paused yet.
         """
         peers = [self._peer(engine) for engine in engines]
-        self.current = Update(version, {peer.name: peer for peer in peers})
+        self.current = RunningUpdate(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
         self._lanes.pace.begin()
         await self._run("answer", (pb.UPDATE_PHASE_PREPARE, self._answer))
@@ -175,7 +175,7 @@ class Source:
         """True where the last bucket empties an engine's prefix cache."""
         return peer.control.may_flush(self._sync.pause_mode)
 
-    async def finish(self) -> Outcome:
+    async def finish(self) -> UpdateOutcome:
         """Verify and resume; only then the rendezvous hears that an engine serves the
         new weights.
         """
@@ -192,7 +192,7 @@ class Source:
         await self._report_all(pb.UPDATE_PHASE_RESUME)
         self.current = None
         relayed = tuple(sorted(self._transport.relayed))
-        return Outcome(
+        return UpdateOutcome(
             tuple(update.peers),
             update.failed,
             update.seconds,
@@ -241,7 +241,7 @@ class Source:
                 f"the engine says that it serves weight version {served}, expected {expected}"
             )
 
-    async def _run(self, step: str, *parts: Part, connects: bool = False) -> None:
+    async def _run(self, step: str, *parts: PhaseAction, connects: bool = False) -> None:
         """Run phases at all engines that are in the update. Who fails is out."""
         update = self._update()
         started = time.monotonic()
@@ -340,12 +340,12 @@ class Source:
             self._controls[key] = control
         return Peer(member.name, member.attempt, engine.generation, member.world_size, control)
 
-    def _update(self) -> Update:
+    def _update(self) -> RunningUpdate:
         if self.current is None:
             raise RuntimeError("no weight update is under way")
         return self.current
 
 
-def _failed(lanes: Sequence[Lane], phase: pb.UpdatePhase) -> dict[Peer, str]:
+def _failed(lanes: Sequence[EngineProgress], phase: pb.UpdatePhase) -> dict[Peer, str]:
     """Engines that are given up in this phase, and why."""
     return {lane.peer: lane.failure for lane in lanes if lane.failure and lane.phase == phase}

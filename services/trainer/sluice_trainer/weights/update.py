@@ -10,8 +10,8 @@ from torch import Tensor
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.weights.buckets import Bucket, buckets
-from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.update_session import Session
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.update_session import UpdateSession
 
 _AHEAD = 2
 """Buckets that are being sent or wait for it, while the next is made: memory for one more than that
@@ -21,13 +21,13 @@ is needed."""
 def update_engines(
     tensors: Callable[[frozenset[int]], Iterable[tuple[str, Tensor]]],
     version: int,
-    session: Session,
+    session: UpdateSession,
     ranks: Ranks,
     *,
     bucket_bytes: int,
     joiners_only: bool = False,
     hand_over: Callable[[], None] | None = None,
-) -> list[Outcome]:
+) -> list[UpdateOutcome]:
     """Bring the weights to the engines. Answers what each rank's share of the update came to,
     everywhere. Collective.
 
@@ -63,7 +63,7 @@ def update_engines(
     return [outcome for outcome in outcomes if outcome]
 
 
-def _send(first: Bucket, filled: Iterator[Bucket], session: Session) -> None:
+def _send(first: Bucket, filled: Iterator[Bucket], session: UpdateSession) -> None:
     sending = deque([session.send(first)])
     for bucket in filled:
         sending.append(session.send(bucket))

@@ -23,10 +23,10 @@ from sluice_trainer.clients.membership import Member
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.disk import Disk, Nothing
-from sluice_trainer.weights.ipc import Ipc, beside
-from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.sender import Source, share
+from sluice_trainer.weights.disk import Disk, VersionOnly
+from sluice_trainer.weights.ipc import Ipc, colocated_with
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.sender import WeightSender, share
 from sluice_trainer.weights.transport import Transport
 
 CALL_SECONDS = 60.0
@@ -36,7 +36,7 @@ ENGINE_START_SECONDS = 1500.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Session:
+class UpdateSession:
     """This rank's side of all weight updates. Every method blocks, has a deadline, and may raise
     Stopped.
     """
@@ -55,7 +55,7 @@ class Session:
         resolved = {"transport": self._transport_kind} | (
             {"pause_mode": "abort"} if colocated else {}
         )
-        self._source = Source(
+        self._source = WeightSender(
             self._rendezvous,
             (self._env.name, self._env.attempt),
             sync.model_copy(update=resolved),
@@ -93,7 +93,7 @@ class Session:
     def _transport(self) -> Transport:
         sync, kind = self._spec.weight_sync, self._transport_kind
         if self._spec.debug.rollout_only:
-            return Nothing()
+            return VersionOnly()
         if kind == "disk":
             directory = self._env.directory("checkpoint_dir") / "weights"
             return Disk(directory, Path(self._spec.model.path), self._env.attempt)
@@ -177,7 +177,7 @@ class Session:
         ranks = range(world_size)
         if self._transport_kind == "ipc" and self._spec.on_gpu:
             gpus = self._spec.rollout.gpus_per_replica
-            return [beside(engines, rank, gpus) for rank in ranks]
+            return [colocated_with(engines, rank, gpus) for rank in ranks]
         senders = 1 if self._transport_kind == "disk" else world_size
         return [share(engines, rank, senders) for rank in ranks]
 
@@ -188,15 +188,15 @@ class Session:
         self._background.call(self._source.keep(engines))
 
     def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> Future[None]:
-        """Begin to bring `version` to this rank's share of the engines, beside the caller."""
+        """Begin to bring `version` to this rank's share of the engines."""
         return self._background.start(self._source.prepare(version, engines))
 
     def pause(self) -> None:
         self._background.call(self._source.pause())
 
     def send(self, bucket: Bucket) -> Future[None]:
-        """The transfer goes on beside the caller, who makes the next bucket meanwhile."""
+        """The transfer goes on while the caller makes the next bucket meanwhile."""
         return self._background.start(self._source.send(bucket))
 
-    def finish(self) -> Outcome:
+    def finish(self) -> UpdateOutcome:
         return self._background.call(self._source.finish())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_trainer.weights.pace import CONNECTING, FACTOR, Pace
+from sluice_trainer.weights.lateness import CONNECTING, FACTOR, StepTimes
 
 FLOOR = 2.0
 
 
-def pace(**earlier: float) -> Pace:
+def pace(**earlier: float) -> StepTimes:
     """A pace whose last update took these seconds for the step."""
-    measured = Pace(FLOOR)
+    measured = StepTimes(FLOOR)
     for name, seconds in earlier.items():
         measured.passed("step", name, seconds)
     measured.begin()
@@ -44,7 +44,7 @@ def test_an_engine_whose_communicator_is_made_has_more_time() -> None:
 
 
 def test_of_an_earlier_update_the_slowest_bucket_counts() -> None:
-    measured = Pace(FLOOR)
+    measured = StepTimes(FLOOR)
     for seconds in (4.0, 1.0):
         measured.passed("step", "b", seconds)
     measured.begin()

@@ -14,7 +14,7 @@ FACTOR = 2.0
 CONNECTING = 10.0
 
 
-class Pace:
+class StepTimes:
     """Seconds that engines took for each step, in this update and in their last one."""
 
     def __init__(self, floor: float) -> None:

@@ -25,7 +25,7 @@ from sluice.wire import rpc
 from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.disk import Disk
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.sender import WeightSender
 from sluice_trainer.weights.transport import Peer
 from tests.integration.conftest import Server
 from tests.integration.engines import (
@@ -53,7 +53,7 @@ from tests.integration.weights.tools import (
     set_deadline,
 )
 
-Make = Callable[..., Source]
+Make = Callable[..., WeightSender]
 Join = Callable[..., Any]
 
 
@@ -521,7 +521,7 @@ async def test_a_directory_brings_the_weights_too(
     assert (await rendezvous.ledger())["rollout-0"].member.version == 2
 
 
-async def send_all(source: Source, buckets: Iterable[Bucket]) -> None:
+async def send_all(source: WeightSender, buckets: Iterable[Bucket]) -> None:
     for bucket in buckets:
         await source.send(bucket)
 

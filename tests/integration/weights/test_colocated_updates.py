@@ -12,8 +12,8 @@ import pytest
 
 from sluice.engines.base import RESTING, WAKING, Client, Generation
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_trainer.weights.ipc import Ipc, beside
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.ipc import Ipc, colocated_with
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.conftest import Server
 from tests.integration.engines import Sglang, call, gpus
 from tests.integration.house import Rendezvous
@@ -23,13 +23,13 @@ from tests.integration.weights.tools import PROMPT, begin, publish, send, serves
 pytestmark = pytest.mark.skipif(
     gpus() > 0, reason="its memory is another GPU's; tests/gpu has the same on one"
 )
-Make = Callable[..., Source]
+Make = Callable[..., WeightSender]
 Join = Callable[..., Any]
 
 
 @pytest.fixture
-def colocated(source: Make) -> Callable[..., Source]:
-    def make(attempt: int = 1) -> Source:
+def colocated(source: Make) -> Callable[..., WeightSender]:
+    def make(attempt: int = 1) -> WeightSender:
         return source(
             Ipc(),
             attempt=attempt,
@@ -47,7 +47,7 @@ def name_of_weights(engine: Server) -> str:
     return str(call(engine.url + path)[1]["weight_version"])
 
 
-async def rest(source: Source, rendezvous: Rendezvous) -> None:
+async def rest(source: WeightSender, rendezvous: Rendezvous) -> None:
     ledger = await rendezvous.ledger()
     await source.rest(
         0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()]
@@ -144,10 +144,10 @@ async def test_an_engine_that_dies_at_rest_concerns_nobody_else(
 
 def test_a_rank_sends_to_the_engine_on_its_own_gpu_whoever_is_missing() -> None:
     engines = [pb.EngineMember(member=pb.Member(name=f"rollout-{i}")) for i in (0, 2, 3, 10)]
-    assert [[e.member.name for e in beside(engines, rank, 1)] for rank in (0, 1, 10)] == [
+    assert [[e.member.name for e in colocated_with(engines, rank, 1)] for rank in (0, 1, 10)] == [
         ["rollout-0"], [], ["rollout-10"],
     ]  # fmt: skip
-    assert [[e.member.name for e in beside(engines, rank, 2)] for rank in (4, 5, 6)] == [
+    assert [[e.member.name for e in colocated_with(engines, rank, 2)] for rank in (4, 5, 6)] == [
         ["rollout-2"],
         [],
         ["rollout-3"],

@@ -10,9 +10,9 @@ import pytest
 
 from sluice.engines.base import EngineRefusedError
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_trainer.weights import lanes as module
-from sluice_trainer.weights.lanes import LEFT, Lanes
-from sluice_trainer.weights.pace import Pace
+from sluice_trainer.weights import phases as module
+from sluice_trainer.weights.lateness import StepTimes
+from sluice_trainer.weights.phases import LEFT, PhaseRunner
 from sluice_trainer.weights.transport import Peer
 
 LATE, TIMEOUT = 0.3, 30.0
@@ -50,10 +50,10 @@ async def run(
         return members
 
     peers = [Peer(name, 1, 1, 1, cast("Any", None)) for name in engines]
-    lanes = Lanes(cast("Any", transport or Chained()), known, Pace(LATE), judge=True)
+    runner = PhaseRunner(cast("Any", transport or Chained()), known, StepTimes(LATE), judge=True)
     part = (pb.UPDATE_PHASE_TRANSFER, action)
-    ended = await asyncio.wait_for(lanes.run("transfer", peers, part, timeout=TIMEOUT), TIMEOUT)
-    return {lane.peer.name: lane.failure for lane in ended}
+    ended = await asyncio.wait_for(runner.run("transfer", peers, part, timeout=TIMEOUT), TIMEOUT)
+    return {progress.peer.name: progress.failure for progress in ended}
 
 
 async def test_all_pass() -> None:

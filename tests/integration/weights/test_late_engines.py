@@ -17,14 +17,14 @@ import torch
 
 from sluice.engines.sglang.layout import Layout
 from sluice_trainer.weights.buckets import Bucket, buckets
-from sluice_trainer.weights.outcome import Outcome
-from sluice_trainer.weights.sender import Source
+from sluice_trainer.weights.outcome import UpdateOutcome
+from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import call, device
 from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, FakeEngine
 from tests.integration.weights.tools import begin
 
-Make = Callable[..., Source]
+Make = Callable[..., WeightSender]
 Join = Callable[..., Any]
 LATE = 2.0
 SOON = 10 * LATE
@@ -46,7 +46,9 @@ def fresh_buckets() -> list[Bucket]:
     return list(buckets(tensors, SIZE, Layout()))
 
 
-async def publish(source: Source, version: int, *, joiners_only: bool = False) -> Outcome:
+async def publish(
+    source: WeightSender, version: int, *, joiners_only: bool = False
+) -> UpdateOutcome:
     await begin(source, version, joiners_only=joiners_only)
     for bucket in fresh_buckets():
         await source.send(bucket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_trainer.weights.routes import behind, in_order, piece_bytes, upstream
+from sluice_trainer.weights.chain import chain_order, downstream_of, piece_bytes, upstream_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from sluice_trainer.weights.routes import behind, in_order, piece_bytes, upstrea
 def test_each_engine_that_can_gets_the_weights_from_the_one_before_it(
     order: str, passes_on: str, expected: dict[str, str]
 ) -> None:
-    assert upstream(list(order), set(passes_on)) == expected
+    assert upstream_of(list(order), set(passes_on)) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_each_engine_that_can_gets_the_weights_from_the_one_before_it(
     ],
 )
 def test_engines_keep_their_places(known: str, engines: str, expected: str) -> None:
-    assert in_order(list(known), set(engines)) == list(expected)
+    assert chain_order(list(known), set(engines)) == list(expected)
 
 
 def test_all_engines_behind_one_depend_on_it() -> None:
-    chain = upstream(list("abcd"), set("abcd"))
-    assert behind("b", chain) == ["c", "d"]
-    assert behind("d", chain) == []
-    assert behind("somebody else", chain) == []
+    chain = upstream_of(list("abcd"), set("abcd"))
+    assert downstream_of("b", chain) == ["c", "d"]
+    assert downstream_of("d", chain) == []
+    assert downstream_of("somebody else", chain) == []
 
 
 def test_the_longer_a_chain_the_smaller_its_pieces() -> None:

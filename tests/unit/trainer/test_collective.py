@@ -13,8 +13,7 @@ import torch
 from sluice.engines.base import Control, EngineRefusedError
 from sluice_trainer.weights import process_group
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.collective import Collective
-from sluice_trainer.weights.communicator import Communicator
+from sluice_trainer.weights.collective import Collective, Communicator
 from sluice_trainer.weights.transport import Peer
 
 

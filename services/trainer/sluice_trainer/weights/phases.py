@@ -13,7 +13,7 @@ from typing import Any
 from sluice.engines.base import EngineRefusedError
 from sluice.telemetry import tracing
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_trainer.weights.pace import Pace
+from sluice_trainer.weights.lateness import StepTimes
 from sluice_trainer.weights.transport import FAILURES, Peer, Transport
 
 LOOK_SECONDS = 0.1
@@ -23,12 +23,12 @@ MEMBERS_SECONDS = 2.0
 LEFT = "its member has left the rendezvous"
 Members = Callable[[], Awaitable["Collection[tuple[str, int]] | None"]]
 """Name and attempt of each engine that the rendezvous knows; None: that is not known now."""
-Part = tuple[pb.UpdatePhase, Callable[[Peer], Awaitable[None]]]
+PhaseAction = tuple[pb.UpdatePhase, Callable[[Peer], Awaitable[None]]]
 """A phase, and what it does at one engine."""
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class EngineProgress:
     """One engine on its way through some phases.
 
     phase: the one that it is in, or failed in. failure: why it is given up; empty: it is not.
@@ -53,10 +53,12 @@ class Lane:
         self.refused = refused
 
 
-class Lanes:
+class PhaseRunner:
     """Runs phases at all engines of an update, and gives up who fails, is late or has left."""
 
-    def __init__(self, transport: Transport, members: Members, pace: Pace, *, judge: bool) -> None:
+    def __init__(
+        self, transport: Transport, members: Members, pace: StepTimes, *, judge: bool
+    ) -> None:
         """Judge: engines that are late against others are given up, not at the deadline only."""
         self._transport = transport
         self._members = members
@@ -67,10 +69,10 @@ class Lanes:
         self,
         step: str,
         peers: Sequence[Peer],
-        *parts: Part,
+        *parts: PhaseAction,
         timeout: float,
         connects: bool = False,
-    ) -> list[Lane]:
+    ) -> list[EngineProgress]:
         """Run phases at each engine, one after the other, beside the other engines.
 
         Parameters
@@ -91,7 +93,7 @@ class Lanes:
         What became of each engine.
 
         """
-        lanes = [Lane(peer, parts[0][0]) for peer in peers]
+        lanes = [EngineProgress(peer, parts[0][0]) for peer in peers]
         for lane in lanes:
             lane.task = asyncio.create_task(self._pass(step, lane, parts, timeout))
         waiting = {lane.task for lane in lanes if lane.task is not None}
@@ -116,7 +118,9 @@ class Lanes:
                     task.cancel()
         return lanes
 
-    async def _pass(self, step: str, lane: Lane, parts: Sequence[Part], seconds: float) -> None:
+    async def _pass(
+        self, step: str, lane: EngineProgress, parts: Sequence[PhaseAction], seconds: float
+    ) -> None:
         try:
             for phase, action in parts:
                 lane.phase = phase
@@ -131,7 +135,7 @@ class Lanes:
             lane.fail(str(error) or f"not done after {seconds:g} s", refused=refused)
             self._transport.abandon(lane.peer.name)  # now: others may take until the deadline
 
-    def _give_up_late(self, step: str, lanes: Sequence[Lane], *, connects: bool) -> None:
+    def _give_up_late(self, step: str, lanes: Sequence[EngineProgress], *, connects: bool) -> None:
         waiting = [lane for lane in lanes if lane.waits]
         held_up = {name for lane in waiting for name in self._transport.behind(lane.peer.name)}
         suspects = [lane for lane in waiting if lane.peer.name not in held_up]
@@ -152,7 +156,7 @@ class Lanes:
                 )
 
     def _give_up_gone(
-        self, lanes: Sequence[Lane], members: Collection[tuple[str, int]] | None
+        self, lanes: Sequence[EngineProgress], members: Collection[tuple[str, int]] | None
     ) -> None:
         if members is None:
             return
@@ -160,7 +164,7 @@ class Lanes:
             if lane.waits and (lane.peer.name, lane.peer.attempt) not in members:
                 self._give_up(lane, lanes, LEFT)
 
-    def _give_up(self, lane: Lane, lanes: Sequence[Lane], reason: str) -> None:
+    def _give_up(self, lane: EngineProgress, lanes: Sequence[EngineProgress], reason: str) -> None:
         lane.fail(reason)
         if lane.task:
             lane.task.cancel()
