@@ -33,7 +33,7 @@ from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import path_of
 from sluice_trainer.checkpoint.checkpoint_directory import steps as steps_of
 from sluice_trainer.distributed.device import DEVICE
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.memory import staging
 
 VOCAB = 2048
@@ -43,7 +43,7 @@ MOST_PLAIN = 2 << 30
 """Bytes of the plain write; drawing random ones takes longer than writing them."""
 
 
-def make_policy(directory: Path, shape: str) -> Policy:
+def make_policy(directory: Path, shape: str) -> MegatronPolicy:
     write_config(directory, shape, "bfloat16")
     spec = {
         "model": {"path": str(directory), "init": "random"},
@@ -52,10 +52,12 @@ def make_policy(directory: Path, shape: str) -> Policy:
         "trainer": {"steps": 1000, "gpusPerNode": int(DEVICE.type == "cuda")},
         "checkpoint": {"keep": 1},
     }
-    return Policy(RLJobSpec.model_validate(spec), model_dir=directory, timeout=timedelta(minutes=5))
+    return MegatronPolicy(
+        RLJobSpec.model_validate(spec), model_dir=directory, timeout=timedelta(minutes=5)
+    )
 
 
-def train(policy: Policy) -> float:
+def train(policy: MegatronPolicy) -> float:
     """Seconds of one step on 8 sequences of 128 tokens."""
     random = np.random.default_rng(policy.step)
     shard = [
@@ -73,7 +75,7 @@ def train(policy: Policy) -> float:
     return time.perf_counter() - started
 
 
-def reserve(policy: Policy) -> tuple[float, float]:
+def reserve(policy: MegatronPolicy) -> tuple[float, float]:
     """Seconds that the memory of the copies holds a start up, and until it is there."""
     began = time.perf_counter()
     policy.reserve_copies()
@@ -84,7 +86,9 @@ def reserve(policy: Policy) -> tuple[float, float]:
     return held, there
 
 
-def measure(policy: Policy, directory: Path, rounds: int, *, beside: bool) -> dict[str, float]:
+def measure(
+    policy: MegatronPolicy, directory: Path, rounds: int, *, beside: bool
+) -> dict[str, float]:
     """Medians: seconds that a save holds training up, the step beside it, and from its begin until
     it is durable; and what the first one held up."""
     held, steps, until = [], [], []

@@ -32,7 +32,7 @@ from sluice.api import Parallelism
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.model.dispatch import Dispatcher
+from sluice_trainer.megatron.model.expert_dispatch import Dispatcher
 
 T = TypeVar("T")
 WARM_UP = 3

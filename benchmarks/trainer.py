@@ -42,7 +42,7 @@ from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.backend import Backend, backend_of
 from sluice_trainer.batch.sequences import TrainSequence
-from sluice_trainer.megatron.model.weight_gradients import separate
+from sluice_trainer.megatron.fused_operations import separate_weight_gradients
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 
 GPUS = torch.cuda.device_count()
@@ -149,7 +149,7 @@ def rank(options: argparse.Namespace) -> None:
     policy = backend_of(job)(job, model_dir=options.directory, timeout=timeout, total_steps=1000)
     if options.gradients == "separate":
         for chunk in policy._learner.chunks:  # type: ignore[attr-defined]
-            separate(chunk)
+            separate_weight_gradients(chunk)
     seconds, sizes, tokens = list[float](), list[int](), 0
     for step in range(options.warm_up + options.steps):
         shard, totals = batch(

@@ -128,7 +128,7 @@ def check_offload(model: Path) -> int:
     """
     import torch
 
-    from sluice_trainer.megatron.policy import Policy
+    from sluice_trainer.megatron.policy import MegatronPolicy
     from sluice_trainer.memory.offload import memory_used
     from tests.integration.trainer import tiny
 
@@ -140,7 +140,7 @@ def check_offload(model: Path) -> int:
         model={"path": str(model), "init": "random"},
         algorithm={"kl": {"lossCoef": 0.01}},
     )
-    policy = Policy(spec, model_dir=model, timeout=timedelta(seconds=120))
+    policy = MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=120))
     shard = [replace(sequence, tokens=sequence.tokens % 16) for sequence in tiny.batch(8, seed=0)]
     policy.train([shard], [tiny.totals(shard)])
     parts = [*policy._offload._weights, *(part for part in policy._offload._rest if part._of_use)]

@@ -132,7 +132,7 @@ def case(model: Path, trainer: dict[str, Any], precision: str) -> dict[str, Any]
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from sluice_trainer.megatron.policy import Policy
+    from sluice_trainer.megatron.policy import MegatronPolicy
     from tests.integration.trainer import tiny
 
     world, cuda = dist.get_world_size(), torch.cuda.is_available()
@@ -149,13 +149,13 @@ def case(model: Path, trainer: dict[str, Any], precision: str) -> dict[str, Any]
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    policy = Policy(spec, model_dir=model, timeout=timedelta(seconds=120))
+    policy = MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=120))
     losses, norms, seconds = [], [], []
     for number in range(STEPS):
         if resume and number == 3:
             with tempfile.TemporaryDirectory() as directory:
                 tiny.save(policy, Path(directory), number)
-                policy = Policy(spec, model_dir=model, timeout=timedelta(seconds=120))
+                policy = MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=120))
                 assert policy.load_latest(Path(directory)) == number
         batch = tiny.batch(16, seed=number, longest=100)
         shard = batch[policy.ranks.data_parallel_rank :: policy.ranks.data_parallel_size]

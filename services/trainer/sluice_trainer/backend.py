@@ -160,7 +160,7 @@ def backend_of(spec: RLJobSpec) -> MakeBackend:
         case "megatron":
             from sluice_trainer.megatron import policy as megatron
 
-            return megatron.Policy
+            return megatron.MegatronPolicy
         case "fsdp":
             from sluice_trainer.fsdp import policy as fsdp
 

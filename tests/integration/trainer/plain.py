@@ -20,7 +20,7 @@ from sluice.engines.base import StackName
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author
-from sluice_trainer.checkpoint.checkpoints import Collect
+from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.policy import critic
@@ -179,7 +179,7 @@ class Plain(LearningPolicy):
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
         return partial(forward, temperature=self.spec.temperature, numbers=numbers)
 
-    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+    def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
         raise NotImplementedError
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:

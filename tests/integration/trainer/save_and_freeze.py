@@ -15,8 +15,8 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from sluice_trainer.checkpoint.checkpoint_directory import Author
-from sluice_trainer.checkpoint.checkpoints import CheckpointError
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
+from sluice_trainer.megatron.policy import MegatronPolicy
 from tests.integration.trainer import tiny
 
 model, checkpoints, where = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -47,7 +47,7 @@ def freeze_and_rename(self: Path, target: Any) -> Any:
 
 filesystem_async._write_item = write_and_freeze
 timeout = timedelta(seconds=tiny.TIMEOUT)
-policy = Policy(tiny.spec(model), model_dir=model, timeout=timeout, author=Author(1))
+policy = MegatronPolicy(tiny.spec(model), model_dir=model, timeout=timeout, author=Author(1))
 policy.load_latest(checkpoints)
 shard = tiny.batch(8, seed=0)
 policy.train([shard], [tiny.totals(shard)])

@@ -7,11 +7,11 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from tests.integration.trainer import tiny
 
 model, checkpoints, beside = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["beside"]
-policy = Policy(
+policy = MegatronPolicy(
     tiny.spec(model, checkpoint={"keep": 2}),
     model_dir=model,
     timeout=timedelta(seconds=tiny.TIMEOUT),

@@ -21,19 +21,21 @@ from torch.distributed.checkpoint import filesystem
 
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint.checkpoint_directory import Author
-from sluice_trainer.checkpoint.checkpoints import CheckpointError
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
+from sluice_trainer.megatron.policy import MegatronPolicy
 from tests.integration.trainer import tiny, train_steps
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def make(model: Path, /, author: Author | None = None, **changes: Any) -> Policy:
+def make(model: Path, /, author: Author | None = None, **changes: Any) -> MegatronPolicy:
     timeout = timedelta(seconds=tiny.TIMEOUT)
-    return Policy(tiny.spec(model, **changes), model_dir=model, timeout=timeout, author=author)
+    return MegatronPolicy(
+        tiny.spec(model, **changes), model_dir=model, timeout=timeout, author=author
+    )
 
 
-def train(policy: Policy, steps: int = 1) -> list[dict[str, float]]:
+def train(policy: MegatronPolicy, steps: int = 1) -> list[dict[str, float]]:
     result = []
     for _ in range(steps):
         shard = tiny.batch(8, seed=policy.step)
@@ -139,12 +141,12 @@ def test_the_bf16_optimizer_keeps_its_fp32_weights(qwen3: Path, tmp_path: Path) 
 
 def test_random_weights_keep_their_reference_across_a_resume(qwen3: Path, tmp_path: Path) -> None:
     spec = tiny.spec(qwen3, model={"path": str(qwen3), "init": "random"}, algorithm=ALGORITHM)
-    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard = tiny.batch(4, seed=0)
     expected = policy.reference_log_probs(shard)
     train(policy)
     tiny.save(policy, tmp_path, 1)
-    resumed = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    resumed = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     resumed.load_latest(tmp_path)
     again = resumed.reference_log_probs(shard)
     assert expected is not None

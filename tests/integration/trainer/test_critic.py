@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sluice_trainer.batch.sequences import TrainSequence
-from sluice_trainer.checkpoint.checkpoints import CheckpointError
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.memory import staging
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import elsewhere, same
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("process_group")
 PPO: dict[str, Any] = {"estimator": "ppo", "gamma": 0.99, "lambda": 0.9, "critic": {"lr": 1e-3}}
 
 
-def make(model: Path, **critic: Any) -> Policy:
+def make(model: Path, **critic: Any) -> MegatronPolicy:
     algorithm = {"estimator": "ppo", "critic": {"lr": 1e-3, **critic}}
     spec = tiny.spec(model, algorithm=algorithm)
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
-def with_goals(policy: Policy, seed: int) -> list[TrainSequence]:
+def with_goals(policy: MegatronPolicy, seed: int) -> list[TrainSequence]:
     """A batch with the critic's values, and returns that have nothing to do with them."""
     shard = tiny.batch(8, seed=seed)
     assert policy.critic is not None
@@ -42,7 +42,7 @@ def with_goals(policy: Policy, seed: int) -> list[TrainSequence]:
     return [replace(s, values=v, returns=g) for s, v, g in zip(shard, values, goals, strict=True)]
 
 
-def weights(policy: Policy) -> dict[str, torch.Tensor]:
+def weights(policy: MegatronPolicy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 
@@ -217,7 +217,9 @@ def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, tmp_path: Path)
 
 
 def test_a_checkpoint_without_a_critic_is_no_checkpoint_of_ppo(qwen3: Path, tmp_path: Path) -> None:
-    plain = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    plain = MegatronPolicy(
+        tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT)
+    )
     shard = tiny.batch(4, seed=0)
     plain.train([shard], [tiny.totals(shard)])
     tiny.save(plain, tmp_path, 1)

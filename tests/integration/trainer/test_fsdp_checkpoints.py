@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint import filesystem
 
 from sluice_trainer.checkpoint import checkpoint_directory
-from sluice_trainer.checkpoint.checkpoints import CheckpointError
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.fsdp.policy import ShardedPolicy
 from tests.integration.trainer import estimate_steps, tiny, train_steps
 from tests.integration.trainer.test_conversion import same as equal_files

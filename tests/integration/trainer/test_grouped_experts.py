@@ -12,9 +12,9 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
 from sluice_trainer.distributed.device import DEVICE
+from sluice_trainer.megatron.fused_operations import use_fused_clipping
 from sluice_trainer.megatron.model.experts import GroupedExperts, _as_one
-from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.fused_grad_clip import clip_all_at_once
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.megatron.step.optimizer import gradients
 from sluice_trainer.memory.offload import Storages
 from tests.integration.trainer import tiny
@@ -22,22 +22,22 @@ from tests.integration.trainer import tiny
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
-def make(model: Path, moments: str = "fp32") -> Policy:
+def make(model: Path, moments: str = "fp32") -> MegatronPolicy:
     trainer = {
         "gpusPerNode": int(DEVICE.type == "cuda"),
         "precision": "bf16",
         "optimizer": {"lr": 1e-4, "expAvgDtype": moments, "expAvgSqDtype": moments},
     }
     spec = tiny.spec(model, trainer=trainer)
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
-def mixtures(policy: Policy) -> list[GroupedExperts]:
+def mixtures(policy: MegatronPolicy) -> list[GroupedExperts]:
     layers = policy._learner.chunks[0].module.decoder.layers
     return [layer.mlp.experts for layer in layers]
 
 
-def sums(policy: Policy, seed: int = 0) -> dict[str, Tensor]:
+def sums(policy: MegatronPolicy, seed: int = 0) -> dict[str, Tensor]:
     """Of the weights' gradients in a step of several micro-batches."""
     shard = tiny.batch(8, seed=seed)
     policy.train([shard], [tiny.totals(shard)])
@@ -125,7 +125,7 @@ def test_only_tensors_at_equal_distances_are_one() -> None:
 
 def test_all_gradients_are_clipped_by_their_norm_together() -> None:
     each = [torch.full((3,), 2.0), torch.full((2, 2), -1.0)]
-    clip_all_at_once()
+    use_fused_clipping()
     total, _ = clip_grads.l2_norm_impl(1, torch.zeros(1), [each], False)
     assert total.tolist() == [4.0]
     clip_grads.multi_tensor_scale_impl(1, torch.zeros(1), [each, each], 0.5)

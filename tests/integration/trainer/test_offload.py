@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_trainer.megatron.frozen_model import Frozen
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.frozen_model import FrozenModel
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.megatron.step.learner import MegatronLearner
 from sluice_trainer.memory.offload import Storages
 from tests.integration.trainer import tiny
@@ -25,14 +25,14 @@ pytestmark = [
 PPO: dict[str, Any] = {"estimator": "ppo", "critic": {"lr": 1e-3}, "kl": {"lossCoef": 0.01}}
 
 
-def make(model: Path, algorithm: dict[str, Any] | None = None, **trainer: Any) -> Policy:
+def make(model: Path, algorithm: dict[str, Any] | None = None, **trainer: Any) -> MegatronPolicy:
     spec = tiny.spec(
         model, algorithm=algorithm or {}, trainer=trainer, rollout={"gpusPerReplica": 0}
     )
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
-def step(policy: Policy, seed: int) -> dict[str, float]:
+def step(policy: MegatronPolicy, seed: int) -> dict[str, float]:
     shard = tiny.batch(8, seed=seed)
     if policy.critic:
         values = policy.critic.values(shard)
@@ -43,11 +43,11 @@ def step(policy: Policy, seed: int) -> dict[str, float]:
     return policy.train([shard], [tiny.totals(shard)])
 
 
-def weights(policy: Policy) -> dict[str, torch.Tensor]:
+def weights(policy: MegatronPolicy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 
-def held(policy: Policy) -> int:
+def held(policy: MegatronPolicy) -> int:
     """Bytes behind the weights, gradients and optimizer states of everything that the
     policy has.
     """
@@ -89,7 +89,7 @@ def test_the_memory_behind_all_parameters_and_states_is_gone(qwen3: Path) -> Non
     step(policy, 0)
     policy.make_room(weights=True)
     assert policy.critic is not None
-    assert isinstance(policy._reference, Frozen)
+    assert isinstance(policy._reference, FrozenModel)
     left = [p for chunk in policy._reference.chunks for p in chunk.parameters()]
     for learner in (policy._learner, policy.critic.learner):
         assert isinstance(learner, MegatronLearner)

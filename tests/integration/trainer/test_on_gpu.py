@@ -13,10 +13,10 @@ import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
 from sluice_trainer.backend import backend_of
-from sluice_trainer.kernels import flash_attention, turning
+from sluice_trainer.kernels import flash_attention, norm_rotary
 from sluice_trainer.megatron.model import attention, layout, rotary
 from sluice_trainer.megatron.model.experts import GroupedExperts
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.step import head
 from sluice_trainer.step.head import Head, scores_of
 from sluice_trainer.step.logits import log_probs_and_entropies
@@ -29,11 +29,11 @@ pytestmark = [
 ]
 
 
-def make(model: Path, precision: str, **changes: Any) -> Policy:
+def make(model: Path, precision: str, **changes: Any) -> MegatronPolicy:
     spec = tiny.spec(
         model, trainer={"gpusPerNode": 1, "precision": precision, "maxTokensPerGpu": 150}, **changes
     )
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
 DENSE = [family for family in tiny.FAMILIES if family not in tiny.MIXTURES]
@@ -209,7 +209,7 @@ def test_heads_are_turned_as_torch_turns_them_and_so_are_their_gradients(normed:
         gain = weight.to(dtype).detach().requires_grad_()
         turns = angles.cos(), angles.sin()
         if fused:
-            out = turning.norm_and_turn(x, gain if normed else None, 1e-6, *turns)
+            out = norm_rotary.norm_and_turn(x, gain if normed else None, 1e-6, *turns)
         else:
             plain = torch.nn.functional.rms_norm(x, (128,), gain, 1e-6) if normed else x
             out = rotary.turn(plain, *turns, False)

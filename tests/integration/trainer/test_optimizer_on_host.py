@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.megatron.step import adamw
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.megatron.step.learner import MegatronLearner
@@ -29,7 +29,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw, "PIECE", 1000)
 
 
-def parts(policy: Policy) -> list[HostOptimizer]:
+def parts(policy: MegatronPolicy) -> list[HostOptimizer]:
     learners = [each for each in policy._learners.values() if isinstance(each, MegatronLearner)]
     chained = [part for each in learners for part in each.optimizer.chained_optimizers]
     return [part for part in chained if isinstance(part, HostOptimizer)]

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from sluice.samples.sample import Experts
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
-from sluice_trainer.megatron.policy import Policy
-from sluice_trainer.megatron.step.packing import micro_batch
-from sluice_trainer.megatron.step.recording import Recorder
+from sluice_trainer.megatron.policy import MegatronPolicy
+from sluice_trainer.megatron.step.learner import micro_batch
+from sluice_trainer.megatron.step.routing_recorder import RoutingRecorder
 from sluice_trainer.model.unsupported import UnsupportedModelError
 from sluice_trainer.step.packing import MicroBatch
 from tests.integration.trainer import tiny
@@ -35,10 +35,10 @@ JOB: dict[str, Any] = {
 }
 
 
-def policy(model: Path, *, kl: float = 0, tokens: int = 64) -> Policy:
+def policy(model: Path, *, kl: float = 0, tokens: int = 64) -> MegatronPolicy:
     algorithm = {"kl": {"coef": kl}} if kl else {}
     spec = tiny.spec(model, algorithm=algorithm, trainer={**OWN, "maxTokensPerGpu": tokens})
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
 def experts_of(shard: Iterable[Sequence]) -> list[Experts]:
@@ -63,7 +63,7 @@ def test_all_optimizer_steps_of_a_batch_have_the_experts_of_the_pass_before_them
     plain_step = learning._learner.step
 
     def step(batches: list[MicroBatch], forward: Any, loss: Any) -> Any:
-        recorder = Recorder(forward, experts=4)
+        recorder = RoutingRecorder(forward, experts=4)
         result = plain_step(batches, recorder, loss)
         in_steps.extend(e for e in recorder.experts(8) if e is not None)
         return result
@@ -89,7 +89,7 @@ def test_another_packing_sends_no_token_elsewhere(models: dict[str, Path], tmp_p
     assert largest_log_ratio(others, unknown) > 0.01
 
 
-def largest_log_ratio(policy: Policy, shard: list[TrainSequence]) -> float:
+def largest_log_ratio(policy: MegatronPolicy, shard: list[TrainSequence]) -> float:
     pairs = zip(policy.log_probs(shard), [s.old_log_probs for s in shard], strict=True)
     return max(float((now - old).abs().max()) for now, old in pairs if old is not None)
 
@@ -156,7 +156,7 @@ def test_numbers_above_255_are_kept() -> None:
         return torch.empty(0)
 
     shard = [Sequence(np.zeros(3, np.int32), 1), Sequence(np.zeros(2, np.int32), 1)]
-    recorder = Recorder(forward, experts=300)
+    recorder = RoutingRecorder(forward, experts=300)
     recorder(None, micro_batch(shard, [1, 0], torch.device("cpu")))
     kept = [e for e in recorder.experts(2) if e is not None]
     assert [e.tolist() for e in kept] == [[[7, 256], [1, 2]], [[299, 0]]]

@@ -21,7 +21,7 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.model.building import build, load_hf, load_random
 from sluice_trainer.megatron.model.config import transformer_config
 from sluice_trainer.megatron.model.layout import packing
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 from sluice_trainer.model.huggingface_files import CheckpointFilesError, save_hf
 from sluice_trainer.model.unsupported import UnsupportedModelError
@@ -195,7 +195,7 @@ def test_random_weights_depend_on_seed_and_name_only(models: dict[str, Path]) ->
 
 def test_log_probs_at_the_sampling_temperature(family: Path) -> None:
     spec = tiny.spec(family, rollout={"sampling": {"temperature": 0.7}})
-    policy = Policy(spec, model_dir=family, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=family, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard = tiny.batch(9, seed=5)
     reference = tiny.hf_model(family).requires_grad_(False)
     for sequence, values in zip(shard, policy.log_probs(shard), strict=True):
@@ -221,7 +221,7 @@ def test_three_steps_equal_transformers_with_adamw(qwen3: Path, algorithm: str) 
     our functions."""
     options = ALGORITHMS[algorithm]
     spec = tiny.spec(qwen3, algorithm=options)
-    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     plain, frozen = tiny.hf_model(qwen3), tiny.hf_model(qwen3)
     adam = torch.optim.AdamW(
         plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
@@ -246,7 +246,7 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path) -> None:
     results = []
     for cap in (1, 45, 10_000):
         spec = tiny.spec(qwen3, trainer={"maxTokensPerGpu": cap})
-        policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+        policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
         metrics = policy.train([shard], [tiny.totals(shard)])
         results.append((metrics, dict(policy.hf_tensors())))
     for metrics, weights in results[1:]:
@@ -273,7 +273,7 @@ def test_recompute_does_not_change_the_result(
     again: dict[str, Any] = {"recompute": "selective", "recomputeModules": modules}
     results = []
     for trainer in ({}, again if modules else {"recompute": "full"}):
-        policy = Policy(
+        policy = MegatronPolicy(
             tiny.spec(models[name], trainer=trainer),
             model_dir=models[name],
             timeout=timedelta(seconds=tiny.TIMEOUT),
@@ -287,7 +287,7 @@ def test_recompute_does_not_change_the_result(
 
 @pytest.mark.parametrize("part", ["core_attn", "mlp"])
 def test_the_named_part_alone_is_computed_again(part: str, qwen3: Path) -> None:
-    policy = Policy(
+    policy = MegatronPolicy(
         tiny.spec(qwen3, trainer={"recompute": "selective", "recomputeModules": [part]}),
         model_dir=qwen3,
         timeout=timedelta(seconds=tiny.TIMEOUT),
@@ -310,7 +310,7 @@ def test_the_named_part_alone_is_computed_again(part: str, qwen3: Path) -> None:
 def test_a_part_that_the_model_lacks_is_named(qwen3: Path) -> None:
     trainer = {"recompute": "selective", "recomputeModules": ["mla_up_proj"]}
     with pytest.raises(UnsupportedModelError, match="mla_up_proj: qwen3 has no latent attention"):
-        Policy(
+        MegatronPolicy(
             tiny.spec(qwen3, trainer=trainer),
             model_dir=qwen3,
             timeout=timedelta(seconds=tiny.TIMEOUT),
@@ -323,7 +323,7 @@ def test_chunked_logits_do_not_change_the_result(
     shard = tiny.batch(6, seed=0)
 
     def train() -> dict[str, float]:
-        policy = Policy(
+        policy = MegatronPolicy(
             tiny.spec(qwen3, algorithm={"entropyCoef": 0.1}),
             model_dir=qwen3,
             timeout=timedelta(seconds=tiny.TIMEOUT),
@@ -337,7 +337,7 @@ def test_chunked_logits_do_not_change_the_result(
 
 def test_several_optimizer_steps_leave_the_old_policy_behind(qwen3: Path) -> None:
     spec = tiny.spec(qwen3, trainer={"stepsPerBatch": 2, "optimizer": {"lr": 5e-3}})
-    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard = tiny.batch(8, seed=0)
     halves = list(tiny.chunks(shard, 2))
     metrics = policy.train(halves, [tiny.totals(half) for half in halves])
@@ -346,7 +346,9 @@ def test_several_optimizer_steps_leave_the_old_policy_behind(qwen3: Path) -> Non
 
 
 def test_a_rank_may_be_without_sequences(qwen3: Path) -> None:
-    policy = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(
+        tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT)
+    )
     before = [tensor.clone() for _, tensor in policy.hf_tensors()]
     metrics = policy.train([[]], [BatchTotals(0, 0)])
     assert metrics["train/loss"] == metrics["train/grad_norm"] == 0
@@ -355,7 +357,9 @@ def test_a_rank_may_be_without_sequences(qwen3: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None:
-    policy = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(
+        tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT)
+    )
     before = [tensor.clone() for _, tensor in policy.hf_tensors()]
     broken = TrainSequence(
         np.arange(4, dtype=np.int32), 2, np.ones(2, np.uint8), np.zeros(2, np.float32), float("nan")
@@ -368,7 +372,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None
 def test_a_mixture_that_has_diverged_says_so(models: dict[str, Path]) -> None:
     """Its router has no preferences any more, and tokens still have to go somewhere."""
     path = models["qwen3-moe"]
-    policy = Policy(tiny.spec(path), model_dir=path, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(
+        tiny.spec(path), model_dir=path, timeout=timedelta(seconds=tiny.TIMEOUT)
+    )
     for name, parameter in policy._learner.chunks[0].named_parameters():
         if name.endswith("router.weight"):
             parameter.data.fill_(float("nan"))
@@ -379,7 +385,7 @@ def test_a_mixture_that_has_diverged_says_so(models: dict[str, Path]) -> None:
 
 def test_the_kl_grows_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
     spec = tiny.spec(qwen3, algorithm={"kl": {"coef": 0.5, "type": "k2"}})
-    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard = tiny.batch(4, seed=0)
     _, before = policy.with_kl(shard)
     assert before is not None
@@ -396,7 +402,7 @@ def test_the_kl_grows_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
 
 def test_log_probs_of_the_kl_are_the_old_ones_of_several_optimizer_steps(qwen3: Path) -> None:
     spec = tiny.spec(qwen3, algorithm={"kl": {"coef": 0.5}}, trainer={"stepsPerBatch": 2})
-    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard, _ = policy.with_kl(tiny.batch(4, seed=0))
     for sequence, expected in zip(shard, policy.log_probs(shard), strict=True):
         assert sequence.old_log_probs is not None
@@ -404,7 +410,9 @@ def test_log_probs_of_the_kl_are_the_old_ones_of_several_optimizer_steps(qwen3: 
 
 
 def test_without_a_kl_term_there_is_no_reference(qwen3: Path) -> None:
-    policy = Policy(tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(
+        tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT)
+    )
     assert policy.reference_log_probs(tiny.batch(2, seed=0)) is None
     assert policy.with_kl(tiny.batch(2, seed=0))[1] is None
 
@@ -412,7 +420,7 @@ def test_without_a_kl_term_there_is_no_reference(qwen3: Path) -> None:
 def test_bf16_trains_close_to_fp32(qwen3: Path) -> None:
     shard = tiny.batch(8, seed=0)
     results = [
-        Policy(
+        MegatronPolicy(
             tiny.spec(qwen3, trainer={"precision": precision}),
             model_dir=qwen3,
             timeout=timedelta(seconds=tiny.TIMEOUT),

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from sluice.samples.sample import Sample, WeightSpan
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from tests.integration.engines import Sglang, gpus, save_model
 from tests.integration.trainer import tiny
 from tests.integration.trainer.test_layouts import Run, alone, compare
@@ -67,9 +67,9 @@ async def answered(server: Sglang, prompt: list[int], tokens: int) -> Sample:
     return sample
 
 
-def policy(model: Path, routing_replay: str) -> Policy:
+def policy(model: Path, routing_replay: str) -> MegatronPolicy:
     spec = tiny.spec(model, trainer={"routingReplay": routing_replay, "maxTokensPerGpu": 512})
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
 @pytest.mark.skipif(gpus() > 0, reason="trainer and engine would be on different devices")
@@ -114,7 +114,7 @@ async def test_experts_of_the_engine_help_where_routers_are_off(
     assert fmean(replayed) < fmean(own) / 3
 
 
-def distance(policy: Policy, sequence: Sequence, said: torch.Tensor) -> float:
+def distance(policy: MegatronPolicy, sequence: Sequence, said: torch.Tensor) -> float:
     (values,) = policy.log_probs([sequence])
     return float((values - said).abs().mean())
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sluice_trainer.batch.preparation import prepare
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from tests.integration.trainer import estimate_steps, tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -24,7 +24,7 @@ def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path
         rollout={"batchSize": 20, "sampling": {"temperature": 0.5}},
         trainer={"stepsPerBatch": 1, "maxTokensPerGpu": 64},
     )
-    policy = Policy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     sequences, groups = estimate_steps.batch(0, ranks=1, steps=1, branches="bare")
     model, total, count = tiny.hf_model(qwen3), 0.0, 0
     for sample in (sample for group in groups for sample in group.samples):

@@ -15,7 +15,7 @@ import torch
 
 from sluice_trainer.algorithms.covariance import lots
 from sluice_trainer.batch.sequences import TrainSequence
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.step.packing import MicroBatch
 from tests.integration.trainer import tiny
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("process_group")
 Token = tuple[int, int, int]
 
 
-def make(model: Path, **algorithm: Any) -> Policy:
+def make(model: Path, **algorithm: Any) -> MegatronPolicy:
     spec = tiny.spec(model, algorithm=algorithm, trainer={"stepsPerBatch": 2})
-    return Policy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
-def surveyed(policy: Policy, shard: list[TrainSequence]) -> list[MicroBatch]:
+def surveyed(policy: MegatronPolicy, shard: list[TrainSequence]) -> list[MicroBatch]:
     """The micro-batches of a batch's second optimizer step: the weights have moved on from those at
     its start."""
     batches = policy._learner.micro_batches(shard, tiny.totals(shard))

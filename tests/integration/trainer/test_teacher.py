@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.batch.sequences import TrainSequence
-from sluice_trainer.megatron.policy import Policy
+from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.step import head
 from tests.integration.trainer import estimate_steps, tiny
 from tests.integration.trainer.test_estimators import elsewhere, same
@@ -88,7 +88,9 @@ def larger(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def make(student: Path, teacher: dict[str, Any], coef: float = 1.0, **distillation: Any) -> Policy:
+def make(
+    student: Path, teacher: dict[str, Any], coef: float = 1.0, **distillation: Any
+) -> MegatronPolicy:
     algorithm = {"distillation": {"coef": coef, "teacher": teacher, **distillation}}
     temperature = TEMPERATURE if "path" in teacher else 1.0
     spec = tiny.spec(
@@ -97,7 +99,7 @@ def make(student: Path, teacher: dict[str, Any], coef: float = 1.0, **distillati
         reward=None,
         rollout={"sampling": {"temperature": temperature}},
     )
-    return Policy(spec, model_dir=student, timeout=timedelta(seconds=tiny.TIMEOUT))
+    return MegatronPolicy(spec, model_dir=student, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
 def scores(model: Plain, shard: list[TrainSequence], temperature: float) -> list[torch.Tensor]:

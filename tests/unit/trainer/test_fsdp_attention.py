@@ -13,9 +13,9 @@ CHOICE = """
 import torch
 torch.cuda.is_available = lambda: True
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from sluice_trainer.fsdp import families
-families.DEVICE = torch.device("cuda")
-print(families.attention(Qwen3ForCausalLM, Qwen3Config(), torch.bfloat16))
+from sluice_trainer.fsdp import attention
+attention.DEVICE = torch.device("cuda")
+print(attention.attention(Qwen3ForCausalLM, Qwen3Config(), torch.bfloat16))
 """
 
 

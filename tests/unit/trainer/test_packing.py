@@ -14,7 +14,7 @@ from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.megatron.model import attention
 from sluice_trainer.megatron.model.layout import LONG, Packing, Span, Split, dense_layout, packing
-from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
+from sluice_trainer.megatron.step.learner import micro_batch, train_micro_batch
 
 CPU = torch.device("cpu")
 Lengths = st.lists(st.integers(1, 60), max_size=40)

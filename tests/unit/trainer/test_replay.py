@@ -9,7 +9,7 @@ import torch
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.megatron.model.layout import Split
 from sluice_trainer.megatron.model.replay import Replay
-from sluice_trainer.megatron.step.packing import micro_batch
+from sluice_trainer.megatron.step.learner import micro_batch
 
 CPU = torch.device("cpu")
 SCORES = torch.tensor([[0.1, 0.4, 0.2, 0.3]])

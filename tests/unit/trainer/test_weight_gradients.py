@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice_trainer.megatron.model.weight_gradients import add_weight_gradient
+from sluice_trainer.megatron.fused_operations import add_weight_gradient
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import is_flash_attn_2_available
 
-from sluice_trainer.distributed.device import DEVICE
-from sluice_trainer.fsdp.attention import PACKED_ATTENTION
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 _PACKABLE = {"full_attention", "sliding_attention"}
@@ -33,23 +30,6 @@ def packs(model: Any) -> bool:
     recurrent = any(hasattr(module, "A_log") for module in model.modules())
     alone = recurrent or config.model_type in _ALONE
     return kinds <= _PACKABLE and "position_ids" in parameters and not alone
-
-
-def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
-    """Transformers' name of the attention to use: one that keeps packed sequences apart.
-
-    kind: the model's class. Where softmax alone does not describe it (gpt-oss' sinks, Gemma 2's
-    capped scores) the eager one is the only one that all releases compute right.
-    """
-    softmax_only = kind._supports_sdpa and not getattr(config, "attn_logit_softcapping", None)
-    if not softmax_only:
-        return "eager"
-    if DEVICE.type == "cuda" and dtype != torch.float32:
-        if kind._supports_flash_attn and is_flash_attn_2_available():
-            return "flash_attention_2"
-        if kind._supports_attention_backend:
-            return PACKED_ATTENTION
-    return "sdpa"
 
 
 def body(model: Any) -> Any:

@@ -24,7 +24,7 @@ from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 
 
-class ShardedFrozen:
+class ShardedFrozenModel:
     """Weights that stay as they are, spread over all ranks, in the precision of computing."""
 
     def __init__(self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks) -> None:
@@ -59,18 +59,18 @@ class ShardedFrozen:
 
 def reference(
     spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
-) -> ShardedFrozen | None:
+) -> ShardedFrozenModel | None:
     """The reference policy, only where a KL term asks for it."""
     weights = reference_weights(spec, policy.directory)
     if weights is None:
         return None
     directory, drawn = weights
-    return ShardedFrozen(spec, size, replace(policy, directory=directory, drawn=drawn), ranks)
+    return ShardedFrozenModel(spec, size, replace(policy, directory=directory, drawn=drawn), ranks)
 
 
 def teacher(
     spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
-) -> ShardedFrozen | None:
+) -> ShardedFrozenModel | None:
     """The teacher that the trainer scores with.
 
     Raises ConfigurationError where its tokens are not the student's.
@@ -81,7 +81,7 @@ def teacher(
     recipe = replace(policy, directory=directory, drawn=False)
     words = [_words(each.config()) for each in (policy, recipe)]
     check_vocabulary(spec, policy.directory, directory, student=words[0], teacher=words[1])
-    return ShardedFrozen(spec, size, recipe, ranks)
+    return ShardedFrozenModel(spec, size, recipe, ranks)
 
 
 def _words(config: object) -> int:

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from sluice_trainer.distributed.device import DEVICE
-from sluice_trainer.fsdp.families import attention
+from sluice_trainer.fsdp.attention import attention
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
 from sluice_trainer.model.unsupported import UnsupportedModelError
 

@@ -5,32 +5,32 @@ A `Backend`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
 from sluice.engines.base import StackName
-from sluice_trainer.checkpoint import checkpoints
+from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.checkpoint_directory import Author
-from sluice_trainer.checkpoint.checkpoints import Collect
+from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.distributed.process_group import join
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp import checkpoint, export, frozen_model
-from sluice_trainer.fsdp.check import check_log_probs
 from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe, precision
-from sluice_trainer.fsdp.net import forward, forward_values
-from sluice_trainer.fsdp.offload import offload
-from sluice_trainer.fsdp.sharding import build
+from sluice_trainer.fsdp.log_prob_check import check_log_probs
+from sluice_trainer.fsdp.net import Net, forward, forward_values
+from sluice_trainer.fsdp.sharding import build, local, reshard
+from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model.unsupported import check_tied
 from sluice_trainer.policy import critic
@@ -86,7 +86,7 @@ class ShardedPolicy(LearningPolicy):
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
         asked = [each.net for each in (self._reference, self._teacher) if each]
         learners = [each for each in self._learners.values() if isinstance(each, ShardedLearner)]
-        self._offload = offload(spec.trainer.offloaded, learners, asked)
+        self._offload = _offload(spec.trainer.offloaded, learners, asked)
         self._staging = {name: Staging() for name in self._parts}
 
     def _critic(
@@ -123,7 +123,7 @@ class ShardedPolicy(LearningPolicy):
             name: each for name, each in self._learners.items() if isinstance(each, ShardedLearner)
         }
 
-    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+    def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
         def collect(name: str, directory: Path) -> checkpoint.ShardedPart:
             content = checkpoint.state_of(self._parts[name], state)
             return checkpoint.ShardedPart(content, directory, self.ranks, self._staging[name])
@@ -131,6 +131,41 @@ class ShardedPolicy(LearningPolicy):
         return {name: partial(collect, name) for name in self._parts}
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
-        final = checkpoints.verified(directory, step, self._parts, self.ranks)
+        final = checkpoint_writer.verified(directory, step, self._parts, self.ranks)
         states = [checkpoint.load(final / name, each) for name, each in self._parts.items()]
         return states[0]
+
+
+def _offload(
+    what: Literal["none", "optimizer", "all"],
+    learners: Sequence[ShardedLearner],
+    frozen: Sequence[Net],
+) -> Offload:
+    """frozen: models that are only asked (reference, teacher)."""
+
+    def let_go() -> None:
+        for learner in learners:
+            learner.optimizer.zero_grad()
+        for net in (*(learner.net for learner in learners), *frozen):
+            reshard(net)
+
+    return Offload(
+        what,
+        weights=partial(_tensors_of, [learner.net for learner in learners]),
+        frozen=partial(_tensors_of, frozen),
+        gradients=tuple,  # they are gone already
+        optimizer=partial(_optimizer_state, learners),
+        before=let_go,
+    )
+
+
+def _tensors_of(nets: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for net in nets:
+        yield from (local(tensor) for tensor in net.parameters())
+        yield from (local(tensor) for tensor in net.buffers())
+
+
+def _optimizer_state(learners: Iterable[ShardedLearner]) -> Iterator[Tensor]:
+    for learner in learners:
+        for state in learner.optimizer.state.values():
+            yield from (local(value) for value in state.values() if isinstance(value, Tensor))

@@ -22,7 +22,7 @@ from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 
 
-class Frozen:
+class FrozenModel:
     """Weights that stay as they are, under the policy's parallel layout and in its precision."""
 
     def __init__(
@@ -70,18 +70,18 @@ class Frozen:
         return Teaching(last, distillation.whole, distillation.mixture)
 
 
-def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> Frozen | None:
+def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> FrozenModel | None:
     """The reference policy, only where a KL term asks for it."""
     weights = reference_weights(spec, model_dir)
     if weights is None:
         return None
     directory, drawn = weights
-    return Frozen(spec, size, read_shape(directory), None if drawn else directory)
+    return FrozenModel(spec, size, read_shape(directory), None if drawn else directory)
 
 
 def teacher(
     spec: RLJobSpec, size: MicroBatchSize, student: ModelShape, model_dir: Path
-) -> Frozen | None:
+) -> FrozenModel | None:
     """The teacher that the trainer scores with.
 
     Raises ConfigurationError where its tokens are not the student's.
@@ -91,4 +91,4 @@ def teacher(
         return None
     shape = read_shape(directory)
     check_vocabulary(spec, model_dir, directory, student=student.vocab, teacher=shape.vocab)
-    return Frozen(spec, size, shape, directory)
+    return FrozenModel(spec, size, shape, directory)

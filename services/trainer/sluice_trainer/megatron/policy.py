@@ -5,14 +5,15 @@ process. A `Backend`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from sluice.engines import engine_of
 from sluice.engines.base import StackName
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author
-from sluice_trainer.checkpoint.checkpoints import Collect
+from sluice_trainer.checkpoint.checkpoint_writer import CollectPart
 from sluice_trainer.megatron import frozen_model, parallel
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process
 from sluice_trainer.megatron.checkpoints import checkpoint
@@ -30,10 +31,12 @@ from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.model import replay
 from sluice_trainer.megatron.model.building import build, load_initial
 from sluice_trainer.megatron.model.config import check_mixture
-from sluice_trainer.megatron.offload import offload
 from sluice_trainer.megatron.step.forward import forward, forward_values
+from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.megatron.step.learner import MegatronLearner, model_config
-from sluice_trainer.megatron.step.recording import Recorder
+from sluice_trainer.megatron.step.optimizer import gradients, parts
+from sluice_trainer.megatron.step.routing_recorder import RoutingRecorder
+from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_config import read_shape
@@ -46,7 +49,7 @@ from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.rates import steps_of_policy
 
 
-class Policy(LearningPolicy):
+class MegatronPolicy(LearningPolicy):
     """A Megatron model that generates log-probs and learns.
 
     One per process; joins the process group when it is made.
@@ -94,7 +97,7 @@ class Policy(LearningPolicy):
         learners = [
             learner for learner in self._learners.values() if isinstance(learner, MegatronLearner)
         ]
-        self._offload = offload(
+        self._offload = _offload(
             spec.trainer.offloaded, learners, [chunk for chunks in asked for chunk in chunks]
         )
         self._staging = {name: Staging() for name in self._learners}
@@ -116,7 +119,7 @@ class Policy(LearningPolicy):
         """With `routingReplay: trainer` also with the experts that this pass has chosen."""
         if self.spec.trainer.routing_replay != "trainer" or self.shape.experts is None:
             return super()._with_old_log_probs(shard)
-        recorder = Recorder(self._forward, self.shape.experts.count)
+        recorder = RoutingRecorder(self._forward, self.shape.experts.count)
         old = self._learner.score(shard, recorder)
         return [
             replace(s, old_log_probs=log_probs, experts=experts)
@@ -136,7 +139,7 @@ class Policy(LearningPolicy):
         }
         return {name: (learner.chunks, learner.optimizer) for name, learner in learners.items()}
 
-    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+    def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
         return checkpoint.collectors(self._parts, state, self._staging)
 
     def _writer_messages(self) -> AbstractContextManager[list[str]]:
@@ -166,3 +169,59 @@ def _critic(
     rates = critic.rates(settings, spec.trainer.optimizer)
     learner = MegatronLearner(chunks, config, spec, size, rates, total_steps)
     return critic.Critic(settings, learner, forward_values)
+
+
+def _offload(
+    what: Literal["none", "optimizer", "all"],
+    learners: Sequence[MegatronLearner],
+    frozen: list[Any],
+) -> Offload:
+    """frozen: models that are only asked (reference, teacher), as their chunks."""
+
+    def let_go() -> None:
+        for learner in learners:
+            learner.optimizer.zero_grad()  # the gradients' copies that the optimizer has made
+
+    return Offload(
+        what,
+        weights=partial(_weights, learners),
+        frozen=partial(_tensors_of, frozen),
+        gradients=partial(_gradients, learners),
+        optimizer=partial(_optimizer_state, learners),
+        before=let_go,
+    )
+
+
+def _weights(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
+    for learner in learners:
+        yield from _tensors_of([chunk.module for chunk in learner.chunks])
+
+
+def _tensors_of(models: Iterable[Any]) -> Iterator[Tensor]:
+    for model in models:
+        yield from model.parameters()
+        yield from model.buffers()
+
+
+def _gradients(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
+    for learner in learners:
+        yield from gradients(learner.chunks)
+
+
+def _optimizer_state(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
+    """Moments and, in bf16, the weights in fp32, but not of what is in host memory already.
+
+    In fp32 the optimizer's weights are views of the model's own.
+    """
+    learners = list(learners)
+    weights = {tensor.untyped_storage()._cdata for tensor in _weights(learners)}
+    for learner in learners:
+        for part in parts(learner.optimizer):
+            masters = [p for group in part.optimizer.param_groups for p in group["params"]]
+            if isinstance(part, HostOptimizer):
+                masters = [master for master in masters if not part.on_host(master)]
+            states = [part.optimizer.state.get(master, {}).values() for master in masters]
+            held = [tensor for tensor in (*chain(*states), *masters) if isinstance(tensor, Tensor)]
+            # Adam's step is a number: it stays.
+            large = [tensor for tensor in held if tensor.dim()]
+            yield from (t for t in large if t.untyped_storage()._cdata not in weights)

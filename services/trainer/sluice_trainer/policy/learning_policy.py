@@ -33,10 +33,10 @@ from sluice_trainer.algorithms.objective import (
 )
 from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
-from sluice_trainer.checkpoint import checkpoints
+from sluice_trainer.checkpoint import checkpoint_writer
+from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
 from sluice_trainer.checkpoint.checkpoint_directory import Author, claim, latest, prune
-from sluice_trainer.checkpoint.checkpoints import Collect, Writing
-from sluice_trainer.checkpoint.removals import Removals
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointWriter, CollectPart
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.memory.offload import Offload, memory_used
 from sluice_trainer.model import deterministic
@@ -72,8 +72,8 @@ class LearningPolicy(ABC):
         self.kl_coef = spec.algorithm.kl.coef
         self._author = author or Author()
         self._claimed: set[Path] = set()
-        self._writing: Writing | None = None
-        self._removals = Removals()
+        self._writing: CheckpointWriter | None = None
+        self._removals = BackgroundDeletion()
         self._custom_loss = custom.loss(spec.algorithm)
         self._micro_batch_size = MicroBatchSize.of(spec.trainer)
 
@@ -94,13 +94,13 @@ class LearningPolicy(ABC):
         return self._forward_of(log_probs_and_entropies)
 
     @abstractmethod
-    def _collectors(self, state: dict[str, Any]) -> dict[str, Collect]:
+    def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
         """How checkpoints of all `_learners` are collected, with a state that is equal on all
         ranks.
         """
 
     def _writer_messages(self) -> AbstractContextManager[list[str]]:
-        """Errors of the backend's library that it tells nowhere else; see `Writing`."""
+        """Errors of the backend's library that it tells nowhere else; see `CheckpointWriter`."""
         return nullcontext([])
 
     @abstractmethod
@@ -252,19 +252,19 @@ class LearningPolicy(ABC):
 
     def reserve_copies(self) -> None:
         with self._writer_messages():
-            checkpoints.reserve(self._collectors(self._state()))
+            checkpoint_writer.reserve(self._collectors(self._state()))
 
     def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
         """One that is under way is completed first."""
         self.finish_save(directory, wait=True)
         self._claim(directory)
-        self._writing = Writing(
+        self._writing = CheckpointWriter(
             directory,
             step,
             self._collectors(self._state()),
             ranks=self.ranks,
             author=self._author,
-            beside=beside,
+            in_background=beside,
             messages=self._writer_messages(),
         )
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import (
     CheckpointException,
 )  # a BaseException: `except Exception` misses it
 
-from sluice_trainer.checkpoint.checkpoints import CheckpointError, Collect, verified
+from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError, CollectPart, verified
 from sluice_trainer.checkpoint_reader import CheckpointReader, reason
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
@@ -94,7 +94,7 @@ class MegatronPart:
 
 def collectors(
     parts: Parts, user_state: dict[str, Any], staging: Mapping[str, Staging]
-) -> dict[str, Collect]:
+) -> dict[str, CollectPart]:
     """How weights, optimizer state, RNG states and `user_state` are collected.
 
     user_state: picklable, equal on all ranks. staging: of each part.

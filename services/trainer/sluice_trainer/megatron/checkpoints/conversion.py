@@ -23,7 +23,7 @@ from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint_reader import UnsafeCheckpointError
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
 from sluice_trainer.megatron.checkpoints.checkpoint import METADATA, weights_state
-from sluice_trainer.megatron.checkpoints.pieces import MissingPieceError, PieceReader
+from sluice_trainer.megatron.checkpoints.piece_reader import MissingPieceError, PieceReader
 from sluice_trainer.megatron.huggingface import mapping
 from sluice_trainer.megatron.huggingface.entries import Entry
 from sluice_trainer.megatron.model.building import build

@@ -8,7 +8,8 @@ take.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from sluice.engines.base import StackName
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
-from sluice_trainer.megatron.huggingface.receivers import Wanted, wanted
 from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.model.huggingface_files import EMBEDDING
 
@@ -130,6 +130,37 @@ def _module(name: str) -> str:
     return expert[0] if expert else name.rpartition(".")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Receivers:
+    """flags: for each rank, True where it or another stage of its pipeline gets full tensors: what
+    one stage holds comes to the others through their pipeline.
+    """
+
+    flags: tuple[bool, ...]
+
+    @property
+    def here(self) -> bool:
+        """True where this rank has to do with full tensors."""
+        return self.flags[dist.get_rank()]
+
+    def takers(self, group: dist.ProcessGroup) -> list[int]:
+        """The ranks of a group that gather its tensors, by their global numbers."""
+        return [rank for rank in dist.get_process_group_ranks(group) if self.flags[rank]]
+
+
+def find_receivers(receivers: Collection[int] | None) -> Receivers:
+    """The ranks that gather, where these get all tensors (None: all do). Collective unless all
+    do.
+    """
+    size = dist.get_world_size()
+    if receivers is None:
+        return Receivers((True,) * size)
+    pipeline = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+    flags: list[bool] = [False] * size
+    dist.all_gather_object(flags, any(rank in receivers for rank in pipeline))
+    return Receivers(tuple(flags))
+
+
 def hf_tensors(
     chunks: list[Any],
     shape: ModelShape,
@@ -150,13 +181,13 @@ def hf_tensors(
     held = named_tensors(chunks)
     owners = _kept(chunks[0], "owners", lambda: _owners(held))
     like = next(iter(held.values()))[0]
-    for_whom = _wanted(chunks[0], receivers)
+    gathering = _receivers(chunks[0], receivers)
 
     def whole(entry: Entry) -> Tensor | None:
         tensors = held.get(entry.parameter)
         parts = [tensor.detach() for tensor in tensors or ()]
-        full = _gather(entry, parts, for_whom) if parts else None
-        return _over_pipeline(entry, full, owners, like) if for_whom.here else None
+        full = _gather(entry, parts, gathering) if parts else None
+        return _over_pipeline(entry, full, owners, like) if gathering.here else None
 
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
     arranged = ((entry, full) for entry in table if (full := whole(entry)) is not None)
@@ -195,28 +226,28 @@ def in_order(
             following = next(order, "")
 
 
-def _wanted(model: Any, receivers: frozenset[int] | None) -> Wanted:
+def _receivers(model: Any, receivers: frozenset[int] | None) -> Receivers:
     """The ranks that gather. They ask each other again where others receive than the last time."""
     known = vars(model).setdefault("sluice", {})
     if "receivers" not in known or known["receivers"] != receivers:
-        known |= {"receivers": receivers, "wanted": wanted(receivers)}
-    answer: Wanted = known["wanted"]
+        known |= {"receivers": receivers, "gathering": find_receivers(receivers)}
+    answer: Receivers = known["gathering"]
     return answer
 
 
-def _gather(entry: Entry, tensors: list[Tensor], for_whom: Wanted) -> Tensor | None:
+def _gather(entry: Entry, tensors: list[Tensor], gathering: Receivers) -> Tensor | None:
     """The full tensor, from the parts of all ranks of the entry's group; None where this rank is
     not to have it. Collective.
     """
     group = _group(entry)
-    takers = for_whom.takers(group)
+    takers = gathering.takers(group)
     if not takers:
         return None
     part = torch.stack(tensors) if entry.group == "expert" else tensors[0]
     part = part.reshape(entry.local(group.size()))
     if entry.split is None or group.size() == 1:
         return part
-    if len(takers) == 1 and not for_whom.here:
+    if len(takers) == 1 and not gathering.here:
         dist.gather(_bytes(part), dst=takers[0], group=group)
         return None
     parts = torch.empty((group.size(), *part.shape), dtype=part.dtype, device=part.device)

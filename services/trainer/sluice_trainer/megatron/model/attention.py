@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from sluice_trainer.kernels import flash_attention, turning
+from sluice_trainer.kernels import flash_attention, norm_rotary
 from sluice_trainer.kernels.compiled import COMPILED
 from sluice_trainer.megatron.model import rectangular_attention
 from sluice_trainer.megatron.model.layout import DenseLayout, Packing, packing
@@ -95,10 +95,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """Queries or keys [t, heads, d], normalised where the model does that, and turned."""
         exact = self.config.deterministic_mode
-        whole = not interleaved and turning.fits(x, 2 * turns[0].shape[-1])
+        whole = not interleaved and norm_rotary.fits(x, 2 * turns[0].shape[-1])
         if COMPILED and whole and not exact:
             weight, epsilon = (norm.weight, norm.epsilon) if norm else (None, 0.0)
-            return turning.norm_and_turn(x, weight, epsilon, *turns)
+            return norm_rotary.norm_and_turn(x, weight, epsilon, *turns)
         x = norm.normalised(x) if norm else x
         result: Tensor = (deterministic.functions().turn if exact else turn)(x, *turns, interleaved)
         return result

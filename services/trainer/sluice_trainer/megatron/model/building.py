@@ -17,10 +17,9 @@ from torch import Tensor
 
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.fused_operations import separate_weight_gradients, use_fused_swiglu
 from sluice_trainer.megatron.huggingface import mapping
-from sluice_trainer.megatron.model import swiglu
 from sluice_trainer.megatron.model.spec import block_spec, join_head_norms, set_latent_rotary
-from sluice_trainer.megatron.model.weight_gradients import separate
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
@@ -45,7 +44,7 @@ def build(
     Weights are not set: load them. On the device `meta` the model has no memory: it tells names and
     shapes.
     """
-    swiglu.use_ours()
+    use_fused_swiglu()
     stages = config.virtual_pipeline_model_parallel_size
     with device if device.type == "meta" else nullcontext():
         return [
@@ -84,7 +83,9 @@ def _chunk(
         if router := getattr(layer.mlp, "router", None):
             router.frozen_expert_bias = True
             router._maintain_float32_expert_bias()
-            separate(layer.mlp.experts)  # which are multiplied together, but for an empty row
+            separate_weight_gradients(
+                layer.mlp.experts
+            )  # which are multiplied together, but for an empty row
     return model
 
 

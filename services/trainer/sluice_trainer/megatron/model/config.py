@@ -150,7 +150,7 @@ def transformer_config(
         masked_softmax_fusion=False,
         bias_activation_fusion=COMPILED and not exact,
         bias_dropout_fusion=False,
-        gradient_accumulation_fusion=True,  # `weight_gradients`
+        gradient_accumulation_fusion=True,  # `fused_operations`
         persist_layer_norm=False,
         deterministic_mode=exact,
         **_parallel(parallelism),

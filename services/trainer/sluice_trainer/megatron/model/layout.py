@@ -89,9 +89,9 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     restore: Tensor | None = None
     experts: Tensor | None = None
     record: list[Tensor] | None = None
-    _whole: Whole | None = None
+    _whole: VarlenLayout | None = None
     _dense: DenseLayout | None = None
-    _places: Places | None = None
+    _places: PagedLayout | None = None
     _turns: tuple[Tensor, Tensor] | None = None
 
     def turns(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
@@ -101,16 +101,16 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
         return self._turns
 
     @property
-    def whole(self) -> Whole:
+    def whole(self) -> VarlenLayout:
         """The sequences of a row that this rank has whole; worked out once for all layers."""
         if self._whole is None:
             ends = torch.cumsum(torch.tensor(self.lengths), 0)
             starts = F.pad(ends, (1, 0)).to(self.positions.device, torch.int32)
-            self._whole = Whole(starts, max(self.lengths))
+            self._whole = VarlenLayout(starts, max(self.lengths))
         return self._whole
 
     @property
-    def places(self) -> Places:
+    def places(self) -> PagedLayout:
         """Where sequences lie in a row that this rank has whole; worked out once for all layers."""
         if self._places is None:
             self._places = places(self.lengths, self.positions.device)
@@ -125,7 +125,7 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class VarlenLayout:
     """Sequences end to end. starts: [sequences + 1] int32; longest: tokens of the longest one."""
 
     starts: Tensor
@@ -203,7 +203,7 @@ def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torc
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PagedLayout:
     """Where an engine's attention finds sequences: each [sequences] int32; table: [sequences,
     longest] int32, the place of every token.
     """
@@ -214,13 +214,13 @@ class Places:
     table: Tensor
 
 
-def places(lengths: tuple[int, ...], device: torch.device) -> Places:
+def places(lengths: tuple[int, ...], device: torch.device) -> PagedLayout:
     """Those of sequences end to end."""
     sizes = torch.tensor(lengths, dtype=torch.int32, device=device)
     starts = torch.cumsum(sizes, 0, dtype=torch.int32) - sizes
     rows = torch.arange(len(lengths), dtype=torch.int32, device=device)
     tokens = torch.arange(max(lengths), dtype=torch.int32, device=device)
-    return Places(starts, sizes, rows, starts[:, None] + tokens)
+    return PagedLayout(starts, sizes, rows, starts[:, None] + tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from sluice_trainer.megatron.model.attention import PackedAttention
-from sluice_trainer.megatron.model.dispatch import Mixture
+from sluice_trainer.megatron.model.expert_dispatch import Mixture
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.model.norms import HeadNorm, Norm
 from sluice_trainer.megatron.model.rotary import LatentRotary, Rotary

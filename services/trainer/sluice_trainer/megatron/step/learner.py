@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from sluice.api import Optimizer, Parallelism, RLJobSpec
-from sluice_trainer.algorithms.aggregation import BatchTotals
+from sluice_trainer.algorithms.aggregation import Aggregation, BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron import parallel
+from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.building import distribute
 from sluice_trainer.megatron.model.config import transformer_config
-from sluice_trainer.megatron.step.forward import compute
+from sluice_trainer.megatron.model.layout import Split, packing
+from sluice_trainer.megatron.parallel import from_last_stage, reduce_over_data_parallel
+from sluice_trainer.megatron.step.forward import compute, run_schedule
 from sluice_trainer.megatron.step.optimizer import build_optimizer
-from sluice_trainer.megatron.step.optimizer_step import train_step
-from sluice_trainer.megatron.step.packing import micro_batch, train_micro_batch
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
-from sluice_trainer.step.packing import Forward, MicroBatch
-from sluice_trainer.step.results import Loss, StepResult
+from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
+from sluice_trainer.step.results import (
+    Loss,
+    StepResult,
+    check_gradient,
+    check_loss,
+    largest,
+    summed,
+)
 
 
 def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
@@ -107,3 +119,90 @@ class MegatronLearner(Learner):
 
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
         return train_step(self.chunks, self.optimizer, batches, forward, loss)
+
+
+@megatron_device()
+def train_step(
+    chunks: list[Any], optimizer: Any, batches: list[MicroBatch], forward: Forward, loss: Loss
+) -> StepResult:
+    """Train on this rank's micro-batches, equally many on every data-parallel rank. Collective.
+
+    Megatron is told not to average (`calculate_per_token_loss`, with its division by a token count
+    left out).
+    """
+
+    def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
+        batch = next(data)
+
+        def evaluate(output: Tensor) -> tuple[Tensor, Tensor, Any]:
+            assert batch.loss is not None
+            objective = loss(output, batch.loss)
+            # The schedule scales the loss in place: hand it a tensor of its own.
+            return (
+                objective.loss.clone(),
+                torch.zeros([], dtype=torch.int, device=output.device),
+                objective,
+            )
+
+        return forward(module, batch), evaluate
+
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    objectives = run_schedule(step, chunks, batches, forward_only=False)
+    sums = reduce_over_data_parallel(summed([o.sums for o in objectives]), dist.ReduceOp.SUM)
+    maxima = reduce_over_data_parallel(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
+    sums, maxima = from_last_stage((sums, maxima))
+    check_loss(sums)
+    _, grad_norm, _ = optimizer.step()
+    check_gradient(grad_norm, sums["loss"])
+    return StepResult(sums, maxima, float(grad_norm))
+
+
+def micro_batch(
+    shard: Seq[Sequence],
+    members: Seq[int],
+    device: torch.device,
+    *,
+    split: Split | None = None,
+) -> MicroBatch:
+    """This rank's share of the packed row of these members of the shard."""
+    split = split or Split()
+    layout = partial(packing, device=device, split=split)
+    batch = packed_row(shard, members, device, layout, multiple=split.multiple)
+    if split.context > 1:
+        batch = _share(batch, split.local(sum(batch.packing.lengths)).to(device))
+    batch.packing.experts = batch.experts
+    return batch
+
+
+def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
+    """The part of a whole row that a rank of the context-parallel group computes.
+
+    held: its tokens' places, [share].
+    """
+    place = torch.full_like(batch.tokens, -1)
+    place[held] = torch.arange(len(held), device=held.device)
+    predicted = torch.nonzero(place[batch.predicting] >= 0).squeeze(-1)
+    return replace(
+        batch,
+        tokens=batch.tokens[held],
+        predicting=place[batch.predicting[predicted]],
+        targets=batch.targets[predicted],
+        own=predicted,
+        experts=None if batch.experts is None else batch.experts[held],
+    )
+
+
+def train_micro_batch(
+    shard: Seq[TrainSequence],
+    members: Seq[int],
+    totals: BatchTotals,
+    aggregation: Aggregation,
+    device: torch.device,
+    *,
+    split: Split | None = None,
+) -> MicroBatch:
+    """The same with what the loss needs."""
+    batch = micro_batch(shard, members, device, split=split)
+    return with_loss(batch, shard, totals, aggregation, device)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sluice.api import Optimizer
 from sluice_trainer.megatron.adaptations import megatron_device
+from sluice_trainer.megatron.fused_operations import use_fused_clipping
 from sluice_trainer.megatron.step.adamw import CompactAdamW
-from sluice_trainer.megatron.step.fused_grad_clip import clip_all_at_once
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
 from sluice_trainer.memory.offload import Storages
 
@@ -35,7 +35,7 @@ def build_optimizer(
     Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is
     computed anyway. on_host: fraction of the state that lies in host memory.
     """
-    clip_all_at_once()
+    use_fused_clipping()
     options = OptimizerConfig(
         optimizer="adam",
         lr=spec.lr,

@@ -8,30 +8,30 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from sluice_trainer.checkpoint.removals import Removals
+from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
 
 
 def test_what_cannot_be_deleted_is_told_and_the_next_one_goes(tmp_path: Path) -> None:
     no_directory, old = tmp_path / "file", tmp_path / "old"
     no_directory.touch()
     old.mkdir()
-    removals = Removals()
+    deletion = BackgroundDeletion()
     with capture_logs() as told:
-        removals.add(no_directory)
-        removals.add(old)
-        removals._thread.shutdown(wait=True)
+        deletion.add(no_directory)
+        deletion.add(old)
+        deletion._thread.shutdown(wait=True)
     assert not old.exists()
     assert [entry["log_level"] for entry in told] == ["warning"]
     assert str(no_directory) in told[0]["event"]
 
 
-def test_a_process_ends_after_its_removals(tmp_path: Path) -> None:
+def test_a_process_ends_after_its_deletions(tmp_path: Path) -> None:
     for number in range(50):
         (tmp_path / f"old/{number}").mkdir(parents=True)
     program = (
         "import sys; from pathlib import Path; "
-        "from sluice_trainer.checkpoint.removals import Removals; "
-        "Removals().add(Path(sys.argv[1]))"
+        "from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion; "
+        "BackgroundDeletion().add(Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", program, tmp_path / "old"], check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from torch import Tensor
 
-from sluice_trainer.megatron.model.routes import Routes, joined, picked, routes, spread
+from sluice_trainer.megatron.model.token_routes import Routes, joined, picked, routes, spread
 
 _ELSEWHERE = -1.0
 """In place of the weight of an expert that a token does not go to. No weight is that, not even of a

@@ -11,7 +11,7 @@ from sluice.telemetry import logs
 from sluice_trainer.checkpoint.checkpoint_directory import delete_whole
 
 
-class Removals:
+class BackgroundDeletion:
     """Deletes directories one after another in a thread, for which the process waits at its end."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from sluice.samples.sample import Experts
 from sluice_trainer.step.packing import Forward, MicroBatch
 
 
-class Recorder:
+class RoutingRecorder:
     """A forward pass that keeps where its mixtures send the tokens. Itself a `Forward`.
 
     In host memory, one byte for each expert of a token (two with more than 256 experts) of the

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sluice_trainer.megatron.model.routes import joined, routes, spread
+from sluice_trainer.megatron.model.token_routes import joined, routes, spread
 
 
 @st.composite

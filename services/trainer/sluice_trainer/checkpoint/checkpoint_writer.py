@@ -1,12 +1,13 @@
-"""Checkpoints that survive a kill at any moment, written in training's way or beside it.
+"""Checkpoints that survive a kill at any moment, written in the foreground or in a thread.
 
-The promise is that of `checkpoint_directory`. A `Writing` keeps it in three parts: what is to be
-written is collected (all ranks together; with `beside` it is also copied, so that training may
-change the original), then each rank writes its files (with `beside` in a thread), then all ranks
-together complete and commit it. Until then nobody sees it. The memory of the copies can be there
-before the first one (`reserve`).
+`checkpoint_directory` states the promise. A `CheckpointWriter` keeps it in three stages:
 
-A critic's is a second one inside, in `critic/`: both are there or none is.
+1. All ranks collect together what is to be written. In the background mode they also copy it, so
+   that training may change the original. `reserve` gets the memory of the copies in advance.
+2. Each rank writes its files, in a thread in the background mode.
+3. All ranks complete and commit the checkpoint together. Until then it is not visible.
+
+A critic's checkpoint is a second one in the subdirectory `critic/`; a commit covers both.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read. The message is for people."""
 
 
-class Part(Protocol):
+class CheckpointPart(Protocol):
     """One directory of a checkpoint, collected on this rank."""
 
     def reserve(self) -> None:
@@ -61,11 +62,11 @@ class Part(Protocol):
         """Write what is known once all ranks have written. Collective."""
 
 
-Collect = Callable[[Path], Part]
+CollectPart = Callable[[Path], CheckpointPart]
 """The part that is to be written to a directory, which is there. Collective."""
 
 
-def reserve(parts: Mapping[str, Collect]) -> None:
+def reserve(parts: Mapping[str, CollectPart]) -> None:
     """Collect the parts of a checkpoint that is not written, and begin to get the memory of their
     copies.
 
@@ -79,7 +80,7 @@ def reserve(parts: Mapping[str, Collect]) -> None:
             collect(place).reserve()
 
 
-class Writing:
+class CheckpointWriter:
     """Checkpoint `step` on its way to the disk.
 
     Made and completed by all ranks together; one at a time.
@@ -89,27 +90,40 @@ class Writing:
         self,
         directory: Path,
         step: int,
-        parts: Mapping[str, Collect],
+        parts: Mapping[str, CollectPart],
         *,
         ranks: Ranks,
         author: Author,
-        beside: bool = False,
+        in_background: bool = False,
         messages: AbstractContextManager[list[str]] | None = None,
     ) -> None:
-        """Collect the parts, by their directories in the checkpoint.
+        """Collect the parts and begin to write them. Collective.
 
-        `.` is the checkpoint itself, and comes first. beside: copy all of it, and write it in a
-        thread from now on; else write it here. `directory` must be shared by all nodes, and claimed
-        by `author`. A step that is saved already is left as it is: version n is version n.
-        messages: held until all is written, it yields what went wrong in a library that says it
-        nowhere else.
+        Parameters
+        ----------
+        directory
+            Directory of checkpoints, shared by all nodes and claimed by `author`.
+        step
+            Number of the checkpoint. A step that is saved already is left as it is.
+        parts
+            Collectors by subdirectory of the checkpoint; `.` is the checkpoint itself and comes
+            first.
+        ranks
+            All ranks of the trainer.
+        author
+            The attempt that writes.
+        in_background
+            Copy all content now and write it in a thread; otherwise write it before returning.
+        messages
+            Context that is held until all is written. It yields errors that a library only logs.
+
         """
         self.step = step
         self._ranks, self._author = ranks, author
         self._final = path_of(directory, step)
         self._temporary = temporary_of(self._final, author)
         self._records: dict[str, Record] = {}
-        self._parts: list[Part] = []
+        self._parts: list[CheckpointPart] = []
         self._thread: threading.Thread | None = None
         self._cleanup = ExitStack()
         self.needed = not ranks.broadcast(self._final.exists())
@@ -117,9 +131,9 @@ class Writing:
             return
         self._messages = self._cleanup.enter_context(messages or nullcontext([]))
         with self._failing():
-            self._begin(parts, beside)
+            self._begin(parts, in_background)
 
-    def _begin(self, parts: Mapping[str, Collect], beside: bool) -> None:
+    def _begin(self, parts: Mapping[str, CollectPart], in_background: bool) -> None:
         if self._ranks.rank == 0:
             shutil.rmtree(self._temporary, ignore_errors=True)
             for name in parts:
@@ -127,10 +141,10 @@ class Writing:
         self._ranks.gather(None)
         for name, collect in parts.items():
             part = collect(self._temporary / name)
-            if beside:
+            if in_background:
                 part.copy()
             self._parts.append(part)
-        if beside:
+        if in_background:
             name = f"checkpoint-{self.step}"
             self._thread = threading.Thread(target=self._write, name=name)
             self._thread.start()
