@@ -40,8 +40,8 @@ from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
 from benchmarks.processes import small_engine
-from sluice.engines.base import Generation
-from sluice.engines.sglang.generate import Client
+from sluice.engines.protocol import Generation
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice_rollout.episode import Episode

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.processes import small_engine
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
 

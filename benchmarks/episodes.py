@@ -36,8 +36,8 @@ import psutil
 from prometheus_client import REGISTRY
 
 from benchmarks.agents import ANSWER, MIB, PARAMS, SPECIAL, Bench
-from sluice.engines.base import Generation
-from sluice.engines.sglang.generate import Client
+from sluice.engines.protocol import Generation
+from sluice.engines.sglang.client import Client
 from sluice.samples import episode_protocol as wire
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.telemetry import logs

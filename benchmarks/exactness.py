@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from benchmarks import stages
 from benchmarks.processes import small_engine
 from sluice.api import RLJobSpec
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice_trainer.backend import backend_of
 from sluice_trainer.batch.sequences import Sequence

@@ -31,8 +31,8 @@ import torch
 
 from benchmarks.shapes import write_config
 from sluice.engines.plugin_common.install import install
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.control import Control
-from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port

@@ -21,7 +21,7 @@ import psutil
 import torch
 
 from benchmarks.processes import Server, small_engine
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
 

@@ -29,7 +29,7 @@ from benchmarks.asynchrony import QUICKSTART
 from benchmarks.end_to_end import make_data
 from benchmarks.processes import sluice_run
 from sluice.api import load_job
-from sluice.engines import kernels
+from sluice.runtime import kernel_cache
 from sluice.telemetry import run_directory
 
 STEPS = 2
@@ -97,7 +97,7 @@ def run(
     if claim is not None:
         volume = f"{{hostPath: {{path: {claim}, type: DirectoryOrCreate}}}}"
         settings.append(f"kernelCache.volume={volume}")
-    variables = kernels.caches(str(home / "kernels"))
+    variables = kernel_cache.caches(str(home / "kernels"))
     variables |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
     began = time.time()
     code, output = sluice_run(manifest, directory, settings, seconds, variables)

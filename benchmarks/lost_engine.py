@@ -38,7 +38,7 @@ import torch
 from benchmarks.weight_sync_engines import CPU_ARGUMENTS, engine_member, rendezvous
 from sluice.api import WeightSync
 from sluice.engines.sglang import Sglang
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.layout import Layout
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port

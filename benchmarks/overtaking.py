@@ -27,9 +27,9 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.processes import Server, small_engine
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
-from sluice.engines.sglang.request_batching import Together
+from sluice.engines.sglang.request_batching import RequestBatcher
 from sluice.runtime.pod_env import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart"
@@ -117,7 +117,7 @@ def send(url: str, count: int, bursts: SimpleQueue[float], together: bool) -> No
 
 async def _send(url: str, count: int, bursts: SimpleQueue[float], together: bool) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        many = Together(http, url)
+        many = RequestBatcher(http, url)
 
         async def one() -> None:
             if together:

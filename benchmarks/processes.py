@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sluice.engines.http_client import HttpClient
+from sluice.engines.http.client import HttpClient
 
 _ENGINE = "--host 127.0.0.1 --max-total-tokens 16384 --skip-server-warmup "
 _ON_CPU = "--device cpu --attention-backend torch_native --dtype float32 --sleep-on-idle"

@@ -46,7 +46,7 @@ from benchmarks.full_engine import (
 )
 from benchmarks.refill_plugin import COUNTS, FILE_VARIABLE, install, shared
 from benchmarks.waiting import LENGTHS, RULES, Draw, begun
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 
 WARM_UP_TOKENS = 128 if GPUS else 24
 """Of each of the first responses."""

@@ -66,7 +66,7 @@ class Switched:
         self.turn = 0
 
     def __call__(self, original: Any, scheduler: Any, running: Any) -> Any:
-        from sluice_sglang.receive import drop_unused
+        from sluice_sglang.weights.receive import drop_unused
 
         turn, rule, tokens, passes, prompts = COUNTS.unpack(self.counts)
         if turn != self.turn:

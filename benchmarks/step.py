@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from benchmarks.processes import small_engine
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice.telemetry import run_directory
 

@@ -36,7 +36,7 @@ from benchmarks.full_engine import (
     started,
     turns,
 )
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 
 COLUMNS = ("requests", "tokens", "load", "way", "responses/s", "HTTP, ms", "client, ms")
 

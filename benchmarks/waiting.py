@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from sluice.engines.sglang.plugin.__main__ import PATH
 
 sys.path.append(str(PATH))
-from sluice_sglang.prefill_batching import Gathering
+from sluice_sglang.prefill_batching import PrefillBatching
 
 SECONDS = 60.0
 SHARE = 0.1
@@ -55,16 +55,16 @@ COSTS = {
 }
 
 
-class Tenth(Gathering):
+class Tenth(PrefillBatching):
     def waits(self, waiting: int, running: int) -> bool:
         return 0 < waiting < running * SHARE and self.waited < self.most
 
 
-RULES: dict[str, Callable[[], Gathering]] = {
-    "none": lambda: Gathering(0),
+RULES: dict[str, Callable[[], PrefillBatching]] = {
+    "none": lambda: PrefillBatching(0),
     "tenth": lambda: Tenth(8),
-    "places": lambda: Gathering(8),
-    "places-16": lambda: Gathering(16),
+    "places": lambda: PrefillBatching(8),
+    "places-16": lambda: PrefillBatching(16),
 }
 
 
@@ -84,7 +84,7 @@ def main() -> None:
             print(f"| {cost_name} | {length_name} | {row} |", flush=True)
 
 
-def rate(rule: Gathering, requests: int, draw: Draw, costs: Costs) -> float:
+def rate(rule: PrefillBatching, requests: int, draw: Draw, costs: Costs) -> float:
     """Tokens a second."""
     chance = random.Random(0)
     running = list(begun(chance, draw, requests))

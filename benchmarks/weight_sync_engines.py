@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.weight_sync_source import GPUS
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
 from sluice.wire.membership import Membership

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.api import RLJobSpec
-from sluice.engines.base import Engine
+from sluice.engines.protocol import Engine
 from sluice.engines.sglang import Sglang
 from sluice.engines.vllm import Vllm
 

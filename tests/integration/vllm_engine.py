@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from sluice.api import RLJob
-from sluice.engines.base import Place
+from sluice.engines.protocol import ServerPlacement
 from sluice.engines.vllm import Vllm
 from sluice.engines.vllm.launch import Launch
 from sluice.engines.vllm.plugin.__main__ import PATH
@@ -40,7 +40,7 @@ class VllmServer:
         self.url, self.address = f"http://127.0.0.1:{self.port}", f"127.0.0.1:{self.port}"
         spec = RLJob.model_validate(_job(model, sampling or {})).spec
         command = [sys.executable, str(PATH / "launch_server.py")]
-        command += _LAUNCH.args(spec, Place(str(model), "127.0.0.1", str(self.port), "0"))
+        command += _LAUNCH.args(spec, ServerPlacement(str(model), "127.0.0.1", str(self.port), "0"))
         environment = {
             **os.environ,
             **_LAUNCH.env(spec),

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.engines import engine_of
-from sluice.engines.base import UNKNOWN_VERSION, Client, EngineError
+from sluice.engines.protocol import UNKNOWN_VERSION, Client, EngineError
 from sluice.runtime import open_files, user_code
 from sluice.runtime import pod_env as environment
 from sluice.runtime.pod_env import Environment

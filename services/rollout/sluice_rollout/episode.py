@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 from sluice import input_checks
-from sluice.engines.base import EngineError, PromptRefusedError
+from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.samples.sample import Prompt, Sample, WeightSpan
 from sluice.samples.turns import ENVIRONMENT, MODEL, TURNS

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.api import EvaluationSampling, Sampling
-from sluice.engines.base import (
+from sluice.engines.protocol import (
     Client,
     EngineError,
     Generation,

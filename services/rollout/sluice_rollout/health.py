@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from sluice.api.groups.rollout import EngineHealthPolicy
-from sluice.engines.base import Client, EngineError
+from sluice.engines.protocol import Client, EngineError
 
 AGAIN_SECONDS = 0.5
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
-from sluice.engines.base import Scorer
-from sluice.rewards import RewardError
+from sluice.engines.protocol import Scorer, ScoringError
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Float32, Prompt, Sample, TokenSequence
 from sluice.telemetry import logs
@@ -57,7 +56,7 @@ class Teacher:
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self._field}: {error}") from error
             except (
-                RewardError
+                ScoringError
             ) as error:  # one without a tokenizer, say; log-probs may be had all the same
                 logs.get().warning(
                     "whether the teacher has the student's tokens cannot be checked",
@@ -92,7 +91,7 @@ class Teacher:
         started = time.monotonic()
         try:
             scores = [await self._scores(sequence) for sequence in sample.sequences]
-        except RewardError as error:
+        except ScoringError as error:
             metrics.TEACHER.labels(outcome=error.reason).inc()
             failures.LOG.note("the teacher failed", str(error), index=sample.index)
             sample.fail(f"teacher: {error}")
@@ -103,7 +102,7 @@ class Teacher:
             sequence.teacher_log_probs = log_probs
 
     async def _scores(self, sequence: TokenSequence) -> Float32:
-        """[response] float32, 0 where masked. Raises RewardError."""
+        """[response] float32, 0 where masked. Raises ScoringError."""
         trained = np.flatnonzero(sequence.loss_mask)
         log_probs = np.zeros(sequence.response_length, dtype=np.float32)
         if len(trained):
@@ -112,13 +111,13 @@ class Teacher:
             log_probs[first:end] = await self.log_probs(tokens, end - first)
             log_probs = np.where(sequence.loss_mask > 0, log_probs, np.float32(0))
             if not np.isfinite(log_probs).all():
-                raise RewardError("a trained token has no finite log-prob", "invalid")
+                raise ScoringError("a trained token has no finite log-prob", "invalid")
         return log_probs
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
-        """Of the last `count` of these tokens. Raises RewardError."""
+        """Of the last `count` of these tokens. Raises ScoringError."""
         if (highest := max(tokens)) >= self._words:  # a server may die of it
-            raise RewardError(
+            raise ScoringError(
                 f"token {highest} is none of the tokenizer's {self._words}: nobody can score it"
             )
         return await self._scorer.log_probs(tokens, count)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.engines.base import Client, EngineError, RequestTimeoutError
+from sluice.engines.protocol import Client, EngineError, RequestTimeoutError
 from sluice.runtime import error_summary
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import (

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sluice.engines.plugin_common.path.processors import threads
 from sluice.runtime import pod_env
+from sluice.runtime.cpu_threads import threads
 from sluice.telemetry import endpoints, logs, run_directory, tracing
 from sluice.wire import rpc
 

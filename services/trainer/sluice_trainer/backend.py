@@ -23,7 +23,7 @@ from typing import Protocol
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author

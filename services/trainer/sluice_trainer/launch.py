@@ -11,8 +11,7 @@ import os
 import socket
 import sys
 
-from sluice.engines import kernels
-from sluice.runtime import pod_env
+from sluice.runtime import kernel_cache, pod_env
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
 from sluice.wire import membership
@@ -25,7 +24,7 @@ WAIT_SECONDS = 1800.0
 async def main() -> int:
     env = pod_env.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
-    if warning := kernels.leave_unwritable():
+    if warning := kernel_cache.leave_unwritable():
         logs.get().warning(warning)
     trainer = env.job().spec.trainer
     if trainer.world_size == 1:

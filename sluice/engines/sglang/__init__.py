@@ -12,7 +12,7 @@ from sluice.engines.sglang.layout import Layout
 if TYPE_CHECKING:
     import aiohttp
 
-    from sluice.engines.base import CallParser, Client, Control, Scorer
+    from sluice.engines.protocol import CallParser, Client, Control, Scorer
 
 
 class Sglang:
@@ -24,7 +24,7 @@ class Sglang:
         self.launch, self.layout = Launch(), Layout()
 
     def client(self, url: str) -> Client:
-        from sluice.engines.sglang.generate import Client
+        from sluice.engines.sglang.client import Client
 
         return Client(url)
 
@@ -34,9 +34,9 @@ class Sglang:
         return Scorer(url, seconds)
 
     def call_parser(self, name: str) -> CallParser:
-        from sluice.engines.sglang import calls
+        from sluice.engines.sglang import tool_calls
 
-        return calls.parser(name)
+        return tool_calls.parser(name)
 
     def control(
         self, address: str, session: aiohttp.ClientSession, timeout: float, source: str
@@ -46,6 +46,6 @@ class Sglang:
         return Control(address, session, timeout, source)
 
     def session(self) -> aiohttp.ClientSession:
-        from sluice.engines import http
+        from sluice.engines.http import connections
 
-        return http.session(limit=0)  # aiohttp's 100 would make engines wait for each other
+        return connections.session(limit=0)  # aiohttp's 100 would make engines wait for each other

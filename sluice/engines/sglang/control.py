@@ -16,8 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from sluice.engines.base import RESTING, WAKING, EngineRefusedError
-from sluice.engines.http_control import HttpControl
+from sluice.engines.http.control import HttpControl
+from sluice.engines.protocol import RESTING, WAKING, EngineRefusedError
 
 _FLUSH_POLL_SECONDS = 0.02
 _PASSES_ON = "/sluice_passes_on"

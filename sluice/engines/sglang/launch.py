@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.api import RLJobSpec
-from sluice.engines import arguments, kernels
-from sluice.engines.base import Place, Plugin
+from sluice.engines import arguments
+from sluice.engines.protocol import Plugin, ServerPlacement
+from sluice.runtime import kernel_cache
 
 PLUGIN_DIR = "/sluice/sglang"
 _COMMAND = ["python3", "-m", "sglang.launch_server"]
@@ -113,14 +114,14 @@ class Launch:
 
     def caches(self, directory: str) -> dict[str, str]:
         """Of Triton, torch.compile and CUDA; of FlashInfer, DeepGEMM and SGLang's own kernels."""
-        return kernels.caches(directory) | {
+        return kernel_cache.caches(directory) | {
             "FLASHINFER_WORKSPACE_BASE": directory,
             "SGLANG_CACHE_DIR": f"{directory}/sglang",
             "SGLANG_DG_CACHE_DIR": f"{directory}/deep_gemm",
             "TVM_FFI_CACHE_DIR": f"{directory}/tvm-ffi",
         }
 
-    def args(self, spec: RLJobSpec, place: Place) -> list[str]:
+    def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.
 
         Weights are not read from disk where the trainer brings them.

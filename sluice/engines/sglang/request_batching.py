@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 
 PATH = "/sluice_generate"
 _MOST_REQUESTS = 32
@@ -32,7 +32,7 @@ _Unanswered = dict[int, asyncio.Future[tuple[int, str]]]
 """By their places in what was sent."""
 
 
-class Together:
+class RequestBatcher:
     """One server's requests. url: of the server."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:

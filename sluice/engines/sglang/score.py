@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.rewards import RewardError
-from sluice.rewards.judging.remote import Endpoint
+from sluice.engines.protocol import ScoringError
 from sluice.runtime.pod_env import ConfigurationError
+from sluice.wire.json_endpoint import JsonEndpoint
 
 _CONNECTIONS = 256
 _LARGEST_ANSWER = 1 << 27
@@ -24,17 +24,21 @@ class Scorer:
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url = url.rstrip("/")
-        self._generate = Endpoint(
-            f"{url}/generate", seconds, connections=_CONNECTIONS, largest_answer=_LARGEST_ANSWER
+        self._generate = JsonEndpoint(
+            f"{url}/generate",
+            seconds,
+            ScoringError,
+            connections=_CONNECTIONS,
+            largest_answer=_LARGEST_ANSWER,
         )
-        self._detokenize = Endpoint(f"{url}/detokenize", seconds)
+        self._detokenize = JsonEndpoint(f"{url}/detokenize", seconds, ScoringError)
 
     async def close(self) -> None:
         await self._generate.close()
         await self._detokenize.close()
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Raises RewardError where it refuses: it has no tokenizer, say."""
+        """Raises ScoringError where it refuses: it has no tokenizer, say."""
         answer = await self._detokenize.once(
             {"tokens": [[i] for i in ids], "skip_special_tokens": False}
         )
@@ -55,7 +59,7 @@ class Scorer:
 
 def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
     """Log-probs of these tokens, the last that SGLang was given; nan where it has none. Raises
-    RewardError.
+    ScoringError.
     """
     try:
         entries = answer["meta_info"]["input_token_logprobs"][-len(tokens) :]
@@ -63,14 +67,14 @@ def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
             (int(entry[1]), math.nan if entry[0] is None else float(entry[0])) for entry in entries
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RewardError(
+        raise ScoringError(
             f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid"
         ) from error
     # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
     if len(scored) != len(tokens) or any(
         said not in (token, 0) for (said, _), token in zip(scored, tokens, strict=True)
     ):
-        raise RewardError(
+        raise ScoringError(
             f"log-probs of {len(scored)} other tokens than the {len(tokens)} that were asked for",
             "invalid",
         )

@@ -10,7 +10,7 @@ from sluice.engines.vllm.layout import Layout
 if TYPE_CHECKING:
     import aiohttp
 
-    from sluice.engines.base import CallParser, Client, Control, Scorer
+    from sluice.engines.protocol import CallParser, Client, Control, Scorer
 
 
 class Vllm:
@@ -20,7 +20,7 @@ class Vllm:
         self.launch, self.layout = Launch(), Layout()
 
     def client(self, url: str) -> Client:
-        from sluice.engines.vllm.generate import Client
+        from sluice.engines.vllm.client import Client
 
         return Client(url)
 
@@ -41,6 +41,6 @@ class Vllm:
         return Control(address, session, timeout, source)
 
     def session(self) -> aiohttp.ClientSession:
-        from sluice.engines import http
+        from sluice.engines.http import connections
 
-        return http.session(limit=0)  # aiohttp's 100 would make engines wait for each other
+        return connections.session(limit=0)  # aiohttp's 100 would make engines wait for each other

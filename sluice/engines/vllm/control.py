@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.engines.base import RESTING, WAKING, EngineRefusedError
-from sluice.engines.http_control import HttpControl
+from sluice.engines.http.control import HttpControl
+from sluice.engines.protocol import RESTING, WAKING, EngineRefusedError
 
 _PAUSES = {
     "in_place": "mode=keep&clear_cache=false",

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from sluice.api import RLJobSpec, Sampling
-from sluice.engines import kernels
 from sluice.engines.arguments import brought_by_trainer, normalized
-from sluice.engines.base import Place, Plugin
+from sluice.engines.protocol import Plugin, ServerPlacement
+from sluice.runtime import kernel_cache
 
 PLUGIN_DIR = "/sluice/vllm"
 PYTHON_FINDER = Path(__file__).parent / "plugin" / "path" / "sluice_vllm" / "python.py"
@@ -32,7 +32,7 @@ _ARGS: dict[str, Any] = {
     "enable-scale-out": True,  # without it there is no /inference/v1/generate
     "disable-uvicorn-access-log": True,  # it has a line for each request and each probe
     "worker-extension-cls": "sluice_vllm.worker.Weights",
-    "middleware": ["sluice_vllm.attempts.Fence", "sluice_vllm.pauses.Pauses"],
+    "middleware": ["sluice_vllm.attempt_fence.Fence", "sluice_vllm.pauses.Pauses"],
 }
 _CPU_ARGS: dict[str, Any] = {
     "enforce-eager": True,  # else it compiles, for which there may be no compiler
@@ -77,12 +77,12 @@ class Launch:
 
     def caches(self, directory: str) -> dict[str, str]:
         """Of Triton, torch.compile and CUDA; of FlashInfer and vLLM's own."""
-        return kernels.caches(directory) | {
+        return kernel_cache.caches(directory) | {
             "FLASHINFER_WORKSPACE_BASE": directory,
             "VLLM_CACHE_ROOT": f"{directory}/vllm",
         }
 
-    def args(self, spec: RLJobSpec, place: Place) -> list[str]:
+    def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]:
         """Arguments of the server: ours, with spec.rollout.engineArgs over them.
 
         Weights are not read from disk where the trainer brings them.

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sluice.rewards import RewardError
-from sluice.rewards.judging.remote import Endpoint
+from sluice.engines.protocol import ScoringError
 from sluice.runtime.pod_env import ConfigurationError
+from sluice.wire.json_endpoint import JsonEndpoint
 
 _CONNECTIONS = 256
 _LARGEST_ANSWER = 1 << 27
@@ -25,20 +25,21 @@ class Scorer:
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url = url.rstrip("/")
-        self._complete = Endpoint(
+        self._complete = JsonEndpoint(
             f"{url}/v1/completions",
             seconds,
+            ScoringError,
             connections=_CONNECTIONS,
             largest_answer=_LARGEST_ANSWER,
         )
-        self._detokenize = Endpoint(f"{url}/detokenize", seconds)
+        self._detokenize = JsonEndpoint(f"{url}/detokenize", seconds, ScoringError)
 
     async def close(self) -> None:
         await self._complete.close()
         await self._detokenize.close()
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token. Raises RewardError where it refuses."""
+        """The text of each token. Raises ScoringError where it refuses."""
         return list(await asyncio.gather(*map(self._token_text, ids)))
 
     async def _token_text(self, token: int) -> str:
@@ -55,12 +56,12 @@ class Scorer:
 
 
 def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
-    """Log-probs of these tokens, the last of the prompt. Raises RewardError."""
+    """Log-probs of these tokens, the last of the prompt. Raises ScoringError."""
     try:
         entries = answer["choices"][0]["prompt_logprobs"][-len(tokens) :]
         values = [_value(entry, token) for entry, token in zip(entries, tokens, strict=True)]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RewardError(
+        raise ScoringError(
             f"not an answer of vLLM's /v1/completions: {type(error).__name__} {error}",
             "invalid",
         ) from error

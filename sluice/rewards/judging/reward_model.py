@@ -16,8 +16,8 @@ from sluice.api.groups.data import RewardModelSpec as Settings
 from sluice.data.chat import PromptError, render
 from sluice.data.messages import text_of
 from sluice.input_checks import InputError
-from sluice.rewards.judging.remote import Endpoint
 from sluice.rewards.types import RewardError, RewardInput, shown
+from sluice.wire.json_endpoint import JsonEndpoint
 
 _MOST_IN_A_REQUEST = 64
 _REQUESTS = 8
@@ -28,7 +28,9 @@ class RewardModel:
 
     def __init__(self, settings: Settings, timeout_seconds: float) -> None:
         self._settings = settings
-        self._endpoint = Endpoint(f"{settings.url.rstrip('/')}/classify", timeout_seconds)
+        self._endpoint = JsonEndpoint(
+            f"{settings.url.rstrip('/')}/classify", timeout_seconds, RewardError
+        )
         self._tokenizer: Any = None
         self._waiting: deque[tuple[str, asyncio.Future[float]]] = deque()
         self._requests: set[asyncio.Task[None]] = set()

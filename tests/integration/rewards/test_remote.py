@@ -13,7 +13,7 @@ from aiohttp import web
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
-from sluice.rewards.judging.remote import Endpoint
+from sluice.wire.json_endpoint import JsonEndpoint
 from tests.integration.rewards.servers import reward_model_server, save_reward_model, serving
 
 PROMPT = [{"role": "user", "content": "w0001 w0002"}]
@@ -74,7 +74,7 @@ async def test_a_request_that_hangs_is_sent_again() -> None:
 )
 async def test_patience_ends(faults: list[Any], message: str) -> None:
     async with serving(lambda _: 1, *faults) as server:
-        endpoint = Endpoint(server.url, 0.5, back_off=lambda n: 0.0)
+        endpoint = JsonEndpoint(server.url, 0.5, RewardError, back_off=lambda n: 0.0)
         with pytest.raises(RewardError, match=message):
             await endpoint.post({})
         await endpoint.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import Client
+from sluice.engines.protocol import Client
 from tests.integration.conftest import Server
 from tests.integration.house import Rendezvous
 from tests.integration.rollout.pods import House, Pod, job

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.api import RLJob
-from sluice.engines.base import Client as EngineClient
+from sluice.engines.protocol import Client as EngineClient
 from sluice.rewards.builtin.contains import contains
 from sluice.rewards.types import RewardInput
 from sluice.samples.sample import Prompt, Sample, SampleGroup

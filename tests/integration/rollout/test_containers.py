@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments import containers, home, orphan_reaper

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.wire import codec
 from sluice_rollout.environments import home, orphan_reaper

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.samples.episode_protocol import ROW
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.pod_pool import EpisodePodError

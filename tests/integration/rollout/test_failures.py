@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sluice.engines import http_client as engine_module
-from sluice.engines.sglang.generate import Client
+from sluice.engines.http import client as engine_module
+from sluice.engines.sglang.client import Client
 from sluice.samples.sample import SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import metrics

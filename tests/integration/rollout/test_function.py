@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime import user_code
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import Generation
-from sluice.engines.sglang.generate import Client
+from sluice.engines.protocol import Generation
+from sluice.engines.sglang.client import Client
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS
 from sluice.wire import codec

@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from sluice.api import Sampling
-from sluice.engines.base import Client, Engine, EngineError, Generation, PromptRefusedError
+from sluice.engines.protocol import Client, Engine, EngineError, Generation, PromptRefusedError
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.engines.sglang import request_batching
-from sluice.engines.sglang.generate import Client as SglangClient
+from sluice.engines.sglang.client import Client as SglangClient
 from sluice.engines.vllm import Vllm
 from sluice.samples.sample import Sample, SampleStatus, WeightSpan
 from sluice_rollout.generate import Generator, sampling_params

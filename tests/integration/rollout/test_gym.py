@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
 from sluice_rollout import seat_rewards

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from sluice.engines.base import Place
-from sluice.engines.sglang.generate import Client
+from sluice.engines.protocol import ServerPlacement
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.launch import Launch
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
@@ -29,7 +29,7 @@ import psutil, runpy, sys
 
 if __name__ == "__main__":
     sys.path.append({str(PATH)!r})
-    from sluice_sglang import preforked_processes as prepared
+    from sluice_sglang.startup import preforked_processes as prepared
     prepared.begin(prepared.parts(sys.argv))
     print("prepared:", [child.pid for child in psutil.Process().children()], flush=True)
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
@@ -113,9 +113,9 @@ def test_an_engine_on_cpus_has_threads_for_a_model_of_real_size(
     monkeypatch.syspath_prepend(str(PATH))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    import sluice_sglang.processors
+    import sluice_sglang.startup.cpu_threads
 
-    monkeypatch.setattr(sluice_sglang.processors, "usable_processors", lambda: 7)
+    monkeypatch.setattr(sluice_sglang.startup.cpu_threads, "usable_processors", lambda: 7)
     script = runpy.run_path(str(PATH / "launch_server.py"))
     assert script["threads_on_cpu"](["--model-path", str(tmp_path)]) == threads
 
@@ -124,7 +124,7 @@ def test_a_deterministic_engine_is_started_in_words_of_this_release() -> None:
     from sglang.srt.server_args import prepare_server_args
 
     job = make_job(trainer={"deterministic": True, "gpusPerNode": 1}, rollout={"gpusPerReplica": 1})
-    place = Place(model="dummy", bind="127.0.0.1", port="30000", index="0")
+    place = ServerPlacement(model="dummy", bind="127.0.0.1", port="30000", index="0")
     words = [*Launch().args(job.spec, place), "--skip-tokenizer-init"]
     assert prepare_server_args(words).attention_backend == "triton"
 
@@ -138,9 +138,9 @@ def test_a_deterministic_engine_has_a_place_for_each_of_our_functions(
     monkeypatch.syspath_prepend(str(PATH))
     monkeypatch.setenv("SLUICE_DETERMINISTIC", "1")
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
-    import sluice_sglang.deterministic
+    import sluice_sglang.numerics.deterministic
 
-    sluice_sglang.deterministic.register()
+    sluice_sglang.numerics.deterministic.register()
     targets = [*HookRegistry._hooks]
     assert len(targets) == 10
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)
@@ -153,9 +153,9 @@ def test_what_a_bucket_asks_of_a_whole_model_is_asked_in_functions_of_this_relea
 
     monkeypatch.syspath_prepend(str(PATH))
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
-    import sluice_sglang.cached_model_scan
+    import sluice_sglang.weights.cached_model_scan
 
-    sluice_sglang.cached_model_scan.register()
+    sluice_sglang.weights.cached_model_scan.register()
     targets = [*HookRegistry._hooks]
     assert len(targets) == 6
     assert all(callable(pkgutil.resolve_name(target)) for target in targets)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sluice.api.groups.environment import OpenEnvironment
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards

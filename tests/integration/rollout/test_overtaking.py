@@ -8,7 +8,7 @@ import signal
 import socket
 from contextlib import ExitStack
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from tests.integration.engines import Sglang, until
 
 REQUESTS = 256

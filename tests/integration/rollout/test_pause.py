@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang import generate as engine_module
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang import client as engine_module
+from sluice.engines.sglang.client import Client
 from sluice.samples.sample import Purpose, Sample
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.worker import WorkerError

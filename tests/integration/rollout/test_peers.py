@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.rewards import RewardInput
 from sluice.runtime import user_code
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sluice.api import Algorithm
-from sluice.engines.base import Client
+from sluice.engines.protocol import Client
 from sluice.samples.sample import SampleGroup
 from sluice.samples.turns import turn_rewards
 from sluice.telemetry.rollouts import read, write

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 from transformers import AutoTokenizer
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.score import Scorer
 from sluice.runtime.pod_env import ConfigurationError, free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from sluice.api.groups.data import PromptSource
 from sluice.data.files import read_source
 from sluice.data.rows import parse_row
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_cli.data.verifiers_rows import rows_of

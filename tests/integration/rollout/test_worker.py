@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sluice.engines.base import Client
+from sluice.engines.protocol import Client
 from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, SampleGroup, SampleStatus, WeightSpan
 from sluice.wire import codec, rpc

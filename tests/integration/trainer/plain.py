@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Optimizer, RLJobSpec
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint.checkpoint_directory import Author

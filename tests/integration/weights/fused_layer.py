@@ -111,7 +111,7 @@ def load_parts(moe: Any, kind: str, stack: torch.Tensor) -> None:
 
 
 def compare(change: Callable[[Any], None]) -> dict[str, bool]:
-    import sluice_sglang.stacked_experts as plugin
+    import sluice_sglang.weights.stacked_experts as plugin
 
     copies: list[str] = []
     copy = plugin._copy

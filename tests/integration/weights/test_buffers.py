@@ -22,7 +22,7 @@ CYCLES = 20_000_000
 @pytest.fixture
 def buffers(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(PATH))
-    from sluice_sglang.buffers import Buffers
+    from sluice_sglang.weights.receive import Buffers
 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import RESTING, WAKING, Client, Generation
+from sluice.engines.protocol import RESTING, WAKING, Client, Generation
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.ipc import Ipc, colocated_with
 from sluice_trainer.weights.sender import WeightSender

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _world
 
-from sluice.engines import http
-from sluice.engines.base import EngineRefusedError
+from sluice.engines.http import connections
+from sluice.engines.protocol import EngineRefusedError
+from sluice.engines.sglang.client import Client
 from sluice.engines.sglang.control import Control
-from sluice.engines.sglang.generate import Client
 from sluice.engines.sglang.layout import Layout
 from sluice.runtime.pod_env import free_port
 from sluice.wire import rpc
@@ -412,7 +412,7 @@ async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(
     """Our half of its communicator waits for it until the deadline; neither its successor nor
     others may wait too."""
     transport = Collective(backend(), "127.0.0.1", 10 * SLACK, "trainer-0-1")
-    async with http.session() as session:
+    async with connections.session() as session:
 
         def peer(name: str, attempt: int, address: str) -> Peer:
             return Peer(
@@ -583,7 +583,7 @@ async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_an
 async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(
     server: Server, call_of: Any
 ) -> None:
-    async with http.session() as session:
+    async with connections.session() as session:
         newer = server.engine.control(server.address, session, SLACK, "trainer-fenced/2")
         older = server.engine.control(server.address, session, SLACK, "trainer-fenced/1")
         if isinstance(older, Control):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, engine_environment, gpus, save_model, with_us

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sluice.engines.base import Engine
+from sluice.engines.protocol import Engine
 from sluice.engines.sglang import Sglang
 from sluice.engines.sglang.layout import Layout
 from sluice.wire.membership import Membership

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks.processes import Server
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 
 

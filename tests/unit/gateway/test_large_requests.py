@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from sluice.data.chat import PromptError
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice.samples.sample import SampleStatus
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.conversation import Turn

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluice.engines.base import Generation
+from sluice.engines.protocol import Generation
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import calls
 from sluice_rollout.gateway.endpoint import Gateway

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS, records_of, turn_rewards
 from sluice.wire import codec

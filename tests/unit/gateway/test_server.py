@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import REGISTRY
 
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS
 from sluice_rollout.episode import Episode, Play

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import Generation
+from sluice.engines.protocol import Generation
 from sluice.samples.sample import Messages, Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS, turn_rewards
 from sluice.wire import codec

@@ -11,7 +11,7 @@ from tests.unit.rollout.conftest import Plugin
 
 @pytest.fixture
 def module(plugin: Plugin) -> ModuleType:
-    return plugin("arguments")
+    return plugin("startup.arguments")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.unit.rollout.conftest import Plugin
 
 @pytest.fixture
 def once(plugin: Plugin) -> Iterator[ModuleType]:
-    module = plugin("cached_model_scan")
+    module = plugin("weights.cached_model_scan")
     yield module
     module.before_end()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.sglang.generate import Client
+from sluice.engines.sglang.client import Client
 from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
 def module(plugin: Plugin) -> ModuleType:
-    return plugin("control_priority")
+    return plugin("http.control_priority")
 
 
 class Engine:
@@ -23,8 +23,8 @@ class Engine:
     def __init__(self, module: Any) -> None:
         self.begun: list[str] = []
         self.paused = False
-        self.turns = module.Turns(lambda: self.paused)
-        self.door = module.InTurn(self.serve, self.turns)
+        self.turns = module.RequestQueue(lambda: self.paused)
+        self.door = module.ControlPriority(self.serve, self.turns)
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         self.begun.append(scope.get("name", scope["type"]))

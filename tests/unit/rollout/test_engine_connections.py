@@ -12,19 +12,19 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sluice.engines import http
-from sluice.engines.base import EngineError
-from sluice.engines.sglang.generate import Client
+from sluice.engines.http import connections
+from sluice.engines.protocol import EngineError
+from sluice.engines.sglang.client import Client
 
 SGLANG_CLOSES_AFTER = 5.0
 
 
-@pytest.mark.parametrize(("idle", "connections"), [(0.0, 1), (0.3, 2)])
+@pytest.mark.parametrize(("idle", "expected"), [(0.0, 1), (0.3, 2)])
 async def test_a_connection_that_was_idle_for_long_is_not_used_again(
-    monkeypatch: pytest.MonkeyPatch, idle: float, connections: int
+    monkeypatch: pytest.MonkeyPatch, idle: float, expected: int
 ) -> None:
-    assert http.KEEP_ALIVE_SECONDS < SGLANG_CLOSES_AFTER
-    monkeypatch.setattr(http, "KEEP_ALIVE_SECONDS", 0.1 if idle else 60.0)
+    assert connections.KEEP_ALIVE_SECONDS < SGLANG_CLOSES_AFTER
+    monkeypatch.setattr(connections, "KEEP_ALIVE_SECONDS", 0.1 if idle else 60.0)
     seen: set[object] = set()
 
     async def health(request: web.Request) -> web.Response:
@@ -37,7 +37,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
         assert await engine.health(20.0) == (True, "/health answered 200")
         await asyncio.sleep(idle)
         assert await engine.health(20.0) == (True, "/health answered 200")
-    assert len(seen) == connections
+    assert len(seen) == expected
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import EngineError, Generation, PromptRefusedError
+from sluice.engines.protocol import EngineError, Generation, PromptRefusedError
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.samples.turns import TURNS
 from sluice.wire import codec

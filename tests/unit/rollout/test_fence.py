@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.http_control import SOURCE_HEADER
+from sluice.engines.http.control import SOURCE_HEADER
 from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
 def fence(plugin: Plugin) -> ModuleType:
-    return plugin("attempts")
+    return plugin("http.attempt_fence")
 
 
 async def call(fence: Any, *headers: tuple[bytes, bytes]) -> tuple[int, Any]:

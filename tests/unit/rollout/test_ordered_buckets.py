@@ -15,7 +15,7 @@ from tests.unit.rollout.conftest import Plugin
 
 @pytest.fixture
 def module(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = plugin("ordered_buckets")
+    module = plugin("http.ordered_buckets")
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.2)
     return module
 
@@ -25,7 +25,7 @@ class Engine:
 
     def __init__(self, module: Any) -> None:
         self.taken: list[str] = []
-        self.door = module.InOrder(self.serve)
+        self.door = module.OrderedBuckets(self.serve)
         self._work = asyncio.Lock()
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:

@@ -14,7 +14,7 @@ from tests.unit.rollout.conftest import Plugin
 
 @pytest.fixture
 def module(plugin: Plugin) -> ModuleType:
-    return plugin("pipelined_receive")
+    return plugin("weights.pipelined_receive")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def test_prompts_wait_while_they_are_few_beside_what_generates(
     gather: ModuleType, waiting: int, generating: int, taken: int
 ) -> None:
     engine = scheduler(waiting)
-    chosen = gather.Gathering(8)(take_all, engine, running(generating))
+    chosen = gather.PrefillBatching(8)(take_all, engine, running(generating))
     assert len(chosen) == taken
     assert len(engine.waiting_queue) == waiting - taken, "what waits is kept"
 
@@ -64,7 +64,7 @@ def test_prompts_wait_while_they_are_few_beside_what_generates(
 def test_prompts_wait_until_their_empty_places_have_cost_what_their_pass_will(
     gather: ModuleType, each_pass: int, taken: int
 ) -> None:
-    gathering, engine = gather.Gathering(8 - 1), scheduler(0)
+    gathering, engine = gather.PrefillBatching(8 - 1), scheduler(0)
     for _ in range(3):
         chosen: list[int] = []
         while not chosen:
@@ -74,7 +74,7 @@ def test_prompts_wait_until_their_empty_places_have_cost_what_their_pass_will(
 
 
 def test_a_prompt_waits_for_so_many_passes_and_the_next_one_anew(gather: ModuleType) -> None:
-    gathering, engine = gather.Gathering(3), scheduler(1)
+    gathering, engine = gather.PrefillBatching(3), scheduler(1)
     for _ in range(2):
         passes = [len(gathering(take_all, engine, running(100))) for _ in range(4)]
         assert passes == [0, 0, 0, 1]
@@ -87,7 +87,7 @@ def test_what_comes_within_a_pass_stands_behind_what_waits(gather: ModuleType) -
         scheduler.waiting_queue.append("its grammar is ready")
 
     engine = scheduler(2)
-    gather.Gathering(8)(ready, engine, running(100))
+    gather.PrefillBatching(8)(ready, engine, running(100))
     assert engine.waiting_queue == [0, 1, "its grammar is ready"]
 
 
@@ -97,7 +97,7 @@ def test_what_waits_is_kept_where_the_engine_fails(gather: ModuleType) -> None:
 
     engine = scheduler(2)
     with pytest.raises(MemoryError):
-        gather.Gathering(8)(fail, engine, running(100))
+        gather.PrefillBatching(8)(fail, engine, running(100))
     assert engine.waiting_queue == [0, 1]
 
 
@@ -111,4 +111,4 @@ def test_what_waits_is_kept_where_the_engine_fails(gather: ModuleType) -> None:
 def test_ranks_that_must_go_together_and_parts_of_a_prompt_do_not_wait(
     gather: ModuleType, engine: SimpleNamespace
 ) -> None:
-    assert gather.Gathering(8)(take_all, engine, running(100)) == [0]
+    assert gather.PrefillBatching(8)(take_all, engine, running(100)) == [0]

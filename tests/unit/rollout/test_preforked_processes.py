@@ -59,7 +59,7 @@ from pathlib import Path
 import psutil
 
 if __name__ == "__main__":
-    from sluice_sglang import preforked_processes as prepared
+    from sluice_sglang.startup import preforked_processes as prepared
 
     case = json.loads(sys.argv[1])
     prepared.begin([case["saves_memory"]] * case["prepared"])
@@ -118,7 +118,7 @@ MEMORY_MAY_BE_BOUND = not subprocess.run(
     [
         sys.executable,
         "-c",
-        "from sluice_sglang import numa; raise SystemExit(not numa.allocate_at(0, 2))",
+        "from sluice_sglang.startup import numa; raise SystemExit(not numa.allocate_at(0, 2))",
     ],
     env=os.environ | {"PYTHONPATH": str(PATH)},
     check=False,
@@ -294,7 +294,7 @@ def test_no_prepared_process_outlives_its_server(directory: Path) -> None:
 
 @pytest.fixture
 def module(plugin: Plugin) -> ModuleType:
-    return plugin("preforked_processes")
+    return plugin("startup.preforked_processes")
 
 
 @pytest.mark.parametrize(

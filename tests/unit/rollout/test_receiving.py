@@ -39,12 +39,12 @@ time.sleep(60)
 
 @pytest.fixture
 def receive(plugin: Plugin) -> ModuleType:
-    return plugin("receive")
+    return plugin("weights.receive")
 
 
 @pytest.fixture
 def transfer(receive: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    import sluice_sglang.transfer as module
+    import sluice_sglang.weights.transfer as module
 
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     return module

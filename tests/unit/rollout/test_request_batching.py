@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 import uvicorn
 
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice.engines.sglang import request_batching
-from sluice.engines.sglang.request_batching import Together
+from sluice.engines.sglang.request_batching import RequestBatcher
 from sluice.runtime.pod_env import free_port
 from tests.unit.rollout.conftest import Plugin
 
@@ -37,8 +37,10 @@ class Server:
         """`held` in a request's body waits for it."""
         self.left: set[str] = set()
         """Held requests whose client has left."""
-        turns = plugin("control_priority").Turns(lambda: self.paused)
-        self.door = plugin("request_batching").Together(self.other, turns, self.generate)
+        turns = plugin("http.control_priority").RequestQueue(lambda: self.paused)
+        self.door = plugin("http.request_batching").RequestBatching(
+            self.other, turns, self.generate
+        )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         parts: list[bytes] = []
@@ -97,9 +99,9 @@ async def serving(app: Any) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def asking(url: str) -> AsyncIterator[Together]:
+async def asking(url: str) -> AsyncIterator[RequestBatcher]:
     async with aiohttp.ClientSession() as session, asyncio.timeout(DEADLINE):
-        requests = Together(session, url)
+        requests = RequestBatcher(session, url)
         yield requests
         await requests.close()
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from sluice.api import EvaluationSampling, PromptSource, Sampling
-from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
-from sluice.engines.http_client import version_number
-from sluice.engines.sglang.generate import generation, refusal
+from sluice.engines.http.client import version_number
+from sluice.engines.protocol import UNKNOWN_VERSION, EngineError, Generation, PromptRefusedError
+from sluice.engines.sglang.client import generation, refusal
 from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleGroup, TokenSequence, WeightSpan

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluice.engines.base import EngineError, PromptRefusedError, ServerInfo
-from sluice.engines.vllm.generate import Client, generation, sampling_params, server_info
+from sluice.engines.protocol import EngineError, PromptRefusedError, ScoringError, ServerInfo
+from sluice.engines.vllm.client import Client, generation, sampling_params, server_info
 from sluice.engines.vllm.plugin.__main__ import PATH
 from sluice.engines.vllm.score import read_answer
-from sluice.rewards import RewardError
 from sluice.samples.sample import WeightSpan
 
 
@@ -115,7 +114,7 @@ def test_scores_are_those_of_the_tokens_that_were_asked_for() -> None:
     entries = [None, {"8": {"logprob": -1.0}}, {"9": {"logprob": -2.0}, "3": {"logprob": -0.1}}]
     scored = {"choices": [{"prompt_logprobs": entries}]}
     assert read_answer(scored, [8, 9]) == [-1.0, -2.0]
-    with pytest.raises(RewardError, match="not an answer of vLLM's"):
+    with pytest.raises(ScoringError, match="not an answer of vLLM's"):
         read_answer(scored, [8, 4])
 
 

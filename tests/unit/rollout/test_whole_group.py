@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJobSpec
-from sluice.engines.base import EngineError, Generation
+from sluice.engines.protocol import EngineError, Generation
 from sluice.rewards import RewardInput
 from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from sluice.engines.base import Control, EngineRefusedError
+from sluice.engines.protocol import Control, EngineRefusedError
 from sluice.runtime.pod_env import read
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.chain import Chain, Way, piece_bytes

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from sluice.engines.base import Control, EngineRefusedError
+from sluice.engines.protocol import Control, EngineRefusedError
 from sluice_trainer.weights import process_group
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.collective import Collective, Communicator

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from sluice.engines import http
-from sluice.engines.base import EngineRefusedError
+from sluice.engines.http import connections
+from sluice.engines.protocol import EngineRefusedError
 from sluice.engines.sglang.control import Control
 
 
@@ -23,7 +23,7 @@ async def engine_that_answers(text: str) -> AsyncIterator[Control]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with http.session() as session:
+    async with connections.session() as session:
         yield Control(f"127.0.0.1:{runner.addresses[0][1]}", session, 10.0, "trainer-0/1")
     await runner.cleanup()
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from sluice.engines.base import EngineRefusedError
+from sluice.engines.protocol import EngineRefusedError
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights import phases as module
 from sluice_trainer.weights.lateness import StepTimes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice.engines.plugin_common.path import processors
-from sluice.engines.plugin_common.path.processors import threads, usable_processors
+from sluice.runtime import cpu_threads
+from sluice.runtime.cpu_threads import threads, usable_processors
 from sluice_trainer.__main__ import _have_threads
 from sluice_trainer.distributed import device
 
@@ -54,7 +54,7 @@ def test_a_model_of_real_size_has_all_processors(
     processes: int,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(processors, "usable_processors", lambda: 8)
+    monkeypatch.setattr(cpu_threads, "usable_processors", lambda: 8)
     assert threads(config, present, processes) == expected
 
 
@@ -62,7 +62,7 @@ def test_a_model_of_real_size_has_all_processors(
 def test_a_rank_on_cpus_computes_with_its_threads(
     monkeypatch: pytest.MonkeyPatch, width: int, ranks: str, expected: int
 ) -> None:
-    monkeypatch.setattr(processors, "usable_processors", lambda: 6)
+    monkeypatch.setattr(cpu_threads, "usable_processors", lambda: 6)
     monkeypatch.setattr(device, "DEVICE", torch.device("cpu"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     before = torch.get_num_threads()

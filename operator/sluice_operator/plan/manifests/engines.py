@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.api import RLJob
 from sluice.engines import engine_of
-from sluice.engines.base import Place, Plugin
+from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests import resource_claims, volumes
@@ -83,9 +83,9 @@ def openenv(job: RLJob, gang: Gang, index: int) -> list[Container]:
     ]
 
 
-def _place(job: RLJob, gang: Gang, attempt: int) -> Place:
+def _place(job: RLJob, gang: Gang, attempt: int) -> ServerPlacement:
     head = f"{names.pod_name(job, 'rollout', gang.replica, attempt, 0)}.{names.engines_name(job)}"
-    return Place(
+    return ServerPlacement(
         model=model_path(job),
         bind="$(SLUICE_BIND)",
         port="$(SLUICE_PORT_HTTP)",

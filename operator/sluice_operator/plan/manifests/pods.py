@@ -9,7 +9,8 @@ from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.schema.containers import NAMES
-from sluice.engines import engine_of, kernels
+from sluice.engines import engine_of
+from sluice.runtime import kernel_cache
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.constants import GRACE
 from sluice_operator.plan.facts.model import Gang, Images, KubeObject, PodGroup
@@ -211,7 +212,7 @@ def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images)
     if not job.spec.on_gpu:
         settings["OMP_NUM_THREADS"] = "1"
     if job.spec.kernel_cache is not None:
-        settings |= kernels.caches(names.CACHE_DIR)
+        settings |= kernel_cache.caches(names.CACHE_DIR)
     ports = {"master": names.PORTS["master"], "metrics": names.PORTS["metrics"]}
     command = ["python", "-m", "sluice_trainer.launch"]
     return container(

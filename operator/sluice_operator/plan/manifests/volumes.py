@@ -13,7 +13,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.groups.data import MADE_ROWS
 from sluice.engines import engine_of
-from sluice.engines.base import Plugin
+from sluice.engines.protocol import Plugin
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.manifests.volume_paths import DIRECTORIES
 

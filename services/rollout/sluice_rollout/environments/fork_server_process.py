@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice_rollout.environments import home, orphan_reaper, process
 from sluice_rollout.environments.process import Ended, Output, Process
 

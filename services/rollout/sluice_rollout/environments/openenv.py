@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from sluice.api.groups.environment import OpenEnvironment
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice.runtime import error_summary, user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from sluice.engines.base import EngineError
+from sluice.engines.protocol import EngineError
 from sluice.samples import episode_protocol as wire
 from sluice_rollout import metrics
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sluice.api.groups.episode import EpisodeLimits
 from sluice.data.chat import PromptError
-from sluice.engines.base import CallParser, EngineError, PromptRefusedError
+from sluice.engines.protocol import CallParser, EngineError, PromptRefusedError
 from sluice.samples.sample import Messages, Sample
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError

@@ -10,7 +10,7 @@ from typing import Any
 from sluice import input_checks
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
-from sluice.engines.base import CallParser
+from sluice.engines.protocol import CallParser
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import failures
 from sluice_rollout.gateway.exchange import ToolCall

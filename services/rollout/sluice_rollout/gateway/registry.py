@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from sluice.api import RLJobSpec
-from sluice.engines.base import CallParser
+from sluice.engines.protocol import CallParser
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.episode_protocol import PATH
 from sluice_rollout.environments.pods import EpisodePods

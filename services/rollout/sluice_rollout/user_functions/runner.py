@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.api import RLJobSpec
 from sluice.api.groups.data import PromptSource
-from sluice.engines.base import EngineError, PromptRefusedError
+from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.runtime import error_summary, user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleError, SampleStatus

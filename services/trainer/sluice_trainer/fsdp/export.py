@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.fsdp.sharding import named_tensors
 

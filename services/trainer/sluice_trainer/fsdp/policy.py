@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sluice.api import RLJobSpec
 from sluice.api.groups.algorithm import Critic as CriticSettings
 from sluice.engines import engine_of
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.checkpoint_directory import Author
 from sluice_trainer.checkpoint.checkpoint_writer import CollectPart

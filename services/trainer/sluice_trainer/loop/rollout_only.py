@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import RLJob
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice.runtime.pod_env import Environment
 from sluice.samples.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb

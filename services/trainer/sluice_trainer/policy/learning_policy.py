@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sluice.api import RLJobSpec
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice_trainer.algorithms import custom
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.kl import kl_estimate

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sluice.engines.base import Layout
+from sluice.engines.protocol import Layout
 
 _PART = 4
 """What can be divided comes in parts of at most one in so many of a bucket, so that little of one

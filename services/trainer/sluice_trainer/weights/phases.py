@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.engines.base import EngineRefusedError
+from sluice.engines.protocol import EngineRefusedError
 from sluice.telemetry import tracing
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.lateness import StepTimes

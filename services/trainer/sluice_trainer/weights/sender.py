@@ -23,7 +23,7 @@ import aiohttp
 import grpc.aio
 
 from sluice.api import WeightSync
-from sluice.engines.base import Control, Engine, EngineRefusedError
+from sluice.engines.protocol import Control, Engine, EngineRefusedError
 from sluice.telemetry import logs
 from sluice.wire import rpc
 from sluice.wire.v1 import rendezvous_pb2 as pb

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.engines.base import Control, EngineRefusedError
+from sluice.engines.protocol import Control, EngineRefusedError
 from sluice_trainer.weights.buckets import Bucket
 
 

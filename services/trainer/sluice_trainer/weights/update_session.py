@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sluice.api import RLJobSpec
 from sluice.engines import engine_of
-from sluice.engines.base import Layout, StackName
+from sluice.engines.protocol import Layout, StackName
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import logs
 from sluice.wire import rpc

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from sluice.engines.base import StackName
+from sluice.engines.protocol import StackName
 from sluice_trainer.megatron.huggingface.entries import Entry, entries
 from sluice_trainer.model.huggingface_config import ModelShape
 from sluice_trainer.model.huggingface_files import EMBEDDING

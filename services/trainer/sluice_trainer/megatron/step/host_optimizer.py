@@ -22,7 +22,7 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from sluice.engines.plugin_common.path.processors import usable_processors
+from sluice.runtime.cpu_threads import usable_processors
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron.step import adamw
 from sluice_trainer.memory.staging import host_memory

@@ -44,7 +44,7 @@ sys.path.append(HERE)
 
 def model_config(arguments: list[str]) -> dict[str, Any]:
     """config.json of the model of a server with these arguments; empty: it is in no directory."""
-    from sluice_sglang.arguments import last
+    from sluice_sglang.startup.arguments import last
 
     model = last(arguments, "--model-path")
     file = Path(model, "config.json")
@@ -55,7 +55,7 @@ def threads_on_cpu(arguments: list[str]) -> str:
     """OMP_NUM_THREADS of a server on CPUs, which has to be there before torch is loaded. Ranks that
     are bound to cores of their own have one each.
     """
-    from sluice_sglang.processors import threads
+    from sluice_sglang.startup.cpu_threads import threads
 
     present = os.environ.get("OMP_NUM_THREADS", "1")
     bound = "SGLANG_CPU_OMP_THREADS_BIND" in os.environ or not present.isdigit()
@@ -129,7 +129,7 @@ def other_models(arguments: list[str]) -> str:
 
 def check_exact(arguments: list[str]) -> None:
     """End here where another attention is asked for than the one that the trainer computes."""
-    from sluice_sglang.arguments import last
+    from sluice_sglang.startup.arguments import last
 
     named = [last(arguments, f"--{part}attention-backend") for part in ("", "prefill-", "decode-")]
     if others := [name for name in named if name not in ("", "triton")]:
@@ -151,10 +151,10 @@ def serve() -> int:
 
 
 if __name__ == "__main__":
-    from sluice_sglang import kernels, open_files, preforked_processes
+    from sluice_sglang.startup import kernel_cache, open_files, preforked_processes
 
     signal.signal = noting  # type: ignore[assignment]
-    if warning := kernels.leave_unwritable():
+    if warning := kernel_cache.leave_unwritable():
         print(warning, file=sys.stderr, flush=True)
     open_files.raise_limit()  # SGLang asks for 65,535, and takes nothing where it may have fewer
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", other_models(sys.argv))

@@ -69,7 +69,7 @@ def main() -> int:
     if os.getpid() == 1:
         _install(signal.SIGTERM, end)
     signal.signal = noting  # type: ignore[assignment]
-    if warning := importlib.import_module("sluice_vllm.kernels").leave_unwritable():
+    if warning := importlib.import_module("sluice_vllm.kernel_cache").leave_unwritable():
         print(warning, file=sys.stderr, flush=True)
     # vLLM asks for 65,535, and takes nothing where it may have fewer.
     importlib.import_module("sluice_vllm.open_files").raise_limit()

@@ -9,27 +9,19 @@ from functools import cache
 
 
 def register() -> None:
-    from . import (
-        cached_model_scan,
-        deterministic,
-        ending,
-        fence,
-        host_memory,
-        loopback,
-        prefill_batching,
-        receive,
-        stacked_experts,
-        versions,
-    )
+    from . import host_memory, loopback, prefill_batching, shutdown
+    from .http import middlewares
+    from .numerics import deterministic
+    from .weights import cached_model_scan, receive, stacked_experts, versions
 
     stacked_experts.register()
     receive.register()
     cached_model_scan.register()
-    ending.register()
+    shutdown.register()
     loopback.register()
     host_memory.register()
     versions.register()
-    fence.register()
+    middlewares.register()
     deterministic.register()
     prefill_batching.register()
 

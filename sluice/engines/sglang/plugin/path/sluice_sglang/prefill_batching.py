@@ -26,10 +26,10 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(PREFILL, Gathering(passes), HookType.AROUND)
+    HookRegistry.register(PREFILL, PrefillBatching(passes), HookType.AROUND)
 
 
-class Gathering:
+class PrefillBatching:
     """Around the scheduler's choice of the prompts that run next.
 
     most: passes that one waits. waited: passes since the first of those that wait came. empty:

@@ -1,1 +1,1 @@
-../../../../plugin_common/path/transfer.py
+../../../../plugin_common/transfer.py

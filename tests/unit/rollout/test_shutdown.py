@@ -12,11 +12,11 @@ from tests.unit.rollout.conftest import Plugin
 
 
 @pytest.fixture
-def ending(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    ending = plugin("ending")
-    monkeypatch.setattr(ending, "LOOK_SECONDS", 0.005)
-    monkeypatch.setattr(ending, "REST_SECONDS", 0.05)
-    return ending
+def shutdown(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    shutdown = plugin("shutdown")
+    monkeypatch.setattr(shutdown, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(shutdown, "REST_SECONDS", 0.05)
+    return shutdown
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ async def original(tokenizer: SimpleNamespace) -> None:
 
 
 async def test_it_ends_when_it_is_told_to_and_its_requests_have_ended(
-    ending: ModuleType, tokenizer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    shutdown: ModuleType, tokenizer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "REST_SECONDS", 1.0)
-    task = asyncio.create_task(ending.end_soon(original, tokenizer))
+    monkeypatch.setattr(shutdown, "REST_SECONDS", 1.0)
+    task = asyncio.create_task(shutdown.end_soon(original, tokenizer))
     await asyncio.sleep(0.1)
     assert tokenizer.ended is None, "it was not told"
     tokenizer.gracefully_exit = True
@@ -46,9 +46,9 @@ async def test_it_ends_when_it_is_told_to_and_its_requests_have_ended(
 
 
 async def test_requests_that_do_not_end_are_the_engines_own_affair(
-    ending: ModuleType, tokenizer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    shutdown: ModuleType, tokenizer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(shutdown, "PATIENCE_SECONDS", 0.1)
     tokenizer.gracefully_exit = True
-    await asyncio.wait_for(ending.end_soon(original, tokenizer), 30)
+    await asyncio.wait_for(shutdown.end_soon(original, tokenizer), 30)
     assert tokenizer.ended is not None

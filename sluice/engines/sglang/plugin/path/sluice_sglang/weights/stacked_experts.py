@@ -13,7 +13,7 @@ as a loader is told nothing else: part i has i more of them, of size 1, in front
 from collections.abc import Callable
 from typing import Any
 
-from . import tell_once
+from .. import tell_once
 
 LOADER = "sglang.srt.layers.moe.fused_moe_triton.layer.FusedMoE.weight_loader"
 Load = Callable[..., None]

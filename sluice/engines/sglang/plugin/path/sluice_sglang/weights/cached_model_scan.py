@@ -17,7 +17,7 @@ UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 CHECK = "_unsupported_derived_weight_cache_error"
 
 
-class Known:
+class ModelScanCache:
     """Answers about models, by their ids, while an update is under way; else nothing is kept.
 
     A model lives as long as its engine: no other one gets its id.
@@ -35,7 +35,7 @@ class Known:
         self.parameters.clear()
 
 
-known = Known()
+known = ModelScanCache()
 
 
 def register() -> None:

@@ -41,6 +41,17 @@ class PromptRefusedError(EngineError):
     """The engine will never take this prompt (too long, ...): no retry helps."""
 
 
+class ScoringError(Exception):
+    """A server could not score the given tokens.
+
+    The message says why, for people; the reason, for metrics: `timeout`, `refused` or `invalid`.
+    """
+
+    def __init__(self, message: str, reason: str = "refused") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class EngineRefusedError(Exception):
     """The engine refused a control call, or is gone. The message says to which call, and why.
 
@@ -53,7 +64,7 @@ class EngineRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPlacement:
     """Where a server runs, as its command line says it; `$(NAME)` stands for a variable of its
     container.
 
@@ -97,7 +108,7 @@ class Launch(Protocol):
 
     def plugin(self, spec: RLJobSpec) -> Plugin | None: ...
     def command(self, spec: RLJobSpec) -> list[str]: ...
-    def args(self, spec: RLJobSpec, place: Place) -> list[str]: ...
+    def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]: ...
     def env(self, spec: RLJobSpec) -> dict[str, str]: ...
     def caches(self, directory: str) -> dict[str, str]:
         """Variables with which it keeps the kernels that it compiles in this directory."""
@@ -172,7 +183,7 @@ class Client(Protocol):
 
 class Scorer(Protocol):
     """A server that somebody runs, asked about tokens that others wrote. Methods raise
-    RewardError.
+    ScoringError.
     """
 
     async def close(self) -> None: ...

@@ -9,11 +9,11 @@ import multiprocessing
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from . import pipelined_receive, receive
-from .attempts import Fence, Receive, Scope
-from .control_priority import InTurn, Turns
-from .ordered_buckets import InOrder
-from .request_batching import Generate, Together
+from ..weights import pipelined_receive, receive
+from .attempt_fence import Fence, Receive, Scope
+from .control_priority import ControlPriority, RequestQueue
+from .ordered_buckets import OrderedBuckets
+from .request_batching import Generate, RequestBatching
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,13 @@ def register() -> None:
             error,
         )
         return
-    turns = Turns(paused=lambda: get_global_state().tokenizer_manager.is_pause)
-    app.add_middleware(InOrder)
+    turns = RequestQueue(paused=lambda: get_global_state().tokenizer_manager.is_pause)
+    app.add_middleware(OrderedBuckets)
     app.add_middleware(Fence)
-    app.add_middleware(InTurn, turns=turns)
-    app.add_middleware(Together, turns=turns, generate=_by(generate_request, GenerateReqInput))
+    app.add_middleware(ControlPriority, turns=turns)
+    app.add_middleware(
+        RequestBatching, turns=turns, generate=_by(generate_request, GenerateReqInput)
+    )
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
         pipelined_receive.register()

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from sluice.engines import http
-from sluice.engines.base import UNKNOWN_VERSION, EngineError, Generation, RequestTimeoutError
+from sluice.engines.http import connections
+from sluice.engines.protocol import UNKNOWN_VERSION, EngineError, Generation, RequestTimeoutError
 from sluice.telemetry import logs
 
 REQUEST_SECONDS = 1800.0
@@ -59,7 +59,7 @@ class HttpClient:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._session = http.session(limit=0)
+        self._session = connections.session(limit=0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,7 +95,7 @@ class HttpClient:
         try:
             return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
         except (aiohttp.ClientError, OSError) as error:
-            if not http.has_ended(error):
+            if not connections.has_ended(error):
                 raise self._lost(error) from error
         # The engine may be at work on it, if only the answer was lost: under the same name it may
         # be refused, and under one that begins with that name be taken back with it.
@@ -146,7 +146,9 @@ class HttpClient:
         self, method: str, path: str, seconds: float | None, **options: Any
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=seconds)
-        return http.request(self.session, method, self.url + path, timeout=timeout, **options)
+        return connections.request(
+            self.session, method, self.url + path, timeout=timeout, **options
+        )
 
     async def status(self, method: str, path: str, seconds: float | None, **options: Any) -> int:
         """The answer's status. Raises what aiohttp raises, TimeoutError and OSError."""

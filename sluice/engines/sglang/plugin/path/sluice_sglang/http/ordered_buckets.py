@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .attempts import Receive, Scope, Send, refuse
+from .attempt_fence import Receive, Scope, Send, refuse
 
 HEADER = b"x-sluice-bucket"
 """`sluice-link-rollout-0-.../3`: what a bucket comes over, and its number there, from 0."""
@@ -20,7 +20,7 @@ _KEPT = 8
 """Communicators that are remembered: an engine has one sender at a time."""
 
 
-class InOrder:
+class OrderedBuckets:
     """Stands before an engine's HTTP application. following: the number of the next bucket, by what
     it comes over.
     """
@@ -46,7 +46,7 @@ class InOrder:
             await refuse(scope, send, refusal)
             return
         # From here on the application takes requests in the order in which they come to it.
-        first: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+        first: list[Any] = [{"type": "connections.request", "body": body, "more_body": False}]
 
         async def replay() -> Any:
             if not first:

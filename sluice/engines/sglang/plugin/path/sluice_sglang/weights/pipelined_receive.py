@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from . import tell_once
+from .. import tell_once
 from .transfer import GROUP_PREFIX
 
 MANAGER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sluice.engines.base import CallParser
+from sluice.engines.protocol import CallParser
 
 _ASSISTANT = "<|start|>assistant"
 _NAME_FIRST = re.compile(r"\s*(to=[\w.-]+)\s*<\|channel\|>commentary")

@@ -93,7 +93,7 @@ def start(saves_memory: bool) -> tuple[int, socket.socket]:
     with theirs, memory_saver() if saves_memory else nullcontext():
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            "from sluice_sglang import preforked_processes; "
+            "from sluice_sglang.startup import preforked_processes; "
             f"exec(preforked_processes.program({theirs.fileno()}, {os.getpid()}))"
         )
         path = os.fsencode(sys.executable)

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .attempts import Receive, Scope, Send
-from .control_priority import Turns
+from .attempt_fence import Receive, Scope, Send
+from .control_priority import RequestQueue
 from .ordered_buckets import whole
 
 PATH = "/sluice_generate"
@@ -25,13 +25,13 @@ Generate = Callable[[dict[str, Any], Scope, Receive], Awaitable[tuple[int, bytes
 log = logging.getLogger(__name__)
 
 
-class Together:
+class RequestBatching:
     """Stands before an engine's HTTP application."""
 
     def __init__(
         self,
         app: Callable[[Scope, Receive, Send], Awaitable[None]],
-        turns: Turns,
+        turns: RequestQueue,
         generate: Generate,
     ) -> None:
         self.app = app

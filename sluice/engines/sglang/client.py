@@ -20,7 +20,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from sluice.engines.base import (
+from sluice.engines.http.client import PROBE_SECONDS, REQUEST_SECONDS, HttpClient, version_number
+from sluice.engines.protocol import (
     RESTING,
     WAKING,
     EngineError,
@@ -28,9 +29,8 @@ from sluice.engines.base import (
     PromptRefusedError,
     ServerInfo,
 )
-from sluice.engines.http_client import PROBE_SECONDS, REQUEST_SECONDS, HttpClient, version_number
 from sluice.engines.sglang import request_batching
-from sluice.engines.sglang.request_batching import Together
+from sluice.engines.sglang.request_batching import RequestBatcher
 from sluice.samples.sample import Experts, WeightSpan, compact
 
 _VERSIONS = "sluice_versions"
@@ -54,7 +54,7 @@ class Client(HttpClient):
         self._probed_since = 0.0
         self.frozen = self._tells_experts = False
         self.info = ServerInfo(1, None)
-        self._together: Together | None = None
+        self._together: RequestBatcher | None = None
 
     async def __aexit__(self, *_: object) -> None:
         if self._together:
@@ -70,7 +70,7 @@ class Client(HttpClient):
         self._tells_experts = bool(told.get("enable_return_routed_experts"))
         self.frozen = await self._freeze()
         if await self.post(request_batching.PATH, []) == 200:
-            self._together = Together(self.session, self.url)
+            self._together = RequestBatcher(self.session, self.url)
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
         return await (self._together.ask(body) if self._together else super().ask(body))

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from sluice.engines import http
-from sluice.engines.base import EngineRefusedError
+from sluice.engines.http import connections
+from sluice.engines.protocol import EngineRefusedError
 
 T = TypeVar("T")
 _REFUSALS = (400, 422, 500)
@@ -36,7 +36,9 @@ class HttpControl:
         timeout = aiohttp.ClientTimeout(total=options.pop("seconds", None) or self.timeout)
         headers = {SOURCE_HEADER: self.source, **options.pop("headers", {})}
         url = f"http://{self.address}{path}"
-        return http.request(self.session, method, url, timeout=timeout, headers=headers, **options)
+        return connections.request(
+            self.session, method, url, timeout=timeout, headers=headers, **options
+        )
 
     async def ask(self, path: str, field: str, kind: type[T]) -> T:
         """One field of what the engine tells about itself. Raises EngineRefusedError."""

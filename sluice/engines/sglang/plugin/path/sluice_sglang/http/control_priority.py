@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from .attempts import Receive, Scope, Send
+from .attempt_fence import Receive, Scope, Send
 
 PATH = "/generate"
 ABORT = "/abort_request"
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.005
 """Time after which a paused engine is looked at again."""
 
 
-class Turns:
+class RequestQueue:
     """The order of requests. waiting: those that have not begun, the oldest first.
 
     paused: true while the engine keeps new requests from generating.
@@ -66,11 +66,11 @@ class Turns:
                 begun += 1
 
 
-class InTurn:
+class ControlPriority:
     """Stands before an engine's HTTP application."""
 
     def __init__(
-        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], turns: Turns
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], turns: RequestQueue
     ) -> None:
         self.app = app
         self.turns = turns

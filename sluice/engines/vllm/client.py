@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.engines.base import (
+from sluice.engines.http.client import PROBE_SECONDS, HttpClient, version_number
+from sluice.engines.protocol import (
     RESTING,
     WAKING,
     EngineError,
@@ -18,7 +19,6 @@ from sluice.engines.base import (
     PromptRefusedError,
     ServerInfo,
 )
-from sluice.engines.http_client import PROBE_SECONDS, HttpClient, version_number
 from sluice.samples.sample import WeightSpan
 
 _REQUEST = "generate-tokens-"

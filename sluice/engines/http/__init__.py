@@ -1,0 +1,1 @@
+"""Requests and control calls to an engine that speaks HTTP."""

@@ -1,1 +1,0 @@
-../../../../../numerics/invariant_kernels.py

@@ -1,0 +1,1 @@
+"""`trainer.deterministic`: layers that compute the same bits as the trainer's."""

@@ -1,0 +1,1 @@
+../../../../../../numerics/invariant_kernels.py

@@ -1,1 +1,0 @@
-../../../../../runtime/open_files.py

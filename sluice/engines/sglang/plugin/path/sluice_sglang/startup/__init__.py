@@ -1,0 +1,1 @@
+"""Steps of the launch script before SGLang itself starts."""

@@ -1,0 +1,1 @@
+../../../../../../runtime/cpu_threads.py

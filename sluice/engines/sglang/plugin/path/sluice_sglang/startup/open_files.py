@@ -1,0 +1,1 @@
+../../../../../../runtime/open_files.py

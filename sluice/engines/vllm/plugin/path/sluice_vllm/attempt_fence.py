@@ -1,0 +1,1 @@
+../../../../plugin_common/attempt_fence.py

@@ -1,1 +1,0 @@
-../../../../plugin_common/path/attempts.py

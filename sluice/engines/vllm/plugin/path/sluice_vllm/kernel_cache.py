@@ -1,0 +1,1 @@
+../../../../../runtime/kernel_cache.py
