@@ -39,11 +39,11 @@ help:
 # torch comes first: its CPU build must be there before anything can ask for a CUDA build. SGLang and megatron-core
 # come without their requirements: SGLang's pull in the CUDA stack, and megatron-core's metadata asks for a newer Python
 # than its code needs. pip complains of that for every later package; what it prints is in setup.log.
-$(VENV)/.ready: pyproject.toml requirements/torch-cpu.txt requirements/sglang.txt requirements/megatron.txt
+$(VENV)/.ready: pyproject.toml migrate/pyproject.toml requirements/torch-cpu.txt requirements/sglang.txt requirements/megatron.txt
 	@echo "setting up $(VENV), once; mostly download (all output: $(VENV)/setup.log)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(call install,$(VENV),1/4 torch,$(call pins,torch-cpu))
-	@$(call install,$(VENV),2/4 sluice and what it needs,-e '$(EXTRAS)')
+	@$(call install,$(VENV),2/4 sluice and what it needs,-e '$(EXTRAS)' -e migrate)
 	@$(call install,$(VENV),3/4 SGLang and Megatron-core,--no-deps --ignore-requires-python $(call pins,sglang megatron))
 	@$(call stage,$(VENV),4/4 SGLang for the CPU,$(PY) -m sluice.engines.sglang.cpu)
 	@touch $@

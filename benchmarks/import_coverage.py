@@ -18,16 +18,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_cli.importing import exact
-from sluice_cli.importing.draft import Draft, ImportFailedError
-from sluice_cli.importing.manifest import settle
-from sluice_cli.importing.reading import read
-from sluice_cli.importing.script import Argument, Script
-from sluice_cli.importing.shell import ScriptError
-from sluice_cli.importing.slime import import_slime
-from sluice_cli.importing.slime import launch as slime_launch
-from sluice_cli.importing.verl import import_command
-from sluice_cli.importing.verl import launch as verl_launch
+from sluice_migrate.bash import sandboxed
+from sluice_migrate.bash.lexer import ScriptError
+from sluice_migrate.bash.reading import read
+from sluice_migrate.bash.script import Argument, Script
+from sluice_migrate.draft import Draft, ImportFailedError
+from sluice_migrate.manifest import settle
+from sluice_migrate.slime.importer import import_slime
+from sluice_migrate.slime.importer import launch as slime_launch
+from sluice_migrate.verl.importer import import_command
+from sluice_migrate.verl.importer import launch as verl_launch
 
 HOME = {"HOME": "${HOME}"}
 """For both: `$HOME` stays what it is."""
@@ -57,7 +57,7 @@ def scripts(root: Path) -> Iterator[Path]:
     yield from sorted(path for path in root.rglob("*.sh") if path.is_file())
 
 
-def outcome(bash: exact.ConfinedBash, project: str, root: Path, path: Path) -> Outcome | None:
+def outcome(bash: sandboxed.ConfinedBash, project: str, root: Path, path: Path) -> Outcome | None:
     """None for a script that starts no training."""
     text, name = path.read_text(errors="replace"), str(path.relative_to(root))
     if not _MENTIONS[project].search(text):
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--details", action="store_true", help="what differs, script by script")
     options = parser.parse_args()
     root = options.checkout.resolve()
-    with exact.confined_bash() as bash:
+    with sandboxed.confined_bash() as bash:
         tried = [outcome(bash, options.project, root, path) for path in scripts(root)]
     outcomes = [one for one in tried if one]
     today = datetime.date.today().isoformat()

@@ -1,22 +1,53 @@
-"""Groups of commands whose modules are imported when one of their commands is asked for."""
+"""Groups of commands that are imported when one of their commands is called."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from sluice_cli.exits import Exit
+
+# Entry points of optional distributions: the name of a group of commands, and its typer.Typer.
+COMMANDS = "sluice.commands"
+
 
 def group(module: str, words: str) -> typer.Typer:
-    """The group that `app` in a module is. words: its help, which is shown without it."""
+    """Return the group that is `app` in a module.
 
+    words: its help, which is shown without importing the module.
+    """
+    return _lazy(lambda: import_module(module).app, words)
+
+
+def optional_group(name: str, distribution: str, words: str) -> typer.Typer:
+    """Return the group that an optional distribution provides as an entry point."""
+
+    def load() -> typer.Typer:
+        for entry in entry_points(group=COMMANDS, name=name):
+            return entry.load()  # type: ignore[no-any-return]
+        typer.echo(
+            f"error: sluice {name} needs {distribution}: pip install {distribution}", err=True
+        )
+        raise typer.Exit(Exit.INVALID)
+
+    return _lazy(load, words)
+
+
+def _lazy(load: Callable[[], typer.Typer], words: str) -> typer.Typer:
     class Lazy(TyperGroup):
         def _load(self) -> None:
             if not self.commands:
-                self.commands.update(get_group(import_module(module).app).commands)
+                self.commands.update(get_group(load()).commands)
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            self._load()  # before anything is printed, as loading may fail
+            super().format_help(ctx, formatter)
 
         def list_commands(self, ctx: Any) -> list[str]:
             self._load()

@@ -15,7 +15,7 @@ from sluice import __version__
 from sluice_cli.entry import nothing_begun
 from sluice_cli.exits import Exit
 from sluice_cli.explain import explain_commands
-from sluice_cli.lazy import group
+from sluice_cli.lazy import group, optional_group
 from sluice_cli.options import (
     ContainerEngine,
     Manifest,
@@ -208,6 +208,11 @@ explain_commands.register(app)
 for name, module, words in (
     ("convert", "convert", "Checkpoints between Hugging Face's and other formats."),
     ("data", "data.commands", "Look at prompt files, convert and split them."),
-    ("import", "import_", "RLJob manifests of other projects' launch scripts."),
 ):
     app.add_typer(group(f"sluice_cli.{module}", words), name=name)
+app.add_typer(
+    optional_group(
+        "import", "sluice-rl-migrate", "RLJob manifests of other projects' launch scripts."
+    ),
+    name="import",
+)

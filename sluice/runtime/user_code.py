@@ -7,17 +7,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import inspect
 import json
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-from sluice.peers import modules
-from sluice.peers.slime.types import Sample, Status
+from sluice.runtime import function_adapters
 
 
 class LoadError(Exception):
@@ -26,10 +24,12 @@ class LoadError(Exception):
 
 @cache
 def load(dotted: str) -> Callable[..., Any]:
-    """The function behind a dotted path. Its file may import its neighbours, and of slime and verl
-    what `sluice.peers` has.
+    """Load the function at a dotted path.
+
+    Its file may import the files beside it, and what adapters of other projects provide.
     """
-    modules.install()
+    for adapter in function_adapters.installed():
+        adapter.install_stubs()
     module_name, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
     if not module_name or dotted.endswith(".py"):
         raise LoadError(
@@ -44,6 +44,7 @@ def load(dotted: str) -> Callable[..., Any]:
     except Exception as error:  # the user's module may raise anything
         raise LoadError(
             f"{dotted}: cannot import {module_name}: {type(error).__name__}: {error}"
+            f"{function_adapters.advice(error)}"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -75,68 +76,15 @@ def _file(path: Path) -> ModuleType:
 
 @cache
 def load_reward(dotted: str) -> Callable[[Any], Any]:
-    """A reward function as one of a sample (or of a list of samples), whichever way it was written.
+    """Load a reward function as a function of a sample, or of a list of samples.
 
-    sluice: f(sample); slime: f(args, sample, **kwargs), where the sample is slime's, and args has
-    no attributes but those that a reward needs of slime's (rm_type, rm_url, reward_key: all None);
-    verl: f(data_source, solution_str, ground_truth, extra_info=None).
+    sluice's form is f(sample); adapters (`function_adapters`) convert those of other projects.
     """
     function = load(dotted)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a C function nothing is known
-        return function
-    if {"solution_str", "ground_truth"} <= parameters.keys():
-        return _verl(function, parameters)
-    if (
-        len(required := [p for p in parameters.values() if _positional(p)]) > 1
-        and required[0].name == "args"
-    ):
-        return _slime(function)
+    for adapter in function_adapters.installed():
+        if reward := adapter.reward(function):
+            return reward
     return function
-
-
-def _slime(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    args = SimpleNamespace(rm_type=None, rm_url=None, reward_key=None)
-
-    def call(sample: Any) -> Any:
-        many = isinstance(sample, list)
-        return function(args, [_slimes(one) for one in sample] if many else _slimes(sample))
-
-    return call
-
-
-def _slimes(sample: Any) -> Sample:
-    """Slime's sample; what a generate function has set beside its fields is there again."""
-    status = Status.TRUNCATED if sample.truncated else Status.COMPLETED
-    names = ("prompt", "response", "label", "metadata", "tokens", "response_length")
-    theirs = Sample(**{name: getattr(sample, name) for name in names}, status=status)
-    for name, value in {**sample.metadata, "truncated": sample.truncated}.items():
-        if not hasattr(theirs, name):
-            setattr(theirs, name, value)
-    return theirs
-
-
-def _positional(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty and parameter.kind in (
-        parameter.POSITIONAL_ONLY,
-        parameter.POSITIONAL_OR_KEYWORD,
-    )
-
-
-def _verl(function: Callable[..., Any], parameters: Any) -> Callable[[Any], Any]:
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-    def call(sample: Any) -> Any:
-        arguments = {
-            "data_source": sample.metadata.get("data_source", ""),
-            "solution_str": sample.response,
-            "ground_truth": sample.label,
-            "extra_info": sample.metadata,
-        }
-        return function(**{k: v for k, v in arguments.items() if takes_all or k in parameters})
-
-    return call
 
 
 def _main(functions: list[str]) -> None:

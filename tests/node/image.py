@@ -39,6 +39,7 @@ extras."""
 PACKAGES = (
     "sluice",
     "cli/sluice_cli",
+    "migrate/sluice_migrate",
     "operator/sluice_operator",
     "services/buffer/sluice_buffer",
     "services/rendezvous/sluice_rendezvous",
@@ -180,6 +181,23 @@ def _add_sources(tar: tarfile.TarFile) -> None:
     add_text(tar, "usr/local/bin/sluice", SLUICE_SCRIPT, 0o755)
     on_cpu = f"/{SITE}/sluice/engines/sglang/cpu/path\nimport torchvision_on_cpu\n"
     add_text(tar, f"{SITE}/sluice_sglang_cpu.pth", on_cpu)
+    _add_entry_points(tar)
+
+
+def _add_entry_points(tar: tarfile.TarFile) -> None:
+    """Add the metadata by which sluice finds the functions of other projects."""
+    project = tomllib.loads((ROOT / "migrate" / "pyproject.toml").read_text())["project"]
+    entries = "\n".join(
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in table.items())
+        for group, table in project["entry-points"].items()
+    )
+    info = f"{SITE}/sluice_rl_migrate-{project['version']}.dist-info"
+    add_text(
+        tar,
+        f"{info}/METADATA",
+        f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {project['version']}\n",
+    )
+    add_text(tar, f"{info}/entry_points.txt", entries)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,15 @@ def test_images_install_the_extras_of_their_roles() -> None:
     }
 
 
+def test_images_that_run_user_functions_adapt_those_of_other_projects() -> None:
+    assert {
+        target for target in TARGETS if "${MIGRATE}" in " ".join(environment(target).all("RUN"))
+    } == {"rollout", "trainer", "cpu"}
+    migrate = tomllib.loads((ROOT / "migrate" / "pyproject.toml").read_text())["project"]
+    assert migrate["version"] == PROJECT["version"]
+    assert f"sluice-rl=={PROJECT['version']}" in migrate["dependencies"]
+
+
 def test_pins_outside_of_the_requirements_agree_with_the_others() -> None:
     makefile = dict(
         re.findall(r"^([A-Z]+) +[:?]= +(\S.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -84,7 +93,7 @@ def test_pins_outside_of_the_requirements_agree_with_the_others() -> None:
 
 
 def test_images_install_our_wheel_and_pinned_requirements_only() -> None:
-    allowed = {"${TORCHVISION}", "${TORCH_CPU_INDEX}"}
+    allowed = {"${MIGRATE}", "${TORCHVISION}", "${TORCH_CPU_INDEX}"}
     for target in TARGETS:
         for command in " && ".join(environment(target).all("RUN")).split("&&"):
             words = shlex.split(command)

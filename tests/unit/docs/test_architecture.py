@@ -15,7 +15,6 @@ OWN_FOLDERS = {
     "sglang": "sluice/engines/sglang",
     "fsdp": "services/trainer/sluice_trainer/fsdp",
 }
-IMPORTER = "cli/sluice_cli/importing"
 
 
 def additions() -> list[tuple[str, list[str]]]:
@@ -35,7 +34,7 @@ def naming(word: str) -> list[str]:
     files = []
     for path in (path for folder in PRODUCTION for path in (ROOT / folder).rglob("*.py")):
         name = str(path.relative_to(ROOT))
-        elsewhere = not name.startswith((OWN_FOLDERS.get(word, "-"), IMPORTER, "sluice/wire/v1"))
+        elsewhere = not name.startswith((OWN_FOLDERS.get(word, "-"), "sluice/wire/v1"))
         if elsewhere and pattern.search(path.read_text()):
             files.append(name)
     return sorted(files)

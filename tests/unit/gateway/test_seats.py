@@ -152,10 +152,9 @@ async def test_without_seats_any_name_is_the_model(tmp_path: Path) -> None:
 
 
 async def test_a_claim_of_one_conversation_is_refused_where_there_are_seats(tmp_path: Path) -> None:
-    from sluice_rollout.gateway.sample_claims import Claim
 
     async def claiming(episode: Episode) -> None:
-        episode.gateway.keep(Claim([1, 2], [1]))
+        episode.gateway.keep([1, 2], [1])
 
     async with desk(tmp_path, **SEATS) as one:
         sample = await run(one, claiming, Script())

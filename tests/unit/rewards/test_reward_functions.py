@@ -1,4 +1,4 @@
-"""A user's function may have sluice's, slime's or verl's parameters."""
+"""Reward functions are loaded by their path. (Those of other projects: tests/unit/migrate.)"""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ USER = """
 import functools
 def sluice(sample): return ("sluice", sample.response)
 def sluice_default(sample, factor=2): return ("default", sample.label)
-def slime(args, sample, **kwargs):
-    return ("slime", args.rm_url, sample.response, sample.metadata["k"])
-def verl(data_source, solution_str, ground_truth, extra_info=None):
-    return (data_source, solution_str, ground_truth, extra_info["k"])
-def verl_short(solution_str, ground_truth): return (solution_str, ground_truth)
-def verl_open(solution_str, ground_truth, **rest): return sorted(rest)
 class Judge:
     def __call__(self, sample): return ("object", sample.response)
 judge = Judge()
@@ -39,10 +33,6 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("sluice", ("sluice", "r")),
         ("sluice_default", ("default", "l")),
-        ("slime", ("slime", None, "r", "v")),
-        ("verl", ("src", "r", "l", "v")),
-        ("verl_short", ("r", "l")),
-        ("verl_open", ["data_source", "extra_info"]),
         ("judge", ("object", "r")),
         ("partial", ("default", "l")),
     ],

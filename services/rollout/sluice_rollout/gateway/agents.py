@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.samples.sample import Sample
@@ -39,12 +39,15 @@ class Table:
             branches = min(branches, 1)
         metrics.GATEWAY_BRANCHES.inc(branches)
 
-    def keep(self, claim: Claim) -> None:
-        """Train what the program says, once its episode ends. Raises ClaimError."""
+    def keep(self, tokens: Sequence[int], mask: Sequence[int]) -> None:
+        """Train what the program says, once its episode ends. Raises ClaimError.
+
+        tokens: ids of prompt and response; mask: [response] 1 for what is to be trained.
+        """
         if "" not in self.seats:
             raise ClaimError("a sample of one conversation, but the job has rollout.seats")
         sample = Sample(index=self.episode.sample.index)
-        self._kept = written(claim, self.seats[""].conversation.turns, sample)
+        self._kept = written(Claim(tokens, mask), self.seats[""].conversation.turns, sample)
 
     def reward_turn(self, value: float, seat: str, turn: int) -> None:
         """Add to the reward of a turn that the program has asked for. turn: its place among those

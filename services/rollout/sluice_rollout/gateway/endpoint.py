@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-from sluice_rollout.gateway.sample_claims import Claim
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -21,7 +19,8 @@ class Gateway:
             await client.chat.completions.create(...)
 
     close: ends the key, and puts the program's turns into the sample; with True, all that another
-    play can go on from. keep: says which tokens are the sample, in place of the longest branch;
+    play can go on from. keep(tokens, mask): says which tokens of prompt and
+    response are the sample, and which of the response are trained, in place of the longest branch;
     raises ClaimError. full: True where the last request was refused, because it did not fit.
     reward_turn: adds a value to the reward of a seat's turn, by its place; raises IndexError.
     """
@@ -29,7 +28,7 @@ class Gateway:
     base_url: str
     api_key: str
     close: Callable[[bool], None]
-    keep: Callable[[Claim], None]
+    keep: Callable[[Sequence[int], Sequence[int]], None]
     full: Callable[[], bool]
     reward_turn: Callable[[float, str, int], None]
 

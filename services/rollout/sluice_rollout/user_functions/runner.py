@@ -17,7 +17,7 @@ from sluice.runtime import error_summary, user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
-from sluice_rollout import adapters, failures, metrics
+from sluice_rollout import failures, metrics
 from sluice_rollout.clock import Clock
 from sluice_rollout.environments.openenv import openenv_of
 from sluice_rollout.environments.pods import EpisodePods
@@ -34,6 +34,7 @@ from sluice_rollout.gateway import errors
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
 from sluice_rollout.threads import contained
+from sluice_rollout.user_functions.plays import SignatureError, play_of
 
 NONE = "none"
 """In a data set's `function`: one answer of the model, whatever rollout.function says."""
@@ -96,10 +97,10 @@ def load(
     if dotted is None or dotted == NONE:
         return None
     try:
-        return dotted, adapters.play_of(user_code.load(dotted), spec)
+        return dotted, play_of(user_code.load(dotted), spec)
     except user_code.LoadError as error:
         raise ConfigurationError(f"{where}: {error}") from error
-    except adapters.AdapterError as error:
+    except SignatureError as error:
         raise ConfigurationError(f"{where}: {dotted} {error}") from error
 
 

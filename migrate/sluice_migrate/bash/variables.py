@@ -1,0 +1,169 @@
+"""The variables of a script while it is read, and what its assignments do to them."""
+
+from __future__ import annotations
+
+import abc
+import re
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from sluice_migrate.bash.conditions import Truth
+from sluice_migrate.bash.expansion import Argument, Expander, Variables
+from sluice_migrate.bash.lexer import Part, PartKind, Word
+from sluice_migrate.bash.programs import output
+
+_LONGEST, _MOST_VALUES = 1 << 18, 10_000
+ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=")
+
+
+class EndError(Exception):
+    """`exit 0`, or more steps or longer texts than a script has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that was not read as bash would have run it."""
+
+    line: int
+    subject: str
+    text: str
+
+
+@dataclass
+class Memory(abc.ABC):
+    """unset: variables that stood alone and that nothing sets, with a line of theirs."""
+
+    variables: Variables = field(default_factory=Variables)
+    remarks: list[Remark] = field(default_factory=list)
+    unset: dict[str, int] = field(default_factory=dict)
+    doubts: int = 0
+    """Number of conditions that are not known around the command that is read."""
+    hidden: list[dict[str, Argument | None]] = field(default_factory=list)
+    """Values that the `local` of each function in work hides."""
+
+    @abc.abstractmethod
+    def output_of(self, text: str, line: int) -> Argument | None:
+        """The output of `$(text)`; None where only a shell could tell."""
+
+    @property
+    def expander(self) -> Expander:
+        return Expander(self.variables, self.output_of)
+
+    @property
+    def lenient(self) -> Expander:
+        """For conditions, where what is not set is empty."""
+        expander = self.expander
+        expander.lenient = True
+        return expander
+
+    def arithmetic(self, text: str, line: int) -> Truth:
+        try:
+            value, missing = self.lenient.number(text, line)
+        except (ValueError, ArithmeticError):
+            return None
+        return None if missing else value != 0
+
+    def expand(self, words: list[Word]) -> list[Argument]:
+        """The words of a command. `$NAME` alone that nothing has set is no word, as in bash; but
+        behind an option it is the value that somebody has to give.
+        """
+        arguments: list[Argument] = []
+        for word in words:
+            after_option = arguments and re.fullmatch("--?[A-Za-z][^=]*", arguments[-1].text)
+            if not self.expander.is_unset(word) or after_option:
+                arguments += self.expander.words(word)
+            elif word.parts[0].text.isidentifier():
+                self.unset[word.parts[0].text] = word.line
+        return arguments
+
+    def declare(self, name: str, words: list[Word]) -> Truth:
+        for word in words:
+            match = ASSIGNED.match(word.literal)
+            plain = match[1] if match else word.plain
+            if name == "local" and self.hidden and plain.isidentifier():
+                self.hidden[-1].setdefault(plain, self.variables.values.get(plain))
+                self.variables.values.pop(plain, None)
+            if match:
+                self.assign(match, word)
+        return True
+
+    def assign(self, match: re.Match[str], word: Word) -> None:
+        name, index, adds = match[1], match[2], bool(match[3])
+        if word.array is not None:
+            values = [self._doubted(name, value) for value in self.expand(word.array)]
+            old = self.variables.arrays.get(name, []) if adds else []
+            if len(old) + len(values) > _MOST_VALUES:
+                self._give_up(name, word.line)
+            self.variables.arrays[name] = old + values
+            self.variables.values.pop(name, None)
+            return
+        value = self.expander.joined(_without(word, match.end()))
+        if index is not None:
+            self._assign_element(name, index, value)
+            return
+        before = self.variables.get(name, word.line)
+        if adds and before is not None:
+            value = replace(
+                value,
+                text=before.text + value.text,
+                missing=before.missing + value.missing,
+                doubtful=before.doubtful + value.doubtful,
+            )
+        self.set(name, value)
+
+    def set(self, name: str, value: Argument) -> None:
+        if name in self.variables.environment:  # the user knows better
+            return
+        if len(value.text) > _LONGEST:
+            self._give_up(name, value.line)
+        self.variables.values[name] = self._doubted(name, value)
+
+    def _give_up(self, name: str, line: int) -> NoReturn:
+        """A loop that doubles a text must not fill the memory."""
+        self.remark(line, f"${name}", "is too long: the script is not read any further")
+        raise EndError
+
+    def _doubted(self, name: str, value: Argument) -> Argument:
+        return replace(value, doubtful=(*value.doubtful, name)) if self.doubts else value
+
+    def _assign_element(self, name: str, index: str, value: Argument) -> None:
+        values = list(self.variables.arrays.get(name, []))
+        at = int(index) if index.isdigit() else -1
+        if not 0 <= at <= len(values):
+            self.remark(value.line, f"{name}[{index}]", "is not read; --exact runs it")
+            return
+        values[at : at + 1] = [self._doubted(name, value)]
+        self.variables.arrays[name] = values
+
+    def forget(self, names: list[Argument]) -> None:
+        for value in names:
+            self.variables.values.pop(value.text, None)
+            self.variables.arrays.pop(value.text, None)
+
+    def unknown(self, name: Argument) -> None:
+        unknown = Argument(f"${{{name.text}}}", name.line, (name.text,))
+        self.variables.arrays.pop(name.text, None)
+        self.set(name.text, unknown)
+
+    def print_into(self, rest: list[Argument]) -> None:
+        if len(rest) > 2:
+            said = output([replace(rest[0], text="printf"), *rest[2:]], self.variables)
+            unknown = Argument(f"${{{rest[1].text}}}", rest[1].line, (rest[1].text,))
+            self.set(rest[1].text, said or unknown)
+
+    def remark(self, line: int, subject: str, text: str) -> None:
+        remark = Remark(line, subject, text)
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+
+def _without(word: Word, width: int) -> Word:
+    """The word without its first characters, all literal."""
+    parts: list[Part] = []
+    for part in word.parts:
+        cut = min(width, len(part.text)) if part.kind is PartKind.TEXT else 0
+        width -= cut
+        parts.append(replace(part, text=part.text[cut:]) if cut else part)
+    while len(parts) > 1 and not parts[0].text and parts[0].kind is PartKind.TEXT:
+        parts.pop(0)  # a `~` behind the `=` is the first character
+    return Word(word.line, parts)

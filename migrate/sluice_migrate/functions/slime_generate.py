@@ -1,0 +1,185 @@
+"""slime's generate functions (custom_generate_function_path): `async def generate(args, sample,
+sampling_params)`, which returns the sample.
+
+The function asks `http://{args.sglang_router_ip}:{args.sglang_router_port}/generate`, which is the
+episode's gateway. Each episode has an `args` of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from sluice.api import RLJobSpec
+from sluice.data import chat
+from sluice.samples.sample import Purpose, SampleStatus
+from sluice_migrate.functions.episodes import UnsupportedError, keep, note, source_of
+from sluice_migrate.stubs.slime.types import Sample, Status
+
+if TYPE_CHECKING:
+    from sluice_rollout.episode import Episode
+
+_PARAMETERS = ["args", "sample"]
+_ENDS = {Status.COMPLETED: SampleStatus.COMPLETED, Status.TRUNCATED: SampleStatus.TRUNCATED}
+
+
+def is_generate(function: Callable[..., Any]) -> bool:
+    """Tell whether an async function has slime's parameters."""
+    if not _is_async(function):
+        return False
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a C function nothing is known
+        return False
+    return len(names) >= 3 and names[:2] == _PARAMETERS
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return any(map(inspect.iscoroutinefunction, (function, call)))
+
+
+class Args(SimpleNamespace):
+    """slime's arguments, as far as generate functions read them; those of rollout.functionArgs go
+    before ours.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"args.{name}: sluice has no such argument of slime's; set it in "
+            "spec.rollout.functionArgs"
+        )
+
+
+def args_of(spec: RLJobSpec, episode: Episode, sampling_params: dict[str, Any]) -> Args:
+    """The arguments of one episode."""
+    host, port = episode.gateway.router
+    source = source_of(spec, episode.prompt.dataset)
+    context = spec.rollout.engine_args.get("context-length")
+    values: dict[str, Any] = {
+        "hf_checkpoint": getattr(episode.tokenizer, "name_or_path", spec.model.path),
+        "tokenizer": episode.tokenizer,
+        "sampling_params": sampling_params,
+        "sglang_router_ip": host,
+        "sglang_router_port": port,
+        "sglang_server_concurrency": spec.rollout.concurrency,
+        "rollout_temperature": sampling_params["temperature"],
+        "rollout_top_p": sampling_params["top_p"],
+        "rollout_top_k": sampling_params["top_k"],
+        "rollout_max_response_len": sampling_params["max_new_tokens"],
+        "rollout_max_context_len": context,
+        "rollout_max_prompt_len": spec.data.max_prompt_tokens,
+        "rollout_stop": sampling_params["stop"],
+        "rollout_stop_token_ids": None,
+        "rollout_skip_special_tokens": False,
+        "rollout_batch_size": spec.rollout.batch_size,
+        "rollout_seed": spec.data.seed,
+        "n_samples_per_prompt": spec.rollout.samples_per_prompt,
+        "max_tokens_per_gpu": spec.trainer.max_tokens_per_gpu,
+        "context_parallel_size": spec.trainer.parallelism.context,
+        "apply_chat_template": bool(source and source.apply_chat_template),
+        "apply_chat_template_kwargs": dict(source.chat_template_args) if source else {},
+        "reward_key": spec.reward.key if spec.reward else None,
+        "custom_generate_function_path": spec.rollout.function,
+        # A function is played again from its start, and never sees half of a response.
+        "partial_rollout": False,
+        "mask_offpolicy_in_partial_rollout": False,
+        "group_rm": False,
+        "ci_test": False,
+        "use_rollout_routing_replay": False,
+        "router_policy": None,
+        "sglang_model_routers": None,
+    }
+    return Args(**(values | spec.rollout.function_args))
+
+
+def sampling_of(episode: Episode) -> dict[str, Any]:
+    """SGLang's parameters as slime passes them: texts whole, with special tokens and stops."""
+    form = {
+        "stop_token_ids": None,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+    return episode.sampling | form
+
+
+class Generate:
+    """Plays an episode with one of slime's functions."""
+
+    def __init__(self, function: Callable[..., Any], spec: RLJobSpec) -> None:
+        self.function, self.spec = function, spec
+        self.knows_purpose = "evaluation" in inspect.signature(function).parameters
+
+    async def __call__(self, episode: Episode) -> None:
+        params = sampling_of(episode)
+        evaluation = episode.prompt.purpose is Purpose.EVALUATE
+        returned = await self.function(
+            args_of(self.spec, episode, dict(params)),
+            self._sample(episode),
+            params,
+            **({"evaluation": evaluation} if self.knows_purpose else {}),
+        )
+        settle(episode, _one(returned))
+
+    def _sample(self, episode: Episode) -> Sample:
+        """The episode's sample, before anything was generated."""
+        prompt = episode.prompt
+        source = source_of(self.spec, prompt.dataset)
+        text = prompt.prompt
+        if source and source.apply_chat_template:
+            text = chat.render(
+                episode.tokenizer, text, chat=True, tools=prompt.tools,
+                arguments=source.chat_template_args,
+            )  # fmt: skip
+        tools = {"tools": prompt.tools} if prompt.tools else {}
+        return Sample(
+            group_index=prompt.group_id,
+            index=episode.sample.index,
+            prompt=text,
+            label=prompt.label,
+            metadata=prompt.metadata | tools,
+        )
+
+
+def _one(returned: Any) -> Sample:
+    """The one sample of an episode. Raises UnsupportedError."""
+    if isinstance(returned, list) and len(returned) == 1:
+        (returned,) = returned
+    if isinstance(returned, list):
+        raise UnsupportedError(
+            f"the function returned {len(returned)} samples: an episode is one here. Return the "
+            "one to train, or play several ways with episode.branch (docs/rollout.md)"
+        )
+    if not hasattr(returned, "loss_mask"):
+        raise UnsupportedError(
+            f"the function returned {type(returned).__name__}: expected slime's Sample"
+        )
+    return returned  # type: ignore[no-any-return]
+
+
+def settle(episode: Episode, sample: Sample) -> None:
+    """Take what the function says of its sample: tokens, mask, end, reward, metadata.
+
+    Raises UnsupportedError where it failed, and ClaimError where a trained token was not sampled.
+    """
+    status = Status(getattr(sample.status, "value", sample.status))
+    if status in (Status.FAILED, Status.ABORTED):
+        raise UnsupportedError(f"the function gave its sample the status {status.value!r}")
+    n = sample.response_length
+    mask = [1] * n if sample.loss_mask is None else list(sample.loss_mask)
+    if len(mask) != n:
+        raise UnsupportedError(
+            f"sample.loss_mask has {len(mask)} entries, sample.response_length is {n}: expected "
+            "as many"
+        )
+    cut = keep(episode, sample.tokens, [0] * n if sample.remove_sample else mask)
+    if status in _ENDS or cut:
+        episode.sample.status = SampleStatus.TRUNCATED if cut else _ENDS[status]
+    episode.sample.response = sample.response
+    if sample.reward is not None:
+        episode.reward(sample.reward)
+    extras = sample.extras() if isinstance(sample, Sample) else {}
+    note(episode, {k: v for k, v in sample.metadata.items() if k != "tools"} | extras)

@@ -1,0 +1,129 @@
+"""slime's arguments for reward, teacher and loss."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from sluice.api.groups.data import RewardType
+from sluice_migrate.draft import Draft, Setting, Settings, idle, put, real, text
+
+_REWARDS = {"math": "math_prm800k"}
+"""rm_type by another name; the rest is called the same."""
+_OPD = "on_policy_distillation."
+"""slime's module whose functions ask a teacher in the place of a reward."""
+_CUSTOM = (
+    "the file is not read; slime makes each of its keys an argument: settings of a generate "
+    "function go into rollout.functionArgs, thresholds of TIS and MIS into algorithm.offPolicy"
+)
+_CORRECTIONS = (
+    "the file is not read; its thresholds of TIS and MIS are algorithm.offPolicy: method, low, "
+    "high, reject, veto"
+)
+
+
+def distillation(draft: Draft, settings: Settings) -> None:
+    """--use-opd. A teacher behind a URL is slime's remote reward, which then has no other."""
+    kind, coef, load = (
+        settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
+    )
+    if not settings.on("--use-opd"):
+        names = ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
+        idle(draft, settings, names, "slime distils only with --use-opd")
+        return
+    url = settings.get("--rm-url")
+    if kind and kind.value == "sglang" and url:
+        put(
+            draft,
+            "algorithm.distillation.teacher.url",
+            url,
+            lambda value: text(value).removesuffix("/generate"),
+        )
+    elif kind and kind.value == "megatron" and load:
+        note = "slime's is a Megatron checkpoint; name the teacher's Hugging Face directory"
+        put(draft, "algorithm.distillation.teacher.path", load, text, note)
+    else:
+        why = (
+            "sluice distils from an SGLang server (--rm-url) or from a checkpoint "
+            "(--opd-teacher-load)"
+        )
+        draft.note(
+            "not translated", kind.shown if kind else "--use-opd", why, kind.line if kind else 0
+        )
+        return
+    put(draft, "algorithm.distillation.coef", coef, real)
+
+
+def reward(draft: Draft, settings: Settings) -> None:
+    kind, url, function = (
+        settings.take(name) for name in ("--rm-type", "--rm-url", "--custom-rm-path")
+    )
+    after = settings.get("--custom-reward-post-process-path")
+    if after and _OPD in str(after.value):
+        settings.seen.add(after.name)
+    if function and _OPD in str(function.value) and draft.get("algorithm.distillation"):
+        return
+    if put(draft, "reward.function", function, text):
+        return
+    name = str(kind.value) if kind else ""
+    if name == "remote_rm" and put(draft, "reward.url", url, text):
+        return
+    known = _REWARDS.get(name, name)
+    if known in get_args(RewardType):
+        draft.set("reward.type", known, "--rm-type")
+        if known != name:
+            draft.note("check", "reward.type", f"slime's {name} is called {known}; docs/rewards.md")
+        return
+    draft.set("reward.type", "data_source", "--rm-type")
+    what = f"--rm-type {name} has no counterpart" if name else "no --rm-type"
+    line = kind.line if kind else 0
+    draft.note(
+        "check",
+        "reward.type",
+        f"{what}: a row's metadata.rm_type judges it, else its data_source",
+        line,
+    )
+
+
+def algorithm(draft: Draft, settings: Settings) -> None:
+    coef = settings.take("--kl-loss-coef")
+    if not settings.on("--use-kl-loss"):
+        why = "slime has this term of the loss only with --use-kl-loss"
+        idle(draft, settings, ["--kl-loss-coef"], why)
+    else:
+        put(
+            draft,
+            "algorithm.kl.lossCoef",
+            coef or Setting("default of --kl-loss-coef", ("0",)),
+            real,
+        )
+        if draft.get("algorithm.kl.lossCoef") == 0:
+            why = "0: slime loads the reference only to log the KL; sluice leaves it out"
+            draft.note("check", "algorithm.kl.lossCoef", why, coef.line if coef else 0)
+    for name, path, value in (
+        ("--use-unbiased-kl", "algorithm.kl.unbiased", True),
+        ("--disable-grpo-std-normalization", "algorithm.normalizeStd", False),
+        ("--calculate-per-token-loss", "algorithm.aggregation", "token_mean"),
+        ("--use-tis", "algorithm.offPolicy.method", "tis"),
+        ("--use-rollout-logprobs", "algorithm.offPolicy.oldLogProbs", "rollout"),
+        ("--use-routing-replay", "trainer.routingReplay", "trainer"),
+        ("--use-rollout-routing-replay", "trainer.routingReplay", "rollout"),  # implies the other
+    ):
+        if settings.on(name):
+            draft.set(path, value, name)
+    delta = settings.take("--opsm-delta")
+    if not settings.on("--use-opsm"):
+        idle(draft, settings, ["--opsm-delta"], "slime masks only with --use-opsm")
+    else:
+        put(
+            draft,
+            "algorithm.offPolicy.opsmDelta",
+            delta or Setting("default of --opsm-delta", ("1e-4",)),
+            real,
+        )
+    if not settings.on("--use-tis"):
+        names = ("--tis-clip", "--tis-clip-low", "--custom-tis-function-path")
+        idle(draft, settings, names, "slime corrects by importance only with --use-tis")
+    config = settings.take("--custom-config-path")
+    if config:
+        why = _CORRECTIONS if settings.get("--custom-tis-function-path") else _CUSTOM
+        draft.note("not translated", config.shown, why, config.line)

@@ -1,0 +1,193 @@
+"""slime's arguments that have no field here: why, or why nothing is lost. Names of slime 0.3 and
+its main branch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice_migrate.draft import Lost, Same, To, Translation, flag
+
+_LOGS = Lost(
+    "metrics go to the run directory, TensorBoard and Prometheus; W&B wants a key: "
+    "spec.secrets.wandb"
+)
+_SHAPE = Same("the model's shape is read from its config.json")
+_KERNELS = Same("a matter of kernels, not of results")
+_BALANCE = Lost("no loss and no bias balances the experts", unless=("0", "0.0", "none"))
+_BUFFER = Same("the buffer moves samples between rollout and trainer, and keeps them: spec.buffer")
+_HEALTH = Same(
+    "engines are watched always; failurePolicy.rolloutBackoff says when a dead one is replaced"
+)
+_OLD_BUFFER = Lost(
+    "every job has a buffer of its own; an agent server is called by rollout.function"
+)
+_DELTA = Lost("weights are sent whole")
+_FROZEN = Lost("sluice trains all weights")
+_FP8 = Lost("the trainer computes in bf16 or fp32")
+_MTP = Lost(
+    "layers that predict several tokens are not trained; engines take theirs by rollout.engineArgs"
+)
+_PROFILER = Lost("debug.profile: [steps] keeps traces and the history of memory of these steps")
+_REPLAY = Lost("debug.replay trains on rollouts that sluice dumped: debug.dumpRollouts")
+_CHECKS = Same(
+    "the first step's checks are made in every run: train/train_rollout_logprob_abs_diff"
+)
+_OPTIMIZER = Lost("the optimizer's state is kept from step to step")
+_CENTERING = Lost(
+    "needs the engine's probabilities of words that were not sampled; of a place only the sampled "
+    "one is kept"
+)
+
+
+def _by_flops(value: Any) -> str:
+    return "flops" if flag(value) else "tokens"
+
+
+def _all(entry: Translation, names: str) -> dict[str, Translation]:
+    return dict.fromkeys((f"--{name}" for name in names.split()), entry)
+
+
+REST: dict[str, Translation] = {
+    **_all(
+        _LOGS,
+        "use-wandb wandb-project wandb-group wandb-key wandb-team wandb-mode wandb-dir wandb-host "
+        "wandb-run-id disable-wandb-random-suffix wandb-always-use-train-step",
+    ),
+    **_all(
+        Same("tensorboard/ of the run directory"),
+        "tb-project-name tb-experiment-name tensorboard-dir",
+    ),
+    **_all(
+        Same("samples/ of the run directory has every step's"), "log-multi-turn log-correct-samples"
+    ),
+    "--log-reward-category": Lost(
+        "a reward's named numbers are recorded with the samples, not counted by name"
+    ),
+    **_all(
+        _SHAPE,
+        "model-name post-self-attn-layernorm post-mlp-layernorm use-gated-attention "
+        "padded-vocab-size position-embedding-type no-position-embedding multi-latent-attention "
+        "q-lora-rank kv-lora-rank qk-head-dim v-head-dim qk-pos-emb-head-dim no-rope-fusion "
+        "rotary-interleaved rotary-scaling-factor mscale mscale-all-dim apply-layernorm-1p "
+        "attention-output-gate max-position-embeddings seq-length no-masked-softmax-fusion "
+        "moe-shared-expert-gate moe-router-score-function moe-router-pre-softmax "
+        "moe-router-enable-expert-bias moe-router-group-topk moe-router-num-groups "
+        "moe-router-topk-scaling-factor",
+    ),
+    **_all(
+        _KERNELS,
+        "moe-grouped-gemm moe-permute-fusion moe-token-dispatcher-type moe-enable-deepep "
+        "moe-router-dtype transformer-impl enable-experimental",
+    ),
+    "--moe-token-drop-policy": Same("no token is dropped"),
+    **_all(
+        _BALANCE,
+        "moe-router-load-balancing-type moe-router-bias-update-rate moe-aux-loss-coeff",
+    ),
+    "--spec": Lost("docs/models.md lists the layers that sluice trains"),
+    "--ref-micro-batch-size": Same("micro-batches are packed by tokens"),
+    "--loss-mask-type": Same("of supervised fine-tuning"),
+    "--qwen-gdn-backend": Lost("docs/models.md lists the layers that sluice trains"),
+    # processes and places
+    "--distributed-timeout-minutes": Same("every wait has a deadline of its own"),
+    "--rollout-external-engine-addrs": Lost("engines are pods of the job: rollout.replicas"),
+    "--prefill-num-servers": Lost("an engine prefills and decodes"),
+    "--sglang-config": Lost("engines are all alike: rollout.engineArgs"),
+    **_all(
+        Same("workers pull their prompts: there is no router"),
+        "sglang-router-ip sglang-router-port sglang-router-request-timeout-secs",
+    ),
+    "--train-env-vars": Lost("trainer.template has them: spec.containers[].env"),
+    "--http-proxy": Lost("templates have variables: spec.containers[].env"),
+    "--use-distributed-post": Same("each worker talks to the engine beside it"),
+    "--release-train": Lost("the trainer keeps its processes while engines generate"),
+    **_all(
+        _HEALTH,
+        "rollout-health-check-interval rollout-health-check-timeout "
+        "rollout-health-check-first-wait rollout-cleanup-timeout rollout-session-id",
+    ),
+    # samples on their way
+    **_all(
+        _BUFFER,
+        "rollout-data-transport rollout-data-dir rollout-storage-profile "
+        "rollout-storage-declaration "
+        "rollout-queue-run-id rollout-queue-online-gc rollout-queue-lease-seconds "
+        "rollout-queue-segment-mib rollout-io-concurrency data-pad-size-multiplier",
+    ),
+    **_all(
+        _OLD_BUFFER,
+        "rollout-buffer-url fetch-trajectory-retry-times min-batch-collection-ratio "
+        "rollout-task-type",
+    ),
+    "--buffer-sort-by-staleness": Lost(
+        "unfinished groups go out again in the order of their prompts"
+    ),
+    "--disable-rollout-global-dataset": Lost(
+        "data.prompts names files, or own code that yields rows"
+    ),
+    "--start-rollout-id": Lost("a job begins at step 0, and goes on at its own last checkpoint"),
+    # weights on their way
+    **_all(
+        Same("transport disk goes over spec.checkpoint.volume"),
+        "update-weight-disk-dir update-weight-disk-keep-files",
+    ),
+    **_all(
+        _DELTA,
+        "update-weight-delta-encoding update-weight-delta-checksum "
+        "update-weight-local-checkpoint-dir",
+    ),
+    "--flush-cache-interval": Lost(
+        "weightSync.pauseMode says what becomes of running requests, at every update"
+    ),
+    "--check-weight-update-equal": Same("weightSync.verify asks every engine for its version"),
+    "--keep-old-actor": Same("log-probs before the step are computed before the step"),
+    # training
+    **_all(_FROZEN, "only-train-params-name-list freeze-params-name-list freeze-indexer"),
+    **_all(
+        _FP8,
+        "force-fp8-ue8m0-scale megatron-deepgemm-forward-layers megatron-deepgemm-forward-modules "
+        "megatron-deepgemm-moe-forward-layers megatron-deepgemm-moe-forward-modules "
+        "fp8-format fp8-recipe",
+    ),
+    **_all(_MTP, "mtp-num-layers mtp-loss-scaling-factor enable-mtp-training"),
+    "--routing-replay-prefetch-microbatches": _KERNELS,
+    **_all(_OPTIMIZER, "reset-optimizer-states use-stateless-adam"),
+    **_all(_CENTERING, "use-score-centering score-centering-top-k"),
+    "--use-rollout-entropy": Lost(
+        "the entropy is a term of the loss, not known when masks are made"
+    ),
+    "--megatron-config-path": Lost(
+        "the critic is laid out as the policy; algorithm.critic has its rate"
+    ),
+    "--ref-ckpt-step": Lost("model.referencePath names one checkpoint"),
+    "--no-save-optim": Lost("a checkpoint is whole, so that a run can go on from it"),
+    "--allgather-cp": Same("context parallelism is Megatron's own"),
+    **_all(
+        Same("trainer.maxTokensPerGpu is what bounds memory"),
+        "log-probs-chunk-size recompute-loss-function",
+    ),
+    "--balance-by-flops": To("trainer.balance.by", _by_flops),
+    # evaluation
+    "--eval-max-prompt-len": Lost("data.maxPromptTokens is for training and evaluation"),
+    "--eval-max-context-len": Lost(
+        "an engine has one context length: rollout.engineArgs.context-length"
+    ),
+    "--eval-min-new-tokens": Lost("responses end where the model ends them"),
+    # looking into it
+    **_all(
+        _REPLAY,
+        "load-debug-rollout-data load-forge-rollout-data load-debug-rollout-data-subsample "
+        "save-debug-train-data dump-details",
+    ),
+    **_all(
+        _PROFILER,
+        "memory-snapshot-dir memory-snapshot-num-steps memory-recorder record-memory-history "
+        "profile-target use-pytorch-profiler profile-step-start profile-step-end",
+    ),
+    **_all(
+        _CHECKS,
+        "ci-test ci-disable-kl-checker ci-train-rollout-logprob-abs-diff-threshold "
+        "ci-save-grad-norm ci-load-grad-norm",
+    ),
+}

@@ -1,0 +1,287 @@
+"""verl's algorithm and critic groups -> spec.algorithm: what needs more than one key."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from sluice.api.groups.losses import PolicyLossName
+from sluice_migrate.draft import Draft, Setting, Settings, integer, location, put, real, text
+from sluice_migrate.verl.table import kl_type
+
+_ACTOR = "actor_rollout_ref.actor"
+_CORRECTION = "algorithm.rollout_correction"
+_ESTIMATORS = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "remax": "remax",
+    "opo": "opo",
+    "gpg": "gpg",
+    "grpo_passk": "grpo_passk",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "gdpo": "gdpo",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+}
+_LOSSES = {
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "gpg": "reinforce",
+    "geo_mean": "geo_mean",
+    "sapo": "sapo",
+    "dppo_tv": "dppo_tv",
+    "dppo_kl": "dppo_kl",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
+    "clip-cov": "clip_cov",
+    "kl-cov": "kl_cov",
+}
+_OF_LOSSES = {
+    "sapo": {"tau_pos": "gate.positive", "tau_neg": "gate.negative"},
+    "clip_cov": {
+        "policy_loss.clip_cov_ratio": "clipCov.ratio",
+        "policy_loss.clip_cov_lb": "clipCov.lower",
+        "policy_loss.clip_cov_ub": "clipCov.upper",
+    },
+    "kl_cov": {
+        "policy_loss.kl_cov_ratio": "klCov.ratio",
+        "policy_loss.ppo_kl_coef": "klCov.ppoKlCoef",
+    },
+}
+"""Keys that only one loss looks at."""
+_SCOPES = {
+    "token": "token",
+    "seq_sum": "sequence_sum",
+    "seq_mean": "sequence_mean",
+    "seq_max": "sequence_max",
+}
+_OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
+
+
+def policy(draft: Draft, settings: Settings) -> None:
+    adv_estimator = settings.take("algorithm.adv_estimator")
+    if adv_estimator is None:
+        draft.note(
+            "other default", "algorithm.estimator", "ppo (verl: gae, algorithm.adv_estimator)"
+        )
+    estimator = _ESTIMATORS.get(str(adv_estimator.value) if adv_estimator else "gae")
+    mode = settings.take(f"{_ACTOR}.policy_loss.loss_mode")
+    loss = str(mode.value) if mode else "vanilla"
+    if adv_estimator and estimator is None:
+        why = (
+            f"algorithm.estimator has {', '.join(sorted(set(_ESTIMATORS.values())))}; another one "
+            "is a function"
+        )
+        draft.note("not translated", adv_estimator.shown, why, adv_estimator.line)
+    elif loss in ("gspo", "cispo") and estimator == "grpo":
+        draft.set("algorithm.estimator", loss, f"{_ACTOR}.policy_loss.loss_mode")
+    else:
+        draft.set(
+            "algorithm.estimator",
+            estimator,
+            adv_estimator.name if adv_estimator else "default of algorithm.adv_estimator",
+        )
+        _loss(draft, mode, loss)
+    if estimator == "gdpo":
+        _parts(draft, settings)
+    for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
+        setting = settings.take(f"{_ACTOR}.{key}")
+        put(
+            draft,
+            f"algorithm.{field}",
+            None if setting is None or setting.value is None else setting,
+            real,
+        )
+    settings.seen |= {
+        name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))
+    }
+    _clip(draft, settings, bounded=loss in ("vanilla", "dppo_tv", "dppo_kl"))
+    betas = settings.take(f"{_ACTOR}.optim.betas")
+    put(draft, "trainer.optimizer.beta1", betas, lambda value: _pair(value)[0])
+    put(draft, "trainer.optimizer.beta2", betas, lambda value: _pair(value)[1])
+    if settings.on("algorithm.filter_groups.enable"):
+        draft.set("rollout.dynamicFilter", "nonzero_std", "algorithm.filter_groups.enable")
+    checkpointing = settings.take("actor_rollout_ref.model.enable_gradient_checkpointing")
+    if checkpointing and checkpointing.value is True:
+        draft.set("trainer.recompute", "full", checkpointing.name)
+
+
+def _parts(draft: Draft, settings: Settings) -> None:
+    keys = settings.take("algorithm.gdpo_reward_keys")
+    weights = settings.take("algorithm.gdpo_reward_weights")
+    if keys is None or not isinstance(keys.value, list):
+        return
+    numbers = weights.value if weights and isinstance(weights.value, list) else [1.0] * 16
+    parts = [
+        {"name": str(name), "weight": real(weight)}
+        for name, weight in zip(keys.value, numbers, strict=False)
+    ]
+    draft.set("algorithm.rewardParts", parts, keys.name)
+
+
+def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
+    if mode is None or loss == "vanilla":
+        return
+    if loss in _LOSSES:
+        draft.set("algorithm.loss", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
+    else:
+        losses = ", ".join(get_args(PolicyLossName))
+        why = f"algorithm.loss is {losses}; another one is a lossFunction"
+        draft.note("not translated", mode.shown, why, mode.line)
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"expected two numbers, found {value!r}")
+    return real(value[0]), real(value[1])
+
+
+def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
+    put(draft, "algorithm.clip.low", settings.take(f"{_ACTOR}.clip_ratio"), real)
+    dual = settings.take(f"{_ACTOR}.clip_ratio_c")
+    if bounded and not put(draft, "algorithm.clip.dual", dual, real):
+        draft.set("algorithm.clip.dual", 3.0, "default of actor.clip_ratio_c")
+        draft.note(
+            "other default",
+            "algorithm.clip.dual",
+            "3.0 (verl, actor.clip_ratio_c); sluice has none",
+        )
+
+
+def kl(draft: Draft, settings: Settings) -> None:
+    default = Setting("default of kl_loss_coef and kl_ctrl.kl_coef", (0.001,))
+    coef, kind = settings.take(f"{_ACTOR}.kl_loss_coef"), settings.take(f"{_ACTOR}.kl_loss_type")
+    if settings.on(f"{_ACTOR}.use_kl_loss"):
+        put(draft, "algorithm.kl.lossCoef", coef or default, real)
+        put(
+            draft,
+            "algorithm.kl.type",
+            kind or Setting("default of kl_loss_type", ("low_var_kl",)),
+            kl_type,
+        )
+    coef, kind = settings.take("algorithm.kl_ctrl.kl_coef"), settings.take("algorithm.kl_penalty")
+    if settings.on("algorithm.use_kl_in_reward"):
+        put(draft, "algorithm.kl.coef", coef or default, real)
+        _adaptive(draft, settings)
+        if draft.get("algorithm.kl.type") is None:
+            put(
+                draft,
+                "algorithm.kl.type",
+                kind or Setting("default of kl_penalty", ("kl",)),
+                kl_type,
+            )
+
+
+def _adaptive(draft: Draft, settings: Settings) -> None:
+    kind = settings.take("algorithm.kl_ctrl.type")
+    if kind is None or kind.value != "adaptive":
+        return
+    draft.set("algorithm.kl.adaptive", {}, kind.name)
+    for key, field, convert in (("target_kl", "target", real), ("horizon", "horizon", integer)):
+        setting = settings.get(f"algorithm.kl_ctrl.{key}")
+        put(draft, f"algorithm.kl.adaptive.{field}", setting, convert)
+
+
+def corrections(draft: Draft, settings: Settings) -> None:
+    weights, most = (
+        settings.take(f"{_CORRECTION}.rollout_is"),
+        settings.take(f"{_CORRECTION}.rollout_is_threshold"),
+    )
+    if weights and weights.value not in (None, False):
+        low, high = _bounds(most.value) if most else (None, None)
+        draft.set("algorithm.offPolicy.method", "tis" if low is None else "icepop", weights.name)
+        put(draft, "algorithm.offPolicy.level", weights, text)
+        for field, value in (("low", low), ("high", high)):
+            if most and value is not None:
+                draft.set(f"algorithm.offPolicy.{field}", value, most.name)
+    kind = settings.take(f"{_CORRECTION}.loss_type")
+    for name in (f"{_CORRECTION}.bypass_mode", f"{_ACTOR}.use_rollout_log_probs"):
+        if not settings.on(name):
+            continue
+        if (
+            kind and kind.value == "reinforce"
+        ):  # no ratio to the engine's policy: the weights above are all of it
+            draft.set("algorithm.loss", "reinforce", kind.name)
+        else:
+            draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
+    _rejection(draft, settings)
+    put(
+        draft,
+        "algorithm.offPolicy.veto",
+        settings.take(f"{_CORRECTION}.rollout_token_veto_threshold"),
+        real,
+    )
+    normal = f"{_CORRECTION}.rollout_is_batch_normalize"
+    if settings.on(normal) and draft.get("algorithm.offPolicy.method"):
+        draft.set("algorithm.offPolicy.normalize", True, normal)
+
+
+def _rejection(draft: Draft, settings: Settings) -> None:
+    """`rollout_rs`: newer verl's names, separated by commas, or the older token,
+    sequence, geometric.
+    """
+    rollout_rs = settings.take(f"{_CORRECTION}.rollout_rs")
+    most, least = (
+        settings.take(f"{_CORRECTION}.rollout_rs_threshold{end}") for end in ("", "_lower")
+    )
+    if rollout_rs is None or rollout_rs.value is None:
+        return
+    names = [name.strip() for name in text(rollout_rs.value).split(",")]
+    shared = settings.get(f"{_CORRECTION}.rollout_is_threshold")
+    known = next((one.value for one in (most, shared) if one and one.value is not None), 2.0)
+    limits = [part.strip() for part in str(known).split(",")]
+    try:
+        rules = [
+            _rule(name, limit) for name, limit in zip(names, limits * len(names), strict=False)
+        ]
+    except ValueError as error:
+        draft.note("not translated", rollout_rs.shown, str(error), rollout_rs.line)
+        return
+    if least and least.value is not None:
+        rules[0]["low"] = real(least.value)
+    draft.set("algorithm.offPolicy.reject", rules, rollout_rs.name)
+
+
+def _rule(name: str, limit: str) -> dict[str, Any]:
+    """One entry of `rollout_rs`. Newer verl bounds pi_rollout / pi_train by k1, so its bounds
+    change places.
+    """
+    if name in _OLDER_SCOPES:
+        return {"over": _OLDER_SCOPES[name], "high": real(limit)}
+    if name == "binary_kl":
+        return {"measure": name, "high": real(limit)}
+    scope, _, measure = name.rpartition("_")
+    if scope not in _SCOPES or measure not in ("k1", "k2", "k3"):
+        raise ValueError(f"algorithm.offPolicy.reject knows no {name!r}")
+    if measure != "k1":
+        return {"measure": measure, "over": _SCOPES[scope], "high": real(limit)}
+    low, high = _bounds(limit)
+    return {
+        "over": _SCOPES[scope],
+        **({"high": high} if low is None else {"low": 1 / high, "high": 1 / low}),
+    }
+
+
+def _bounds(value: Any) -> tuple[float | None, float]:
+    """`2.0` -> (None, 2.0); `0.5_2.0` -> (0.5, 2.0)."""
+    low, separator, high = str(value).partition("_")
+    return (real(low), real(high)) if separator else (None, real(low))
+
+
+def critic(draft: Draft, settings: Settings) -> None:
+    if draft.get("algorithm.estimator") != "ppo":
+        return
+    put(draft, "algorithm.critic.modelPath", settings.get("critic.model.path"), location)
+    put(draft, "algorithm.critic.lr", settings.get("critic.optim.lr"), real)
+    # verl counts steps from 1, and trains the policy from step `critic_warmup` on.
+    put(
+        draft,
+        "algorithm.critic.warmupSteps",
+        settings.get("trainer.critic_warmup"),
+        lambda n: max(0, integer(n) - 1),
+    )
+    if not put(draft, "algorithm.critic.clip", settings.get("critic.cliprange_value"), real):
+        draft.set("algorithm.critic.clip", 0.5, "default of critic.cliprange_value")
+        draft.note("other default", "algorithm.critic.clip", "0.5 (verl, critic.cliprange_value)")

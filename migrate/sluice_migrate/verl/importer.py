@@ -1,0 +1,343 @@
+"""verl's commands and configurations -> RLJob: what needs more than one key.
+
+The rest is verl_table.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from sluice_migrate.bash.script import Argument, Script, ScriptCommand
+from sluice_migrate.draft import (
+    Draft,
+    ImportFailedError,
+    Setting,
+    Settings,
+    flag,
+    integer,
+    job_name,
+    put,
+    real,
+    translate,
+)
+from sluice_migrate.host_optimizer import host_optimizer
+from sluice_migrate.launches import last_launch, report
+from sluice_migrate.routing import replayed
+from sluice_migrate.verl.algorithm import corrections, critic, kl, policy
+from sluice_migrate.verl.async_training import (
+    asynchronous,
+    is_fully_async,
+    trainer_of,
+    with_defaults,
+)
+from sluice_migrate.verl.distillation import distillation
+from sluice_migrate.verl.engines import engine, engine_argument
+from sluice_migrate.verl.hydra import overrides, resolved
+from sluice_migrate.verl.placement import PLACES, placement
+from sluice_migrate.verl.reward import overlong, reward
+from sluice_migrate.verl.samples import unlike_text
+from sluice_migrate.verl.sft import ENTRY, import_sft, is_sft, launched
+from sluice_migrate.verl.table import DEFAULTS, FSDP, TABLE, fallback
+
+_ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
+
+
+def launch(script: Script, source: str) -> tuple[ScriptCommand, int]:
+    """The command that starts verl, and where its entry point stands in it.
+
+    Raises ImportFailedError.
+    """
+    wanted = f"{source}: no command that runs verl.trainer.main_ppo or another trainer of verl"
+    return last_launch(script, _is_entry, wanted)
+
+
+def _is_entry(word: Argument) -> bool:
+    return bool(_ENTRY.search(word.text) or ENTRY.search(word.text))
+
+
+def import_command(script: Script, source: str, base: Mapping[str, Setting] | None = None) -> Draft:
+    """The job of a script or a command line. base: settings of the file that --config gives.
+
+    Raises ImportFailedError.
+    """
+    command, at = launch(script, source)
+    entry, words = command.words[at].text, command.words[at + 1 :]
+    started = launched(command.words[:at]) if ENTRY.search(entry) else {}
+    options = {} if base else _options(words)
+    settings = {setting.name: setting for setting in overrides(words)} | options | started
+    draft = import_verl({**(base or {}), **settings}, source, entry)
+    report(draft, script, command, at)
+    for name in dict.fromkeys(script.unknown_arrays):
+        draft.note("check", f"${{{name}[@]}}", "not set in the script: left out, as bash does")
+    return draft
+
+
+def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
+    """Hydra's own options, `--name=value` or in two words; a configuration of verl's is known by
+    its defaults, another one is not read.
+    """
+    options = {}
+    for word, after in zip(words, (*words[1:], None), strict=True):
+        name, separator, value = word.text.partition("=")
+        if name in ("--config-name", "--config-path", "-cn", "-cp"):
+            value = value if separator or after is None else after.text
+            options[name] = Setting(name, (value.strip("'\""),), word.line)
+    return options
+
+
+def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
+    """The job of a configuration: the settings of a file, of a command, or both.
+
+    Raises ImportFailedError.
+    """
+    entry = trainer_of(entry, unresolved)
+    settings = with_defaults(Settings(resolved(unresolved)), entry)
+    draft = Draft(job_name(_name(settings, source)))
+    unlike_text(draft, settings)
+    if is_sft(settings, entry):
+        settings.seen |= {"--config-name", "--config-path", "-cn", "-cp"}
+        return import_sft(draft, settings, _train_files(draft, settings))
+    _config(draft, settings)
+    turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
+    if turns is None or turns.value is not True:  # then the rest of the group means nothing
+        settings.seen |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
+    _data(draft, settings)
+    _length(draft, settings)
+    reward(draft, settings)
+    policy(draft, settings)
+    kl(draft, settings)
+    corrections(draft, settings)
+    _evaluation(draft, settings)
+    distillation(draft, settings)
+    _fsdp(draft, settings)
+    host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="0")
+    apart = asynchronous(draft, settings, entry)
+    later = {name: settings.take(name) for name in _LATER}
+    options = engine(draft, settings)
+    translate(
+        draft,
+        settings,
+        {**TABLE, **options},
+        lambda name: engine_argument(name, options) or fallback(name),
+    )
+    _defaults(draft)
+    overlong(draft, settings)
+    critic(draft, settings)
+    if not is_fully_async(entry):
+        _batches(draft, later)
+    replayed(draft)
+    placement(draft, later, apart=apart)
+    return draft
+
+
+_HOST_OPTIMIZER = (
+    f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
+    f"{_ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction",
+)
+_LATER = (
+    f"{_ACTOR}.ppo_mini_batch_size",
+    "data.gen_batch_size",
+    "trainer.critic_warmup",
+    *PLACES,
+)
+"""Keys that are translated after the table, because they need what it writes."""
+
+
+def _name(settings: Settings, source: str) -> str:
+    named = settings.take("trainer.experiment_name")
+    return (
+        str(named.value)
+        if named and named.value and not named.missing
+        else PurePosixPath(source).stem
+    )
+
+
+def _config(draft: Draft, settings: Settings) -> None:
+    settings.seen |= {"--config-path", "-cp"}
+    for setting in (settings.take("--config-name"), settings.take("-cn")):
+        if setting and not re.fullmatch(
+            r"((fully_async|one_step_off)_)?(ppo|dapo)(_megatron)?_trainer(\.yaml)?",
+            str(setting.value),
+        ):
+            draft.note(
+                "check",
+                setting.name,
+                f"{setting.value} is not read here; give the file with --config",
+                setting.line,
+            )
+
+
+def _fsdp(draft: Draft, settings: Settings) -> None:
+    """FSDP's own: weights on the CPU, and sequence parallelism, which has no place here."""
+    groups = (_ACTOR, f"{_ACTOR}.fsdp_config")
+    offload = settings.take(f"{_ACTOR}.fsdp_config.offload_policy")
+    strategies = [settings.get(f"{group}.strategy") for group in groups]
+    if not any(strategy and strategy.value in FSDP for strategy in strategies):
+        return
+    if offload and offload.value is True:
+        draft.set("trainer.cpuOffload", "all", offload.name)
+    for group in groups:
+        ranks = settings.take(f"{group}.ulysses_sequence_parallel_size")
+        if ranks and ranks.value not in (None, 1):
+            why = (
+                "with trainer.backend: fsdp a sequence lies on one GPU whole; megatron has context"
+            )
+            draft.note("not translated", ranks.shown, why, ranks.line)
+
+
+def _data(draft: Draft, settings: Settings) -> None:
+    source = _columns(settings)
+    prompts = [{"path": path, **source} for path in _train_files(draft, settings)]
+    put(
+        draft,
+        "data.prompts",
+        settings.take("data.train_files"),
+        lambda _: _named(prompts),
+        literal=True,
+    )
+
+
+def _train_files(draft: Draft, settings: Settings) -> list[str]:
+    """Paths of the training rows, with a slice where they are not all taken."""
+    files, most = settings.take("data.train_files"), settings.take("data.train_max_samples")
+    if files is None:
+        raise ImportFailedError("no data.train_files: there is nothing to train on")
+    part = ""
+    if most and isinstance(most.value, int) and most.value > 0:
+        part = f"@[0:{most.value}]"
+        draft.note(
+            "check",
+            "data.prompts",
+            "the first rows, where verl with data.shuffle takes any",
+            most.line,
+        )
+    return [f"{path}{part}" for path in _listed(files.value)]
+
+
+def _columns(settings: Settings) -> dict[str, Any]:
+    key = settings.take("data.prompt_key")
+    columns: dict[str, Any] = {"promptKey": str(key.value)} if key and key.value else {}
+    prefix = "data.apply_chat_template_kwargs."
+    arguments = {
+        name.removeprefix(prefix): s.value
+        for name, s in settings.items()
+        if name.startswith(prefix)
+    }
+    whole = settings.take(prefix.rstrip("."))
+    if whole and isinstance(whole.value, dict):
+        arguments |= whole.value
+    return columns | ({"chatTemplateArgs": arguments} if arguments else {})
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
+
+
+def _named(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sources need names of their own:
+    gsm8k/train.parquet and math/train.parquet are gsm8k and math.
+    """
+    stems = [PurePosixPath(str(source["path"]).partition("@")[0]) for source in sources]
+    if len({stem.stem for stem in stems}) == len(stems):
+        return sources
+    return [
+        {
+            "path": source["path"],
+            "name": re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}").strip("-."),
+        }
+        | source
+        for source, path in zip(sources, stems, strict=True)
+    ]
+
+
+def _length(draft: Draft, settings: Settings) -> None:
+    steps, epochs = (
+        settings.take("trainer.total_training_steps"),
+        settings.take("trainer.total_epochs"),
+    )
+    if steps and steps.value is not None and put(draft, "trainer.steps", steps, integer):
+        return
+    if not put(draft, "trainer.epochs", epochs, integer):
+        draft.set("trainer.epochs", 30, "default of trainer.total_epochs")
+        draft.note("other default", "trainer.epochs", "30 (verl, trainer.total_epochs)")
+
+
+def _evaluation(draft: Draft, settings: Settings) -> None:
+    every, files = settings.take("trainer.test_freq"), settings.take("data.val_files")
+    before, most = settings.take("trainer.val_before_train"), settings.take("data.val_max_samples")
+    sampling = {name: settings.take(f"{_ROLLOUT}.val_kwargs.{name}") for name in _VALIDATION}
+    if files is None or every is None or not isinstance(every.value, int) or every.value < 1:
+        if files:
+            why = (
+                "no evaluation: trainer.test_freq is not set (verl would evaluate once, before it "
+                "trains)"
+            )
+            draft.note("not translated", files.shown, why, files.line)
+        return
+    put(draft, "evaluation.everySteps", every, integer)
+    part = f"@[0:{most.value}]" if most and isinstance(most.value, int) and most.value > 0 else ""
+    datasets = _named(
+        [{"path": f"{path}{part}", **_columns(settings)} for path in _listed(files.value)]
+    )
+    put(draft, "evaluation.datasets", files, lambda _: datasets, literal=True)
+    put(draft, "evaluation.beforeTrain", before, flag)
+    put(draft, "evaluation.samplesPerPrompt", sampling["n"], integer)
+    put(draft, "evaluation.sampling.topP", sampling["top_p"], real)
+    put(draft, "evaluation.sampling.topK", sampling["top_k"], integer)
+    samples = sampling["do_sample"]
+    if samples and samples.value is True and sampling["temperature"]:
+        put(draft, "evaluation.sampling.temperature", sampling["temperature"], real)
+    else:
+        draft.set("evaluation.sampling.temperature", 0.0, "val_kwargs.do_sample=False")
+        if samples is None:
+            draft.note(
+                "other default",
+                "evaluation.sampling.temperature",
+                "0 (verl, rollout.val_kwargs: greedy)",
+            )
+
+
+def _defaults(draft: Draft) -> None:
+    for path, value, name in DEFAULTS:
+        if draft.get(path) is None:
+            draft.set(path, value, f"default of {name}")
+            draft.note("other default", path, f"{value} (verl, {name})")
+    if draft.get("trainer.maxTokensPerGpu") is None:
+        why = "no ppo_max_token_len_per_gpu: sluice begins with 8192 tokens and grows"
+        draft.note("check", "trainer.maxTokensPerGpu", why)
+    if "/" in str(draft.get("model.path", "")) and not str(draft.get("model.path")).startswith(
+        ("/", "~", ".", "$")
+    ):
+        draft.note(
+            "check",
+            "model.path",
+            "sluice wants a directory; a name on the hub has to be downloaded first",
+        )
+
+
+def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
+    """Verl counts both batches in prompts: train_batch_size / ppo_mini_batch_size
+    optimizer steps.
+    """
+    batch = draft.get("rollout.batchSize")
+    size = later[f"{_ACTOR}.ppo_mini_batch_size"] or Setting(
+        "default of ppo_mini_batch_size", (256,)
+    )
+    put(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, integer(value)))
+    drawn = later["data.gen_batch_size"]
+    if drawn and drawn.value == 1 and draft.get("rollout.mode") == "async":
+        return  # one prompt after the other, as sluice always does
+    put(draft, "rollout.overSampling", drawn, lambda value: integer(value) / batch)
+
+
+def _steps(batch: int, size: int) -> int:
+    if size < 1 or batch % size:
+        raise ValueError(
+            f"a batch of {batch} prompts cannot be split into optimizer steps of {size}"
+        )
+    return batch // size

@@ -1,0 +1,81 @@
+"""verl's GPUs -> trainer and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sluice_migrate.draft import Draft, Setting, needs
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_OFFLOADS = (
+    "fsdp_config.param_offload",
+    "fsdp_config.optimizer_offload",
+    "megatron.param_offload",
+    "megatron.grad_offload",
+    "megatron.optimizer_offload",
+)
+_NODES = ("rollout.nnodes", f"{_ROLLOUT}.nnodes")
+_GPUS = ("rollout.n_gpus_per_node", f"{_ROLLOUT}.n_gpus_per_node")
+_TENSOR = f"{_ROLLOUT}.tensor_model_parallel_size"
+PLACES = (_TENSOR, *_NODES, *_GPUS, *(f"{_ACTOR}.{group}" for group in _OFFLOADS))
+"""Keys that are read here."""
+
+Later = Mapping[str, Setting | None]
+
+
+def placement(draft: Draft, later: Later, *, apart: bool) -> None:
+    """Engines. verl's share the trainer's GPUs, but where they are given their own (apart)."""
+    apart = apart or later[_GPUS[0]] is not None
+    engine, per_node = _number(later[_TENSOR], 2), draft.get("trainer.gpusPerNode", 8)
+    gpus = _first(later, _GPUS) if apart else None
+    machine = _number(gpus, per_node)
+    draft.set("rollout.gpusPerReplica", min(engine, machine), _TENSOR)
+    if engine > machine:
+        draft.set("rollout.nodesPerReplica", -(-engine // machine), _TENSOR)
+    if not apart and per_node % engine == 0:
+        _share(draft, later)
+        return
+    trainer = draft.get("trainer.nodes", 1) * per_node
+    total = _number(_first(later, _NODES), 1) * machine if apart else trainer
+    origin = _GPUS[0] if apart else "trainer.nnodes"
+    draft.set("rollout.replicas", max(1, total // engine), origin)
+    if apart:
+        _ask(draft, later)
+        return
+    why = (
+        f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and "
+        "have their own"
+    )
+    draft.note("check", "rollout.replicas", f"{why}: {2 * trainer} in all")
+
+
+def _share(draft: Draft, later: Later) -> None:
+    draft.set("trainer.colocate", True, "hybrid engine")
+    if _offloads(later, "optimizer_offload") and not _offloads(later, "param_offload"):
+        draft.set("trainer.offload", "optimizer", f"{_ACTOR}: optimizer_offload")
+
+
+def _ask(draft: Draft, later: Later) -> None:
+    """Say which numbers of engines the script leaves open."""
+    for setting in (_first(later, _NODES), _first(later, _GPUS)):
+        if setting and setting.missing:
+            why = f"the script does not say it: {needs(setting.missing)}"
+            draft.note("check", "rollout.replicas", f"{setting.name}: {why}", setting.line)
+
+
+def _first(later: Later, names: tuple[str, ...]) -> Setting | None:
+    """Of several names for one thing the one that the script itself sets."""
+    settings = [setting for name in names if (setting := later[name])]
+    explicit = [setting for setting in settings if setting.explicit]
+    return next(iter([*explicit, *settings]), None)
+
+
+def _offloads(later: Later, what: str) -> bool:
+    switches = [later[f"{_ACTOR}.{group}"] for group in _OFFLOADS if group.endswith(what)]
+    return any(setting and setting.value is True for setting in switches)
+
+
+def _number(setting: Setting | None, default: int) -> int:
+    if setting is None or not isinstance(setting.value, int) or setting.value < 1:
+        return default
+    return setting.value

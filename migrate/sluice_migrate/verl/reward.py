@@ -1,0 +1,90 @@
+"""verl's reward groups -> spec.reward and algorithm.overlong."""
+
+from __future__ import annotations
+
+import functools
+
+from sluice_migrate.draft import Draft, Setting, Settings, integer, put, real
+
+_MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
+_BUFFERS = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
+"""Where its releases have the penalty for long responses."""
+_LONGEST = "reward_kwargs.max_resp_len"
+
+
+def reward(draft: Draft, settings: Settings) -> None:
+    for prefix in ("custom_reward_function", "reward.custom_reward_function"):
+        path, name = settings.take(f"{prefix}.path"), settings.take(f"{prefix}.name")
+        if path and path.value is not None:
+            function = str(name.value) if name and name.value else "compute_score"
+            put(
+                draft,
+                "reward.function",
+                path,
+                functools.partial("{1}:{0}".format, function),
+                literal=True,
+            )
+    if draft.get("reward.function") is None:
+        draft.set("reward.type", "data_source", "verl's default_compute_score")
+    for key in _MANAGERS:
+        manager = settings.take(key)
+        if manager and manager.value not in ("naive", "dapo", "gdpo", None):
+            why = "rewards are functions of one sample, or with reward.group of a prompt's samples"
+            draft.note("not translated", manager.shown, why, manager.line)
+    enabled = settings.take("reward_model.enable")
+    if enabled and enabled.value is True:
+        why = "a reward model is a server of yours behind SGLang: reward.model.url"
+        draft.note("not translated", enabled.shown, why, enabled.line)
+    else:
+        settings.seen |= {name for name in settings if name.startswith("reward_model.model.")}
+    _sandbox(draft, settings)
+    settings.seen |= {name for name in settings if "overlong_buffer" in name}
+    settings.seen |= {name for name in settings if name.endswith(_LONGEST)}
+
+
+def _sandbox(draft: Draft, settings: Settings) -> None:
+    sandbox = settings.take("reward_model.sandbox_fusion.url")
+    if sandbox and sandbox.value:
+        draft.note(
+            "not translated",
+            sandbox.shown,
+            "reward.type: code has a sandbox of its own",
+            sandbox.line,
+        )
+    settings.seen |= {name for name in settings if ".sandbox_fusion." in name}
+
+
+def overlong(draft: Draft, settings: Settings) -> None:
+    """The soft overlong punishment, which only the reward manager `dapo` looks at. Once
+    rollout.sampling.maxResponseTokens is known: the buffer counts from there.
+    """
+    group = next((name for name in _BUFFERS if settings.on(f"{name}.enable")), None)
+    managers = [settings[name].value for name in _MANAGERS if name in settings]
+    longest = next((settings[n] for n in settings if n.endswith(_LONGEST)), None)
+    if group is None:
+        return
+    if "dapo" not in managers:
+        why = "without effect in verl: only the reward manager dapo looks at it"
+        draft.note("check", f"{group}.enable", why)
+        return
+    buffer, penalty = settings.get(f"{group}.len"), settings.get(f"{group}.penalty_factor")
+    if not put(draft, "algorithm.overlong.buffer", buffer, integer):
+        return
+    put(draft, "algorithm.overlong.penalty", penalty, real)
+    _counted_from(draft, longest)
+
+
+def _counted_from(draft: Draft, longest: Setting | None) -> None:
+    limit = draft.get("rollout.sampling.maxResponseTokens")
+    if longest is not None and longest.value != limit:
+        draft.note(
+            "check",
+            "algorithm.overlong.buffer",
+            f"the last tokens before rollout.sampling.maxResponseTokens ({limit}); verl counts "
+            f"from max_resp_len, {longest.value}",
+            longest.line,
+        )

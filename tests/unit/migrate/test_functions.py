@@ -1,0 +1,227 @@
+"""Functions of slime's and verl's kind: told apart, and told what is not to be had."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.runtime.pod_env import ConfigurationError
+from sluice.samples.sample import Prompt, Sample, SampleStatus
+from sluice_migrate.functions import slime_generate, verl_agent_loop
+from sluice_migrate.stubs import import_hooks
+from sluice_rollout.user_functions import runner
+from tests.unit.buffer.buffer_tools import make_job
+from tests.unit.gateway.test_server import desk, ids
+from tests.unit.rollout.test_episode import PARAMS, Script, player
+
+SLIME = """
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+async def asked(args, sample, params, **more):
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    output = await post(url, {"text": sample.prompt, "sampling_params": params | more})
+    entries = output["meta_info"]["output_token_logprobs"]
+    sample.tokens = args.tokenizer.encode(sample.prompt, add_special_tokens=False)
+    sample.append_response_tokens(
+        args, tokens=[e[1] for e in entries], log_probs=[e[0] for e in entries],
+        meta_info=output["meta_info"], text=output["text"],
+    )
+    return sample
+
+async def plain(args, sample, sampling_params):
+    return await asked(args, sample, sampling_params)
+
+async def removed(args, sample, sampling_params):
+    sample = await asked(args, sample, sampling_params)
+    sample.remove_sample = True
+    return sample
+
+async def several(args, sample, sampling_params):
+    return [await asked(args, sample, sampling_params), sample]
+
+async def failed(args, sample, sampling_params):
+    sample = await asked(args, sample, sampling_params)
+    sample.status = Sample.Status.FAILED
+    return sample
+
+async def invented(args, sample, sampling_params):
+    sample = await asked(args, sample, sampling_params)
+    sample.append_response_tokens(args, tokens=[7], log_probs=[-0.1])
+    return sample
+
+async def argument(args, sample, sampling_params):
+    return args.max_turns
+
+async def nothing(args, sample, sampling_params):
+    await asked(args, sample, sampling_params)
+
+async def picture(args, sample, sampling_params):
+    await post(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate",
+               {"text": "x", "image_data": ["x"]})
+
+async def stranger(args, sample, sampling_params):
+    await post(f"http://sk-0.0.0-x@127.0.0.1:{args.sglang_router_port}/generate", {"text": "x"})
+
+def late(args, sample, sampling_params):
+    return sample
+
+async def short(args, sample, sampling_params):
+    return await asked(args, sample, sampling_params, max_new_tokens=0)
+"""
+VERL = """
+from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
+
+class Loop(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        ids = await self.apply_chat_template(kwargs["raw_prompt"])
+        out = await self.server_manager.generate(
+            "r", prompt_ids=ids, sampling_params=sampling_params
+        )
+        return AgentLoopOutput(prompt_ids=ids, response_ids=out.token_ids,
+                               response_mask=[1] * len(out.token_ids), metrics={})
+
+class Asks(Loop):
+    async def run(self, sampling_params, **kwargs):
+        return self.config.trainer.n_gpus_per_node
+
+class Pictures(Loop):
+    async def run(self, sampling_params, **kwargs):
+        await self.server_manager.generate(
+            "r", prompt_ids=[1], sampling_params={}, image_data=["x"]
+        )
+
+class Uneven(Loop):
+    async def run(self, sampling_params, **kwargs):
+        return AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[], metrics={})
+"""
+
+
+async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
+    """The sample that a function of this text plays."""
+    path = directory / f"theirs_{name}.py"
+    path.write_text(code)
+    async with desk(directory, **changes) as one:
+        named = runner.load(f"{path}:{name}", one.spec)
+        assert named
+        guest = player(named[1], Script(ids("one two")))
+        guest.admit, guest.tokenizer = one.admit, one.encoder.tokenizer
+        guest.generator.decode = one.encoder.decode
+        params = PARAMS | {"max_new_tokens": 50, "top_p": 1.0, "top_k": -1, "stop": None}
+        return await guest(Prompt(3, "hi"), [1], Sample(0), params)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(SLIME, "plain"), (VERL, "Loop")], ids=["slime", "verl"]
+)
+async def test_a_function_is_known_by_what_it_is(code: str, name: str, tmp_path: Path) -> None:
+    sample = await run(code, name, tmp_path)
+    assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
+    assert sample.tokens[sample.prompt_length :].tolist() == ids("one two")
+    assert sample.trainable_tokens == len(ids("one two"))
+
+
+async def test_a_removed_sample_trains_nothing(tmp_path: Path) -> None:
+    sample = await run(SLIME, "removed", tmp_path)
+    assert (sample.status, sample.trainable_tokens) == (SampleStatus.COMPLETED, 0)
+    assert sample.response_length == len(ids("one two"))
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        (SLIME, "several", "returned 2 samples: an episode is one here"),
+        (SLIME, "failed", "the status 'failed'"),
+        (SLIME, "invented", "the engine has not sampled it there"),
+        (SLIME, "argument", "args.max_turns: sluice has no such argument"),
+        (SLIME, "nothing", "returned NoneType: expected slime's Sample"),
+        (SLIME, "picture", "image_data: not offered"),
+        (SLIME, "stranger", "the key is of no episode"),
+        (SLIME, "short", "before the model generated a token"),
+        (VERL, "Asks", "config.trainer: sluice has no such key of verl's"),
+        (VERL, "Pictures", "pictures, sound and video are not here"),
+        (VERL, "Uneven", "response_mask has 0 entries for 1 response_ids"),
+    ],
+    ids=[
+        "several samples", "failed", "tokens of its own", "an unknown argument", "no sample",
+        "a picture", "another episode's key", "no token", "an unknown key", "verl's pictures",
+        "an uneven mask",
+    ],
+)  # fmt: skip
+async def test_what_is_not_to_be_had_is_one_message(
+    code: str, name: str, message: str, tmp_path: Path
+) -> None:
+    sample = await run(code, name, tmp_path)
+    assert sample.status is SampleStatus.FAILED
+    assert message in sample.error.splitlines()[0]
+    assert not sample.trainable_tokens
+
+
+async def test_arguments_of_the_job_reach_the_function(tmp_path: Path) -> None:
+    sample = await run(SLIME, "argument", tmp_path, rollout__functionArgs={"max_turns": 3})
+    assert "returned int: expected slime's Sample" in sample.error
+
+
+async def test_arguments_of_a_function_of_ours(tmp_path: Path) -> None:
+    code = """
+async def play(episode, *, answer):
+    await episode.generate()
+    episode.reward(answer)
+"""
+    sample = await run(code, "play", tmp_path, rollout__functionArgs={"answer": 0.5})
+    assert sample.reward == 0.5
+    with pytest.raises(ConfigurationError, match="does not take what spec"):
+        await run(code, "play", tmp_path, rollout__functionArgs={"question": 1})
+
+
+def test_a_function_that_is_not_async(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(SLIME)
+    with pytest.raises(ConfigurationError, match="late is not async: expected"):
+        runner.load(f"{path}:late", make_job(tmp_path).spec)
+
+
+def test_kinds_are_not_mistaken() -> None:
+    async def play(episode: Any) -> None: ...
+
+    async def two(args: Any, sample: Any) -> None: ...
+
+    class AgentLoopBase: ...
+
+    assert not slime_generate.is_generate(play)
+    assert not slime_generate.is_generate(two)
+    assert not slime_generate.is_generate(print)
+    assert not verl_agent_loop.is_agent_loop(play)
+    assert not verl_agent_loop.is_agent_loop(AgentLoopBase)
+
+
+def test_a_module_that_is_not_here_is_named() -> None:
+    import_hooks.install()
+    with pytest.raises(ImportError, match=r"slime\.rollout\.data_source is not here: of slime"):
+        importlib.import_module("slime.rollout.data_source")
+
+
+def test_what_is_installed_of_the_project_stays(tmp_path: Path) -> None:
+    """In a process of its own, whose `slime` is the one of this directory."""
+    package = tmp_path / "slime" / "utils"
+    package.mkdir(parents=True)
+    for path in (package.parent, package):
+        (path / "__init__.py").write_text("")
+    (package / "types.py").write_text("raise ImportError('it wants Ray')")
+    (package / "words.py").write_text("WORD = 'theirs'")
+    code = """
+from sluice_migrate.stubs import import_hooks
+import_hooks.install()
+import slime, slime.utils.words
+from slime.utils.types import Sample
+print(slime.__file__ is not None, slime.utils.words.WORD, Sample.__module__)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["True", "theirs", "sluice_migrate.stubs.slime.types"]
