@@ -49,7 +49,7 @@ def installed() -> tuple[FunctionAdapter, ...]:
 
 
 def advice(error: Exception) -> str:
-    """What to install if an import failed because no adapter provides a project's modules."""
+    """Name the distribution to install if it would provide the module that is missing."""
     if not isinstance(error, ModuleNotFoundError) or installed():
         return ""
     project = str(error.name).partition(".")[0]

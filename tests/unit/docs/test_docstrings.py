@@ -12,7 +12,16 @@ ROOT = Path(__file__).parents[3]
 RELATIVE = re.compile(r"(What|Who|Whom|Whose|Whether)\b")
 NAMELESS = {"found", "made", "given"}
 """Names that say how a value came about."""
-FOLDERS = ("sluice", "cli", "operator", "services", "observability", "tests", "benchmarks")
+FOLDERS = (
+    "sluice",
+    "cli",
+    "migrate",
+    "operator",
+    "services",
+    "observability",
+    "tests",
+    "benchmarks",
+)
 FILES = [
     path
     for folder in (*FOLDERS, "examples")

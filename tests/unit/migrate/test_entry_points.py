@@ -22,7 +22,9 @@ def test_the_command_line_offers_the_import() -> None:
     assert "verl" in result.output
 
 
-@pytest.mark.parametrize("arguments", [["slime", "run.sh"], ["--help"], []])
+@pytest.mark.parametrize(
+    "arguments", [["slime", "run.sh"], ["--help"], []], ids=["command", "help", "no argument"]
+)
 def test_a_command_that_is_not_installed_says_what_to_install(arguments: list[str]) -> None:
     commands = typer.Typer()
     commands.add_typer(optional_group("absent", "sluice-rl-absent", "Help."), name="absent")
