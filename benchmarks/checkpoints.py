@@ -96,7 +96,7 @@ def measure(
         for step in steps_of(directory):
             shutil.rmtree(path_of(directory, step))
         began = time.perf_counter()
-        policy.begin_save(directory, policy.step, beside=beside)
+        policy.begin_save(directory, policy.step, background=beside)
         durable = None if beside else policy.finish_save(directory, wait=True)
         held.append(time.perf_counter() - began)
         while durable is None:

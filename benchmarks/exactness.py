@@ -35,7 +35,7 @@ from benchmarks.processes import small_engine
 from sluice.api import RLJobSpec
 from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
-from sluice_trainer.backend import backend_of
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.megatron import parallel
@@ -211,7 +211,7 @@ def policy(model: Path, *, backend: str, precision: str, fp32_head: bool) -> Lea
             },
         }
     )
-    one = backend_of(spec)(spec, model_dir=model, timeout=timedelta(seconds=300))
+    one = backend_class(spec)(spec, model_dir=model, timeout=timedelta(seconds=300))
     assert isinstance(one, LearningPolicy)
     return one
 

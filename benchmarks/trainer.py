@@ -40,7 +40,8 @@ from benchmarks.processes import on_ranks
 from benchmarks.shapes import SHAPES, write_config
 from sluice.api import RLJobSpec
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.backend import Backend, backend_of
+from sluice_trainer.backend import Backend
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.fused_operations import separate_weight_gradients
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
@@ -146,7 +147,7 @@ def rank(options: argparse.Namespace) -> None:
     if GPUS:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     job, timeout = spec(options), timedelta(seconds=300)
-    policy = backend_of(job)(job, model_dir=options.directory, timeout=timeout, total_steps=1000)
+    policy = backend_class(job)(job, model_dir=options.directory, timeout=timeout, total_steps=1000)
     if options.gradients == "separate":
         for chunk in policy._learner.chunks:  # type: ignore[attr-defined]
             separate_weight_gradients(chunk)

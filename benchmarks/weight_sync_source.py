@@ -46,7 +46,7 @@ def updates(directory: Path, way: str) -> Path:
 
 def source(options: argparse.Namespace, directory: Path, way: str, attempt: int) -> None:
     """Measure each size of bucket; rank 0 leaves the timings in `updates`."""
-    from sluice_trainer.clients.clients import connected
+    from sluice_trainer.loop.clients import connect
     from sluice_trainer.megatron import parallel
     from sluice_trainer.megatron.huggingface import mapping
     from sluice_trainer.megatron.model import building
@@ -62,7 +62,7 @@ def source(options: argparse.Namespace, directory: Path, way: str, attempt: int)
     for parameter in (parameter for chunk in net for parameter in chunk.parameters()):
         parameter.data.normal_(0.0, 0.02)
     stack = ExitStack()
-    session = stack.enter_context(connected(env, spec, threading.Event(), rank=ranks.rank)).engines
+    session = stack.enter_context(connect(env, spec, threading.Event(), rank=ranks.rank)).engines
 
     receivers: frozenset[int] = frozenset()
 

@@ -143,7 +143,7 @@ def check_offload(model: Path) -> int:
     policy = MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=120))
     shard = [replace(sequence, tokens=sequence.tokens % 16) for sequence in tiny.batch(8, seed=0)]
     policy.train([shard], [tiny.totals(shard)])
-    parts = [*policy._offload._weights, *(part for part in policy._offload._rest if part._of_use)]
+    parts = [*policy._offload._weights, *(part for part in policy._offload._rest if part._preserve)]
 
     def snapshot() -> list[Any]:
         return [tensor.detach().clone().cpu() for part in parts for tensor in part._tensors()]
@@ -151,10 +151,10 @@ def check_offload(model: Path) -> int:
     before, full = snapshot(), memory_used()
     for _ in range(2):  # the second time host memory is there already
         started = time.perf_counter()
-        policy.make_room(weights=True)
+        policy.offload(weights=True)
         gone, out = memory_used(), time.perf_counter() - started
         started = time.perf_counter()
-        policy.come_back()
+        policy.restore()
         back = time.perf_counter() - started
     size = sum(tensor.nbytes for tensor in before) / 2**30
     same = len(before) > 0 and all(

@@ -165,8 +165,8 @@ def case(model: Path, trainer: dict[str, Any], precision: str) -> dict[str, Any]
         losses.append(metrics["train/loss"])
         norms.append(metrics["train/grad_norm"])
         if trainer.get("colocate"):
-            policy.make_room(weights=True)
-            policy.come_back()
+            policy.offload(weights=True)
+            policy.restore()
     log_probs = policy.log_probs(tiny.batch(16, seed=99, longest=100))
     tensors = [tensor.float().flatten().cpu() for _, tensor in policy.hf_tensors()]
     assert layout.get("pipeline", 1) == parallel_state.get_pipeline_model_parallel_world_size()

@@ -1,9 +1,9 @@
-"""A trainer backend: a model that learns in one process of many, behind a dozen calls.
+"""The trainer backend: a model that learns, spread over many processes, behind a dozen calls.
 
-The loop, its turns with the engines and the preparation of batches know this and no more. Every
-rank makes the same calls in the same order, each with its own share of a batch:
+The loop, the sharing of GPUs with engines and the preparation of batches use only these protocols.
+Every rank makes the same calls in the same order, each with its share of a batch:
 
-    policy = backend_of(spec)(spec, model_dir=..., timeout=..., total_steps=..., author=...)
+    policy = backend_class(spec)(spec, model_dir=..., timeout=..., total_steps=..., author=...)
     policy.load_latest(checkpoints)                   # -> step, or None: start at version 0
     for _ in range(policy.step, steps):
         batch = ...                                   # same metadata on all ranks, tokens of one
@@ -31,91 +31,133 @@ from sluice_trainer.distributed.ranks import Ranks
 
 
 class Weights(Protocol):
-    """A model at a version, which engines are given and checkpoints keep. All calls are
-    collective.
+    """A model at a version, which engines receive and checkpoints store.
+
+    All calls are collective.
     """
 
+    # Version of the weights: training steps done.
     step: int
-    """Version held: training steps done."""
 
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all weights as a Hugging Face checkpoint holds them.
+        """Yield all weights under their names in a Hugging Face checkpoint.
 
-        stack_name: all experts of a layer come as one tensor, under this name. receivers: ranks
-        that get the tensors, where others may get none; None: all. All ranks must iterate to the
-        end.
+        All ranks must iterate to the end.
+
+        Parameters
+        ----------
+        stack_name
+            Name of all experts of a layer as one tensor; None: each expert has its tensor.
+        receivers
+            Ranks that get the tensors; the others may get none. None: all ranks.
+
+        Yields
+        ------
+        (name, full tensor).
+
         """
 
     def reserve_copies(self) -> None:
-        """Begin to get the host memory of the first checkpoint's copies, beside what goes on.
+        """Begin to allocate the host memory of the first checkpoint's copies, in the background.
 
-        Call it while all that learns is on the device.
+        Everything that learns must be on the device.
         """
 
-    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
-        """Begin to write checkpoint `step`; with `beside`, training may go on. It counts once
-        `finish_save` says so.
+    def begin_save(self, directory: Path, step: int, *, background: bool = False) -> None:
+        """Begin to write checkpoint `step`, which is valid once `finish_save` returns it.
+
+        With `background`, training may go on while the files are written.
         """
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
-        """Complete the checkpoint that is under way once its files are written; with `wait`, wait
-        for that.
+        """Complete the checkpoint in progress if its files are written.
 
-        Returns its step when it is durable; None where there is none, or not yet.
+        Parameters
+        ----------
+        directory
+            Directory of all checkpoints.
+        wait
+            Wait until the files are written.
+
+        Returns
+        -------
+        Step of the checkpoint that is now durable; None if there is none, or not yet.
+
         """
 
     def export_hf(self, directory: Path) -> None:
-        """Write the model as a Hugging Face checkpoint, with config and tokenizer of the one it
-        started from.
+        """Write the model as a Hugging Face checkpoint.
+
+        Config and tokenizer are those of the checkpoint that the model started from.
         """
 
-    def make_room(self, *, weights: bool) -> None:
-        """Move to host memory what `trainer.offload` says, or only what the next steps need but
-        hf_tensors does not.
+    def offload(self, *, weights: bool) -> None:
+        """Move to host memory what `trainer.offload` names.
+
+        Parameters
+        ----------
+        weights
+            True: everything; False: everything but what `hf_tensors` needs.
+
         """
 
-    def come_back(self, *, weights_only: bool = False) -> None:
-        """Undo `make_room`; weights_only: as far as hf_tensors needs it."""
+    def restore(self, *, weights_only: bool = False) -> None:
+        """Undo `offload`; with `weights_only`, only as far as `hf_tensors` needs it."""
 
     def memory_used(self) -> int:
-        """Bytes of this process's GPU that are taken, by whomever. 0 on the CPU."""
+        """Return the used bytes of this process's GPU, by all processes; 0 on a CPU."""
 
 
 class Backend(Weights, Protocol):
-    """The policy of a job, and what it is compared with: reference, teacher, critic. All calls are
-    collective.
+    """The policy of a job with the models that it is compared with: reference, teacher, critic.
+
+    All calls are collective.
     """
 
     spec: RLJobSpec
     ranks: Ranks
+    # Coefficient of the KL penalty in the next step; checkpoints store it.
     kl_coef: float
-    """Of the next step; checkpoints have it."""
 
     def load_latest(self, directory: Path) -> int | None:
-        """Claim the directory for this attempt, and restore its newest checkpoint: its step; None:
-        there is none.
+        """Claim the directory for this attempt and restore its newest checkpoint.
+
+        Returns
+        -------
+        Step of the checkpoint; None if there is none.
+
         """
 
     def with_kl(
         self, shard: Sequence[TrainSequence]
     ) -> tuple[list[TrainSequence], list[Tensor] | None]:
-        """The KL of each response token from the reference, per sequence [response]; None where
-        `kl.coef` is 0.
+        """Compute the KL from the reference at each response token.
 
-        Also the sequences, with the log-probs that this took, where the step would ask for them
-        once more.
+        Returns
+        -------
+        The sequences, with the log-probs computed on the way if the step would compute them again;
+        and the KL of each sequence, [response], or None if `kl.coef` is 0.
+
         """
 
     def energies(self, shard: Sequence[TrainSequence]) -> list[Tensor]:
-        """1 - 2 p(token) + sum of p^2 of each response token, [response] float32, CPU: one more
-        forward pass.
+        """Compute 1 - 2 p(token) + sum of p^2 at each response token, in one more forward pass.
+
+        Returns
+        -------
+        Each [response] float32, CPU.
+
         """
 
     def values(self, shard: Sequence[TrainSequence]) -> list[Tensor] | None:
-        """The critic's value of the state before each response token, [response] float32, CPU;
-        None: no critic.
+        """Compute the critic's value of the state before each response token.
+
+        Returns
+        -------
+        Each [response] float32, CPU; None without a critic.
+
         """
 
     def train(
@@ -123,17 +165,29 @@ class Backend(Weights, Protocol):
         shard_by_optimizer_step: Sequence[Sequence[TrainSequence]],
         totals: Sequence[BatchTotals],
     ) -> dict[str, float]:
-        """One training step: an optimizer step on each part of this rank's shard. `step` is then
-        one up.
+        """Make one training step, with an optimizer step on each part of the shard.
 
-        shard_by_optimizer_step: `stepsPerBatch` parts, equally many on every rank, empty ones
-        allowed. totals: of each part over all ranks. A critic is trained first, and alone in its
-        `warmupSteps`. Returns metrics under slime's names (a critic's under verl's), equal on all
-        ranks; with several optimizer steps their mean (the largest for `_max`).
+        Afterwards `step` is one higher. A critic is trained first, and alone in its `warmupSteps`.
+
+        Parameters
+        ----------
+        shard_by_optimizer_step
+            This rank's sequences in `stepsPerBatch` parts, as many on every rank; a part may be
+            empty.
+        totals
+            Totals of each part over all ranks.
+
+        Returns
+        -------
+        Metrics under slime's names (a critic's under verl's), equal on all ranks: means over the
+        optimizer steps, and the largest value for names that end with `_max`.
+
         """
 
 
-class MakeBackend(Protocol):
+class BackendClass(Protocol):
+    """The class of a backend."""
+
     def __call__(
         self,
         spec: RLJobSpec,
@@ -143,25 +197,19 @@ class MakeBackend(Protocol):
         total_steps: int | None = None,
         author: Author | None = None,
     ) -> Backend:
-        """Build the model on this process's device at version 0, and join the process group.
+        """Build the model at version 0 on this process's device and join the process group.
 
-        model_dir: Hugging Face checkpoint; with `model.init: random` only its config is used.
-        timeout: of every collective. total_steps: training steps of the run, for the learning-rate
-        schedules (default: `trainer.steps`). author: this attempt of the trainer, for its
-        checkpoints.
+        Parameters
+        ----------
+        spec
+            Spec of the job.
+        model_dir
+            Hugging Face checkpoint; with `model.init: random` only its config is used.
+        timeout
+            Timeout of every collective.
+        total_steps
+            Training steps of the run, for the learning-rate schedules. Default: `trainer.steps`.
+        author
+            This attempt of the trainer, for its checkpoints.
+
         """
-
-
-def backend_of(spec: RLJobSpec) -> MakeBackend:
-    """The backend that `trainer.backend` names. Imported here, because each takes seconds and
-    libraries of its own.
-    """
-    match spec.trainer.backend:
-        case "megatron":
-            from sluice_trainer.megatron import policy as megatron
-
-            return megatron.MegatronPolicy
-        case "fsdp":
-            from sluice_trainer.fsdp import policy as fsdp
-
-            return fsdp.ShardedPolicy

@@ -40,7 +40,7 @@ async def main() -> int:
     ]
     arguments += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"{host}:{port}"]
     arguments += ["--rdzv-conf", f"rank={env.index}", "-m", "sluice_trainer"]
-    command = [sys.executable, "-m", "sluice_trainer.torchrun", *map(str, arguments)]
+    command = [sys.executable, "-m", "sluice_trainer.distributed.torchrun", *map(str, arguments)]
     os.execv(sys.executable, command)  # noqa: S606 - our own program
 
 

@@ -20,7 +20,10 @@ logs.run_blocking("x", lambda: time.sleep(600))
 
 @pytest.mark.parametrize(
     "words",
-    [["-c", WAITS], ["-m", "sluice_trainer.torchrun", "--nnodes", "2", "-m", "sluice_trainer"]],
+    [
+        ["-c", WAITS],
+        ["-m", "sluice_trainer.distributed.torchrun", "--nnodes", "2", "-m", "sluice_trainer"],
+    ],
     ids=["any role", "torchrun"],
 )
 def test_it_ends_at_once(words: list[str]) -> None:

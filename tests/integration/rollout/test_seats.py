@@ -15,7 +15,7 @@ from sluice.telemetry.rollouts import read, write
 from sluice.wire import codec
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.batch import credit
-from sluice_trainer.batch.sample_facts import key_of
+from sluice_trainer.batch.estimator_inputs import key_of
 from sluice_trainer.batch.sequences import TrainSequence
 from tests.integration.engines import distance, log_probs, tolerance
 from tests.integration.rollout.pods import House

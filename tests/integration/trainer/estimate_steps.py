@@ -28,7 +28,8 @@ from sluice.samples.sample import (
 from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.backend import MakeBackend, backend_of
+from sluice_trainer.backend import BackendClass
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.preparation import prepare
 from sluice_trainer.megatron import parallel
 from tests.integration.trainer import tiny
@@ -160,7 +161,7 @@ def train(
     save_at: int = 0,
     init: str = "pretrained",
     dump: str | None = None,
-    backend: MakeBackend | None = None,
+    backend: BackendClass | None = None,
     branches: str = "grown",
 ) -> dict[str, Any]:
     """dump: a file for rank 0's weights. backend: default: the one that `trainer` names."""
@@ -174,7 +175,7 @@ def train(
             **(SEATS if branches == "seated" else {}),
         },
     )
-    make, timeout = backend or backend_of(spec), timedelta(seconds=tiny.TIMEOUT)
+    make, timeout = backend or backend_class(spec), timedelta(seconds=tiny.TIMEOUT)
     policy = make(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
     rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size

@@ -21,7 +21,7 @@ while True:
     shard = tiny.batch(4, seed=policy.step)
     policy.train([shard], [tiny.totals(shard)])
     saved = policy.finish_save(checkpoints, wait=True)
-    policy.begin_save(checkpoints, policy.step, beside=beside)
+    policy.begin_save(checkpoints, policy.step, background=beside)
     if not beside:
         saved = policy.finish_save(checkpoints, wait=True)
     if saved is not None:

@@ -265,7 +265,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     policy = make(qwen3)
     train(policy, 2)
-    policy.begin_save(tmp_path, 2, beside=True)
+    policy.begin_save(tmp_path, 2, background=True)
     after = train(policy, 2)
     assert policy.finish_save(tmp_path, wait=False) is None
     assert checkpoint_directory.latest(tmp_path) is None
@@ -281,7 +281,7 @@ def test_the_next_checkpoint_waits_for_the_one_under_way(qwen3: Path, tmp_path: 
     policy = make(qwen3, checkpoint={"keep": 1})
     for step in (1, 2):
         train(policy)
-        policy.begin_save(tmp_path, step, beside=True)
+        policy.begin_save(tmp_path, step, background=True)
     assert checkpoint_directory.steps(tmp_path) == [1]
     assert policy.finish_save(tmp_path, wait=True) == 2
     assert checkpoint_directory.steps(tmp_path) == [2]
@@ -341,7 +341,7 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
         monkeypatch.setattr(filesystem.FileSystemWriter, "finish", full)
 
     def save() -> None:
-        policy.begin_save(tmp_path, 2, beside=beside)
+        policy.begin_save(tmp_path, 2, background=beside)
         policy.finish_save(tmp_path, wait=True)
 
     with pytest.raises(

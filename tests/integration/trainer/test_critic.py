@@ -234,7 +234,7 @@ def test_the_critics_copies_have_their_memory_before_the_first_step_too(
     policy.reserve_copies()
     staging.finish_reservations()
     with patch.object(staging, "host_memory") as got:
-        policy.begin_save(tmp_path, 0, beside=True)
+        policy.begin_save(tmp_path, 0, background=True)
     assert policy.finish_save(tmp_path, wait=True) == 0
     got.assert_not_called()
     assert (tmp_path / "iter_0000000/critic").is_dir()

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from sluice_trainer.checkpoint import checkpoint_directory
 from sluice_trainer.checkpoint.checkpoint_directory import Author
+from sluice_trainer.checkpoint.checkpoint_reader import CheckpointReader
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
-from sluice_trainer.checkpoint_reader import CheckpointReader
 from sluice_trainer.fsdp.conversion import dist_to_hf as fsdp_to_hf
 from sluice_trainer.megatron.checkpoints.conversion import dist_to_hf as megatron_to_hf
 from sluice_trainer.model.huggingface_files import ConversionError

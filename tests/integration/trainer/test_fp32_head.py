@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sluice_trainer.backend import backend_of
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.batch.sequences import Sequence
 from sluice_trainer.policy.learning_policy import LearningPolicy
 from tests.integration.engines import Sglang, call, gpus, save_model
@@ -92,7 +92,7 @@ def log_probs(model: Path, sequence: Sequence, backend: str, fp32: bool) -> torc
         model={"path": str(model), "fp32LmHead": fp32},
         trainer={"precision": "bf16", "backend": backend},
     )
-    policy = backend_of(spec)(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
+    policy = backend_class(spec)(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
     assert isinstance(policy, LearningPolicy)
     (values,) = policy.log_probs([sequence])
     return values

@@ -122,19 +122,19 @@ def test_memory_that_leaves_and_comes_back_changes_no_bit(
     shared = make(qwen3, **options, trainer=colocated)
     for turn in range(4):
         assert train(shared) == train(still)
-        shared.make_room(weights=False)
+        shared.offload(weights=False)
         sent = {name: tensor.clone() for name, tensor in shared.hf_tensors()}
-        shared.make_room(weights=True)
+        shared.offload(weights=True)
         assert bytes_held(shared, weights=what == "all") == 0
         if turn == 1:
-            shared.come_back(weights_only=True)  # an engine has joined
-            shared.make_room(weights=True)
-        shared.come_back()
+            shared.restore(weights_only=True)  # an engine has joined
+            shared.offload(weights=True)
+        shared.restore()
         assert all(torch.equal(sent[name], tensor) for name, tensor in still.hf_tensors())
     tiny.save(shared, tmp_path, 4)
     resumed = make(qwen3, **options, trainer=colocated)
-    resumed.make_room(weights=True)
-    resumed.come_back()
+    resumed.offload(weights=True)
+    resumed.restore()
     assert resumed.load_latest(tmp_path) == 4
     assert train(resumed) == train(still)
 
@@ -173,7 +173,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     policy = make(qwen3)
     train(policy, 2)
-    policy.begin_save(tmp_path, 2, beside=True)
+    policy.begin_save(tmp_path, 2, background=True)
     after = train(policy, 2)
     assert policy.finish_save(tmp_path, wait=False) is None
     assert checkpoint_directory.latest(tmp_path) is None
@@ -200,7 +200,7 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
     monkeypatch.setattr(filesystem.FileSystemWriter, where, full)
 
     def save() -> None:
-        policy.begin_save(tmp_path, 2, beside=beside)
+        policy.begin_save(tmp_path, 2, background=beside)
         policy.finish_save(tmp_path, wait=True)
 
     with pytest.raises(CheckpointError, match=r"iter_0000002 could not be written: no space left"):

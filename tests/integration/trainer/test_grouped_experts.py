@@ -16,7 +16,7 @@ from sluice_trainer.megatron.fused_operations import use_fused_clipping
 from sluice_trainer.megatron.model.experts import GroupedExperts, _as_one
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.megatron.step.optimizer import gradients
-from sluice_trainer.memory.offload import Storages
+from sluice_trainer.memory.offload import OffloadableMemory
 from tests.integration.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -84,15 +84,15 @@ def test_memory_that_leaves_and_comes_back_is_used_where_it_is(models: dict[str,
     stays, moves = make(models["qwen3-moe"]), make(models["qwen3-moe"])
     for seed in range(2):
         close(sums(moves, seed), sums(stays, seed))
-        weights = Storages(lambda: moves._learner.chunks[0].module.parameters())
-        room = Storages(lambda: gradients(moves._learner.chunks), of_use=False)
+        weights = OffloadableMemory(lambda: moves._learner.chunks[0].module.parameters())
+        room = OffloadableMemory(lambda: gradients(moves._learner.chunks), preserve=False)
         for each in (weights, room):
-            each.leave()
+            each.offload()
         taken = [
             torch.ones(1000, device=DEVICE) for _ in range(100)
         ]  # so that it comes back elsewhere
         for each in (weights, room):
-            each.come_back()
+            each.restore()
         del taken
 
 

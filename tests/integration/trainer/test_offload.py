@@ -13,7 +13,7 @@ import torch
 from sluice_trainer.megatron.frozen_model import FrozenModel
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.megatron.step.learner import MegatronLearner
-from sluice_trainer.memory.offload import Storages
+from sluice_trainer.memory.offload import OffloadableMemory
 from tests.integration.trainer import tiny
 
 pytestmark = [
@@ -52,7 +52,7 @@ def held(policy: MegatronPolicy) -> int:
     policy has.
     """
     away = policy._offload
-    storages = [s for part in (*away._weights, *away._rest) for s, _ in part._away]
+    storages = [s for part in (*away._weights, *away._rest) for s, _ in part._offloaded]
     return sum(storage.nbytes() for storage in storages)
 
 
@@ -66,20 +66,20 @@ def test_training_goes_on_to_the_bit(
     shared = make(qwen3, algorithm, precision=precision, colocate=True, offload=what)
     for seed in range(3):
         assert step(shared, seed) == step(plain, seed)
-        shared.make_room(weights=False)
+        shared.offload(weights=False)
         sent = weights(shared)  # the engines have room for theirs, and get ours
-        shared.make_room(weights=True)
+        shared.offload(weights=True)
         assert held(shared) == 0
         assert all(torch.equal(sent[name], tensor) for name, tensor in weights(plain).items())
         if seed == 1:
-            shared.come_back(weights_only=True)  # an engine has joined
+            shared.restore(weights_only=True)  # an engine has joined
             assert all(torch.equal(sent[name], tensor) for name, tensor in weights(shared).items())
-            shared.make_room(weights=True)
-        shared.come_back()
+            shared.offload(weights=True)
+        shared.restore()
     tiny.save(shared, tmp_path, 3)
     resumed = make(qwen3, algorithm, precision=precision, colocate=True, offload=what)
-    resumed.make_room(weights=True)
-    resumed.come_back()
+    resumed.offload(weights=True)
+    resumed.restore()
     assert resumed.load_latest(tmp_path) == 3
     assert step(resumed, 3) == step(plain, 3)
 
@@ -87,7 +87,7 @@ def test_training_goes_on_to_the_bit(
 def test_the_memory_behind_all_parameters_and_states_is_gone(qwen3: Path) -> None:
     policy = make(qwen3, PPO, precision="bf16", colocate=True, offload="all")
     step(policy, 0)
-    policy.make_room(weights=True)
+    policy.offload(weights=True)
     assert policy.critic is not None
     assert isinstance(policy._reference, FrozenModel)
     left = [p for chunk in policy._reference.chunks for p in chunk.parameters()]
@@ -107,13 +107,13 @@ def test_the_memory_behind_all_parameters_and_states_is_gone(qwen3: Path) -> Non
 def test_views_of_one_storage_come_back_as_views_of_one_storage() -> None:
     whole = torch.arange(10.0)
     view, other = whole[2:5], torch.ones(3, dtype=torch.bfloat16)
-    storages = Storages(lambda: [view, other, whole])
+    storages = OffloadableMemory(lambda: [view, other, whole])
     for value in (7.0, 8.0):
         whole[3] = value
-        storages.leave()
-        storages.leave()  # of no effect
+        storages.offload()
+        storages.offload()  # of no effect
         assert whole.untyped_storage().nbytes() == 0
-        storages.come_back()
-        storages.come_back()
+        storages.restore()
+        storages.restore()
         assert view.tolist() == [2.0, value, 4.0]
         assert other.tolist() == [1.0] * 3

@@ -12,7 +12,7 @@ import pytest
 import torch
 from megatron.core.transformer.moe.experts import SequentialMLP
 
-from sluice_trainer.backend import backend_of
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.kernels import flash_attention, norm_rotary
 from sluice_trainer.megatron.model import attention, layout, rotary
 from sluice_trainer.megatron.model.experts import GroupedExperts
@@ -86,7 +86,7 @@ def test_micro_batches_grow_where_the_gpu_has_room(qwen3: Path, backend: str) ->
     trainer = {"gpusPerNode": 1, "precision": "bf16", "backend": backend, "maxTokensPerGpu": None}
     spec = tiny.spec(qwen3, trainer=trainer)
     timeout = timedelta(seconds=tiny.TIMEOUT)
-    policy = backend_of(spec)(spec, model_dir=qwen3, timeout=timeout)
+    policy = backend_class(spec)(spec, model_dir=qwen3, timeout=timeout)
     shard = tiny.batch(1700, seed=0)  # 36,000 tokens
     history = [policy.train([shard], [tiny.totals(shard)]) for _ in range(5)]
     sizes = [metrics["perf/micro_batch_tokens"] for metrics in history]

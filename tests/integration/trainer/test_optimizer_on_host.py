@@ -89,7 +89,7 @@ def test_a_turn_of_the_engines_moves_only_what_is_on_the_device(
     shared = make(qwen3, PPO, precision="bf16", colocate=True, offload="all", **HALF)
     for seed in range(2):
         assert step(shared, seed) == step(plain, seed)
-        shared.make_room(weights=True)
+        shared.offload(weights=True)
         hosts: list[torch.Tensor] = []
         devices: list[torch.Tensor] = []
         for part in parts(shared):
@@ -102,11 +102,11 @@ def test_a_turn_of_the_engines_moves_only_what_is_on_the_device(
         assert all(tensor.untyped_storage().nbytes() == 0 for tensor in devices)
         assert len(hosts) > 10
         assert len(devices) > 10
-        shared.come_back()
+        shared.restore()
     tiny.save(shared, tmp_path, 2)
     resumed = make(qwen3, PPO, precision="bf16", colocate=True, offload="all", **HOST)
-    resumed.make_room(weights=True)
-    resumed.come_back()
+    resumed.offload(weights=True)
+    resumed.restore()
     assert resumed.load_latest(tmp_path) == 2
     assert step(resumed, 2) == step(plain, 2)
 

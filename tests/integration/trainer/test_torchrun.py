@@ -34,7 +34,7 @@ def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) ->
         command = [
             sys.executable,
             "-m",
-            "sluice_trainer.torchrun",
+            "sluice_trainer.distributed.torchrun",
             "--nnodes",
             "2",
             "--nproc-per-node",
@@ -63,7 +63,7 @@ WAITING = """
 import os, sys
 import torch, torch.distributed as dist
 
-from sluice_trainer.distributed import rank_failure as lost_peer
+from sluice_trainer.distributed import rank_failure
 
 address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 rank = int(os.environ["RANK"])
@@ -74,8 +74,8 @@ if rank == 1:
 try:
     dist.all_reduce(torch.zeros(1))
 except RuntimeError as error:
-    words = lost_peer.words(error)
-    lost_peer.end(words) if words else sys.exit(1)
+    words = rank_failure.message(error)
+    rank_failure.end(words) if words else sys.exit(1)
 """
 
 
@@ -89,7 +89,7 @@ def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_rea
         command = [
             sys.executable,
             "-m",
-            "sluice_trainer.torchrun",
+            "sluice_trainer.distributed.torchrun",
             "--nnodes",
             "2",
             "--nproc-per-node",
@@ -118,7 +118,7 @@ def run_one_rank(code: str, directory: Path) -> tuple[int, list[str]]:
     command = [
         sys.executable,
         "-m",
-        "sluice_trainer.torchrun",
+        "sluice_trainer.distributed.torchrun",
         "--nnodes",
         "1",
         "--nproc-per-node",
@@ -153,8 +153,8 @@ def test_the_last_words_of_a_rank_are_not_buried(tmp_path: Path) -> None:
 
 def test_what_is_to_be_done_at_the_end_is_done_by_a_rank_that_lost_another_one() -> None:
     code = (
-        "import atexit; from sluice_trainer.distributed import rank_failure as lost_peer; "
-        "atexit.register(print, 'traces are sent'); lost_peer.end('another rank is gone')"
+        "import atexit; from sluice_trainer.distributed import rank_failure; "
+        "atexit.register(print, 'traces are sent'); rank_failure.end('another rank is gone')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == EXIT_PEER_LOST

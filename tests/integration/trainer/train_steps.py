@@ -17,11 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 import sluice.api.groups.trainer
-from sluice_trainer.backend import backend_of
-from sluice_trainer.distributed import device
+from sluice_trainer.backend_registry import backend_class
 from sluice_trainer.megatron import parallel
-from sluice_trainer.memory import staging
-from sluice_trainer.memory.headroom import Memory
+from sluice_trainer.memory import headroom, staging
+from sluice_trainer.memory.headroom import StepMemory
 from tests.integration.trainer import tiny
 
 
@@ -44,15 +43,15 @@ class Gpu:
 
     def begin(self) -> None: ...
 
-    def end(self) -> Memory:
+    def end(self) -> StepMemory:
         self._left -= 1
-        return Memory(static=0, peak=1, usable=1 if self._left < 0 else 100)
+        return StepMemory(static=0, peak=1, usable=1 if self._left < 0 else 100)
 
     def release(self) -> None: ...
 
 
 def _on_gpus(first_tokens: int, full_after: int) -> None:
-    device.MEMORY = Gpu(full_after)
+    headroom.PROBE = Gpu(full_after)
     sluice.api.groups.trainer.FIRST_TOKENS = first_tokens
 
 
@@ -83,7 +82,7 @@ def train(
         _on_gpus(first_tokens, full_after[int(os.environ.get("RANK", 0))])
     spec = tiny.spec(Path(model), algorithm=algorithm, trainer=trainer)
     timeout = timedelta(seconds=tiny.TIMEOUT)
-    policy = backend_of(spec)(spec, model_dir=Path(model), timeout=timeout)
+    policy = backend_class(spec)(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
     history, new_memory = [], None
     if beside:
@@ -103,7 +102,7 @@ def train(
         if checkpoints and policy.step == save_at:
             staging.finish_reservations()
             with patch.object(staging, "host_memory", wraps=staging.host_memory) as got:
-                policy.begin_save(Path(checkpoints), policy.step, beside=beside)
+                policy.begin_save(Path(checkpoints), policy.step, background=beside)
             new_memory = got.call_count
     saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
     tensors = dict(policy.hf_tensors())

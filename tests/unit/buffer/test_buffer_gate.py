@@ -84,7 +84,7 @@ def trained(group: pb.SampleGroup) -> None:
         assert all(math.isfinite(part) for part in sample.reward_parts.values())
         assert max(sample.versions, default=0) <= LIMITS.newest
         json.dumps(sample.metadata, allow_nan=False, ensure_ascii=False).encode()
-    Provenance.together([Provenance.of([decoded])] * 2).metrics()
+    Provenance.merge([Provenance.of_groups([decoded])] * 2).metrics()
 
 
 numbers = st.sampled_from(

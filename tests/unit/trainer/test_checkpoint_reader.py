@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from sluice_trainer.checkpoint_reader import (
+from sluice_trainer.checkpoint.checkpoint_reader import (
     CheckpointPlanner,
     CheckpointReader,
     UnsafeCheckpointError,

@@ -14,8 +14,8 @@ from sluice.samples.turns import BRANCH_TURNS, TURNS, turn_rewards
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.batch import credit
 from sluice_trainer.batch.credit import Unit
+from sluice_trainer.batch.estimator_inputs import key_of
 from sluice_trainer.batch.preparation import by_turn
-from sluice_trainer.batch.sample_facts import key_of
 from sluice_trainer.batch.sequences import TrainSequence
 
 

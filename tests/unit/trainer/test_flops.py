@@ -5,7 +5,7 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_trainer.clients.clients import balance_tokens
+from sluice_trainer.loop.clients import balance_tokens
 from sluice_trainer.model.flops import ModelFlops, model_flops, peak_tflops, utilisation
 
 DENSE = {

@@ -1,5 +1,4 @@
-"""The last evaluation: waited for while it goes on, given up when it stands still, never the job's
-failure."""
+"""The last evaluation is awaited while it makes progress, and given up when it stalls."""
 
 from __future__ import annotations
 
@@ -11,19 +10,19 @@ from typing import Any, cast
 import pytest
 
 from sluice_trainer.clients.background import Stopped
-from sluice_trainer.loop import last_evaluation
-from sluice_trainer.loop.evaluations import Evaluations
-from sluice_trainer.loop.gpu_sharing import Turns
-from sluice_trainer.loop.last_evaluation import STALL_SECONDS, LastEvaluation
+from sluice_trainer.loop import evaluations
+from sluice_trainer.loop.evaluations import STALL_SECONDS, Evaluations, LastEvaluation, Stall
+from sluice_trainer.loop.gpu_sharing import GpuSharing
 from sluice_trainer.loop.rollout_only import ALONE
-from sluice_trainer.loop.stall import Stall
 
 VERSION = 7
 
 
-class Peer:
-    """Buffer and engines of an evaluation. progress: of each look at it, told in advance; the last
-    one stays."""
+class Services:
+    """Buffer, engines and rendezvous during an evaluation.
+
+    `progress` holds the counters at each look; the last ones stay.
+    """
 
     def __init__(self, progress: list[tuple[int, float]], *, ends: bool) -> None:
         self.progress, self.ends, self.looks = progress, ends, 0
@@ -46,16 +45,16 @@ class Peer:
     def joiners(self) -> bool:
         return False
 
-    def state(self, word: str) -> None:
+    def set_state(self, state: str) -> None:
         return
 
 
-def waiter(peer: Peer) -> LastEvaluation:
+def last_evaluation(service: Services) -> LastEvaluation:
     unused = cast("Any", None)
-    peers = cast("Any", SimpleNamespace(buffer=peer, engines=peer, member=peer))
-    evaluations = Evaluations(cast("Any", peer), None, wanted=True)
-    turns = Turns(unused, peers, ALONE, {}, colocated=False)
-    return LastEvaluation(evaluations, peers, ALONE, turns, unused, threading.Event())
+    clients = cast("Any", SimpleNamespace(buffer=service, engines=service, member=service))
+    results = Evaluations(cast("Any", service), None, enabled=True)
+    gpus = GpuSharing(unused, clients, ALONE, {}, colocated=False)
+    return LastEvaluation(results, clients, ALONE, gpus, unused, threading.Event())
 
 
 @pytest.fixture(autouse=True)
@@ -66,29 +65,29 @@ def each_look_takes_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
             yield now
             now += 600.0
 
-    monkeypatch.setattr(last_evaluation, "time", SimpleNamespace(monotonic=clock().__next__))
+    monkeypatch.setattr(evaluations, "time", SimpleNamespace(monotonic=clock().__next__))
 
 
 def test_one_that_goes_on_is_waited_for_however_long_it_takes() -> None:
-    peer = Peer([(groups, 0.0) for groups in range(100)], ends=True)
-    waiter(peer).wait(VERSION)
-    assert peer.looks == 100
+    service = Services([(groups, 0.0) for groups in range(100)], ends=True)
+    last_evaluation(service).wait(VERSION)
+    assert service.looks == 100
 
 
 def test_long_responses_are_progress_before_their_group_is_finished() -> None:
-    peer = Peer([(3, 1000.0 * look) for look in range(100)], ends=True)
-    waiter(peer).wait(VERSION)
-    assert peer.looks == 100
+    service = Services([(3, 1000.0 * look) for look in range(100)], ends=True)
+    last_evaluation(service).wait(VERSION)
+    assert service.looks == 100
 
 
 def test_one_that_stands_still_is_given_up_and_the_job_ends_well() -> None:
-    peer = Peer([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
-    waiter(peer).wait(VERSION)
-    assert peer.looks == 2 + STALL_SECONDS // 600 + 1
+    service = Services([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
+    last_evaluation(service).wait(VERSION)
+    assert service.looks == 2 + STALL_SECONDS // 600 + 1
 
 
 def test_a_trainer_that_is_told_to_stop_does() -> None:
-    last = waiter(Peer([(1, 0.0)], ends=False))
+    last = last_evaluation(Services([(1, 0.0)], ends=False))
     last.stop.set()
     with pytest.raises(Stopped):
         last.wait(VERSION)

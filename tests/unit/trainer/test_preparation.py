@@ -17,6 +17,7 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
 from sluice_trainer.batch.batch_sums import metrics, token_sums
 from sluice_trainer.batch.credit import of_batch
+from sluice_trainer.batch.estimator_inputs import baselines, parts_of, taught
 from sluice_trainer.batch.preparation import (
     batch_totals,
     by_optimizer_step,
@@ -25,7 +26,6 @@ from sluice_trainer.batch.preparation import (
     shaping,
     within,
 )
-from sluice_trainer.batch.sample_facts import baselines, parts_of, taught
 from sluice_trainer.batch.sequences import TrainSequence
 
 

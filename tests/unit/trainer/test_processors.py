@@ -11,7 +11,7 @@ import torch
 
 from sluice.runtime import cpu_threads
 from sluice.runtime.cpu_threads import threads, usable_processors
-from sluice_trainer.__main__ import _have_threads
+from sluice_trainer.__main__ import _set_threads
 from sluice_trainer.distributed import device
 
 
@@ -68,7 +68,7 @@ def test_a_rank_on_cpus_computes_with_its_threads(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        _have_threads({"hidden_size": width})
+        _set_threads({"hidden_size": width})
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)

@@ -32,7 +32,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 def test_a_named_step_leaves_a_trace_of_its_regions_and_operations(tmp_path: Path) -> None:
     profiles = Profiles([2], tmp_path / "profiles", rank=3)
-    with profiles.of(2):
+    with profiles.profile_step(2):
         assert multiply() == 2 * 8**3
     (path,) = (tmp_path / "profiles").glob("*.trace.json.gz")
     assert path.name == "step_0000002_rank_3.trace.json.gz"
@@ -46,14 +46,14 @@ def test_a_named_step_leaves_a_trace_of_its_regions_and_operations(tmp_path: Pat
 
 
 def test_other_steps_are_left_alone(tmp_path: Path) -> None:
-    with Profiles([2], tmp_path / "profiles").of(1):
+    with Profiles([2], tmp_path / "profiles").profile_step(1):
         assert multiply() == 2 * 8**3
         assert not torch.autograd.profiler._is_profiler_enabled
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_step_that_fails_leaves_its_trace_and_its_error(tmp_path: Path) -> None:
-    with pytest.raises(MemoryError, match="too large"), Profiles([1], tmp_path).of(1):
+    with pytest.raises(MemoryError, match="too large"), Profiles([1], tmp_path).profile_step(1):
         fail()
     (path,) = tmp_path.glob("*.trace.json.gz")
     assert "aten::mm" in {event["name"] for event in events(path)}
@@ -62,7 +62,7 @@ def test_a_step_that_fails_leaves_its_trace_and_its_error(tmp_path: Path) -> Non
 def test_a_step_that_is_made_again_replaces_its_trace(tmp_path: Path) -> None:
     profiles = Profiles([1], tmp_path)
     for function in (multiply, lambda: torch.zeros(3).cos()):
-        with profiles.of(1):
+        with profiles.profile_step(1):
             function()
     (path,) = tmp_path.glob("*.trace.json.gz")
     names = {event["name"] for event in events(path)}
@@ -74,7 +74,7 @@ def test_a_step_that_is_made_again_replaces_its_trace(tmp_path: Path) -> None:
 def test_on_a_gpu_kernels_and_the_history_of_memory_are_kept(tmp_path: Path) -> None:
     import pickle
 
-    with Profiles([1], tmp_path).of(1):
+    with Profiles([1], tmp_path).profile_step(1):
         block = torch.ones(1 << 20, device="cuda")
         torch.cuda.synchronize()
     (trace,) = tmp_path.glob("*.trace.json.gz")

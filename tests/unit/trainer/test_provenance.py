@@ -19,7 +19,7 @@ def engine(number: int, replica: int, latency: float) -> SampleGroup:
 
 
 def metrics(*groups: SampleGroup) -> dict[str, float]:
-    return Provenance.of(groups).metrics()
+    return Provenance.of_groups(groups).metrics()
 
 
 def test_turns_of_the_model_are_counted() -> None:
@@ -48,8 +48,8 @@ def test_groups_tell_how_many_engines_made_them() -> None:
 
 
 def test_groups_of_all_ranks_count() -> None:
-    ranks = [Provenance.of([group(n, rollout_worker=f"rollout-{n}")]) for n in range(4)]
-    assert Provenance.together(ranks).metrics() == {
+    ranks = [Provenance.of_groups([group(n, rollout_worker=f"rollout-{n}")]) for n in range(4)]
+    assert Provenance.merge(ranks).metrics() == {
         "rollout/engines": 4,
         "rollout/engine_share/max": 0.25,
     }

@@ -12,7 +12,7 @@ from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
-from sluice_trainer.telemetry.recorder import Recorder, batch_metrics, merged
+from sluice_trainer.telemetry.recorder import Recorder, batch_metrics, merge_shards
 
 
 def sequence(group: int, index: int, reward: float, **fields: object) -> pb.Sequence:
@@ -97,7 +97,7 @@ def test_shards_make_whole_groups_again() -> None:
     def part(group: int, *indices: int) -> SampleGroup:
         return SampleGroup(Prompt(group, "?"), [Sample(i) for i in indices])
 
-    groups = merged([[part(1, 2), part(3, 0)], [part(1, 0, 1), part(3, 1)]])
+    groups = merge_shards([[part(1, 2), part(3, 0)], [part(1, 0, 1), part(3, 1)]])
     assert [(g.group_id, [s.index for s in g.samples]) for g in groups] == [
         (1, [0, 1, 2]),
         (3, [0, 1]),

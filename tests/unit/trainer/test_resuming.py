@@ -13,40 +13,41 @@ import pytest
 from sluice_trainer.clients.background import Stopped
 from sluice_trainer.loop.loop import Loop
 from sluice_trainer.loop.rollout_only import ALONE
+from sluice_trainer.loop.run_records import RunRecords
 
 
-class Peer:
-    """Writes down what it is told; the trainer is stopped when it asks for a batch."""
+class Services:
+    """Services that record the calls; the trainer is stopped when it asks for a batch."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self.stop = threading.Event()
 
     def rewind(self, step: int, vocabulary: int | None = None) -> int:
-        self.told.append(("rewind", step))
+        self.calls.append(("rewind", step))
         return 0
 
     def commit_checkpoint(self, step: int) -> None:
-        self.told.append(("checkpoint", step))
+        self.calls.append(("checkpoint", step))
         self.stop.set()
 
     def joiners(self) -> bool:
         self.stop.set()
         return False
 
-    def state(self, word: str) -> None:
+    def set_state(self, state: str) -> None:
         return
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "calls"),
     [(0, [("rewind", 0)]), (4, [("rewind", 4), ("checkpoint", 4)])],
     ids=["new", "from a checkpoint"],
 )
-def test_the_buffer_is_told_which_checkpoint_was_loaded(
-    monkeypatch: pytest.MonkeyPatch, step: int, told: list[tuple[str, int]]
+def test_the_buffer_is_calls_which_checkpoint_was_loaded(
+    monkeypatch: pytest.MonkeyPatch, step: int, calls: list[tuple[str, int]]
 ) -> None:
-    peer = Peer()
+    services = Services()
     trainer = SimpleNamespace(colocate=False)
     spec = cast(
         "Any",
@@ -59,10 +60,21 @@ def test_the_buffer_is_told_which_checkpoint_was_loaded(
         ),
     )
     policy = cast("Any", SimpleNamespace(step=step, finish_save=lambda directory, wait: None))
-    monkeypatch.setattr(Loop, "_publish", lambda *_, **__: peer.stop.set())
+    monkeypatch.setattr(Loop, "_update_engines", lambda *_, **__: services.stop.set())
     learn = cast("Any", None)
-    peers = cast("Any", SimpleNamespace(buffer=peer, engines=peer, member=peer))
-    loop = Loop(spec, policy, learn, peers, ALONE, Path(), 9, None, peer.stop)
+    clients = cast("Any", SimpleNamespace(buffer=services, engines=services, member=services))
+    records = RunRecords(spec, ALONE, clients.buffer, None)
+    loop = Loop(
+        spec,
+        policy,
+        learn,
+        clients,
+        ALONE,
+        records,
+        checkpoints=Path(),
+        total_steps=9,
+        stop=services.stop,
+    )
     with pytest.raises(Stopped):
         loop.run()
-    assert peer.told == told
+    assert services.calls == calls

@@ -22,6 +22,7 @@ from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.loop import weight_update
 from sluice_trainer.loop.loop import Loop
 from sluice_trainer.loop.rollout_only import ALONE
+from sluice_trainer.loop.run_records import RunRecords
 from sluice_trainer.telemetry import metrics
 from sluice_trainer.telemetry.recorder import Recorder
 from sluice_trainer.weights.outcome import UpdateOutcome
@@ -49,8 +50,8 @@ class World:
         self.saving: int | None = None
 
     # member
-    def state(self, word: str) -> None:
-        self.phases.enter(word)
+    def set_state(self, state: str) -> None:
+        self.phases.enter(state)
 
     # engines
     stack_name = None
@@ -79,14 +80,14 @@ class World:
         return Totals({}, {})
 
     def __getattr__(self, name: str) -> Any:
-        """All else that the loop tells its peers takes no time, and has no answer."""
+        """Accept all other calls, which take no time and return nothing."""
         return lambda *_, **__: {} if name == "counters" else []
 
     # policy
     def hf_tensors(self, stack_name: object) -> Iterator[object]:
         return iter(())
 
-    def begin_save(self, directory: Path, step: int, *, beside: bool) -> None:
+    def begin_save(self, directory: Path, step: int, *, background: bool) -> None:
         self.now += SAVE
         self.saving = step
 
@@ -119,20 +120,19 @@ def run(directory: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Ite
             "checkpoint": {"everySteps": 2, "ephemeral": True} | changes,
         }
     )
-    peers = cast("Any", SimpleNamespace(buffer=world, engines=world, member=world))
+    clients = cast("Any", SimpleNamespace(buffer=world, engines=world, member=world))
     recorder = Recorder(directory, 1)
-    monkeypatch.setattr(metrics, "checkpoint", lambda *_: None)
+    monkeypatch.setattr(metrics, "record_checkpoint", lambda *_: None)
     Loop(
         spec,
         cast("Any", world),
         world.learn,
-        peers,
+        clients,
         ALONE,
-        directory,
-        STEPS,
-        recorder,
-        threading.Event(),
-        laps=Laps(world.phases),
+        RunRecords(spec, ALONE, clients.buffer, recorder, _laps=Laps(world.phases)),
+        checkpoints=directory,
+        total_steps=STEPS,
+        stop=threading.Event(),
     ).run()
     recorder.close()
     yield world

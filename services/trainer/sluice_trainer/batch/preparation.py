@@ -37,7 +37,7 @@ from sluice_trainer.backend import Backend
 from sluice_trainer.batch import credit
 from sluice_trainer.batch.batch_sums import metrics, over_data_parallel, token_sums
 from sluice_trainer.batch.credit import SampleKey, Unit, UnitKey
-from sluice_trainer.batch.sample_facts import (
+from sluice_trainer.batch.estimator_inputs import (
     baselines,
     key_of,
     reward_parts,

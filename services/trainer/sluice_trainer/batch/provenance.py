@@ -32,7 +32,7 @@ class Provenance:
     branches: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, groups: Sequence[SampleGroup]) -> Provenance:
+    def of_groups(cls, groups: Sequence[SampleGroup]) -> Provenance:
         """Of one rank's samples."""
         samples = [sample for group in groups for sample in group.samples]
         told = ({n: s.metadata[n] for n in _OF_GROUPS if n in s.metadata} for s in samples)
@@ -45,7 +45,7 @@ class Provenance:
         )
 
     @classmethod
-    def together(cls, parts: Iterable[Provenance]) -> Provenance:
+    def merge(cls, parts: Iterable[Provenance]) -> Provenance:
         """Of the samples of several ranks."""
         whole = cls()
         for part in parts:

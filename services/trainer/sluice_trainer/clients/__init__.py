@@ -1,1 +1,1 @@
-"""The services that a trainer talks to."""
+"""Clients of the services that a trainer calls."""

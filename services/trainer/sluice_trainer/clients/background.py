@@ -1,5 +1,6 @@
-"""An event loop beside the training, which is plain, blocking code: heartbeats must go on while it
-computes.
+"""An event loop in the background of the blocking training code.
+
+Heartbeats must continue while the training computes.
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ _TICK_SECONDS = 0.5
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The trainer was asked to stop. What is trained is saved, or will be trained again from the
-    same samples.
+    """The trainer was told to stop.
+
+    Trained steps are saved, or will be trained again on the same samples.
     """
 
 
 class Background:
-    """An event loop in a thread of its own. Everything that talks runs on it; the training loop
-    calls it and waits.
+    """An event loop in a thread, which runs all communication.
+
+    The training loop calls it and waits.
+
+    Parameters
+    ----------
+    stop
+        Set by SIGTERM. From then on no call waits for an absent service longer than STOP_SECONDS.
+
     """
 
     def __init__(self, stop: threading.Event) -> None:
-        """stop: set by SIGTERM. From then on no absent peer is waited for longer than
-        STOP_SECONDS.
-        """
         self._stop = stop
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -40,14 +46,31 @@ class Background:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, stoppable: bool = False) -> T:
-        """The result of a coroutine. stoppable: raises Stopped where it still waits long after
-        SIGTERM.
+        """Run a coroutine and return its result.
+
+        Parameters
+        ----------
+        coroutine
+            Coroutine to run on the loop.
+        stoppable
+            Give up STOP_SECONDS after SIGTERM.
+
+        Raises
+        ------
+        Stopped
+            A stoppable call was given up.
+
         """
         return self.start(self.until_stopped(coroutine) if stoppable else coroutine).result()
 
     async def until_stopped(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that waits for a peer, on the loop. Raises Stopped where it
-        still waits STOP_SECONDS after SIGTERM.
+        """Await a coroutine on the loop, but not longer than STOP_SECONDS after SIGTERM.
+
+        Raises
+        ------
+        Stopped
+            The coroutine was given up.
+
         """
         waiting, give_up = asyncio.ensure_future(coroutine), math.inf
         try:
@@ -61,11 +84,11 @@ class Background:
             waiting.cancel()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin a coroutine, and do not wait for it."""
+        """Start a coroutine without waiting for it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def soon(self, callback: Callable[[], object]) -> None:
-        """Have the loop call this."""
+        """Schedule a callback on the loop."""
         self._loop.call_soon_threadsafe(callback)
 
     def close(self) -> None:

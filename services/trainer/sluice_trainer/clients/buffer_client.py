@@ -1,4 +1,4 @@
-"""The buffer as a trainer uses it: batches, commits, evaluations, books."""
+"""The trainer's client of the buffer: batches, commits, evaluations, totals."""
 
 from __future__ import annotations
 
@@ -24,16 +24,26 @@ POLL_SECONDS = 1.0
 
 
 class BufferClient:
-    """Every method blocks, has a deadline, and may be called again after a failure of the buffer.
-    It may raise Stopped: the buffer is away, and the trainer was told to end.
+    """Blocking calls of the buffer, each with a deadline and retries.
+
+    A call may be repeated after a failure of the buffer. It raises `Stopped` if the buffer is
+    unreachable and the trainer was told to stop.
+
+    Parameters
+    ----------
+    env
+        Environment of the pod.
+    background
+        Runs the calls.
+    balance_tokens
+        n0 of a sequence's cost n (1 + n / n0), by which a batch is split between ranks; 0: the
+        cost is the number of tokens.
+
     """
 
     def __init__(
         self, env: Environment, background: Background, balance_tokens: float = 0.0
     ) -> None:
-        """balance_tokens: n0 of a sequence's cost n (1 + n / n0), by which batches are shared out;
-        0: its tokens.
-        """
         self._background = background
         self._balance_tokens = balance_tokens
         self._caller = pb.Caller(name=env.name, attempt=env.attempt)
@@ -42,13 +52,13 @@ class BufferClient:
     def close(self) -> None:
         self._background.call(self._buffer.close())
 
-    def _ask(
+    def _call(
         self,
-        what: str,
+        method: str,
         request: Callable[[buffer_pb2_grpc.BufferStub], Awaitable[T]],
         seconds: float = PATIENCE_SECONDS,
     ) -> T:
-        async def once() -> T:
+        async def attempt() -> T:
             stub = await self._buffer.stub(seconds)
             try:
                 return await request(stub)
@@ -56,46 +66,56 @@ class BufferClient:
                 self._buffer.lost(stub)
                 raise
 
-        asking = rpc.retrying(once, what=f"{what} at the buffer", seconds=seconds)
-        return self._background.call(asking, stoppable=True)
+        retrying = rpc.retrying(attempt, what=f"{method} at the buffer", seconds=seconds)
+        return self._background.call(retrying, stoppable=True)
 
     def rewind(self, step: int, vocabulary: int | None = None) -> int:
-        """Tell the buffer where we start. Answers how many later steps have their batch already.
+        """Tell the buffer after which step training starts.
 
-        vocabulary: tokens of the model's embedding; None: not known.
+        Parameters
+        ----------
+        step
+            Step of the loaded checkpoint; 0: the start of the run.
+        vocabulary
+            Rows of the model's embedding; None: not known.
+
+        Returns
+        -------
+        Number of later steps whose batch the buffer already has.
+
         """
         request = pb.RewindRequest(trainer=self._caller, step=step, vocab_size=vocabulary or 0)
-        answer: pb.RewindResponse = self._ask(
+        answer: pb.RewindResponse = self._call(
             "Rewind", lambda s: s.Rewind(request, metadata=rpc.metadata(), timeout=CALL_SECONDS)
         )
         return int(answer.replay_steps)
 
     def total_steps(self) -> int:
-        """Steps of the whole job: the buffer knows how many an epoch has."""
+        """Return the steps of the whole job, which the buffer computes from its epochs."""
         return int(self._stats().total_steps)
 
     def committed_step(self) -> int:
-        """The last step that was committed."""
+        """Return the last step that was committed."""
         return int(self._stats().step)
 
     def counters(self) -> dict[str, int]:
-        """The buffer's counters since the job began."""
+        """Return the buffer's counters since the start of the job."""
         return dict(self.totals().counters)
 
     def totals(self) -> Totals:
-        """The buffer's counters since the job began, and groups that failed by reason."""
+        """Return the counters since the start of the job, and the failed groups by reason."""
         stats = self._stats()
         return Totals.of(stats.counters, stats.failed)
 
     def _stats(self) -> pb.BufferStats:
-        stats: pb.BufferStats = self._ask(
+        stats: pb.BufferStats = self._call(
             "Stats",
             lambda s: s.Stats(pb.StatsRequest(), metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return stats
 
     def try_take(self, step: int, data_parallel_size: int) -> pb.TakeBatchResponse:
-        """The batch of a step, or the word that it is not there yet, after at most POLL_SECONDS."""
+        """Ask for the batch of a step; wait at most POLL_SECONDS for it."""
         request = pb.TakeBatchRequest(
             trainer=self._caller,
             step=step,
@@ -103,14 +123,14 @@ class BufferClient:
             wait_seconds=POLL_SECONDS,
             balance_tokens=self._balance_tokens,
         )
-        answer: pb.TakeBatchResponse = self._ask(
+        answer: pb.TakeBatchResponse = self._call(
             "TakeBatch",
             lambda s: s.TakeBatch(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return answer
 
     def shard(self, step: int, rank: int, data_parallel_size: int) -> list[SampleGroup]:
-        """This rank's samples."""
+        """Return the samples of a data-parallel rank in the batch of a step."""
         request = pb.GetShardRequest(
             trainer=self._caller,
             step=step,
@@ -123,51 +143,51 @@ class BufferClient:
             chunks = stub.GetShard(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)
             return [group async for group in _groups(chunks)]
 
-        return self._ask("GetShard", read)
+        return self._call("GetShard", read)
 
     def commit_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Tell the buffer that a step is trained, and its metrics."""
         request = pb.CommitStepRequest(
             trainer=self._caller, step=step, version=step, metrics=metrics
         )
-        self._ask(
+        self._call(
             "CommitStep",
             lambda s: s.CommitStep(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
 
     def commit_checkpoint(self, step: int) -> None:
+        """Tell the buffer that a checkpoint is durable and covers all steps up to `step`."""
         request = pb.CommitCheckpointRequest(trainer=self._caller, step=step)
-        self._ask(
+        self._call(
             "CommitCheckpoint",
             lambda s: s.CommitCheckpoint(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
 
     def examples(self, version: int, dataset: str) -> list[SampleGroup]:
-        """The groups of an evaluation that are kept for people to look at."""
+        """Return the groups of an evaluation that are kept for people to look at."""
         request = pb.GetExamplesRequest(version=version, dataset=dataset)
 
         async def read(stub: buffer_pb2_grpc.BufferStub) -> list[SampleGroup]:
             chunks = stub.GetExamples(request, metadata=rpc.metadata(), timeout=PATIENCE_SECONDS)
             return [group async for group in _groups(chunks)]
 
-        return self._ask("GetExamples", read)
+        return self._call("GetExamples", read)
 
     def failures(self, after: int) -> list[pb.Failure]:
-        """Groups that failed for good, after the one with serial number `after`; a limited number
-        of them.
-        """
+        """Return a limited number of groups that failed for good, after serial number `after`."""
         request = pb.GetFailuresRequest(after=after)
-        answer: pb.GetFailuresResponse = self._ask(
+        answer: pb.GetFailuresResponse = self._call(
             "GetFailures",
             lambda s: s.GetFailures(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )
         return list(answer.failures)
 
     def evaluations(self, after: int, wait_for: int | None = None) -> pb.GetEvaluationsResponse:
-        """Evaluations of versions after `after`; with `wait_for`, wait a little for that one."""
+        """Return the evaluations of versions after `after`; wait briefly for version `wait_for`."""
         request = pb.GetEvaluationsRequest(after_version=after)
         if wait_for is not None:
             request.wait_for_version, request.wait_seconds = wait_for, POLL_SECONDS
-        answer: pb.GetEvaluationsResponse = self._ask(
+        answer: pb.GetEvaluationsResponse = self._call(
             "GetEvaluations",
             lambda s: s.GetEvaluations(request, metadata=rpc.metadata(), timeout=CALL_SECONDS),
         )

@@ -1,6 +1,4 @@
-"""A rank of the trainer as a member of the rendezvous: who it is, what it does, which version it
-has.
-"""
+"""A rank of the trainer as a member of the rendezvous: its identity, state and weight version."""
 
 from __future__ import annotations
 
@@ -14,15 +12,29 @@ from sluice_trainer.telemetry import metrics
 
 
 class Member:
+    """The membership of one rank, with heartbeats in the background.
+
+    Parameters
+    ----------
+    env
+        Environment of the pod.
+    rank
+        Rank of this process.
+    background
+        Runs the heartbeats.
+    devices
+        GPUs of all ranks, or 1 on CPUs. Only rank 0 reports them.
+
+    """
+
     def __init__(
         self, env: Environment, rank: int, background: Background, *, devices: int = 0
     ) -> None:
-        """devices: GPUs of all ranks, or 1 on CPUs; told by rank 0."""
         self._env, self._rank, self._background = env, rank, background
         self._devices = 0 if rank else devices
         self._state = ("starting", time.time())
+        # Version of the weights that engines receive; -1: no version yet.
         self.version = -1
-        """Of the weights that engines are given; -1: none yet."""
         self._membership = background.call(
             Membership(env.rendezvous, self._hello, self._heartbeat).__aenter__()
         )
@@ -31,15 +43,16 @@ class Member:
         self._background.call(self._membership.__aexit__())
 
     def unready(self) -> str:
-        """Why this rank cannot train yet, in words; empty: it has joined. What comes later is told
-        by its progress.
+        """Return why this rank has not joined yet; empty once it has.
+
+        What happens afterwards shows in its progress.
         """
         return "" if self._membership.latest else "not joined: the rendezvous does not answer"
 
-    def state(self, word: str) -> None:
-        """Say what the trainer is doing, in one word, for people who watch."""
-        self._state = (word, time.time())
-        metrics.PHASES.enter(word)
+    def set_state(self, state: str) -> None:
+        """Report what the trainer is doing, in one word for people."""
+        self._state = (state, time.time())
+        metrics.PHASES.enter(state)
         self._background.soon(self._membership.beat)
 
     def _hello(self) -> pb.Member:

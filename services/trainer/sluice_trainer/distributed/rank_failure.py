@@ -1,4 +1,4 @@
-"""The end of a rank that lost another one, told apart from the end that has the reason."""
+"""The exit of a rank that lost another rank, distinct from the exit of the rank that failed."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ from typing import NoReturn
 from sluice.runtime import error_summary
 from sluice.telemetry import logs
 
+# Exit code of a rank that lost another one (docs/contracts.md).
 EXIT_PEER_LOST = 3
-"""docs/contracts.md"""
 
 
-def words(error: BaseException) -> str:
-    """One line for people where a collective failed for want of another rank; empty: it failed
-    otherwise.
+def message(error: BaseException) -> str:
+    """Return one line for people if a collective failed because a rank is gone; else empty.
 
-    torch's own words are those of a C++ file, and send people to other logs.
+    torch's message names a line of C++ and refers people to other logs.
     """
     sign = error_summary.lost_peer(str(error)) if isinstance(error, RuntimeError) else ""
     return f"another rank of the trainer is gone ({sign}); its own pod says why" if sign else ""
 
 
 def end(reason: str) -> NoReturn:
-    """End this process with EXIT_PEER_LOST, and `reason` in its last line.
-
-    The process group is not taken down: with a connection that broke, its threads may abort the
-    process (`terminate called without an active exception`), and that would be told as the cause.
-    """
+    """End this process with EXIT_PEER_LOST and `reason` as its last line."""
     logs.last_words(reason)
     atexit._run_exitfuncs()
     sys.stdout.flush()
+    # The process group is not destroyed: its threads may abort the process over the broken
+    # connection (`terminate called without an active exception`), which would hide the reason.
     os._exit(EXIT_PEER_LOST)

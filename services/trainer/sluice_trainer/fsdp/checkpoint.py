@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.storage import WriteResult
 
+from sluice_trainer.checkpoint.checkpoint_reader import CheckpointPlanner, CheckpointReader, reason
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
-from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader, reason
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.learner import ShardedLearner

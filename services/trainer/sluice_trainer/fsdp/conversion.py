@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.state_dict_loader import load as read
 
 from sluice_trainer.checkpoint import checkpoint_directory
-from sluice_trainer.checkpoint_reader import (
+from sluice_trainer.checkpoint.checkpoint_reader import (
     CheckpointPlanner,
     CheckpointReader,
     UnsafeCheckpointError,

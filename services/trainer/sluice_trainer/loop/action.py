@@ -1,4 +1,4 @@
-"""The next thing that all ranks do, which rank 0 decides."""
+"""The next action of all ranks, which rank 0 decides."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 
 class Action(enum.IntEnum):
-    """The next thing to do, as rank 0 tells the other ranks."""
+    """The next action, as rank 0 broadcasts it."""
 
     WAIT = 0
     TRAIN = 1
-    SYNC = 2
+    UPDATE_JOINERS = 2
     STOP = 3
     END = 4
     SAVE = 5

@@ -1,7 +1,7 @@
-"""When checkpoints are taken, and what the buffer is told of them.
+"""The schedule of checkpoints: when to take them, and when to report them to the buffer.
 
-What the buffer stores is forgotten only once a checkpoint covers it: without one that is taken
-early, a buffer without room would wait for room, and the trainer for a batch, for ever.
+The buffer deletes stored samples only once a checkpoint covers them. Without an early checkpoint, a
+full buffer would wait for space and the trainer for a batch, forever.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from sluice_trainer.telemetry import metrics
 
 
 @dataclass(slots=True)
-class Saving:
-    """The checkpoints of a run. step: of the last one that was begun."""
+class CheckpointSchedule:
+    """The checkpoints of a run.
+
+    Attributes
+    ----------
+    step
+        Step of the last checkpoint that was begun; -1: none.
+    buffer_is_full
+        The buffer has no space for another batch until a checkpoint covers the last step.
+
+    """
 
     spec: RLJobSpec
     policy: Weights
@@ -28,48 +37,46 @@ class Saving:
     rank: int
     directory: Path
     step: int = -1
-    began: float = 0.0
-    short_of_room: bool = False
-    """The buffer has no room for another batch until a checkpoint covers the last step."""
+    buffer_is_full: bool = False
+    _began: float = 0.0
 
     def due(self, step: int, last: int) -> bool:
-        """True after every so many steps, after the last one, and early where the buffer has no
-        room for another batch.
-        """
+        """Return whether to save after `step`: on schedule, at the end, or for a full buffer."""
         regular = step % self.spec.checkpoint.every_steps == 0 or step == last
-        if self.short_of_room and not regular:
-            self.tell_early(step)
-        return regular or self.short_of_room
+        if self.buffer_is_full and not regular:
+            self.warn_early(step)
+        return regular or self.buffer_is_full
 
-    def tell_early(self, step: int) -> None:
+    def warn_early(self, step: int) -> None:
+        """Warn that the checkpoint of `step` is taken early."""
         if self.rank == 0:
             logs.get().warning(
                 f"checkpoint {step} is taken early: buffer.storage.size has no room for the "
                 f"samples of {self.spec.checkpoint.every_steps} steps (checkpoint.everySteps)"
             )
 
-    def prepare(self) -> None:
-        """Begin to get the memory that the first checkpoint is copied to. Collective, while all
-        that learns is on the device.
+    def reserve_memory(self) -> None:
+        """Begin to allocate the memory of the first checkpoint's copies. Collective.
+
+        Everything that learns must be on the device.
         """
         if self.spec.checkpoint.async_:
             self.policy.reserve_copies()
 
     def begin(self, step: int) -> None:
-        """Write what a checkpoint holds, or copy it to be written beside. It counts once it is
-        finished. Collective.
+        """Write a checkpoint, or with `checkpoint.async` copy what it needs. Collective.
+
+        The checkpoint is valid once `finish` has completed it.
         """
         started = time.perf_counter()
         self.finish(wait=True)
-        self.policy.begin_save(self.directory, step, beside=self.spec.checkpoint.async_)
-        self.step, self.began = step, started
+        self.policy.begin_save(self.directory, step, background=self.spec.checkpoint.async_)
+        self.step, self._began = step, started
 
     def finish(self, *, wait: bool) -> None:
-        """Tell the buffer once a checkpoint is durable: it may then forget what the checkpoint
-        covers. Collective.
-        """
+        """Report a checkpoint to the buffer once it is durable. Collective."""
         durable = self.policy.finish_save(self.directory, wait=wait)
         if durable is not None and self.rank == 0:
             self.buffer.commit_checkpoint(durable)
-            seconds = time.perf_counter() - self.began
-            metrics.checkpoint(durable, seconds, path_of(self.directory, durable))
+            seconds = time.perf_counter() - self._began
+            metrics.record_checkpoint(durable, seconds, path_of(self.directory, durable))

@@ -1,9 +1,8 @@
-"""Turns of trainer and engines that share their GPUs (`trainer.colocate`). Elsewhere nothing of it
-happens.
+"""The sharing of GPUs between trainer and engines (`trainer.colocate`); otherwise a no-op.
 
-In our turn engines rest: they have ended what was left of their work and given their memory away.
-In theirs the trainer lies in host memory. Between the two, with weights to publish, the engines
-have room for weights and we hold ours.
+While the trainer holds the GPUs, engines have ended their requests and freed their memory. While
+engines hold them, the trainer's memory is offloaded to the host. During a weight update the engines
+have memory for weights only, and the trainer keeps only the weights.
 """
 
 from __future__ import annotations
@@ -12,56 +11,58 @@ import time
 from dataclasses import dataclass
 
 from sluice_trainer.backend import Weights
-from sluice_trainer.clients.clients import Peers
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.loop.clients import Clients
 
 
 @dataclass(slots=True)
-class Turns:
-    """times: what changing turns took and how much memory was in use, under the names
-    of metrics.
+class GpuSharing:
+    """Moves the GPUs between trainer and engines.
+
+    `times` receives the duration of each handover and the memory in use, under names of metrics.
     """
 
     policy: Weights
-    peers: Peers
+    clients: Clients
     ranks: Ranks
     times: dict[str, float]
     colocated: bool
-    ours: bool = True
+    trainer_holds_gpus: bool = True
 
-    def take(self, *, weights_only: bool = False) -> None:
-        """Engines rest, and what was offloaded comes back. Collective."""
+    def acquire(self, *, weights_only: bool = False) -> None:
+        """Put the engines to rest and restore what was offloaded. Collective."""
         if not self.colocated:
             return
         started = time.perf_counter()
-        if not self.ours:
-            self.note_memory("generating")
+        if not self.trainer_holds_gpus:
+            self.record_memory("generating")
             if self.ranks.rank == 0:
-                self.peers.member.state("taking_turn")
-                self.peers.engines.rest()
+                self.clients.member.set_state("taking_turn")
+                self.clients.engines.rest()
             self.ranks.gather(None)
-            self.note_memory("resting")
-            self.ours = True
-        self.policy.come_back(weights_only=weights_only)
+            self.record_memory("resting")
+            self.trainer_holds_gpus = True
+        self.policy.restore(weights_only=weights_only)
         self.times.setdefault("perf/wake_up_time", time.perf_counter() - started)
 
-    def make_room_for_weights(self) -> None:
-        """Take the turn, keep nothing but what is published, so that engines have room for theirs.
+    def acquire_for_weights(self) -> None:
+        """Acquire the GPUs but keep only the weights, so that engines have memory for theirs.
+
         Collective.
         """
         if self.colocated:
-            self.take(weights_only=True)
-            self.policy.make_room(weights=False)
+            self.acquire(weights_only=True)
+            self.policy.offload(weights=False)
 
-    def hand_over(self) -> None:
-        """Make room for the engines, which have all weights."""
+    def release(self) -> None:
+        """Offload everything for the engines, which have received all weights."""
         started = time.perf_counter()
-        self.note_memory("publishing")
-        self.policy.make_room(weights=True)
-        self.ours = False
+        self.record_memory("publishing")
+        self.policy.offload(weights=True)
+        self.trainer_holds_gpus = False
         self.times["perf/sleep_time"] = time.perf_counter() - started
 
-    def note_memory(self, when: str) -> None:
-        """How much of rank 0's GPU is taken, by trainer and engine together."""
+    def record_memory(self, phase: str) -> None:
+        """Record how much of rank 0's GPU is in use, by trainer and engine together."""
         if self.colocated and (used := self.policy.memory_used()):
-            self.times[f"perf/gpu_memory/{when}_gib"] = used / 2**30
+            self.times[f"perf/gpu_memory/{phase}_gib"] = used / 2**30

@@ -1,8 +1,7 @@
-"""`debug.rolloutOnly`: the loop without a trainer. Batches are taken, recorded, dumped and
-committed; nobody learns.
+"""`debug.rolloutOnly`: the loop without training. Batches are taken, recorded and committed.
 
-The engines keep the weights that they loaded from model.path. After each step they are only told
-its number, so that leases, staleness and evaluations go on as in training.
+The engines keep the weights that they loaded from `model.path`. After each step they only receive
+its number, so that leases, staleness and evaluations work as in training.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ from sluice.engines.protocol import StackName
 from sluice.runtime.pod_env import Environment
 from sluice.samples.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_trainer.clients.clients import Peers
 from sluice_trainer.distributed.ranks import Ranks
+from sluice_trainer.loop.clients import Clients
 from sluice_trainer.loop.loop import Loop
+from sluice_trainer.loop.run_records import RunRecords
 from sluice_trainer.telemetry.recorder import Recorder
 
 ALONE = Ranks(rank=0, world_size=1, data_parallel_rank=0, data_parallel_size=1, _control=None)
 
 
 @dataclass(slots=True)
-class Unchanged:
-    """The Weights of a loop that trains none. A checkpoint of it is a number that the buffer is
-    told.
-    """
+class UnchangedWeights:
+    """The `Weights` of a loop that does not train; a checkpoint is only a step number."""
 
     step: int
     _durable: int | None = None
@@ -40,13 +38,13 @@ class Unchanged:
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Something to carry the version's number (transport.Nothing); its contents go nowhere."""
+        # An update needs a tensor to carry the version; the transport drops it (disk.Nothing).
         yield "unchanged", torch.zeros(1)
 
     def reserve_copies(self) -> None:
         return
 
-    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
+    def begin_save(self, directory: Path, step: int, *, background: bool = False) -> None:
         self._durable = step
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
@@ -56,10 +54,10 @@ class Unchanged:
     def export_hf(self, directory: Path) -> None:
         return
 
-    def make_room(self, *, weights: bool) -> None:
+    def offload(self, *, weights: bool) -> None:
         return
 
-    def come_back(self, *, weights_only: bool = False) -> None:
+    def restore(self, *, weights_only: bool = False) -> None:
         return
 
     def memory_used(self) -> int:
@@ -71,15 +69,19 @@ def _learn_nothing(batch: Sequence[pb.Sequence], groups: Sequence[SampleGroup]) 
 
 
 def run(
-    env: Environment, job: RLJob, peers: Peers, total_steps: int, stop: threading.Event
+    env: Environment, job: RLJob, clients: Clients, total_steps: int, stop: threading.Event
 ) -> None:
-    """Take batches until the last one. A restart goes on behind the last step that
-    was committed.
-    """
-    recorder = Recorder.of(env, job)
-    weights = Unchanged(peers.buffer.committed_step())
-    checkpoints = env.directory("checkpoint_dir")
+    """Take batches until the last step; a restart continues after the last committed step."""
+    recorder = Recorder.for_job(env, job)
     Loop(
-        job.spec, weights, _learn_nothing, peers, ALONE, checkpoints, total_steps, recorder, stop
+        job.spec,
+        UnchangedWeights(clients.buffer.committed_step()),
+        _learn_nothing,
+        clients,
+        ALONE,
+        RunRecords(job.spec, ALONE, clients.buffer, recorder),
+        checkpoints=env.directory("checkpoint_dir"),
+        total_steps=total_steps,
+        stop=stop,
     ).run()
     recorder.close()

@@ -1,4 +1,4 @@
-"""Weights on their way to the engines, between two steps."""
+"""Weight updates of the engines, between two steps."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sluice.api.groups.weight_sync import WeightSync
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import tracing
 from sluice_trainer.backend import Weights
-from sluice_trainer.clients.clients import Peers
 from sluice_trainer.distributed.ranks import Ranks
-from sluice_trainer.loop.gpu_sharing import Turns
+from sluice_trainer.loop.clients import Clients
+from sluice_trainer.loop.gpu_sharing import GpuSharing
 from sluice_trainer.telemetry import metrics
 from sluice_trainer.telemetry.profiling import region
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.update import update_engines
 
 _LONGEST_BACK_OFF = 30.0
-# An engine that is well refuses a broken session or connection once, and takes the next update.
+# A healthy engine refuses a broken session or connection once, and accepts the next update.
 _REFUSALS = 3
 
 
 class Refusals:
-    """The answers of engines that take no weights, while none has taken any.
+    """The refusals of engines, as long as no engine has accepted any weights.
 
-    A model whose tensors an engine does not know is refused in the same words in every update. A
-    failure of the network or of one engine is not.
+    An engine that does not know the tensors of a model refuses every update with the same message.
+    A failure of the network or of one engine does not repeat like that.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Refusals:
         self._any_served = False
 
     def permanent(self, outcomes: Sequence[UpdateOutcome]) -> str:
-        """Return the engines' answer if they have given it three times in a row; else empty."""
+        """Return the engines' message if they have sent it three times in a row; else empty."""
         refused = [answer for outcome in outcomes for answer in outcome.refused.values()]
         failed = sum(len(outcome.failed) for outcome in outcomes)
         self._any_served |= any(outcome.engines for outcome in outcomes)
@@ -51,48 +51,64 @@ class Refusals:
 
 
 @dataclass(slots=True)
-class Publishing:
-    """times: seconds of the parts of an update, and engines that the fullest rank
-    sent to one after another, under the names of metrics.
+class WeightUpdates:
+    """Updates all engines, or those that join, to the policy's weights.
+
+    `times` receives the seconds of the phases of an update, and how many engines the busiest rank
+    sent to one after another, under names of metrics.
     """
 
     spec: WeightSync
     policy: Weights
-    peers: Peers
+    clients: Clients
     ranks: Ranks
-    turns: Turns
+    gpus: GpuSharing
     times: dict[str, float]
     _joiners_after: float = 0.0
     _failed_joins: int = 0
     _refusals: Refusals = field(default_factory=Refusals)
 
     def joiners(self) -> bool:
-        """True where an engine waits for weights and may have them now. Rank 0's question."""
-        return time.monotonic() >= self._joiners_after and self.peers.engines.joiners()
+        """Return whether an engine waits for weights and may have them now. Only on rank 0."""
+        return time.monotonic() >= self._joiners_after and self.clients.engines.joiners()
 
     @tracing.traced("weight update", root=True)
     @region("weight update")
-    def publish(self, version: int, *, joiners_only: bool = False) -> bool:
-        """Bring the weights to the engines; False: there was none. Collective. Raises
-        ConfigurationError if the engines refuse the model's weights for good.
+    def update(self, version: int, *, joiners_only: bool = False) -> bool:
+        """Update the engines to `version`. Collective.
 
-        Colocated, an engine that joins is no special case: there is room for the weights only
-        while all engines rest.
+        Parameters
+        ----------
+        version
+            Version of the weights.
+        joiners_only
+            Update only engines that wait for their first weights. With colocated engines all are
+            updated, because there is memory for weights only while all engines rest.
+
+        Returns
+        -------
+        Whether there was an engine to update.
+
+        Raises
+        ------
+        ConfigurationError
+            The engines refuse the weights of this model permanently.
+
         """
         tracing.note(version=version, joiners_only=joiners_only)
-        colocated = self.turns.colocated
-        self.turns.make_room_for_weights()
+        colocated = self.gpus.colocated
+        self.gpus.acquire_for_weights()
         if self.ranks.rank == 0:
-            self.peers.member.state("publishing")
+            self.clients.member.set_state("publishing")
         started = time.perf_counter()
         outcomes = update_engines(
-            partial(self.policy.hf_tensors, self.peers.engines.stack_name),
+            partial(self.policy.hf_tensors, self.clients.engines.stack_name),
             version,
-            self.peers.engines,
+            self.clients.engines,
             self.ranks,
             bucket_bytes=self.spec.bucket_mi_b << 20,
             joiners_only=joiners_only and not colocated,
-            hand_over=self.turns.hand_over if colocated else None,
+            hand_over=self.gpus.release if colocated else None,
         )
         if not outcomes:
             return False
@@ -109,13 +125,11 @@ class Publishing:
         self.times["perf/update_weights/engines_in_turn"] = float(in_turn)
         self._back_off(sum(len(outcome.failed) for outcome in outcomes) if joiners_only else 0)
         seconds = self.times["perf/update_weights_time"] = time.perf_counter() - started
-        metrics.observe_update(outcomes, seconds, version)
+        metrics.record_update(outcomes, seconds, version)
         return True
 
     def _back_off(self, failures: int) -> None:
-        """Try an engine that cannot be brought up to date later and later: training must not spin
-        on it.
-        """
+        # Training must not spin on an engine that fails every update.
         self._failed_joins = self._failed_joins + 1 if failures else 0
         seconds = min(2.0**self._failed_joins, _LONGEST_BACK_OFF) if failures else 0.0
         self._joiners_after = time.monotonic() + seconds

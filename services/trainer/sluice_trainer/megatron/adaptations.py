@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.overrides import TorchFunctionMode
 
-from sluice_trainer.checkpoint_reader import CheckpointPlanner, CheckpointReader
+from sluice_trainer.checkpoint.checkpoint_reader import CheckpointPlanner, CheckpointReader
 from sluice_trainer.distributed.device import DEVICE
 
 with warnings.catch_warnings():

@@ -1,24 +1,34 @@
-"""The size that micro-batches may have, from the memory that a training step took."""
+"""The micro-batch size that fits, from the memory that a training step used."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
+
+from sluice_trainer.distributed.device import DEVICE
+
+# Share of the usable memory that stays free: for steps with other sequence lengths, fragments that
+# the allocator cannot use, and buffers that collectives allocate later.
 MARGIN = 0.2
-"""Of the usable memory that stays free: for steps whose rows hold other sequences, for what an
-allocator cannot use of its blocks, for buffers of collectives that are made later."""
+# Fewest micro-batches per pipeline stage: with fewer, stages idle for more than a fifth of a step.
 STAGE_MICRO_BATCHES = 4
-"""Micro-batches for each pipeline stage that have to remain: with fewer of them stages idle for
-more than a fifth of a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class StepMemory:
     """Bytes of a GPU in a training step, as this process sees them.
 
-    static: allocated before it and after it, the lesser of the two; peak: the most that was
-    allocated in it; usable: all that the process may allocate, which is what it holds and what is
-    free.
+    Attributes
+    ----------
+    static
+        Allocated before and after the step: the smaller of the two.
+    peak
+        Largest allocation during the step.
+    usable
+        Memory that the process may allocate: what it holds and what is free.
+
     """
 
     static: int
@@ -27,11 +37,18 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """The work of a training step in that memory.
+class StepWork:
+    """The work of the training step whose memory was measured.
 
-    tokens: of the largest micro-batch, on this GPU; batches: micro-batches of an optimizer step;
-    stages: of the pipeline.
+    Attributes
+    ----------
+    tokens
+        Tokens of the largest micro-batch, on this GPU.
+    batches
+        Micro-batches of an optimizer step.
+    stages
+        Stages of the pipeline.
+
     """
 
     tokens: int
@@ -39,20 +56,78 @@ class Ran:
     stages: int = 1
 
 
-def next_size(ran: Ran, memory: Memory, size: int, most: int) -> int | None:
-    """Tokens that the next step's micro-batches may have: twice `size`, or `size`, where no more
-    fits. None: this step does not tell.
+def next_size(work: StepWork, memory: StepMemory, size: int, most: int) -> int | None:
+    """Decide how many tokens the micro-batches of the next step may have.
 
-    All beside what is static is taken to grow as the tokens do, from those that really ran.
-    Gradients and chunks of logits do not, so that the answer errs towards less. A step without a
-    large micro-batch tells nothing, nor does one whose micro-batches are too few to be made fewer:
-    of a pipeline, such a step has not filled the stages, whose activations then add up.
+    All memory but the static part is assumed to grow in proportion to the tokens. Gradients and
+    chunks of logits do not grow, so the estimate errs on the safe side. A step without a large
+    micro-batch decides nothing, nor does a step with too few micro-batches to halve their number:
+    in a pipeline such a step has not filled the stages, whose activations add up.
+
+    Parameters
+    ----------
+    work
+        Work of the measured step.
+    memory
+        Memory of the measured step.
+    size
+        Tokens that a micro-batch may have now.
+    most
+        Upper limit of the size.
+
+    Returns
+    -------
+    Twice `size` if it fits, else `size`; None if the step is no evidence.
+
     """
     larger = min(2 * size, most)
     if larger <= size:
         return size
-    least = 2 if ran.stages == 1 else 2 * STAGE_MICRO_BATCHES * ran.stages
-    if 2 * ran.tokens < size or ran.batches < least:
+    fewest = 2 if work.stages == 1 else 2 * STAGE_MICRO_BATCHES * work.stages
+    if 2 * work.tokens < size or work.batches < fewest:
         return None
-    needed = memory.static + (memory.peak - memory.static) * larger / ran.tokens
+    needed = memory.static + (memory.peak - memory.static) * larger / work.tokens
     return larger if needed <= (1 - MARGIN) * memory.usable else size
+
+
+class MemoryProbe(Protocol):
+    """A measurement of a training step's memory."""
+
+    def begin(self) -> None:
+        """Note the memory before a step."""
+
+    def end(self) -> StepMemory:
+        """Return the memory of the step that has ended."""
+
+    def release(self) -> None:
+        """Release cached memory that is not in use."""
+
+
+class GpuMemory:
+    """Measures the memory of steps of this process on its GPU.
+
+    Memory that others hold (engines, libraries other than torch) is neither free nor usable.
+    Measure when they hold as much as they will in the next step.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0
+
+    def begin(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+
+    def end(self) -> StepMemory:
+        free, _ = torch.cuda.mem_get_info()
+        return StepMemory(
+            static=min(self._before, torch.cuda.memory_allocated()),
+            peak=torch.cuda.max_memory_allocated(),
+            usable=torch.cuda.memory_reserved() + free,
+        )
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+
+# None on a CPU, whose memory all processes of the machine share.
+PROBE: MemoryProbe | None = GpuMemory() if DEVICE.type == "cuda" else None

@@ -1,8 +1,8 @@
-"""A trainer that shares its GPUs: its memory goes to the host while the engines generate.
+"""Offloading: the trainer's GPU memory moves to the host while colocated engines generate.
 
-Tensors stay the same objects, with the same views of each other: only the memory behind them goes
-and comes back, with the same bytes in it. So neither the backend's library nor an optimizer has to
-know, and training goes on to the bit.
+Tensors stay the same objects with the same views of each other: only the memory behind them is
+freed and allocated again with the same bytes. So the backend's library and the optimizers need not
+know, and training continues bit for bit.
 """
 
 from __future__ import annotations
@@ -19,47 +19,72 @@ from sluice_trainer.memory.staging import finish_copies, host_memory
 Tensors = Callable[[], Iterable[Tensor]]
 
 
-class Storages:
-    """The memory behind some tensors, which leaves the device and comes back.
+class OffloadableMemory:
+    """The device memory behind some tensors, which can move to the host and back.
 
-    tensors: asked at each leave, since optimizers make theirs late. of_use: whether the contents
-    matter; where not, what comes back is anything. constant: they never change, so that one copy
-    is enough.
+    Parameters
+    ----------
+    tensors
+        Returns the tensors. Called at each offload, since optimizers create theirs late.
+    preserve
+        Keep the contents; otherwise the restored contents are undefined.
+    constant
+        The contents never change, so one copy is enough.
+
     """
 
-    def __init__(self, tensors: Tensors, *, of_use: bool = True, constant: bool = False) -> None:
-        self._tensors, self._of_use, self._constant = tensors, of_use, constant
-        self._away: list[tuple[torch.UntypedStorage, int]] = []
+    def __init__(self, tensors: Tensors, *, preserve: bool = True, constant: bool = False) -> None:
+        self._tensors, self._preserve, self._constant = tensors, preserve, constant
+        self._offloaded: list[tuple[torch.UntypedStorage, int]] = []
         self._host: dict[int, Tensor] = {}
 
-    def leave(self) -> None:
-        if self._away:
+    def offload(self) -> None:
+        """Copy the memory to the host and free it; no-op if it is offloaded."""
+        if self._offloaded:
             return
         storages = (tensor.untyped_storage() for tensor in self._tensors())
-        here = {storage._cdata: storage for storage in storages if _is_here(storage)}
-        if self._of_use:
-            for key, storage in here.items():
-                known = key in self._host
-                if not known:
+        on_device = {storage._cdata: storage for storage in storages if _is_on_device(storage)}
+        if self._preserve:
+            for key, storage in on_device.items():
+                copied = key in self._host
+                if not copied:
                     self._host[key] = host_memory(storage.nbytes())
-                if not (known and self._constant):
+                if not (copied and self._constant):
                     self._host[key].copy_(_bytes(storage), non_blocking=True)
             finish_copies()
-        self._away = [(storage, storage.nbytes()) for storage in here.values()]
-        for storage in here.values():
+        self._offloaded = [(storage, storage.nbytes()) for storage in on_device.values()]
+        for storage in on_device.values():
             storage.resize_(0)
 
-    def come_back(self) -> None:
-        for storage, size in self._away:
+    def restore(self) -> None:
+        """Allocate the memory again and copy the contents back; no-op if it is on the device."""
+        for storage, size in self._offloaded:
             storage.resize_(size)
-            if self._of_use:
+            if self._preserve:
                 _bytes(storage).copy_(self._host[storage._cdata], non_blocking=True)
         finish_copies()
-        self._away = []
+        self._offloaded = []
 
 
 class Offload:
-    """Memory that a policy's parts leave, as `trainer.offload` says."""
+    """The memory of a policy that `trainer.offload` moves to the host.
+
+    Parameters
+    ----------
+    what
+        Value of `trainer.offload`.
+    weights
+        Weights of the models that learn.
+    frozen
+        Weights of the models that only score (reference, teacher).
+    gradients
+        Gradients of the models that learn.
+    optimizer
+        Moments, and the fp32 weights if they are not the model's.
+    before
+        Called before an offload; frees what none of the tensors above names.
+
+    """
 
     def __init__(
         self,
@@ -71,46 +96,44 @@ class Offload:
         optimizer: Tensors,
         before: Callable[[], None],
     ) -> None:
-        """weights: of what learns. frozen: of models that are only asked (reference, teacher).
-
-        optimizer: moments, and the weights in fp32 where they are not the model's own. before:
-        called first, lets go of whatever the tensors above do not name.
-        """
-        self._weights, self._rest = list[Storages](), list[Storages]()
+        self._weights, self._rest = list[OffloadableMemory](), list[OffloadableMemory]()
         if what == "all":
-            self._weights = [Storages(weights)]
-            self._rest += [Storages(frozen, constant=True)]
+            self._weights = [OffloadableMemory(weights)]
+            self._rest += [OffloadableMemory(frozen, constant=True)]
         if what != "none":
-            # Every step begins with zeroed gradients.
-            self._rest += [Storages(gradients, of_use=False), Storages(optimizer)]
+            # Every step begins with zeroed gradients, so their contents need no copy.
+            self._rest += [
+                OffloadableMemory(gradients, preserve=False),
+                OffloadableMemory(optimizer),
+            ]
         self._before = before
 
-    def leave(self, *, weights: bool) -> None:
-        """Make room: all but the weights of what learns, or, with `weights`, those as well."""
+    def offload(self, *, weights: bool) -> None:
+        """Move everything to the host, except the weights that learn unless `weights` is set."""
         if self._rest:
             self._before()
-        for each in [*self._rest, *(self._weights if weights else [])]:
-            each.leave()
+        for memory in [*self._rest, *(self._weights if weights else [])]:
+            memory.offload()
         if DEVICE.type == "cuda":
-            # Buckets that an engine has closed a moment ago.
+            # Frees buckets that an engine has just closed.
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
-    def come_back(self, *, weights_only: bool = False) -> None:
-        """Weights of what learns, or everything."""
-        for each in [*self._weights, *([] if weights_only else self._rest)]:
-            each.come_back()
+    def restore(self, *, weights_only: bool = False) -> None:
+        """Move everything back to the device, or only the weights that learn."""
+        for memory in [*self._weights, *([] if weights_only else self._rest)]:
+            memory.restore()
 
 
 def memory_used() -> int:
-    """Bytes of this process's GPU that are taken, by whomever. 0 on the CPU."""
+    """Return the used bytes of this process's GPU, by all processes; 0 on a CPU."""
     if DEVICE.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
-def _is_here(storage: torch.UntypedStorage) -> bool:
+def _is_on_device(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == DEVICE.type and storage.nbytes() > 0
 
 

@@ -75,7 +75,7 @@ class LearningPolicy(ABC):
         self._writing: CheckpointWriter | None = None
         self._removals = BackgroundDeletion()
         self._custom_loss = custom.loss(spec.algorithm)
-        self._micro_batch_size = MicroBatchSize.of(spec.trainer)
+        self._micro_batch_size = MicroBatchSize.for_trainer(spec.trainer)
 
     @property
     def _teaching(self) -> Teaching | None:
@@ -174,7 +174,7 @@ class LearningPolicy(ABC):
         results = []
         for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
             batches = self._surveyed(number, self._learner.micro_batches(shard, total), shard)
-            self._micro_batch_size.note(batches)
+            self._micro_batch_size.record(batches)
             results.append(self._learner.step(batches, self._forward, self._objective))
         metrics = means(results) | {"lr": self._learner.rate}
         if "nll" in metrics:
@@ -239,11 +239,11 @@ class LearningPolicy(ABC):
 
     # --- memory
 
-    def make_room(self, *, weights: bool) -> None:
-        self._offload.leave(weights=weights)
+    def offload(self, *, weights: bool) -> None:
+        self._offload.offload(weights=weights)
 
-    def come_back(self, *, weights_only: bool = False) -> None:
-        self._offload.come_back(weights_only=weights_only)
+    def restore(self, *, weights_only: bool = False) -> None:
+        self._offload.restore(weights_only=weights_only)
 
     def memory_used(self) -> int:
         return memory_used()
@@ -254,7 +254,7 @@ class LearningPolicy(ABC):
         with self._writer_messages():
             checkpoint_writer.reserve(self._collectors(self._state()))
 
-    def begin_save(self, directory: Path, step: int, *, beside: bool = False) -> None:
+    def begin_save(self, directory: Path, step: int, *, background: bool = False) -> None:
         """One that is under way is completed first."""
         self.finish_save(directory, wait=True)
         self._claim(directory)
@@ -264,7 +264,7 @@ class LearningPolicy(ABC):
             self._collectors(self._state()),
             ranks=self.ranks,
             author=self._author,
-            in_background=beside,
+            in_background=background,
             messages=self._writer_messages(),
         )
 

@@ -129,12 +129,12 @@ LAST_STEP = _LastStep()
 REGISTRY.register(LAST_STEP)
 
 
-def begin(step: int, total_steps: int) -> None:
+def record_start(step: int, total_steps: int) -> None:
     """Show where training begins, at its start or from a checkpoint."""
     LAST_STEP.step, LAST_STEP.total_steps = step, total_steps
 
 
-def observe(step: int, record: Mapping[str, float]) -> None:
+def record_step(step: int, record: Mapping[str, float]) -> None:
     """Show a step's record."""
     LAST_STEP.step, LAST_STEP.record = step, dict(record)
     exemplar = {"step": str(step)}
@@ -142,7 +142,7 @@ def observe(step: int, record: Mapping[str, float]) -> None:
     TOKENS.inc(record["rollout/tokens"], exemplar)
 
 
-def observe_update(outcomes: Sequence[UpdateOutcome], seconds: float, version: int) -> None:
+def record_update(outcomes: Sequence[UpdateOutcome], seconds: float, version: int) -> None:
     """Show a weight update: of each phase the slowest rank's time."""
     exemplar = {"version": str(version)}
     for phase in outcomes[0].seconds:
@@ -165,7 +165,7 @@ def count_samples(sequences: Sequence[pb.Sequence]) -> None:
         SAMPLES.labels(outcomes.get(sequence.status, "completed")).inc()
 
 
-def checkpoint(step: int, seconds: float, directory: Path) -> None:
+def record_checkpoint(step: int, seconds: float, directory: Path) -> None:
     """Show a checkpoint that has become durable. directory: of this checkpoint."""
     CHECKPOINT_STEP.set(step)
     CHECKPOINT_SECONDS.observe(seconds, {"step": str(step)})

@@ -33,7 +33,7 @@ class Profiles:
     rank: int = 0
 
     @contextmanager
-    def of(self, step: int) -> Iterator[None]:
+    def profile_step(self, step: int) -> Iterator[None]:
         """Profile the block, where this step is one of them; also a block that raises."""
         if step not in self.steps:
             yield

@@ -56,7 +56,7 @@ class Recorder:
         self._dropped: dict[str, int] | None = None if earlier else {}
 
     @classmethod
-    def of(cls, env: Environment, job: RLJob) -> Recorder:
+    def for_job(cls, env: Environment, job: RLJob) -> Recorder:
         """The recorder of a trainer's rank 0."""
         directory = env.directory("run_dir")
         run_directory.write_json(directory / run_directory.VERSIONS, versions())
@@ -70,7 +70,7 @@ class Recorder:
         for warning in self._watch.see(record):
             logs.get().warning(warning.sentence(), kind=warning.kind)
 
-    def beside(self, part: str, step: int, seconds: Mapping[str, float]) -> None:
+    def record_non_step_time(self, part: str, step: int, seconds: Mapping[str, float]) -> None:
         """Write down the seconds, by phase, of what is no step. part: start, end."""
         run_directory.append(
             self._directory / run_directory.SECONDS,
@@ -254,7 +254,7 @@ def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float
     }
 
 
-def merged(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:
+def merge_shards(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:
     """Whole groups in batch order, from the shards of all ranks: a group's samples may be spread
     over several.
     """

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.api import (
     CheckpointException,
 )  # a BaseException: `except Exception` misses it
 
+from sluice_trainer.checkpoint.checkpoint_reader import CheckpointReader, reason
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError, CollectPart, verified
-from sluice_trainer.checkpoint_reader import CheckpointReader, reason
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.megatron.adaptations import megatron_device

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sluice.api import Parallelism
 from sluice_trainer.checkpoint import checkpoint_directory
-from sluice_trainer.checkpoint_reader import UnsafeCheckpointError
+from sluice_trainer.checkpoint.checkpoint_reader import UnsafeCheckpointError
 from sluice_trainer.megatron.adaptations import checkpoint_writer_in_process, megatron_device
 from sluice_trainer.megatron.checkpoints.checkpoint import METADATA, weights_state
 from sluice_trainer.megatron.checkpoints.piece_reader import MissingPieceError, PieceReader

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from sluice_trainer.checkpoint_reader import CheckpointReader
+from sluice_trainer.checkpoint.checkpoint_reader import CheckpointReader
 
 
 class MissingPieceError(KeyError):

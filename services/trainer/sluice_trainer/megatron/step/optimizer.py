@@ -18,7 +18,7 @@ from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.fused_operations import use_fused_clipping
 from sluice_trainer.megatron.step.adamw import CompactAdamW
 from sluice_trainer.megatron.step.host_optimizer import HostOptimizer
-from sluice_trainer.memory.offload import Storages
+from sluice_trainer.memory.offload import OffloadableMemory
 
 
 @megatron_device()
@@ -51,15 +51,15 @@ def build_optimizer(
     )
     # Megatron makes all of the state on the device; where most of it cannot stay, gradients make
     # room for it.
-    room = Storages(lambda: gradients(chunks) if on_host else (), of_use=False)
-    room.leave()
+    room = OffloadableMemory(lambda: gradients(chunks) if on_host else (), preserve=False)
+    room.offload()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         optimizer = get_megatron_optimizer(options, chunks)
     _choose_adamw(optimizer, spec)
     if on_host:
         _move(optimizer, on_host)
-    room.come_back()
+    room.restore()
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = _sum_gradients
     return optimizer

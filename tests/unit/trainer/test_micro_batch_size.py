@@ -10,51 +10,73 @@ import pytest
 import torch
 
 from sluice.api import Trainer
-from sluice_trainer.distributed import device
-from sluice_trainer.memory.headroom import Memory, Ran, next_size
+from sluice_trainer.memory import headroom
+from sluice_trainer.memory.headroom import StepMemory, StepWork, next_size
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 
 GIB = 2**30
 MOST = 32_768
-SMALL = Memory(static=2 * GIB, peak=10 * GIB, usable=80 * GIB)
+SMALL = StepMemory(static=2 * GIB, peak=10 * GIB, usable=80 * GIB)
 """A step that takes 8 GiB beside its 2."""
 
 
 @pytest.mark.parametrize(
-    ("ran", "memory", "size", "expected"),
+    ("work", "memory", "size", "expected"),
     [
-        pytest.param(Ran(8192, 8), SMALL, 8192, 16_384, id="much room"),
-        pytest.param(Ran(8192, 8), replace(SMALL, peak=2 * GIB), 8192, 16_384, id="no activations"),
+        pytest.param(StepWork(8192, 8), SMALL, 8192, 16_384, id="much room"),
         pytest.param(
-            Ran(8192, 8), replace(SMALL, peak=33 * GIB), 8192, 16_384, id="up to the margin"
-        ),
-        pytest.param(Ran(8192, 8), replace(SMALL, peak=34 * GIB), 8192, 8192, id="into the margin"),
-        pytest.param(
-            Ran(8192, 8), Memory(50 * GIB, 58 * GIB, 80 * GIB), 8192, 8192, id="a large model"
+            StepWork(8192, 8), replace(SMALL, peak=2 * GIB), 8192, 16_384, id="no activations"
         ),
         pytest.param(
-            Ran(8192, 8), replace(SMALL, usable=20 * GIB), 8192, 8192, id="an engine on the GPU"
+            StepWork(8192, 8), replace(SMALL, peak=33 * GIB), 8192, 16_384, id="up to the margin"
         ),
-        pytest.param(Ran(8192, 8), Memory(70 * GIB, 79 * GIB, 80 * GIB), 8192, 8192, id="full"),
         pytest.param(
-            Ran(4096, 8), replace(SMALL, peak=18 * GIB), 8192, 8192, id="half rows, four times more"
+            StepWork(8192, 8), replace(SMALL, peak=34 * GIB), 8192, 8192, id="into the margin"
         ),
-        pytest.param(Ran(4096, 8), SMALL, 8192, 16_384, id="half rows, much room"),
-        pytest.param(Ran(4095, 8), SMALL, 8192, None, id="rows too small to tell"),
-        pytest.param(Ran(0, 0), SMALL, 8192, None, id="nothing ran"),
         pytest.param(
-            Ran(30_000, 8), replace(SMALL, peak=60 * GIB), 8192, 16_384, id="a long sequence alone"
+            StepWork(8192, 8),
+            StepMemory(50 * GIB, 58 * GIB, 80 * GIB),
+            8192,
+            8192,
+            id="a large model",
         ),
-        pytest.param(Ran(8192, 1), SMALL, 8192, None, id="one micro-batch"),
-        pytest.param(Ran(8192, 15, 2), SMALL, 8192, None, id="a pipeline that would idle"),
-        pytest.param(Ran(8192, 16, 2), SMALL, 8192, 16_384, id="a pipeline with many"),
-        pytest.param(Ran(MOST, 8), SMALL, MOST, MOST, id="as large as it gets"),
-        pytest.param(Ran(20_000, 8), SMALL, 20_000, MOST, id="not twice as large"),
+        pytest.param(
+            StepWork(8192, 8),
+            replace(SMALL, usable=20 * GIB),
+            8192,
+            8192,
+            id="an engine on the GPU",
+        ),
+        pytest.param(
+            StepWork(8192, 8), StepMemory(70 * GIB, 79 * GIB, 80 * GIB), 8192, 8192, id="full"
+        ),
+        pytest.param(
+            StepWork(4096, 8),
+            replace(SMALL, peak=18 * GIB),
+            8192,
+            8192,
+            id="half rows, four times more",
+        ),
+        pytest.param(StepWork(4096, 8), SMALL, 8192, 16_384, id="half rows, much room"),
+        pytest.param(StepWork(4095, 8), SMALL, 8192, None, id="rows too small to tell"),
+        pytest.param(StepWork(0, 0), SMALL, 8192, None, id="nothing ran"),
+        pytest.param(
+            StepWork(30_000, 8),
+            replace(SMALL, peak=60 * GIB),
+            8192,
+            16_384,
+            id="a long sequence alone",
+        ),
+        pytest.param(StepWork(8192, 1), SMALL, 8192, None, id="one micro-batch"),
+        pytest.param(StepWork(8192, 15, 2), SMALL, 8192, None, id="a pipeline that would idle"),
+        pytest.param(StepWork(8192, 16, 2), SMALL, 8192, 16_384, id="a pipeline with many"),
+        pytest.param(StepWork(MOST, 8), SMALL, MOST, MOST, id="as large as it gets"),
+        pytest.param(StepWork(20_000, 8), SMALL, 20_000, MOST, id="not twice as large"),
     ],
 )
-def test_the_next_size(ran: Ran, memory: Memory, size: int, expected: int | None) -> None:
-    assert next_size(ran, memory, size, MOST) == expected
+def test_the_next_size(work: StepWork, memory: StepMemory, size: int, expected: int | None) -> None:
+    assert next_size(work, memory, size, MOST) == expected
 
 
 @dataclass
@@ -69,10 +91,10 @@ class Probe:
     def begin(self) -> None:
         self.measured += 1
 
-    def end(self) -> Memory:
+    def end(self) -> StepMemory:
         assert self.size
         peak = 2 * GIB + self.size.tokens * GIB // 1024
-        return Memory(2 * GIB, peak, int(self.usable * GIB))
+        return StepMemory(2 * GIB, peak, int(self.usable * GIB))
 
     def release(self) -> None:
         assert self.size
@@ -109,7 +131,7 @@ def grown(probe: Probe, ranks: Any, steps: int, *, tokens: int | None = None) ->
     sizes = []
     for _ in range(steps):
         size.begin_step()
-        size.note(rows(tokens or size.tokens))
+        size.record(rows(tokens or size.tokens))
         sizes.append(size.end_step(ranks)["perf/micro_batch_tokens"])
     return sizes
 
@@ -167,7 +189,7 @@ def test_the_fullest_gpu_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Probe:
     probe = Probe(usable=80)
-    monkeypatch.setattr(device, "MEMORY", probe)
+    monkeypatch.setattr(headroom, "PROBE", probe)
     return probe
 
 
@@ -184,8 +206,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Probe:
 def test_it_grows_only_where_nobody_has_said_how_large(
     trainer: dict[str, Any], tokens: int, grows: bool
 ) -> None:
-    size = MicroBatchSize.of(Trainer.model_validate({"steps": 1, **trainer}))
+    size = MicroBatchSize.for_trainer(Trainer.model_validate({"steps": 1, **trainer}))
     assert size.tokens == tokens
     size.begin_step()
-    size.note(rows(tokens))
+    size.record(rows(tokens))
     assert bool(size.end_step(cast(Any, Alone()))) == grows

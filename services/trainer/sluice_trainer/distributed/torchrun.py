@@ -1,8 +1,7 @@
-"""`python -m sluice_trainer.torchrun`: torchrun, with one rendezvous more: `--rdzv-backend sluice`.
+"""`python -m sluice_trainer.distributed.torchrun`: torchrun with `--rdzv-backend sluice`.
 
-torch's own static rendezvous serves its store, which asks nobody for a password, on all addresses
-of the machine; so does each of its others. This one serves it on the address that the ranks were
-told.
+All rendezvous of torch serve a store without a password on all addresses of the machine. This one
+serves it only on the address that the ranks were told.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ _WAIT_SECONDS = 600
 
 
 class BoundRendezvous(StaticTCPRendezvous):
-    """The static rendezvous of torch: rank 0's pod serves the store, whose address all know from
-    the start.
-    """
+    """torch's static rendezvous, whose store rank 0's pod serves at an address known in advance."""
 
     def get_backend(self) -> str:
         return BACKEND
@@ -59,12 +56,9 @@ def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def run() -> None:
-    """torchrun, which ends with 1 whatever its ranks say: exit codes that mean something stay
-    (docs/contracts.md).
+    """Run torchrun, and exit with the codes of ranks that have a meaning (docs/contracts.md).
 
-    A rank that ends by an error has said so in its last line, and torch's traceback of itself would
-    only bury that; of one that was killed we speak. Ranks that only miss another one are no reason
-    where there is a better one.
+    torchrun alone exits with 1 whatever its ranks exit with.
     """
     rendezvous_handler_registry.register(BACKEND, _handler)
     try:
@@ -72,12 +66,15 @@ def run() -> None:
     except ChildFailedError as error:
         if any(failure.exitcode == CONFIGURATION_ERROR for failure in error.failures.values()):
             sys.exit(CONFIGURATION_ERROR)
+        # A rank that only lost another rank is not the cause if there is a better one.
         causes = {
             rank: end for rank, end in error.failures.items() if end.exitcode != EXIT_PEER_LOST
         }
         if not causes:
             sys.exit(EXIT_PEER_LOST)
         rank, first = min(causes.items(), key=lambda cause: cause[1].timestamp)
+        # A rank that raised has printed its reason as the last line, and torch's traceback would
+        # bury it. Only for a rank that was killed is there something to add.
         if first.exitcode < 0:
             logs.fail(f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}", 1)
         sys.exit(1)

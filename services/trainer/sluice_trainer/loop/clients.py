@@ -1,4 +1,4 @@
-"""Everybody whom a rank of the trainer talks to: the rendezvous, the buffer, the engines."""
+"""The clients of the services that a rank of the trainer calls: rendezvous, buffer and engines."""
 
 from __future__ import annotations
 
@@ -19,17 +19,36 @@ from sluice_trainer.weights.update_session import UpdateSession
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class Clients:
+    """The clients of one rank."""
+
     member: Member
     buffer: BufferClient
     engines: UpdateSession
 
 
 @contextmanager
-def connected(
+def connect(
     env: Environment, spec: RLJobSpec, stop: threading.Event, *, rank: int = 0
-) -> Iterator[Peers]:
-    """The peers of this rank, none of which need be there yet. stop: set by SIGTERM."""
+) -> Iterator[Clients]:
+    """Open the clients of a rank for the duration of a block.
+
+    Parameters
+    ----------
+    env
+        Environment of the pod.
+    spec
+        Spec of the job.
+    stop
+        Set by SIGTERM; calls then raise `Stopped` instead of waiting for an absent service.
+    rank
+        Rank of this process.
+
+    Yields
+    ------
+    The clients. None of the services needs to be reachable yet.
+
+    """
     with ExitStack() as stack:
         background = Background(stop)
         stack.callback(background.close)
@@ -39,18 +58,25 @@ def connected(
         engines = UpdateSession(env, spec, member, rank, background)
         stack.callback(engines.close)
         stack.callback(member.close)
-        yield Peers(member, buffer, engines)
+        yield Clients(member, buffer, engines)
 
 
 def balance_tokens(spec: RLJobSpec) -> float:
-    """n0 of a sequence's cost n (1 + n / n0) with `trainer.balance.by: flops`; else 0."""
+    """Return n0 of the cost n (1 + n / n0) of a sequence for `trainer.balance.by: flops`, else 0.
+
+    Raises
+    ------
+    ConfigurationError
+        The operations of the model are not known.
+
+    """
     if spec.trainer.balance.by == "tokens":
         return 0.0
     path = Path(spec.model.path, "config.json")
     flops = model_flops(json.loads(path.read_text()))
     if flops is None:
         raise ConfigurationError(
-            f"trainer.balance.by: flops needs a model whose operations are known, and of {path} "
-            "they are not; take tokens"
+            f"trainer.balance.by: flops needs a model whose operations are known, and those of "
+            f"{path} are not; use tokens"
         )
     return flops.balance_tokens
