@@ -50,7 +50,7 @@ from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import WORDS, save_model
 from tests.unit.buffer.buffer_tools import make_job
 
@@ -130,7 +130,7 @@ class Bench:
                 ]
 
     @asynccontextmanager
-    async def player(self, engine: Client, model: Path, room: int) -> AsyncIterator[Player]:
+    async def player(self, engine: Client, model: Path, room: int) -> AsyncIterator[EpisodeRunner]:
         spec = make_job(
             model.parent,
             model__path=str(model),
@@ -143,7 +143,7 @@ class Bench:
             engine, tokenizer.decode, asyncio.Semaphore(room), lambda: 0, EngineHealth(engine, 60.0)
         )
         async with Desk.of(spec, encoder) as desk:
-            yield Player(self.play, "agent", generator, tokenizer, 600.0, None, desk.admit)
+            yield EpisodeRunner(self.play, "agent", generator, tokenizer, 600.0, None, desk.admit)
 
 
 SHARED = AsyncOpenAI(api_key="of an episode")
@@ -179,7 +179,7 @@ def words(count: int) -> str:
     return " ".join(f"w{random.randrange(WORDS):04d}" for _ in range(count))
 
 
-async def episode(player: Player, number: int) -> None:
+async def episode(player: EpisodeRunner, number: int) -> None:
     sample = await player(Prompt(number, "?"), [5], Sample(0, reward=1.0), PARAMS)
     assert sample.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED), sample.error
 

@@ -51,7 +51,7 @@ from sluice_rollout.gateway import registry
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.cluster.conftest import install_crd
 from tests.cluster.control_plane import control_plane
 from tests.cluster.operators import Operator
@@ -86,7 +86,7 @@ class Constant(Client):
 class Worker:
     """A worker's gateway, whose episodes are pods or a function. join: its address for pods."""
 
-    player: Player
+    player: EpisodeRunner
     pods: EpisodePods
     engine: Constant
     join: str
@@ -113,7 +113,7 @@ async def worker(model: Path, play: Play | None, host: str, port: int) -> AsyncI
         health = EngineHealth(engine, 60.0)
         slots = asyncio.Semaphore(SIDE_BY_SIDE)
         generator = Generator(engine, encoder.decode, slots, lambda: 0, health)
-        player = Player(
+        player = EpisodeRunner(
             play or pods, "agent", generator, encoder.tokenizer, 600.0, None, place.admit
         )
         yield Worker(player, pods, engine, f"http://{host}:{place.server.port}{wire.PATH}")

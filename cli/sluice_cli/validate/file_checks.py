@@ -23,7 +23,7 @@ from sluice.data.files import read_source
 from sluice.data.rows import parse_row
 from sluice.data.vocabulary import embedding_size, surplus
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_rollout import context
+from sluice_rollout import prompts
 
 IMPORT_SECONDS = 60
 TRIED_PROMPTS = 100
@@ -138,8 +138,8 @@ def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
     """The longest response leaves room for a prompt; and for those that there are."""
     directory = Path(spec.model.path)
     try:
-        size = context.of_model(spec, directory)
-        context.check(spec, size)
+        size = prompts.context_of_model(spec, directory)
+        prompts.check_context(spec, size)
         count = _counter(directory)
     except ConfigurationError as error:
         findings.problems.append(str(error))

@@ -32,7 +32,7 @@ from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.load import Load
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.teacher import TeacherError, Teachers, teacher_of
+from sluice_rollout.scoring.teacher import TeacherError, Teachers, teacher_of
 from sluice_rollout.user_functions.loaded import Code
 from sluice_rollout.worker import Worker, WorkerError
 

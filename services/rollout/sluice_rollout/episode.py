@@ -29,9 +29,9 @@ from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.rewards.types import RewardValue, read_value
 from sluice.samples.sample import Prompt, Sample, WeightSpan
 from sluice.samples.turns import ENVIRONMENT, MODEL, TURNS
-from sluice_rollout.clock import Clock
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
+from sluice_rollout.user_functions.time_limit import TimeLimit
 
 _KEPT = (
     "tokens",
@@ -108,7 +108,7 @@ class Episode:
     tokenizer: Any
     sampling: dict[str, Any]
     generator: Generator
-    clock: Clock
+    clock: TimeLimit
     reward_key: str | None = None
     admit: Callable[[Episode], Gateway] | None = None
     seats: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
 from sluice.rewards.terms import with_terms
 from sluice.rewards.types import Judgement
+from sluice.runtime.gather import gather
 from sluice.samples.sample import (
     BASELINE_REWARD,
     PROMPT_TOO_LONG,
@@ -29,17 +30,17 @@ from sluice.samples.sample import (
 from sluice.samples.turns import check_turns
 from sluice.telemetry import logs, tracing
 from sluice.wire.membership import Membership
-from sluice_rollout import failures, seat_rewards
+from sluice_rollout import failures
 from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.gather import all_of
 from sluice_rollout.generate import Generator, sampling_params
-from sluice_rollout.hooks import Hooks
 from sluice_rollout.load import SHARE
 from sluice_rollout.prompts import PromptEncoder, PromptTooLongError
-from sluice_rollout.teacher import Teachers
+from sluice_rollout.scoring import seat_rewards
+from sluice_rollout.scoring.teacher import Teachers
+from sluice_rollout.user_functions.hooks import Hooks
 from sluice_rollout.user_functions.loaded import Code
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 
 SHOWN_REFUSALS = 10
 """Prompts of a source that one worker's log names; all are counted by the buffer."""
@@ -54,11 +55,11 @@ class GroupMaker:
     generator: Generator
     judge: Judge | None
     membership: Membership
-    player: Player | None = None
+    player: EpisodeRunner | None = None
     hooks: Hooks = field(default_factory=Hooks)
     judges: Mapping[str, Judge] = field(default_factory=dict)
     """Judges of the evaluation data sets that have a reward of their own, by name."""
-    players: Mapping[tuple[Purpose, str], Player | None] = field(default_factory=dict)
+    players: Mapping[tuple[Purpose, str], EpisodeRunner | None] = field(default_factory=dict)
     """Of prompts whose source names a function of its own."""
     teacher: Teachers | None = None
     finished_samples: int = 0
@@ -80,7 +81,7 @@ class GroupMaker:
             return group
         params = self._sampling(dataset)
         greedy = self._greedy(ids, params, prompt)
-        _, baseline = await all_of(self._fill(ids, group.samples, params, prompt), greedy)
+        _, baseline = await gather(self._fill(ids, group.samples, params, prompt), greedy)
         if baseline is not None:
             note_baseline(group, baseline)
         whole = all(sample.status.finished for sample in group.samples)
@@ -127,7 +128,7 @@ class GroupMaker:
         """
         player = self._player(prompt)
         parts = [samples] if player and player.whole_group else [[sample] for sample in samples]
-        await all_of(*(self._make(ids, part, params, prompt) for part in parts))
+        await gather(*(self._make(ids, part, params, prompt) for part in parts))
 
     async def _make(
         self, ids: list[int], samples: list[Sample], params: dict[str, Any], prompt: Prompt
@@ -143,7 +144,7 @@ class GroupMaker:
         finished = [sample for sample in samples if sample.status.finished]
         self.finished_samples += len(finished)
         if self.teacher and self._has_teacher(prompt):
-            await all_of(
+            await gather(
                 *(self.teacher(prompt, s) for s in finished if s.status is not SampleStatus.FAILED)
             )
         if not self._judges_groups(prompt):
@@ -164,13 +165,13 @@ class GroupMaker:
         """By the user's function where there is one, else the model's one answer to the prompt."""
         player = self._player(prompt)
         if player is None:
-            await all_of(*(self.generator(ids, sample, params) for sample in samples))
+            await gather(*(self.generator(ids, sample, params) for sample in samples))
         elif player.whole_group:
             await player.group(prompt, ids, samples, params)
         else:
-            await all_of(*(player(prompt, ids, sample, params) for sample in samples))
+            await gather(*(player(prompt, ids, sample, params) for sample in samples))
 
-    def _player(self, prompt: Prompt) -> Player | None:
+    def _player(self, prompt: Prompt) -> EpisodeRunner | None:
         return self.players.get((prompt.purpose, prompt.dataset), self.player)
 
     async def _greedy(
@@ -235,7 +236,7 @@ class GroupMaker:
 
         A job without a reward has 0 for all: its teacher is what it learns from (slime).
         """
-        await all_of(*(self.hooks.before_reward(prompt, sample) for sample in samples))
+        await gather(*(self.hooks.before_reward(prompt, sample) for sample in samples))
         finished = [s for s in samples if s.status.finished and s.status is not SampleStatus.FAILED]
         judged = [(s, seat) for s in finished for seat in seat_rewards.missing(s)]
         inputs = [seat_rewards.judged(prompt, s, seat, self._text) for s, seat in judged]
@@ -258,7 +259,7 @@ class GroupMaker:
         for sample in finished:
             if sample.status is not SampleStatus.FAILED:
                 seat_rewards.settle(sample)
-        await all_of(*(self.hooks.after_reward(prompt, sample) for sample in samples))
+        await gather(*(self.hooks.after_reward(prompt, sample) for sample in samples))
 
     def _text(self, tokens: list[int], stop: str | None) -> str:
         return self.generator.text(tokens, stop)
@@ -283,12 +284,12 @@ def group_maker(
     an episode.
     """
 
-    def player(named: tuple[str, Play] | None) -> Player | None:
+    def player(named: tuple[str, Play] | None) -> EpisodeRunner | None:
         if named is None:
             return None
         name, play = named
         key = spec.reward.key if spec.reward else None
-        return Player(
+        return EpisodeRunner(
             play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key, admit,
             tuple(seat.name for seat in spec.rollout.seats),
         )  # fmt: skip

@@ -24,12 +24,12 @@ from typing import Any
 
 from sluice.data.chat import between_turns
 from sluice.input_checks import InputError, load_json, without_surrogates
+from sluice.runtime.gather import gather
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
-from sluice_rollout.gather import all_of
-from sluice_rollout.threads import LateError, NoThreadError, Threads
 from sluice_rollout.toolbox.base import Tool, ToolUnavailableError, is_tool
+from sluice_rollout.user_functions.threads import LateError, NoThreadError, Threads
 
 __all__ = [
     "ANSWER",
@@ -146,7 +146,7 @@ class ToolLoop:
             episode.metadata[CALLS] += len(calls)
             if episode.metadata[CALLS] > self._max_calls:
                 return
-            answers = await all_of(*(self._answer(call, tools) for call in calls))
+            answers = await gather(*(self._answer(call, tools) for call in calls))
             messages = [
                 {"role": "tool", "name": call.name, "content": answer}
                 for call, answer in zip(calls, answers, strict=True)

@@ -37,12 +37,12 @@ from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import failures, metrics
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.filters import Filter, FilterError
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker, mask_off_policy
 from sluice_rollout.health import EngineHealth, EngineLostError
 from sluice_rollout.leased_group import Work
 from sluice_rollout.load import SHARE, Load
+from sluice_rollout.user_functions.filters import Filter, FilterError
 
 LEASE_WAIT_SECONDS = 60.0
 NEWS_SECONDS = 0.25

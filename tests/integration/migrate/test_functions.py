@@ -19,7 +19,7 @@ from sluice.wire import codec
 from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions import runner
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import Sglang
 from tests.integration.rollout.pods import House, job, leases
 from tests.integration.rollout.talkative import save_talkative
@@ -68,7 +68,7 @@ async def play(
     named = runner.load(dotted, spec)
     assert named
     async with Desk.of(spec, encoder) as desk:
-        player = Player(
+        player = EpisodeRunner(
             named[1], named[0], generator(engine, talkative), encoder.tokenizer, 60.0, None,
             desk.admit,
         )  # fmt: skip

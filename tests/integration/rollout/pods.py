@@ -28,7 +28,7 @@ from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.teacher import teacher_of
+from sluice_rollout.scoring.teacher import teacher_of
 from sluice_rollout.user_functions.loaded import Code
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us

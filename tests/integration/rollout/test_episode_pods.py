@@ -24,7 +24,7 @@ from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.gateway.registry import Desk, Place
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import PARAMS, Seen, check, check_tokens
@@ -43,7 +43,7 @@ async def worker(
     directory: Path,
     seconds: float = SECONDS,
     pod_seconds: float = 2 * SECONDS,
-) -> AsyncIterator[tuple[Player, str]]:
+) -> AsyncIterator[tuple[EpisodeRunner, str]]:
     """A player whose episodes are pods, and the address where they join."""
     environment = {"command": ["agent"], "image": "agent:1", "pods": 2}
     spec = job(
@@ -55,7 +55,7 @@ async def worker(
     encoder = PromptEncoder(spec, talkative)
     pods = EpisodePods.of(TOKEN, pod_seconds, "kubectl")
     async with Desk.of(spec, encoder, Place(LOOPBACK, 0, pods)) as desk:
-        play = Player(
+        play = EpisodeRunner(
             pods,
             "the program",
             generator(engine, talkative),

@@ -15,7 +15,7 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, together, whole_group
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
 from tests.integration.rollout.pods import House
@@ -40,8 +40,8 @@ async def talk(episode: Episode) -> None:
     await episode.generate(max_tokens=600)
 
 
-def player(engine: Client, model: Path) -> Player:
-    return Player(talk, "talk", generator(engine, model), None, 60.0)
+def player(engine: Client, model: Path) -> EpisodeRunner:
+    return EpisodeRunner(talk, "talk", generator(engine, model), None, 60.0)
 
 
 def check(sample: Sample, model: Path, versions: list[tuple[Path, int, int]] | None = None) -> None:
@@ -168,7 +168,7 @@ async def tree(episodes: list[Episode]) -> None:
 async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(
     engine: Client, model: Path
 ) -> None:
-    one = Player(tree, "tree", generator(engine, model), None, 60.0)
+    one = EpisodeRunner(tree, "tree", generator(engine, model), None, 60.0)
     samples = [Sample(0), Sample(1), Sample(2)]
     await one.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     assert [sample.response_length for sample in samples] == [40, 50, 60]

@@ -22,7 +22,7 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
@@ -74,13 +74,13 @@ class Seen:
 @contextlib.asynccontextmanager
 async def player(
     function: Play, engine: Client, talkative: Path, directory: Path
-) -> AsyncIterator[Player]:
+) -> AsyncIterator[EpisodeRunner]:
     """A player at a gateway of its own."""
     settings = AGENT | {"rollout__sampling__maxResponseTokens": 900}
     spec = job(directory, talkative, **settings).spec
     encoder = PromptEncoder(spec, talkative)
     async with Desk.of(spec, encoder) as desk:
-        yield Player(
+        yield EpisodeRunner(
             function,
             "agent",
             generator(engine, talkative),

@@ -12,8 +12,8 @@ import pytest
 from sluice.engines.sglang.client import Client
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
-from sluice_rollout import seat_rewards
 from sluice_rollout.environments.program import Program, program_of
+from sluice_rollout.scoring import seat_rewards
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import AGENT, CALLING, Seen, check_tokens
 from tests.integration.rollout.test_gateway import player as at_gateway

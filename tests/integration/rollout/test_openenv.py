@@ -21,11 +21,11 @@ from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
-from sluice_rollout import seat_rewards
 from sluice_rollout.environments.openenv import OpenEnv, ServerLostError, openenv_of
 from sluice_rollout.environments.openenv_session import ServerError, opened
 from sluice_rollout.health import EngineLostError
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.scoring import seat_rewards
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.rollout.test_gateway import CALLING, PARAMS, Seen, check_tokens
 from tests.integration.rollout.test_gateway import player as at_gateway
 from tests.integration.rollout.test_gateway import talkative as talkative
@@ -81,7 +81,7 @@ def wait_for(address: str) -> None:
 @contextlib.asynccontextmanager
 async def playing(
     url: str, engine: Client, talkative: Path, directory: Path, **settings: Any
-) -> AsyncIterator[Player]:
+) -> AsyncIterator[EpisodeRunner]:
     play = openenv_of(OpenEnvironment(url=url, **settings), "tiny")
     async with at_gateway(play, engine, talkative, directory) as one:
         yield one

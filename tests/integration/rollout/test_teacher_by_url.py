@@ -19,7 +19,14 @@ from sluice.runtime.pod_env import ConfigurationError, free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.teacher import PROBED_TOKENS, Teacher, TeacherError, Teachers, probe, teacher_of
+from sluice_rollout.scoring.teacher import (
+    PROBED_TOKENS,
+    Teacher,
+    TeacherError,
+    Teachers,
+    probe,
+    teacher_of,
+)
 from tests.integration.engines import Sglang, call, distance, log_probs, until
 from tests.integration.house import DEADLINE
 from tests.integration.rewards.servers import Server, serving

@@ -19,9 +19,9 @@ from sluice.api.groups.environment import Gym
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
-from sluice_rollout import seat_rewards
 from sluice_rollout.environments import gym_play, of_gym
 from sluice_rollout.environments.program import Program
+from sluice_rollout.scoring import seat_rewards
 from tests.unit.environments.test_program import at_gateway
 from tests.unit.gateway.test_server import ids
 from tests.unit.rollout.test_episode import PARAMS, Script

@@ -19,7 +19,7 @@ from sluice.samples.turns import turn_rewards
 from sluice_rollout.environments import orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.user_functions.loaded import Code
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.test_server import desk, ids, seated
 from tests.unit.rollout.test_episode import PARAMS, Script
@@ -62,7 +62,7 @@ def program() -> Any:
 @contextlib.asynccontextmanager
 async def at_gateway(
     one: Program, engine: Script, directory: Path, seconds: float = 20.0
-) -> AsyncIterator[Player]:
+) -> AsyncIterator[EpisodeRunner]:
     async with desk(directory) as place:
         playing = seated(place, one, engine)
         playing.seconds, playing.name = seconds, "agent"

@@ -13,10 +13,10 @@ import pytest
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
-from sluice_rollout.clock import Clock
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.environments.verifying import Terms, VerifierProcess
 from sluice_rollout.episode import Episode
+from sluice_rollout.user_functions.time_limit import TimeLimit
 from tests.tools import ROOT
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.environments.test_program import (
@@ -199,7 +199,7 @@ async def test_where_the_job_has_a_reward_that_may_judge(tmp_path: Path) -> None
 
 
 async def test_its_time_is_not_the_programs() -> None:
-    clock = Clock(0.02)
+    clock = TimeLimit(0.02)
     episode: Any = Episode(PROMPT, Sample(0), None, {}, None, clock)  # type: ignore[arg-type]
     async with asyncio.timeout(None) as limit:
         clock.start(limit)

@@ -18,7 +18,7 @@ from sluice_rollout.environments.verifying import Terms
 from sluice_rollout.gateway.registry import Desk, Place
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests import chat
 from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.unit.buffer.buffer_tools import make_job
@@ -49,7 +49,7 @@ def python(text: str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def worker(directory: Path, terms: Terms = TERMS) -> AsyncIterator[tuple[Player, str]]:
+async def worker(directory: Path, terms: Terms = TERMS) -> AsyncIterator[tuple[EpisodeRunner, str]]:
     """A player whose episodes are pods with a verifier, and the address where those join."""
     model = directory / "model"
     chat.save(model)
@@ -62,7 +62,7 @@ async def worker(directory: Path, terms: Terms = TERMS) -> AsyncIterator[tuple[P
         yield player, f"http://{LOOPBACK}:{desk.server.port}"
 
 
-async def play(player: Player) -> Sample:
+async def play(player: EpisodeRunner) -> Sample:
     return await player(ROW, [1], Sample(0), PARAMS | {"max_new_tokens": 100})
 
 

@@ -24,7 +24,7 @@ from sluice_rollout.gateway import clients, server
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.registry import Desk
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests import chat
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.rollout.test_episode import PARAMS, Script, player
@@ -46,7 +46,7 @@ async def desk(directory: Path, **changes: Any) -> AsyncIterator[Desk]:
         yield one
 
 
-def seated(one: Desk, play: Play, engine: Script) -> Player:
+def seated(one: Desk, play: Play, engine: Script) -> EpisodeRunner:
     guest = player(play, engine)
     guest.admit, guest.tokenizer = one.admit, one.encoder.tokenizer
     guest.generator.decode = one.encoder.decode

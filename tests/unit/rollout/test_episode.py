@@ -17,7 +17,7 @@ from sluice.wire import codec
 from sluice_rollout.episode import Episode, EpisodeEndError, Play
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
-from sluice_rollout.user_functions.runner import Player
+from sluice_rollout.user_functions.runner import EpisodeRunner
 
 PROMPT = [1, 2, 3]
 PARAMS = {"max_new_tokens": 10, "temperature": 1.0}
@@ -61,16 +61,16 @@ class Script:
         return Generation(answer, [-0.5] * len(answer), spans, finish, None)
 
 
-def player(play: Play, engine: Script, seconds: float = 60.0) -> Player:
+def player(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
     health = EngineHealth(engine, 60.0)  # type: ignore[arg-type]
     generator = Generator(engine, decode, asyncio.Semaphore(4), lambda: engine.version, health)  # type: ignore[arg-type]
-    return Player(play, "mine.py:play", generator, Words(), seconds, None)
+    return EpisodeRunner(play, "mine.py:play", generator, Words(), seconds, None)
 
 
-def drain_after_the_last(engine: Script, playing: Player) -> None:
+def drain_after_the_last(engine: Script, playing: EpisodeRunner) -> None:
     """The pod ends while the engine's last answer is on its way."""
     request = engine.generate
 

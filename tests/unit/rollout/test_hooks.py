@@ -14,9 +14,8 @@ from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus
 from sluice.wire import codec
-from sluice_rollout import hooks
 from sluice_rollout.group import GroupMaker
-from sluice_rollout.user_functions import runner
+from sluice_rollout.user_functions import hooks, runner
 from tests.unit.buffer.buffer_tools import make_job
 
 CODE = """

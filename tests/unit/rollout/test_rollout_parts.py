@@ -18,9 +18,9 @@ from sluice.engines.sglang.client import generation, refusal
 from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleGroup, TokenSequence, WeightSpan
-from sluice_rollout import filters
 from sluice_rollout.generate import sampling_params
 from sluice_rollout.group import mask_off_policy
+from sluice_rollout.user_functions import filters
 
 
 def answer(tokens: int, finish: str = "stop", **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.samples.sample import Prompt, Sample, SampleStatus, TokenSequence
 from sluice.samples.turns import BRANCH_TURNS, TURNS
-from sluice_rollout import seat_rewards
+from sluice_rollout.scoring import seat_rewards
 
 
 def sample(seats: tuple[str, ...], of_turns: dict[str, float] | None = None) -> Sample:

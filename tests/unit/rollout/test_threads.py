@@ -11,8 +11,8 @@ import pytest
 
 from sluice.samples.sample import SampleStatus
 from sluice_rollout import metrics
-from sluice_rollout.threads import LateError, NoThreadError, Threads, UserExitError
 from sluice_rollout.tools import ToolCall, ToolLoop, ToolUnavailableError
+from sluice_rollout.user_functions.threads import LateError, NoThreadError, Threads, UserExitError
 from tests.unit.rollout.test_tools import played
 from tests.unit.rollout.test_tools import tokenizer as tokenizer
 

@@ -10,9 +10,8 @@ from sluice.api import Reward, RLJobSpec
 from sluice.rewards import RewardError
 from sluice.rewards.judging.judge import Judge
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_rollout import filters, hooks
 from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.user_functions import runner
+from sluice_rollout.user_functions import filters, hooks, runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Code:
     judge: Judge | None
     judges: dict[str, Judge]
     keep: filters.Filter
-    plays: runner.Plays
+    plays: runner.EpisodeFunctions
     hooks: hooks.Hooks
     fields: dict[str, Judge]
     """Every judge, by the field that tells of it."""

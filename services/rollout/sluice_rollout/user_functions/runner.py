@@ -18,7 +18,6 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
 from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
 from sluice_rollout import failures, metrics
-from sluice_rollout.clock import Clock
 from sluice_rollout.environments.openenv import openenv_of
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.program import Program, program_of
@@ -33,15 +32,16 @@ from sluice_rollout.episode import (
 from sluice_rollout.gateway import errors
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
-from sluice_rollout.threads import contained
 from sluice_rollout.user_functions.plays import SignatureError, play_of
+from sluice_rollout.user_functions.threads import contained
+from sluice_rollout.user_functions.time_limit import TimeLimit
 
 NONE = "none"
 """In a data set's `function`: one answer of the model, whatever rollout.function says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plays:
+class EpisodeFunctions:
     """The functions of a job, or its program, with their names. of: by (purpose, data set) where
     that has its own; else `default`.
     """
@@ -56,7 +56,7 @@ class Plays:
         return play if isinstance(play, Program) else None
 
 
-def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> Plays:
+def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> EpisodeFunctions:
     """Load what the job names. pods: play its episodes, where those are pods.
 
     ConfigurationError: one cannot be loaded, or is not async; or there is no such program.
@@ -77,7 +77,7 @@ def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> Plays:
         for where, purpose, one in sources
         if one.function
     }
-    return Plays(("the program", pods) if pods else _default(spec), of)
+    return EpisodeFunctions(("the program", pods) if pods else _default(spec), of)
 
 
 def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
@@ -105,7 +105,7 @@ def load(
 
 
 @dataclass(slots=True)
-class Player:
+class EpisodeRunner:
     """Plays samples with one function, or program.
 
     seconds: how long it may take between two turns of the model (its tools).
@@ -141,7 +141,7 @@ class Player:
 
         They are changed.
         """
-        clock = Clock(self.seconds)
+        clock = TimeLimit(self.seconds)
         for sample in samples:
             if not len(sample.tokens):
                 sample.append_prompt(ids)
@@ -166,7 +166,7 @@ class Player:
             for episode in episodes:
                 episode.leave(interrupted=True)
 
-    async def _outcome(self, episodes: list[Episode], clock: Clock) -> BaseException | None:
+    async def _outcome(self, episodes: list[Episode], clock: TimeLimit) -> BaseException | None:
         """The exception of the function. A drain ends it: at once while it is outside of the
         engine, else with its turn.
         """
@@ -185,13 +185,13 @@ class Player:
             return InterruptedEpisodeError("the pod ends")
         return running.exception()
 
-    async def _timed(self, episodes: list[Episode], clock: Clock) -> None:
+    async def _timed(self, episodes: list[Episode], clock: TimeLimit) -> None:
         async with asyncio.timeout(None) as limit:
             clock.start(limit)
             await contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
 
     def _conclude_all(
-        self, episodes: list[Episode], raised: BaseException | None, clock: Clock
+        self, episodes: list[Episode], raised: BaseException | None, clock: TimeLimit
     ) -> None:
         """The samples' statuses. A group that was interrupted is played again as a whole.
 
@@ -217,7 +217,7 @@ class Player:
                 truncated = truncated or isinstance(episode.ended, TruncatedError)
                 self._finish(episode, truncated=truncated)
 
-    def _blame(self, sample: Sample, raised: BaseException, clock: Clock) -> None:
+    def _blame(self, sample: Sample, raised: BaseException, clock: TimeLimit) -> None:
         """The sample failed by what the function raised."""
         if isinstance(raised, TimeoutError) and clock.expired:
             text = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Clock:
+class TimeLimit:
     """One call of a function.
 
     seconds: what it may take between two turns of the model; 0: for ever.

@@ -19,7 +19,7 @@ from sluice.runtime import error_summary, user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice_rollout import failures, metrics
-from sluice_rollout.threads import LateError, Threads
+from sluice_rollout.user_functions.threads import LateError, Threads
 
 SECONDS = 60.0
 THREADS = Threads("hook")

@@ -1,4 +1,4 @@
-"""Coroutines side by side, of which the first that fails ends the others."""
+"""Run coroutines concurrently, and cancel all once one fails."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def all_of(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
-    """Their results, in order. Raises the first error, once none runs any more.
+async def gather(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
+    """Run coroutines concurrently and return their results in order.
 
-    (`asyncio.gather` leaves the others running.)
+    If one raises, the others are cancelled, and the first error is raised once all have ended.
+    (`asyncio.gather` would leave the others running.)
     """
     try:
         async with asyncio.TaskGroup() as group:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from sluice.runtime import error_summary, user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import SampleGroup
-from sluice_rollout.threads import LateError, Threads
+from sluice_rollout.user_functions.threads import LateError, Threads
 
 BUILT_IN = ("nonzero_std",)
 SECONDS = 60.0

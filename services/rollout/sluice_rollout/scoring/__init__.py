@@ -1,0 +1,1 @@
+"""Rewards and teacher log-probs of finished samples."""
