@@ -62,21 +62,23 @@ def ways(length: int, width: int) -> dict[str, Way]:
 
 
 def torch_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    starts, longest = packed.whole.starts, packed.whole.longest
+    starts, longest = packed.varlen.starts, packed.varlen.longest
     return flash_attention.attend2(q, k, v, (starts, starts), (longest, longest), scale=scale)
 
 
 def flash4(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    return flash_attention.attend4(q, k, v, packed.whole.starts, packed.whole.longest, scale=scale)
+    return flash_attention.attend4(
+        q, k, v, packed.varlen.starts, packed.varlen.longest, scale=scale
+    )
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
     sequences = zip(*(x.split(packed.lengths) for x in (q, k, v)), strict=True)
-    return torch.cat([attention._long(a, b, c, scale) for a, b, c in sequences])
+    return torch.cat([attention._cudnn_attention(a, b, c, scale) for a, b, c in sequences])
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    return attention._dense(q, k, v, packed.dense, scale)
+    return attention._padded_attention(q, k, v, packed.dense, scale)
 
 
 def measure(shape: str, row: int, length: int, rounds: int) -> None:

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def _is_megatrons(checkpoint: Path) -> bool:
     """True for Megatron's torch_dist format, and for what is no checkpoint at all."""
-    final = checkpoint_directory.newest(checkpoint)
+    final = checkpoint_directory.latest_checkpoint(checkpoint)
     return (final / "metadata.json").is_file() or not (final / ".metadata").is_file()
 
 

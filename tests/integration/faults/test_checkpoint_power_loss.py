@@ -55,5 +55,5 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path) -> None:
         assert max(present, default=-1) >= safe
         for step in present:
             final = directory_of.path_of(target, step)
-            directory_of.verify(final, directory_of.files(final))
+            directory_of.verify(final, directory_of.manifest_files(final))
         directory_of.claim(target, directory_of.Author(3, "run"))

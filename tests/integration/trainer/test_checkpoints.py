@@ -268,7 +268,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     policy.begin_save(tmp_path, 2, background=True)
     after = train(policy, 2)
     assert policy.finish_save(tmp_path, wait=False) is None
-    assert checkpoint_directory.latest(tmp_path) is None
+    assert checkpoint_directory.latest_step(tmp_path) is None
     held_writer.set()
     assert policy.finish_save(tmp_path, wait=True) == 2
     assert policy.finish_save(tmp_path, wait=True) is None

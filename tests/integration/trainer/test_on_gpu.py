@@ -149,14 +149,14 @@ def test_context_shares_attend_as_the_whole_row_does(
         return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
 
     q, k, v = draw(row, heads, dim), draw(row, kv_heads, dim), draw(row, kv_heads, value_dim)
-    whole = attention._on_gpu(q, k, v, layout.packing(lengths, q.device), 0.1)
+    whole = attention._half_on_gpu(q, k, v, layout.packing(lengths, q.device), 0.1)
     padded = layout.packing(lengths, q.device).dense
-    dense = attention._dense(q.float(), k.float(), v.float(), padded, 0.1)
+    dense = attention._padded_attention(q.float(), k.float(), v.float(), padded, 0.1)
     assert (whole.float() - dense).abs().max() < 0.05
     for rank in range(context):
         split = layout.Split(context=context, rank=rank)
         held = split.local(row).cuda()
-        share = attention._on_gpu(q[held], k, v, layout.packing(lengths, q.device, split), 0.1)
+        share = attention._half_on_gpu(q[held], k, v, layout.packing(lengths, q.device, split), 0.1)
         assert (share.float() - whole[held].float()).abs().max() < 0.02
 
 
@@ -184,14 +184,16 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
         monkeypatch.setattr(layout, "LONG", long)
         q, k, v = (x.to(dtype, copy=True).requires_grad_() for x in drawn)
         packed = layout.packing(lengths, q.device)
-        out = attend(q, k, v, packed.dense if attend is attention._dense else packed, 0.1)
+        out = attend(
+            q, k, v, packed.dense if attend is attention._padded_attention else packed, 0.1
+        )
         out.float().square().sum().backward()
         return [out.detach().float(), *(x.grad.float() for x in (q, k, v) if x.grad is not None)]
 
-    exact = outcome(10**9, attention._dense, torch.float32)
+    exact = outcome(10**9, attention._padded_attention, torch.float32)
     for long in (500, 10**9):
         for actual, expected in zip(
-            outcome(long, attention._on_gpu, torch.bfloat16), exact, strict=True
+            outcome(long, attention._half_on_gpu, torch.bfloat16), exact, strict=True
         ):
             assert (actual - expected).norm() / expected.norm() < 0.01
 
@@ -209,10 +211,10 @@ def test_heads_are_turned_as_torch_turns_them_and_so_are_their_gradients(normed:
         gain = weight.to(dtype).detach().requires_grad_()
         turns = angles.cos(), angles.sin()
         if fused:
-            out = norm_rotary.norm_and_turn(x, gain if normed else None, 1e-6, *turns)
+            out = norm_rotary.norm_and_rotate(x, gain if normed else None, 1e-6, *turns)
         else:
             plain = torch.nn.functional.rms_norm(x, (128,), gain, 1e-6) if normed else x
-            out = rotary.turn(plain, *turns, False)
+            out = rotary.rotate(plain, *turns, False)
         out.backward(of.to(dtype))
         return [value.float() for value in (out.detach(), x.grad, gain.grad) if value is not None]
 
@@ -234,14 +236,14 @@ def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
     drawn = [torch.randn(row, heads, 64, generator=generator, device="cuda") for heads in (4, 2, 2)]
     whole = [x.clone().requires_grad_() for x in drawn]
     padded = layout.packing(lengths, torch.device("cuda")).dense
-    expected = attention._dense(whole[0], whole[1], whole[2], padded, 0.1)
+    expected = attention._padded_attention(whole[0], whole[1], whole[2], padded, 0.1)
     expected.square().sum().backward()
     q, k, v = (x.bfloat16().requires_grad_() for x in drawn)
     for rank in range(context):
         split = layout.Split(context=context, rank=rank)
         held, packed = split.local(row).cuda(), layout.packing(lengths, q.device, split)
         assert any(span.long and span.longest[1] > span.longest[0] for span in packed.spans)
-        share = attention._on_gpu(q[held], k, v, packed, 0.1)
+        share = attention._half_on_gpu(q[held], k, v, packed, 0.1)
         assert (share.float() - expected[held]).norm() / expected[held].norm() < 0.01
         share.float().square().sum().backward()
     for actual, other in zip((q, k, v), whole, strict=True):

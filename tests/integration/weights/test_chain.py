@@ -76,7 +76,7 @@ def chain(timeout: float = PATIENCE, attempt: int = 1) -> Chain:
 
 def hurry(source: WeightSender, transport: Chain, seconds: float = 2 * TIMEOUT) -> None:
     """Have another deadline for what comes next."""
-    transport._patience = seconds / 2
+    transport._link_timeout = seconds / 2
     set_deadline(source, seconds)
 
 
@@ -188,9 +188,9 @@ async def test_engines_of_a_trainer_that_is_gone_in_the_transfer_are_its_success
     assert await begin(dead, 1, joiners_only=False) == 3
     stale = buckets(on_device(model), BUCKET, Layout())
     await dead.send(next(stale))
-    way = transport._ways[NAMES[2]]
+    route = transport._routes[NAMES[2]]
     waiting = asyncio.create_task(
-        transport._over_link(transport._peers[NAMES[2]], next(stale), way, 1, flush=False)
+        transport._send_over_link(transport._peers[NAMES[2]], next(stale), route, 1, flush=False)
     )  # it waits for what the one before it will never pass on
     await asyncio.sleep(0.5)
     transport._links.clear()

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from sluice.engines.protocol import Control, EngineRefusedError
 from sluice.runtime.pod_env import read
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.chain import Chain, Way, piece_bytes
+from sluice_trainer.weights.chain import Chain, Route, piece_bytes
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.transport import Peer
 from sluice_trainer.weights.update_session import UpdateSession
@@ -66,7 +66,7 @@ class Direct:
     async def prepare(self, peer: Peer) -> None:
         self.prepared.add(peer.name)
 
-    async def bring(
+    async def broadcast(
         self, peer: Peer, bucket: Bucket, version: int, *, flush: bool, onward: str, piece: int
     ) -> None:
         assert peer.name in self.prepared
@@ -86,7 +86,7 @@ class Update:
         self.peers = [Peer(e.name, 1, 1, 1, cast(Control, e)) for e in engines]
 
     async def prepare(self) -> None:
-        self.chain.arrange(self.peers)
+        self.chain.plan_routes(self.peers)
         await asyncio.gather(*map(self.chain.prepare, self.peers))
 
     async def send(self, *buckets: Bucket, without: Iterable[str] = ()) -> None:
@@ -106,7 +106,7 @@ class Update:
 
 def links(chain: Chain) -> dict[str, tuple[bool, bool]]:
     """For each engine, True where the bucket comes over a link, and where it is passed on."""
-    return {name: (bool(way.link), bool(way.onward)) for name, way in chain._ways.items()}
+    return {name: (bool(route.link), bool(route.onward)) for name, route in chain._routes.items()}
 
 
 async def test_only_the_first_engine_gets_the_weights_from_the_trainer() -> None:
@@ -116,14 +116,14 @@ async def test_only_the_first_engine_gets_the_weights_from_the_trainer() -> None
     assert update.direct.prepared == {"a"}
     assert update.direct.brought == [("a", "w0", True), ("a", "w1", True)]
     assert (update.chain.relayed, update.chain.rerouted) == (["b", "c"], {})
-    assert update.chain._ways["b"] == Way(*(update.chain._links[n].name for n in ("b", "c")))
+    assert update.chain._routes["b"] == Route(*(update.chain._links[n].name for n in ("b", "c")))
 
 
 def test_the_size_of_pieces_is_that_of_the_chains_length() -> None:
     update = Update(Engine("alone", passes_on=False), *map(Engine, "abcdefgh"))
-    update.chain.arrange(update.peers)
+    update.chain.plan_routes(update.peers)
     assert update.chain._piece == piece_bytes(8)
-    update.chain.arrange(update.peers[:6])
+    update.chain.plan_routes(update.peers[:6])
     assert update.chain._piece == piece_bytes(5) > piece_bytes(8)
 
 

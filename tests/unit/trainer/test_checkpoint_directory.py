@@ -18,12 +18,12 @@ from sluice_trainer.checkpoint.checkpoint_directory import (
     SupersededError,
     claim,
     commit,
-    delete_whole,
-    files,
-    latest,
+    delete_directory,
+    latest_step,
+    manifest_files,
     path_of,
     prune,
-    record,
+    record_of,
     steps,
     temporary_of,
     verify,
@@ -48,7 +48,7 @@ def begun(directory: Path, step: int, author: Author) -> Path:
 
 
 def test_no_directory_has_no_checkpoint(tmp_path: Path) -> None:
-    assert latest(tmp_path / "absent") is None
+    assert latest_step(tmp_path / "absent") is None
 
 
 def test_names_are_megatrons() -> None:
@@ -58,7 +58,7 @@ def test_names_are_megatrons() -> None:
 def test_unfinished_and_foreign_entries_do_not_count(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000003", "iter_0000010", ".iter_0000020.attempt1.tmp", "hf", "iter_x")
     assert steps(tmp_path) == [3, 10]
-    assert latest(tmp_path) == 10
+    assert latest_step(tmp_path) == 10
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_two_attempts_may_delete_the_same_checkpoint(tmp_path: Path) -> None:
 
     def delete() -> None:
         barrier.wait(60)
-        delete_whole(tmp_path / "old")
+        delete_directory(tmp_path / "old")
 
     with ThreadPoolExecutor(2) as pool:
         for deletion in [pool.submit(delete), pool.submit(delete)]:
@@ -108,10 +108,10 @@ def test_two_attempts_may_delete_the_same_checkpoint(tmp_path: Path) -> None:
 def test_a_committed_checkpoint_is_as_its_manifest_says(tmp_path: Path) -> None:
     claim(tmp_path, FIRST)
     temporary, final = begun(tmp_path, 5, FIRST), path_of(tmp_path, 5)
-    commit(temporary, final, FIRST, {"weights": record(temporary / "weights")})
-    assert files(final) == ["critic/weights", "weights"]
-    verify(final, files(final))
-    assert latest(tmp_path) == 5
+    commit(temporary, final, FIRST, {"weights": record_of(temporary / "weights")})
+    assert manifest_files(final) == ["critic/weights", "weights"]
+    verify(final, manifest_files(final))
+    assert latest_step(tmp_path) == 5
     assert (tmp_path / checkpoint_directory.TRACKER).read_text() == "5"
 
 
@@ -165,7 +165,7 @@ def test_what_is_not_as_it_was_written_is_named(
     commit(begun(tmp_path, 5, FIRST), final, FIRST)
     damage(final)
     with pytest.raises(DamagedError, match=message):
-        verify(final, files(final))
+        verify(final, manifest_files(final))
 
 
 def test_a_file_that_is_shorter_here_than_its_writer_says_is_no_checkpoint(
@@ -175,7 +175,7 @@ def test_a_file_that_is_shorter_here_than_its_writer_says_is_no_checkpoint(
     claim(tmp_path, FIRST)
     with pytest.raises(DamagedError, match="weights has 7 bytes here, its writer says 8"):
         commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST, {"weights": (8, "0")})
-    assert latest(tmp_path) is None
+    assert latest_step(tmp_path) is None
 
 
 def test_a_newer_attempt_takes_the_directory_and_removes_what_is_unfinished(tmp_path: Path) -> None:
@@ -200,14 +200,14 @@ def test_an_attempt_that_wakes_up_after_its_last_look_finds_nothing_to_publish(
 ) -> None:
     claim(tmp_path, FIRST)
     temporary = begun(tmp_path, 5, FIRST)
-    look = checkpoint_directory.check
+    look = checkpoint_directory.check_claim
 
     def look_and_sleep(directory: Path, author: Author) -> None:
         look(directory, author)
-        monkeypatch.setattr(checkpoint_directory, "check", look)
+        monkeypatch.setattr(checkpoint_directory, "check_claim", look)
         claim(directory, SECOND)
 
-    monkeypatch.setattr(checkpoint_directory, "check", look_and_sleep)
+    monkeypatch.setattr(checkpoint_directory, "check_claim", look_and_sleep)
     with pytest.raises(FileNotFoundError):
         commit(temporary, path_of(tmp_path, 5), FIRST)
     assert steps(tmp_path) == []

@@ -19,15 +19,15 @@ from sluice_trainer.weights.transport import Peer
 
 @dataclass
 class Engine:
-    """asked: routes and buckets. refuses: a bucket; silent: answers nothing."""
+    """requested: links and buckets. refuses: a bucket; silent: answers nothing."""
 
     in_order: bool = True
     refuses: str = ""
     silent: bool = False
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     async def receive(self, route: str, names: list[str], *_: Any, **__: Any) -> None:
-        self.asked.append(f"{route} {names[0]}")
+        self.requested.append(f"{route} {names[0]}")
         if names[0] == self.refuses:
             raise EngineRefusedError("no memory")
         if self.silent:
@@ -55,11 +55,11 @@ def bucket(number: int, *, last: bool = False) -> Bucket:
 BUCKETS = [bucket(0), bucket(1), bucket(2, last=True)]
 
 
-def setting(**engine: Any) -> tuple[Collective, Broadcasts, Engine, Peer]:
-    transport, asked = Collective("gloo", "127.0.0.1", 10.0, "trainer-0-1-0"), Engine(**engine)
-    peer = Peer("rollout-0", 1, 1, 1, cast(Control, asked))
+def setting(**behaviour: Any) -> tuple[Collective, Broadcasts, Engine, Peer]:
+    transport, engine = Collective("gloo", "127.0.0.1", 10.0, "trainer-0-1-0"), Engine(**behaviour)
+    peer = Peer("rollout-0", 1, 1, 1, cast(Control, engine))
     broadcasts = transport.communicators[peer.name] = Broadcasts()
-    return transport, broadcasts, asked, peer
+    return transport, broadcasts, engine, peer
 
 
 async def test_all_buckets_that_are_there_are_asked_for_at_once_and_each_once() -> None:
@@ -68,15 +68,15 @@ async def test_all_buckets_that_are_there_are_asked_for_at_once_and_each_once() 
         transport.announce(peer, each, 1, flush=False)
     await asyncio.sleep(0)
     expected = [f"group w{number}" for number in range(3)]
-    assert engine.asked == expected
+    assert engine.requested == expected
     assert broadcasts.sent == [("w0", 0), ("w1", 0), ("w2", 0)]
     for each in BUCKETS:
         await transport.send(peer, each, 1, flush=False)
-    assert (engine.asked, len(broadcasts.sent)) == (expected, 3)
+    assert (engine.requested, len(broadcasts.sent)) == (expected, 3)
     assert not broadcasts.requests
     transport.announce(peer, bucket(0), 2, flush=False)  # the next update begins anew
     await asyncio.sleep(0)
-    assert engine.asked == [*expected, "group w0"]
+    assert engine.requested == [*expected, "group w0"]
 
 
 async def test_an_engine_that_knows_no_order_is_asked_when_it_is_a_buckets_turn() -> None:
@@ -84,25 +84,25 @@ async def test_an_engine_that_knows_no_order_is_asked_when_it_is_a_buckets_turn(
     for each in BUCKETS:
         transport.announce(peer, each, 1, flush=False)
     await transport.send(peer, BUCKETS[0], 1, flush=False)
-    assert engine.asked == ["group w0"]
+    assert engine.requested == ["group w0"]
 
 
 async def test_what_was_said_of_a_bucket_holds_though_its_way_has_changed_since() -> None:
     transport, broadcasts, engine, peer = setting()
     transport.announce(peer, BUCKETS[0], 1, flush=False, onward="link", piece=64)
-    await transport.bring(peer, BUCKETS[0], 1, flush=False)
-    await transport.bring(peer, BUCKETS[1], 1, flush=False, piece=64)
-    assert engine.asked == ["group|link|64 w0", "group w1"]
+    await transport.broadcast(peer, BUCKETS[0], 1, flush=False)
+    await transport.broadcast(peer, BUCKETS[1], 1, flush=False, piece=64)
+    assert engine.requested == ["group|link|64 w0", "group w1"]
     assert broadcasts.sent == [("w0", 64), ("w1", 0)]
 
 
 async def test_nothing_is_asked_for_before_what_an_engine_of_a_broken_link_has_missed() -> None:
     transport, _, engine, peer = setting()
     transport.announce(peer, BUCKETS[2], 1, flush=False)  # the communicator was made for bucket 1
-    await transport.bring(peer, BUCKETS[1], 1, flush=False)
+    await transport.broadcast(peer, BUCKETS[1], 1, flush=False)
     transport.announce(peer, BUCKETS[2], 1, flush=False)
     await asyncio.sleep(0)
-    assert engine.asked == ["group w1", "group w2"]
+    assert engine.requested == ["group w1", "group w2"]
 
 
 async def test_a_refusal_ends_all_that_was_asked() -> None:
@@ -121,10 +121,10 @@ async def test_a_refusal_ends_all_that_was_asked() -> None:
 async def test_an_engine_that_is_given_up_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_group, "bury", lambda *_: None)
+    monkeypatch.setattr(process_group, "abort_group", lambda *_: None)
     transport, _, engine, peer = setting(silent=True)
     transport.announce(peer, BUCKETS[0], 1, flush=False)
     transport.abandon(peer.name)
     transport.announce(peer, BUCKETS[1], 1, flush=False)
     await asyncio.sleep(0)
-    assert engine.asked == []
+    assert engine.requested == []

@@ -127,7 +127,7 @@ def test_models_that_the_engine_computes_otherwise_are_refused_a_deterministic_t
 ) -> None:
     model = shape(tmp_path, **changes)
     with pytest.raises(UnsupportedModelError, match=f"trainer.deterministic: .* {reason}"):
-        transformer_config(model, Parallelism(), dtype=torch.bfloat16, exact=True)
+        transformer_config(model, Parallelism(), dtype=torch.bfloat16, deterministic=True)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from sluice_trainer.kernels import compact_adamw, feed_forward, softmax, norm_rotary
 from sluice_trainer.megatron.model.experts import _gated
 from sluice_trainer.megatron.model.token_routes import _sums
-from sluice_trainer.megatron.model.rotary import turn
+from sluice_trainer.megatron.model.rotary import rotate
 from sluice_trainer.megatron.step import adamw
 from sluice_trainer.step.logits import log_probs_and_entropies
 
@@ -49,15 +49,15 @@ for heads in (1, 5):
     assert not x.is_contiguous()
     compare(
         f"normalised and turned, {heads}",
-        lambda x, w: norm_rotary.norm_and_turn(x, w, eps, cos, sin),
-        lambda x, w: turn(F.rms_norm(x, (width,), w, eps), cos, sin, False),
+        lambda x, w: norm_rotary.norm_and_rotate(x, w, eps, cos, sin),
+        lambda x, w: rotate(F.rms_norm(x, (width,), w, eps), cos, sin, False),
         [x, gain],
         half,
     )
 compare(
     "turned",
-    lambda x: norm_rotary.norm_and_turn(x, None, 0.0, cos, sin),
-    lambda x: turn(x, cos, sin, False),
+    lambda x: norm_rotary.norm_and_rotate(x, None, 0.0, cos, sin),
+    lambda x: rotate(x, cos, sin, False),
     [x],
     half,
 )
@@ -66,8 +66,8 @@ turns = torch.randn(700, 16)
 norm_rotary.PROGRAMS = 4  # each of many rows
 compare(
     "parts of the weight's gradient",
-    lambda x, w: norm_rotary.norm_and_turn(x, w, eps, turns.cos(), turns.sin()),
-    lambda x, w: turn(F.rms_norm(x, (32,), w, eps), turns.cos(), turns.sin(), False),
+    lambda x, w: norm_rotary.norm_and_rotate(x, w, eps, turns.cos(), turns.sin()),
+    lambda x, w: rotate(F.rms_norm(x, (32,), w, eps), turns.cos(), turns.sin(), False),
     [many, torch.rand(32)],
     torch.float32,
 )

@@ -267,11 +267,11 @@ def test_context_shares_attend_as_the_whole_row_does(context: int) -> None:
     row = sum(lengths)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(row, heads, 8, generator=generator) for heads in (4, 2, 2))
-    whole = attention._dense(q, k, v, packing(lengths, CPU).dense, 0.3)
+    whole = attention._padded_attention(q, k, v, packing(lengths, CPU).dense, 0.3)
     for rank in range(context):
         split = Split(context=context, rank=rank)
         held = split.local(row)
-        share = attention._span_by_span(q[held], k, v, packing(lengths, CPU, split), 0.3)
+        share = attention._attend_by_span(q[held], k, v, packing(lengths, CPU, split), 0.3)
         assert torch.allclose(share, whole[held], atol=1e-5)
 
 
@@ -312,8 +312,8 @@ def test_a_padded_rectangle_and_a_padded_square_are_the_end_of_a_sequence(
         torch.randn(size, heads, 16, generator=generator).requires_grad_()
         for size, heads in ((queries, 4), (keys, 2), (keys, 2))
     )
-    attended = attention._long(q, k, v, 0.3)
-    expected = attention._span_by_span(q, k, v, _end_of(queries, keys), 0.3)
+    attended = attention._cudnn_attention(q, k, v, 0.3)
+    expected = attention._attend_by_span(q, k, v, _end_of(queries, keys), 0.3)
     torch.testing.assert_close(attended, expected)
     gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (attended, expected)]
     torch.testing.assert_close(*gradients)

@@ -25,7 +25,7 @@ class Chained:
         self.order, self.abandoned = order, list[str]()
         self.served_anew = asyncio.Event()
 
-    def behind(self, name: str) -> Collection[str]:
+    def downstream(self, name: str) -> Collection[str]:
         return self.order.partition(name)[2] if name in self.order else ""
 
     def is_connecting(self, name: str) -> bool:

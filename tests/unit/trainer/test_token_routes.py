@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sluice_trainer.megatron.model.token_routes import joined, routes, spread
+from sluice_trainer.megatron.model.token_routes import combine, routes, spread
 
 
 @st.composite
@@ -41,7 +41,7 @@ def test_rows_come_column_by_column_and_their_sums_go_back(choice: tuple[Tensor,
     assert torch.equal(rows, tokens[[token for token, _ in expected]])
     weighed = rows * torch.arange(1.0, len(rows) + 1)[:, None]
     sums = torch.zeros_like(tokens).index_add_(0, by.source, weighed)
-    torch.testing.assert_close(joined(weighed, by), sums)
+    torch.testing.assert_close(combine(weighed, by), sums)
 
 
 @given(choices())
@@ -49,11 +49,11 @@ def test_gradients_are_those_of_the_same_sums(choice: tuple[Tensor, int]) -> Non
     chosen, most = choice
     by = routes(chosen, int(chosen.sum()), most)
     tokens = torch.randn(len(chosen), 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: joined(spread(x, by).square(), by), tokens)
+    assert torch.autograd.gradcheck(lambda x: combine(spread(x, by).square(), by), tokens)
 
 
 def test_sums_of_bf16_are_rounded_once() -> None:
     chosen = torch.ones(1, 3, dtype=torch.bool)
     rows = torch.tensor([[256.0], [1.0], [1.0]]).bfloat16()
-    assert joined(rows, routes(chosen, 3, 3)).item() == 258
+    assert combine(rows, routes(chosen, 3, 3)).item() == 258
     assert (rows[0] + rows[1] + rows[2]).item() == 256

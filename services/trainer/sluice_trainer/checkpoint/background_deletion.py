@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice.telemetry import logs
-from sluice_trainer.checkpoint.checkpoint_directory import delete_whole
+from sluice_trainer.checkpoint.checkpoint_directory import delete_directory
 
 
 class BackgroundDeletion:
@@ -24,7 +24,7 @@ class BackgroundDeletion:
 
 def _delete(directory: Path) -> None:
     try:
-        delete_whole(directory)
+        delete_directory(directory)
     except OSError as error:
         logs.get().warning(
             f"an old checkpoint could not be deleted whole: {error}; "

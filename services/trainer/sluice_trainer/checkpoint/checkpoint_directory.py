@@ -80,7 +80,7 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in names if match)
 
 
-def latest(directory: Path) -> int | None:
+def latest_step(directory: Path) -> int | None:
     """Step of the newest checkpoint; None: there is none.
 
     A crash between the rename and the tracker leaves the tracker one behind: the newest directory
@@ -89,9 +89,9 @@ def latest(directory: Path) -> int | None:
     return max(steps(directory), default=None)
 
 
-def newest(path: Path) -> Path:
+def latest_checkpoint(path: Path) -> Path:
     """The newest checkpoint of a directory; the path itself where it holds none."""
-    step = latest(path)
+    step = latest_step(path)
     return path if step is None else path_of(path, step)
 
 
@@ -106,8 +106,8 @@ def claim(directory: Path, author: Author) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     mine = _claim_of(directory, author)
     mine.touch()
-    _sync(mine)
-    _sync(directory)
+    _fsync(mine)
+    _fsync(directory)
     for entry in directory.glob(".trainer-*.claim"):
         match = _CLAIM.fullmatch(entry.name)
         if match is None or entry == mine:
@@ -118,7 +118,7 @@ def claim(directory: Path, author: Author) -> None:
                 f"{directory}: attempt {author.attempt} was replaced by attempt {match[2]}"
             )
         entry.unlink(missing_ok=True)
-    _sync(directory)
+    _fsync(directory)
     for entry in directory.glob(".*.tmp"):
         if entry.is_dir():
             _remove(entry)
@@ -126,7 +126,7 @@ def claim(directory: Path, author: Author) -> None:
             entry.unlink(missing_ok=True)
 
 
-def check(directory: Path, author: Author) -> None:
+def check_claim(directory: Path, author: Author) -> None:
     """Raise SupersededError where another has claimed the directory since this attempt did."""
     try:
         with _claim_of(directory, author).open("rb"):  # NFS asks its server when a file is opened
@@ -145,7 +145,7 @@ def _claim_of(directory: Path, author: Author) -> Path:
 # --- a checkpoint
 
 
-def record(file: Path) -> Record:
+def record_of(file: Path) -> Record:
     """Size and checksum of a file's content."""
     size, digest = 0, xxhash.xxh3_64()
     for chunk in _chunks(file):
@@ -185,16 +185,16 @@ def commit(
     files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
     names = [file.relative_to(temporary).as_posix() for file in files]
     manifest = {
-        name: records.get(name) or record(file) for name, file in zip(names, files, strict=True)
+        name: records.get(name) or record_of(file) for name, file in zip(names, files, strict=True)
     }
     content = {"checksum": CHECKSUM, "files": manifest}
     (temporary / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
     for entry in [*temporary.rglob("*"), temporary]:
-        _sync(entry)
-    check(final.parent, author)
+        _fsync(entry)
+    check_claim(final.parent, author)
     temporary.rename(final)
-    _sync(final.parent)
-    check(final.parent, author)
+    _fsync(final.parent)
+    check_claim(final.parent, author)
     _replace(final.parent / TRACKER, str(int(final.name.removeprefix("iter_"))), author)
 
 
@@ -213,12 +213,12 @@ def verify(final: Path, names: Iterable[str]) -> None:
             raise DamagedError(f"{final / name} does not have the content that was written")
 
 
-def files(final: Path) -> list[str]:
+def manifest_files(final: Path) -> list[str]:
     """Names of the checkpoint's files, in an order that all processes agree on."""
     return sorted(_manifest(final)[0])
 
 
-def delete_whole(directory: Path) -> None:
+def delete_directory(directory: Path) -> None:
     """Delete a directory that another process may be deleting, too: an attempt that was replaced
     and has not ended.
     """
@@ -228,7 +228,7 @@ def delete_whole(directory: Path) -> None:
 
 
 def prune(
-    directory: Path, keep: int, author: Author, delete: Callable[[Path], object] = delete_whole
+    directory: Path, keep: int, author: Author, delete: Callable[[Path], object] = delete_directory
 ) -> list[int]:
     """Delete all but the newest `keep` checkpoints; returns the deleted steps. Call it on one
     rank.
@@ -236,7 +236,7 @@ def prune(
     delete: called with each one's directory once that has lost its name. It may take its time: who
     claims the checkpoints next deletes what is left of it.
     """
-    check(directory, author)
+    check_claim(directory, author)
     doomed = steps(directory)[:-keep] if keep > 0 else []
     for step in doomed:
         _remove(path_of(directory, step), delete)
@@ -249,7 +249,7 @@ def _manifest(final: Path) -> tuple[dict[str, Record], Callable[[Path], Record]]
         content = json.loads((final / MANIFEST).read_text())
         listed = content["files"].items()
         if content.get("checksum") == CHECKSUM:
-            return {name: (int(size), str(text)) for name, (size, text) in listed}, record
+            return {name: (int(size), str(text)) for name, (size, text) in listed}, record_of
         crcs = {name: (int(size), _crc_text(number)) for name, (size, number) in listed}
         return crcs, _record_with_crc
     except FileNotFoundError:
@@ -276,12 +276,12 @@ def _await_size(file: Path, size: int) -> None:
 def _replace(file: Path, text: str, author: Author) -> None:
     temporary = file.with_name(f".{file.name}.attempt{author.attempt}.tmp")
     temporary.write_text(text)
-    _sync(temporary)
+    _fsync(temporary)
     temporary.replace(file)
-    _sync(file.parent)
+    _fsync(file.parent)
 
 
-def _remove(directory: Path, delete: Callable[[Path], object] = delete_whole) -> None:
+def _remove(directory: Path, delete: Callable[[Path], object] = delete_directory) -> None:
     """Delete a directory that first loses its name.
 
     So nobody finds it half deleted, and nobody who still has its old name can publish it. The name
@@ -292,11 +292,11 @@ def _remove(directory: Path, delete: Callable[[Path], object] = delete_whole) ->
         directory.rename(leaving)
     except FileNotFoundError:  # its writer was quicker
         return
-    _sync(leaving.parent)
+    _fsync(leaving.parent)
     delete(leaving)
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

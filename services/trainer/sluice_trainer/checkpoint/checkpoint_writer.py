@@ -28,11 +28,11 @@ from sluice_trainer.checkpoint.checkpoint_directory import (
     DamagedError,
     Record,
     SupersededError,
-    check,
+    check_claim,
     commit,
-    files,
+    manifest_files,
     path_of,
-    record,
+    record_of,
     temporary_of,
     verify,
 )
@@ -160,7 +160,7 @@ class CheckpointWriter:
             part.write()
             paths = [path for path in part.files() if path.exists()]
             with ThreadPoolExecutor(max(len(paths), 1)) as pool:
-                records = pool.map(record, paths)
+                records = pool.map(record_of, paths)
             names = [path.relative_to(self._temporary).as_posix() for path in paths]
             self._records |= dict(zip(names, records, strict=True))
 
@@ -192,7 +192,7 @@ class CheckpointWriter:
     def _superseded(self) -> str:
         """That a newer attempt has the directory, which explains whatever else went wrong."""
         try:
-            check(self._final.parent, self._author)
+            check_claim(self._final.parent, self._author)
         except SupersededError as error:
             return str(error)
         return ""
@@ -228,7 +228,7 @@ def verified(directory: Path, step: int, parts: Mapping[str, object], ranks: Ran
     """
     final, problem = path_of(directory, step), ""
     try:
-        verify(final, files(final)[ranks.rank :: ranks.world_size])
+        verify(final, manifest_files(final)[ranks.rank :: ranks.world_size])
     except DamagedError as error:
         problem = str(error)
     if problem := next(filter(None, ranks.gather(problem)), ""):

@@ -31,7 +31,7 @@ def dist_to_hf(
     checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
     Hugging Face directory with the model's config and tokenizer. Raises ConversionError.
     """
-    final = checkpoint_directory.newest(checkpoint)
+    final = checkpoint_directory.latest_checkpoint(checkpoint)
     recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32)
     dtype = getattr(recipe.config(), "dtype", None) or torch.float32
     model = recipe.blank().to_empty(device="cpu")

@@ -18,7 +18,7 @@ _ALONE = {"gpt_oss"}
 """Model types of which transformers 5.12 makes masks that know nothing of positions."""
 
 
-def packs(model: Any) -> bool:
+def can_pack(model: Any) -> bool:
     """True where several sequences may lie in one row; else each has a row of its own.
 
     With torch's operations alone transformers keeps packed sequences apart in attention and nowhere
@@ -26,18 +26,18 @@ def packs(model: Any) -> bool:
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    parameters = inspect.signature(body(model).forward).parameters
+    parameters = inspect.signature(backbone(model).forward).parameters
     recurrent = any(hasattr(module, "A_log") for module in model.modules())
     alone = recurrent or config.model_type in _ALONE
     return kinds <= _PACKABLE and "position_ids" in parameters and not alone
 
 
-def body(model: Any) -> Any:
+def backbone(model: Any) -> Any:
     """The model without its output layer: token ids -> hidden states."""
     return getattr(model, model.base_model_prefix)
 
 
-def final(config: Any) -> Callable[[Tensor], Tensor]:
+def final_transform(config: Any) -> Callable[[Tensor], Tensor]:
     """The family's last operation on the output layer's logits."""
     cap = getattr(config, "final_logit_softcapping", None)
     factor = getattr(config, "logit_scale", None) or 1.0
@@ -51,7 +51,7 @@ def final(config: Any) -> Callable[[Tensor], Tensor]:
     return apply
 
 
-def blocks(model: Any) -> list[nn.Module]:
+def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder's layers, which are gathered one at a time.
 
     Raises UnsupportedModelError where the family does not name them.

@@ -18,7 +18,7 @@ from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.fsdp.row import row
-from sluice_trainer.fsdp.sharding import local, reshard
+from sluice_trainer.fsdp.sharding import local_shard, reshard
 from sluice_trainer.step.learner import Learner, by_sequence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch, packed_row, with_loss
@@ -47,7 +47,7 @@ class ShardedLearner(Learner):
     ) -> None:
         super().__init__(spec, rates, total_steps)
         self.net = net
-        self.optimizer = adamw(net, rates)
+        self.optimizer = build_adamw(net, rates)
         self._size, self._ranks = size, ranks
 
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
@@ -72,7 +72,7 @@ class ShardedLearner(Learner):
         maxima = reduced(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
         check_loss(sums)
         limit = self._rates.clip_grad or math.inf
-        norm = clip(self.net, limit)
+        norm = clip_gradients(self.net, limit)
         check_gradient(norm, sums["loss"])
         self.optimizer.step()
         # Not only before the next one: log-prob passes between steps have their memory, and what
@@ -81,13 +81,15 @@ class ShardedLearner(Learner):
         return StepResult(sums, maxima, norm)
 
 
-def clip(net: nn.Module, limit: float) -> float:
+def clip_gradients(net: nn.Module, limit: float) -> float:
     """The norm of the gradients of all ranks. They are scaled down where it is above `limit`.
 
     Collective. Of torch's own way only the sum over ranks differs, which there goes where the
     gradients lie: with `cpuOffload` that is where NCCL does not reach.
     """
-    shares = [local(parameter.grad) for parameter in net.parameters() if parameter.grad is not None]
+    shares = [
+        local_shard(parameter.grad) for parameter in net.parameters() if parameter.grad is not None
+    ]
     square = nn.utils.get_total_norm(shares).to(DEVICE).square()
     dist.all_reduce(square)
     norm = float(square.sqrt())
@@ -98,7 +100,7 @@ def clip(net: nn.Module, limit: float) -> float:
     return norm
 
 
-def adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
+def build_adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
     """AdamW over this rank's shares. Norms and biases get no weight decay (Megatron's rule)."""
     plain: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []

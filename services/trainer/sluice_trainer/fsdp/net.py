@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice_trainer.fsdp.families import body, final, packs
+from sluice_trainer.fsdp.families import backbone, can_pack, final_transform
 from sluice_trainer.fsdp.row import row
 from sluice_trainer.step.divergence import Teaching
 from sluice_trainer.step.head import Head, scores_of
@@ -28,8 +28,8 @@ class Net(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.final = final(model.config.get_text_config())
-        self.packs = packs(model)
+        self.final = final_transform(model.config.get_text_config())
+        self.packs = can_pack(model)
         """True where several sequences may lie in one row."""
 
     def forward(self, batch: MicroBatch, numbers: Numbers) -> Tensor:
@@ -38,7 +38,7 @@ class Net(nn.Module):
     def hidden(self, batch: MicroBatch) -> Tensor:
         """[r, h] states before the output layer, at the places that predict response tokens."""
         attention = self.model.config._attn_implementation
-        output = body(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
+        output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
         states: Tensor = output.last_hidden_state[0]
         return states.index_select(0, batch.predicting)
 

@@ -29,7 +29,7 @@ from sluice_trainer.fsdp.learner import ShardedLearner
 from sluice_trainer.fsdp.loading import Recipe, precision
 from sluice_trainer.fsdp.log_prob_check import check_log_probs
 from sluice_trainer.fsdp.net import Net, forward, forward_values
-from sluice_trainer.fsdp.sharding import build, local, reshard
+from sluice_trainer.fsdp.sharding import build, local_shard, reshard
 from sluice_trainer.memory.offload import Offload
 from sluice_trainer.memory.staging import Staging
 from sluice_trainer.model.unsupported import check_tied
@@ -161,11 +161,11 @@ def _offload(
 
 def _tensors_of(nets: Iterable[nn.Module]) -> Iterator[Tensor]:
     for net in nets:
-        yield from (local(tensor) for tensor in net.parameters())
-        yield from (local(tensor) for tensor in net.buffers())
+        yield from (local_shard(tensor) for tensor in net.parameters())
+        yield from (local_shard(tensor) for tensor in net.buffers())
 
 
 def _optimizer_state(learners: Iterable[ShardedLearner]) -> Iterator[Tensor]:
     for learner in learners:
         for state in learner.optimizer.state.values():
-            yield from (local(value) for value in state.values() if isinstance(value, Tensor))
+            yield from (local_shard(value) for value in state.values() if isinstance(value, Tensor))

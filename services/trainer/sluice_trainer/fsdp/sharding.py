@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from sluice.api import Trainer
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.distributed.ranks import Ranks
-from sluice_trainer.fsdp.families import blocks
+from sluice_trainer.fsdp.families import decoder_layers
 from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.net import Net
 from sluice_trainer.kernels.compiled import compiled
@@ -45,21 +45,21 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
     net = Net(model)
     host = trainer.cpu_offload == "all"
     policy = CPUOffloadPolicy(pin_memory=DEVICE.type == "cuda") if host else OffloadPolicy()
-    spread = partial(_spread, compute=recipe.compute if learns else None, offload=policy)
+    spread = partial(_apply_fsdp, compute=recipe.compute if learns else None, offload=policy)
     _shard(net, spread, recompute=learns and trainer.recompute == "full")
     net.to_empty(device="cpu" if host else DEVICE)
     model.tie_weights()
     if host:
         _buffers_to_device(net)
     source = recipe.source() if ranks.rank == 0 else None
-    _fill(model, source, ranks)
+    _load_from_first_rank(model, source, ranks)
     return net
 
 
 def _shard(net: Net, spread: Callable[..., None], *, recompute: bool) -> None:
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     alone = mesh.size() == 1  # nobody has anything to gather: weights in `compute` can stay
-    for block in blocks(net.model):
+    for block in decoder_layers(net.model):
         if recompute:
             again = partial(checkpoint, block.forward, use_reentrant=False)
             block.forward = partial(again, preserve_rng_state=False)
@@ -85,7 +85,7 @@ def _has_experts(block: nn.Module) -> bool:
     return any(parameter.dim() > 2 for parameter in block.parameters())
 
 
-def _spread(
+def _apply_fsdp(
     module: nn.Module,
     mesh: DeviceMesh,
     *,
@@ -113,7 +113,7 @@ def _spread(
     module.set_force_sum_reduction_for_comms(True)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This rank's share of a tensor; all of one that is not spread."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -140,7 +140,7 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fill(model: Any, source: Any, ranks: Ranks) -> None:
+def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
     """Copy rank 0's weights and buffers to all ranks' shares. source: None on the others."""
     values = {} if source is None else dict(_all_tensors(source))
     for name, tensor in (*named_tensors(model).items(), *model.named_buffers()):

@@ -29,14 +29,16 @@ def fits(x: Tensor, turned: int) -> bool:
     return turned == width and width >= 32 and width & (width - 1) == 0 and x.stride(-1) == 1
 
 
-def norm_and_turn(x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+def norm_and_rotate(
+    x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+) -> Tensor:
     """[t, heads, d] in float32 until it is stored: RMS-normalised times weight [d] (None: as it
     is), then turned. cos, sin: [t, d / 2] float32; channel i makes a pair with i + d / 2.
     """
     return _apply(x, weight, eps, cos, sin)
 
 
-class _NormAndTurn(torch.autograd.Function):
+class _NormAndRotate(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
@@ -46,7 +48,7 @@ class _NormAndTurn(torch.autograd.Function):
         tokens, heads, width = x.shape
         out = torch.empty((tokens, heads, width), dtype=x.dtype, device=x.device)
         if rows := tokens * heads:
-            in_triton().turn_forward[(-(-rows // ROWS),)](
+            in_triton().rotate_forward[(-(-rows // ROWS),)](
                 *(x, weight, cos, sin, out, rows, x.stride(0), x.stride(1), eps),
                 NORMED=weight is not None,
                 HEADS=heads,
@@ -69,7 +71,7 @@ class _NormAndTurn(torch.autograd.Function):
         parts = torch.empty(shape, dtype=torch.float32, device=x.device)
         strides = (x.stride(0), x.stride(1), of.stride(0), of.stride(1))
         if rows:
-            in_triton().turn_backward[(programs,)](
+            in_triton().rotate_backward[(programs,)](
                 *(x, weight, cos, sin, of, of_x, parts, rows, *strides, ctx.eps),
                 NORMED=weight is not None,
                 HEADS=heads,
@@ -81,4 +83,4 @@ class _NormAndTurn(torch.autograd.Function):
         return of_x, of_weight, None, None, None
 
 
-_apply: Callable[..., Tensor] = _NormAndTurn.apply
+_apply: Callable[..., Tensor] = _NormAndRotate.apply

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def turn_forward(
+def rotate_forward(
     x,
     weight,
     cos,
@@ -44,7 +44,7 @@ def turn_forward(
 
 
 @triton.jit
-def turn_backward(
+def rotate_backward(
     x,
     weight,
     cos,

@@ -35,7 +35,7 @@ from sluice_trainer.algorithms.sft import sft_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
 from sluice_trainer.checkpoint import checkpoint_writer
 from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
-from sluice_trainer.checkpoint.checkpoint_directory import Author, claim, latest, prune
+from sluice_trainer.checkpoint.checkpoint_directory import Author, claim, latest_step, prune
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointWriter, CollectPart
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.memory.offload import Offload, memory_used
@@ -287,7 +287,7 @@ class LearningPolicy(ABC):
     def load_latest(self, directory: Path) -> int | None:
         self._claim(directory)
         # Rank 0 says: file systems may show other ranks a directory as it was a moment ago.
-        step = self.ranks.broadcast(latest(directory))
+        step = self.ranks.broadcast(latest_step(directory))
         if step is None:
             return None
         state = self._load(directory, step)

@@ -35,7 +35,7 @@ class Bucket:
     number: int = 0
     ready: torch.cuda.Event | None = None
 
-    def behind(self) -> AbstractContextManager[object]:
+    def stream_after_fill(self) -> AbstractContextManager[object]:
         """A stream for what waits for this bucket, and not for later ones that are being filled."""
         if self.ready is None:
             return nullcontext()

@@ -7,7 +7,7 @@ the trainer still has: it gives up their links, sends them what they miss, and t
 update, itself. Their chain is closed again in the next update.
 
 An engine takes nothing any more over a link that has been given up, nor over one that a
-communicator with the trainer has replaced: a late bucket of the old way changes no weights.
+communicator with the trainer has replaced: a late bucket of the old route changes no weights.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Link:
     store: TCPStore
 
 
-class Way(NamedTuple):
-    """The way of a bucket to an engine. link: that it comes over; empty: from the trainer itself.
+class Route(NamedTuple):
+    """The route of a bucket to an engine. link: that it comes over; empty: from the trainer itself.
     onward: link over which the engine passes it on; empty: it does not.
     """
 
@@ -110,13 +110,13 @@ class Chain(Transport):
         self._direct = direct
         self._piece_bytes = piece_bytes
         self._piece = piece_bytes(1)
-        self._patience = direct.timeout / 2
-        """Seconds for a way over other engines, which leaves as much for the direct one."""
+        self._link_timeout = direct.timeout / 2
+        """Seconds for a route over other engines, which leaves as much for the direct one."""
         self._order: list[str] = []
         self._peers: dict[str, Peer] = {}
         self._upstream: dict[str, str] = {}
         self._links: dict[str, Link] = {}
-        self._ways: dict[str, Way] = {}
+        self._routes: dict[str, Route] = {}
         self._pending: dict[str, Pending] = {}
         """Buckets that have been announced to an engine over its link, and of which it is not known
         that they have come."""
@@ -124,22 +124,22 @@ class Chain(Transport):
         """Engines whose link has brought a bucket."""
         self._complete: set[str] = set()
         self._numbers = itertools.count()
-        self._told = False
+        self._logged_plain_engines = False
         self.relayed: list[str] = []
         self.rerouted: dict[str, str] = {}
 
-    def arrange(self, peers: Sequence[Peer]) -> None:
+    def plan_routes(self, peers: Sequence[Peer]) -> None:
         self._peers = {peer.name: peer for peer in peers}
         self._order = chain_order(self._order, self._peers)
         able = [name for name, peer in self._peers.items() if peer.control.passes_on]
         self._upstream = upstream_of(self._order, able)
         self._piece = self._piece_bytes(1 + len(self._upstream))
         self.relayed, self.rerouted = [], {}
-        self._complete, self._ways = set(), {}
+        self._complete, self._routes = set(), {}
         for name in [*self._pending]:
-            self._missed(name)
-        if len(able) < len(peers) and not self._told:
-            self._told = True
+            self._take_undelivered(name)
+        if len(able) < len(peers) and not self._logged_plain_engines:
+            self._logged_plain_engines = True
             logs.get().info(
                 "engines without sluice's SGLang plugin pass no weights on: the trainer sends to "
                 "each by itself",
@@ -149,12 +149,12 @@ class Chain(Transport):
     async def prepare(self, peer: Peer) -> None:
         before = self._upstream.get(peer.name)
         if before is None:
-            self._give_up(peer.name)
+            self._drop_link(peer.name)
             await self._direct.prepare(peer)
             return
         try:
-            async with asyncio.timeout(min(self._patience, _LINK_SECONDS)):
-                await self._connect(self._peers[before], peer)
+            async with asyncio.timeout(min(self._link_timeout, _LINK_SECONDS)):
+                await self._link(self._peers[before], peer)
         except FAILURES as error:
             self._reroute([peer.name], str(error) or f"no link to {before} in time")
             await self._direct.prepare(peer)
@@ -171,30 +171,34 @@ class Chain(Transport):
         """Fix the ways to all engines at once: both ends of a link must agree on a bucket."""
         links = {name: self._links[name].name for name in self._upstream}
         onward = self._onward()
-        self._ways = {name: Way(links.get(name, ""), onward.get(name, "")) for name in self._peers}
+        self._routes = {
+            name: Route(links.get(name, ""), onward.get(name, "")) for name in self._peers
+        }
 
     def _onward(self) -> dict[str, str]:
         """The link over which each engine passes a bucket on that comes now."""
         return {before: self._links[name].name for name, before in self._upstream.items()}
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        way = self._ways[peer.name]
-        if not way.link:
-            buckets = [*self._missed(peer.name), bucket]
-            await self._directly(peer, buckets, way.onward, version, flush=flush)
+        route = self._routes[peer.name]
+        if not route.link:
+            buckets = [*self._take_undelivered(peer.name), bucket]
+            await self._send_directly(peer, buckets, route.onward, version, flush=flush)
         else:
             try:
-                async with asyncio.timeout(self._patience):
-                    await self._over_link(peer, bucket, way, version, flush=flush)
+                async with asyncio.timeout(self._link_timeout):
+                    await self._send_over_link(peer, bucket, route, version, flush=flush)
             except FAILURES as error:
-                self._cut(peer.name, str(error) or f"nothing came for {self._patience:g} s")
-                buckets = self._missed(peer.name)
-                await self._directly(peer, buckets, "", version, flush=flush)
+                self._reroute_from(
+                    peer.name, str(error) or f"nothing came for {self._link_timeout:g} s"
+                )
+                buckets = self._take_undelivered(peer.name)
+                await self._send_directly(peer, buckets, "", version, flush=flush)
         if bucket.last:
             self._complete.add(peer.name)
             self.relayed += [peer.name] if peer.name in self._upstream else []
 
-    def behind(self, name: str) -> list[str]:
+    def downstream(self, name: str) -> list[str]:
         return downstream_of(name, self._upstream)
 
     def is_connecting(self, name: str) -> bool:
@@ -204,28 +208,28 @@ class Chain(Transport):
 
     def abandon(self, name: str) -> None:
         self._direct.abandon(name)
-        self._missed(name)
-        self._give_up(name)
+        self._take_undelivered(name)
+        self._drop_link(name)
         behind = downstream_of(name, self._upstream)
         self._upstream.pop(name, None)
         if name in self._order:
             self._order.remove(name)
-        if behind and self._ways:
-            self._cut(behind[0], f"{name} has left the update")
+        if behind and self._routes:
+            self._reroute_from(behind[0], f"{name} has left the update")
         elif behind:  # nothing is on its way yet: it passes on what it gets from the trainer
             self._reroute(behind[:1], f"{name} has left the update")
 
     # --- one engine
 
-    async def _over_link(
-        self, peer: Peer, bucket: Bucket, way: Way, version: int, *, flush: bool
+    async def _send_over_link(
+        self, peer: Peer, bucket: Bucket, route: Route, version: int, *, flush: bool
     ) -> None:
         """Announce a bucket that comes over a link, and wait for the engine's word on those before
         it; on the last one, too.
         """
         ahead = 0 if bucket.last else 1
         announced = peer.control.receive(
-            f"{way.link}|{way.onward}|{self._piece}|{ahead}",
+            f"{route.link}|{route.onward}|{self._piece}|{ahead}",
             bucket.names,
             bucket.dtypes,
             bucket.shapes,
@@ -243,7 +247,7 @@ class Chain(Transport):
         # An answer is word of the bucket before; that to the last one, of all.
         del pending[: -2 if ahead else None]
 
-    def _missed(self, name: str) -> list[Bucket]:
+    def _take_undelivered(self, name: str) -> list[Bucket]:
         """Buckets that an engine may not have from its link, which is waited for no more."""
         pending = self._pending.pop(name, [])
         while len(pending) > 1 and succeeded(pending[1][1]):
@@ -252,22 +256,24 @@ class Chain(Transport):
             announced.cancel()
         return [bucket for bucket, _ in pending]
 
-    async def _directly(
+    async def _send_directly(
         self, peer: Peer, buckets: Sequence[Bucket], onward: str, version: int, *, flush: bool
     ) -> None:
         await self._direct.prepare(peer)
         piece = self._piece if onward else 0
         for bucket in buckets:
-            await self._direct.bring(peer, bucket, version, flush=flush, onward=onward, piece=piece)
+            await self._direct.broadcast(
+                peer, bucket, version, flush=flush, onward=onward, piece=piece
+            )
 
     # --- links
 
-    async def _connect(self, before: Peer, peer: Peer) -> None:
+    async def _link(self, before: Peer, peer: Peer) -> None:
         """Have two engines make their link, unless they have it. Neither waits for the other."""
         ends = (before.name, before.generation, peer.name, peer.generation)
         if (known := self._links.get(peer.name)) and known.ends == ends:
             return
-        self._give_up(peer.name)
+        self._drop_link(peer.name)
         self._direct.abandon(peer.name)  # an engine has one sender, and gives up any other
         host, size = self._direct.host, 1 + peer.world_size
         number = next(self._numbers)
@@ -293,7 +299,7 @@ class Chain(Transport):
                 waited.remove(key)
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _give_up(self, name: str) -> None:
+    def _drop_link(self, name: str) -> None:
         """Give up the link to an engine, which ends with its store."""
         self._links.pop(name, None)
         self._proven.discard(name)
@@ -302,7 +308,7 @@ class Chain(Transport):
         """These engines get the weights from the trainer, until the next update."""
         for name in names:
             self._upstream.pop(name, None)
-            self._give_up(name)
+            self._drop_link(name)
             self.rerouted.setdefault(name, reason)
         logs.get().warning(
             "engines get the weights from the trainer, not from another engine",
@@ -310,7 +316,7 @@ class Chain(Transport):
             reason=reason,
         )
 
-    def _cut(self, name: str, reason: str) -> None:
+    def _reroute_from(self, name: str, reason: str) -> None:
         """Reroute an engine in the middle of an update, and all behind it: a bucket stops
         half-way through their links.
         """

@@ -21,7 +21,12 @@ from sluice_trainer.distributed import store
 from sluice_trainer.weights import process_group
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer, Transport
-from sluice_trainer.weights.waiting import both, in_daemon, succeeded, until
+from sluice_trainer.weights.waiting import (
+    run_in_daemon_thread,
+    succeeded,
+    wait_for_both,
+    wait_until_sent,
+)
 
 _POLL_SECONDS = 0.0005
 _POLL_SHARE = 0.05
@@ -49,7 +54,7 @@ class Communicator:
         self.process_group = process_group
         self.requests: deque[Request] = deque()
         """Those that the engine has not answered, or that nobody has asked for their answers."""
-        self.asked = -1
+        self.last_requested = -1
         """Number of the bucket that the engine was asked for last."""
         self.is_proven = False
         """True once a bucket has come over it: NCCL makes it in the first broadcast."""
@@ -65,20 +70,20 @@ class Communicator:
         """
 
         def queue() -> list[Any]:
-            with bucket.behind():
+            with bucket.stream_after_fill():
                 return [
                     dist.broadcast(part, src=0, group=self.process_group, async_op=True)
                     for part in pieces(bucket.data, piece)
                 ]
 
         async with self._turn:
-            works = await in_daemon(queue, dispose=lambda _: None)
+            works = await run_in_daemon_thread(queue, dispose=lambda _: None)
         started = time.monotonic()
         while any(work is not None and not work.is_completed() for work in works):
             waited = time.monotonic() - started
             await asyncio.sleep(max(_POLL_SECONDS, waited * _POLL_SHARE))
 
-    def forget(self) -> None:
+    def cancel_requests(self) -> None:
         """Wait for no answer of the engine any more."""
         while self.requests:
             request = self.requests.popleft()
@@ -125,7 +130,7 @@ class Collective(Transport):
         listening = store.listener(self.host)
         port = listening.getsockname()[1]
         join = partial(
-            process_group.join,
+            process_group.make_group,
             name,
             self.host,
             listening,
@@ -133,12 +138,12 @@ class Collective(Transport):
             backend=self.backend,
             timeout=self.timeout,
         )
-        bury = partial(process_group.bury, backend=self.backend, timeout=self.timeout)
+        abort_group = partial(process_group.abort_group, backend=self.backend, timeout=self.timeout)
         engine = asyncio.create_task(
             peer.control.init_group(name, self.host, port, size, self.backend)
         )
-        ours = asyncio.create_task(in_daemon(join, bury))
-        await both(engine, ours)
+        ours = asyncio.create_task(run_in_daemon_thread(join, abort_group))
+        await wait_for_both(engine, ours)
         self.communicators[peer.name] = Communicator(peer.generation, name, ours.result())
 
     def announce(
@@ -154,10 +159,10 @@ class Collective(Transport):
         known = self.communicators.get(peer.name)
         if known is None or not peer.control.in_order:
             return
-        if bucket.number in (0, known.asked + 1):  # no earlier one is missing
-            self._ask(peer, bucket, version, flush=flush, onward=onward, piece=piece)
+        if bucket.number in (0, known.last_requested + 1):  # no earlier one is missing
+            self._request(peer, bucket, version, flush=flush, onward=onward, piece=piece)
 
-    def _ask(
+    def _request(
         self, peer: Peer, bucket: Bucket, version: int, *, flush: bool, onward: str, piece: int
     ) -> Request:
         communicator = self.communicators[peer.name]
@@ -174,7 +179,7 @@ class Collective(Transport):
         request = Request(bucket, asyncio.create_task(sending), asyncio.create_task(receiving))
         for task in (request.sent, request.answer):
             task.add_done_callback(succeeded)  # nobody may ask for its failure
-        communicator.asked = bucket.number
+        communicator.last_requested = bucket.number
         communicator.requests.append(request)
         return request
 
@@ -182,9 +187,9 @@ class Collective(Transport):
         return
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        await self.bring(peer, bucket, version, flush=flush)
+        await self.broadcast(peer, bucket, version, flush=flush)
 
-    async def bring(
+    async def broadcast(
         self,
         peer: Peer,
         bucket: Bucket,
@@ -201,15 +206,15 @@ class Collective(Transport):
         requests = communicator.requests
         request = next((request for request in requests if request.bucket is bucket), None)
         if request is None:
-            request = self._ask(peer, bucket, version, flush=flush, onward=onward, piece=piece)
+            request = self._request(peer, bucket, version, flush=flush, onward=onward, piece=piece)
         try:
-            await until(request.sent, [each.answer for each in requests])
+            await wait_until_sent(request.sent, [each.answer for each in requests])
             while requests and (bucket.last or requests[0] is not request):
                 await requests[0].answer
                 requests.popleft()
             communicator.is_proven = True
         except BaseException:
-            communicator.forget()
+            communicator.cancel_requests()
             raise
 
     def is_connecting(self, name: str) -> bool:
@@ -218,5 +223,5 @@ class Collective(Transport):
 
     def abandon(self, name: str) -> None:
         if communicator := self.communicators.pop(name, None):
-            communicator.forget()
-            process_group.bury(communicator.process_group, self.backend, self.timeout)
+            communicator.cancel_requests()
+            process_group.abort_group(communicator.process_group, self.backend, self.timeout)

@@ -88,7 +88,7 @@ def handle(bucket: Bucket) -> str:
 
 
 class _Pickler(ForkingPickler):
-    """torch's way to hand a tensor to another process, with the GPU's uuid in place of
+    """torch's route to hand a tensor to another process, with the GPU's uuid in place of
     its number.
     """
 

@@ -57,12 +57,12 @@ class PhaseRunner:
     """Runs phases at all engines of an update, and gives up who fails, is late or has left."""
 
     def __init__(
-        self, transport: Transport, members: Members, pace: StepTimes, *, judge: bool
+        self, transport: Transport, members: Members, step_times: StepTimes, *, judge: bool
     ) -> None:
         """Judge: engines that are late against others are given up, not at the deadline only."""
         self._transport = transport
         self._members = members
-        self.pace = pace
+        self.step_times = step_times
         self._judge = judge
 
     async def run(
@@ -93,10 +93,10 @@ class PhaseRunner:
         What became of each engine.
 
         """
-        lanes = [EngineProgress(peer, parts[0][0]) for peer in peers]
-        for lane in lanes:
-            lane.task = asyncio.create_task(self._pass(step, lane, parts, timeout))
-        waiting = {lane.task for lane in lanes if lane.task is not None}
+        engines = [EngineProgress(peer, parts[0][0]) for peer in peers]
+        for progress in engines:
+            progress.task = asyncio.create_task(self._pass(step, progress, parts, timeout))
+        waiting = {progress.task for progress in engines if progress.task is not None}
         looking: asyncio.Future[Collection[tuple[str, int]] | None] | None = None
         next_look = time.monotonic() + MEMBERS_SECONDS
         try:
@@ -105,73 +105,87 @@ class PhaseRunner:
                 for ended in done:
                     ended.result()  # raises what is no engine's failure
                 if waiting and self._judge:
-                    self._give_up_late(step, lanes, connects=connects)
+                    self._give_up_late(step, engines, connects=connects)
                 if looking is None and time.monotonic() >= next_look:
                     looking = asyncio.ensure_future(self._members())
                 elif looking is not None and looking.done():
-                    self._give_up_gone(lanes, looking.result())
+                    self._give_up_gone(engines, looking.result())
                     looking, next_look = None, time.monotonic() + MEMBERS_SECONDS
-                waiting = {lane.task for lane in lanes if lane.task in waiting and lane.waits}
+                waiting = {
+                    progress.task
+                    for progress in engines
+                    if progress.task in waiting and progress.waits
+                }
         finally:
-            for task in [*(lane.task for lane in lanes), looking]:
+            for task in [*(progress.task for progress in engines), looking]:
                 if task and not task.done():
                     task.cancel()
-        return lanes
+        return engines
 
     async def _pass(
-        self, step: str, lane: EngineProgress, parts: Sequence[PhaseAction], seconds: float
+        self, step: str, progress: EngineProgress, parts: Sequence[PhaseAction], seconds: float
     ) -> None:
         try:
             for phase, action in parts:
-                lane.phase = phase
-                with tracing.span(phase_name(phase), engine=lane.peer.name):
+                progress.phase = phase
+                with tracing.span(phase_name(phase), engine=progress.peer.name):
                     async with asyncio.timeout(seconds):
-                        await action(lane.peer)
-            lane.seconds = time.monotonic() - lane.since
-            self.pace.passed(step, lane.peer.name, lane.seconds)
+                        await action(progress.peer)
+            progress.seconds = time.monotonic() - progress.since
+            self.step_times.passed(step, progress.peer.name, progress.seconds)
         except* FAILURES as failures:
             error = _first(failures)
             refused = isinstance(error, EngineRefusedError) and error.answered
-            lane.fail(str(error) or f"not done after {seconds:g} s", refused=refused)
-            self._transport.abandon(lane.peer.name)  # now: others may take until the deadline
+            progress.fail(str(error) or f"not done after {seconds:g} s", refused=refused)
+            self._transport.abandon(progress.peer.name)  # now: others may take until the deadline
 
-    def _give_up_late(self, step: str, lanes: Sequence[EngineProgress], *, connects: bool) -> None:
-        waiting = [lane for lane in lanes if lane.waits]
-        held_up = {name for lane in waiting for name in self._transport.behind(lane.peer.name)}
-        suspects = [lane for lane in waiting if lane.peer.name not in held_up]
-        names = [lane.peer.name for lane in suspects]
-        passed = {lane.peer.name: lane.seconds for lane in lanes if lane.seconds is not None}
+    def _give_up_late(
+        self, step: str, engines: Sequence[EngineProgress], *, connects: bool
+    ) -> None:
+        waiting = [progress for progress in engines if progress.waits]
+        held_up = {
+            name for progress in waiting for name in self._transport.downstream(progress.peer.name)
+        }
+        suspects = [progress for progress in waiting if progress.peer.name not in held_up]
+        names = [progress.peer.name for progress in suspects]
+        passed = {
+            progress.peer.name: progress.seconds
+            for progress in engines
+            if progress.seconds is not None
+        }
         now = time.monotonic()
-        for lane in suspects:
-            name = lane.peer.name
+        for progress in suspects:
+            name = progress.peer.name
             connecting = connects and self._transport.is_connecting(name)
-            limit = self.pace.limit(step, name, passed, names, connecting=connecting)
-            if limit is not None and now - lane.since > limit:
+            limit = self.step_times.limit(step, name, passed, names, connecting=connecting)
+            if limit is not None and now - progress.since > limit:
                 took = f"{max(passed.values()):.3g} s" if passed else "less in their last update"
                 self._give_up(
-                    lane,
-                    lanes,
-                    f"it alone is late: not done after {now - lane.since:.1f} s, the others took "
-                    f"{took}",
+                    progress,
+                    engines,
+                    f"it alone is late: not done after {now - progress.since:.1f} s, the others "
+                    f"took {took}",
                 )
 
     def _give_up_gone(
-        self, lanes: Sequence[EngineProgress], members: Collection[tuple[str, int]] | None
+        self, engines: Sequence[EngineProgress], members: Collection[tuple[str, int]] | None
     ) -> None:
         if members is None:
             return
-        for lane in lanes:
-            if lane.waits and (lane.peer.name, lane.peer.attempt) not in members:
-                self._give_up(lane, lanes, LEFT)
+        for progress in engines:
+            if progress.waits and (progress.peer.name, progress.peer.attempt) not in members:
+                self._give_up(progress, engines, LEFT)
 
-    def _give_up(self, lane: EngineProgress, lanes: Sequence[EngineProgress], reason: str) -> None:
-        lane.fail(reason)
-        if lane.task:
-            lane.task.cancel()
-        held_up = set(self._transport.behind(lane.peer.name))
-        self._transport.abandon(lane.peer.name)
-        # Engines behind it get the weights in another way now, and have time for that.
-        for other in lanes:
+    def _give_up(
+        self, progress: EngineProgress, engines: Sequence[EngineProgress], reason: str
+    ) -> None:
+        progress.fail(reason)
+        if progress.task:
+            progress.task.cancel()
+        held_up = set(self._transport.downstream(progress.peer.name))
+        self._transport.abandon(progress.peer.name)
+        # Engines behind it get the weights in another route now, and have time for that.
+        for other in engines:
             if other.peer.name in held_up:
                 other.since = time.monotonic()
 

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import (
 from sluice_trainer.distributed import store
 
 
-def join(
+def make_group(
     name: str, host: str, listening: socket.socket, *, size: int, backend: str, timeout: float
 ) -> Any:
     """Our side of a group of `size` ranks, as SGLang makes its own: rank 0, which serves the store
@@ -46,7 +46,7 @@ def join(
     return process_group
 
 
-def bury(process_group: Any, backend: str, timeout: float) -> None:
+def abort_group(process_group: Any, backend: str, timeout: float) -> None:
     """Abort a group and have torch forget it. (destroy_process_group would wait for a peer that may
     be dead.) timeout: that it was made with.
     """
@@ -64,7 +64,7 @@ def bury(process_group: Any, backend: str, timeout: float) -> None:
             groups.remove(process_group)
     _unregister_process_group(process_group.group_name)
     ending = (process_group, backend, timeout)
-    threading.Thread(target=_end, args=ending, name="bury", daemon=True).start()
+    threading.Thread(target=_end, args=ending, name="abort_group", daemon=True).start()
 
 
 def _end(process_group: Any, backend: str, timeout: float) -> None:

@@ -2,7 +2,7 @@
 phase with a deadline.
 
 No engine waits for one that is frozen, dead or cut off: before anybody is paused each engine gives
-a sign of life, an engine that is late alone or has left the rendezvous is given up (`lanes`), and
+a sign of life, an engine that is late alone or has left the rendezvous is given up (`engines`), and
 each engine resumes as soon as it is verified.
 
 Every rank of the trainer is the source of its share of the engines (`share`), so that several links
@@ -55,7 +55,7 @@ class UntilStopped(Protocol):
     async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
 
-async def _for_ever(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     return await coroutine
 
 
@@ -71,7 +71,7 @@ class WeightSender:
         engine: Engine,
         *,
         colocated: bool = False,
-        until_stopped: UntilStopped = _for_ever,
+        until_stopped: UntilStopped = _run_to_end,
     ) -> None:
         """colocated: engines wake for an update, and have rested before it (`rest`).
 
@@ -89,7 +89,7 @@ class WeightSender:
         self._prepared: set[str] = set()
         self._sending = asyncio.Lock()
         # Engines that share their GPUs with us have nothing to do until all have the weights.
-        self._lanes = PhaseRunner(
+        self._runner = PhaseRunner(
             transport,
             self._members,
             StepTimes(sync.late_seconds),
@@ -113,7 +113,7 @@ class WeightSender:
             )
             return plan
 
-        return await self._asked(call, "BeginUpdate", 600.0)
+        return await self._call_rendezvous(call, "BeginUpdate", 600.0)
 
     async def keep(self, engines: Sequence[pb.EngineMember]) -> None:
         """Give up what is open towards all others: they were scaled away, replaced, or are another
@@ -125,7 +125,7 @@ class WeightSender:
         for name in self._prepared - names:
             self._transport.abandon(name)
         self._prepared &= names
-        self._lanes.pace.keep(names)
+        self._runner.step_times.keep(names)
 
     async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
         """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who
@@ -143,9 +143,9 @@ class WeightSender:
         peers = [self._peer(engine) for engine in engines]
         self.current = RunningUpdate(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
-        self._lanes.pace.begin()
+        self._runner.step_times.begin()
         await self._run("answer", (pb.UPDATE_PHASE_PREPARE, self._answer))
-        self._transport.arrange(list(self.current.peers.values()))
+        self._transport.plan_routes(list(self.current.peers.values()))
         await self._run(
             "connect", (pb.UPDATE_PHASE_PREPARE, self._transport.prepare), connects=True
         )
@@ -208,7 +208,7 @@ class WeightSender:
         only engine of a job keeps nobody waiting.
         """
         await peer.control.learn()
-        if len(self._update().peers) > 1 or self._lanes.pace.has_others(peer.name):
+        if len(self._update().peers) > 1 or self._runner.step_times.has_others(peer.name):
             await peer.control.version()
 
     async def _pause(self, peer: Peer) -> None:
@@ -245,7 +245,7 @@ class WeightSender:
         """Run phases at all engines that are in the update. Who fails is out."""
         update = self._update()
         started = time.monotonic()
-        lanes = await self._lanes.run(
+        engines = await self._runner.run(
             step,
             list(update.peers.values()),
             *parts,
@@ -256,12 +256,12 @@ class WeightSender:
             name = phase_name(parts[0][0])
             update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
         update.refused |= {
-            lane.peer.name: lane.failure
-            for lane in lanes
-            if lane.refused and lane.phase == pb.UPDATE_PHASE_TRANSFER
+            progress.peer.name: progress.failure
+            for progress in engines
+            if progress.refused and progress.phase == pb.UPDATE_PHASE_TRANSFER
         }
         for phase, _ in parts:
-            await self._report(phase, _failed(lanes, phase))
+            await self._report(phase, _failed(engines, phase))
 
     async def _members(self) -> set[tuple[str, int]] | None:
         """Name and attempt of each engine that is a member; None: the rendezvous is away, or has
@@ -312,7 +312,7 @@ class WeightSender:
 
         if not errors:
             return
-        ack = await self._asked(call, "ReportPhase", 60.0)
+        ack = await self._call_rendezvous(call, "ReportPhase", 60.0)
         gone = set(ack.gone)
         for peer, error in errors.items():
             if error or peer.name in gone:
@@ -322,7 +322,9 @@ class WeightSender:
                 update.failed[peer.name] = reason
                 del update.peers[peer.name]
 
-    async def _asked(self, call: Callable[[], Awaitable[T]], what: str, seconds: float) -> T:
+    async def _call_rendezvous(
+        self, call: Callable[[], Awaitable[T]], what: str, seconds: float
+    ) -> T:
         """The rendezvous' answer, once it is there; may raise Stopped while it is away."""
         asking = rpc.retrying(call, what=f"{what} at the rendezvous", seconds=seconds)
         return await self._until_stopped(asking)
@@ -346,6 +348,10 @@ class WeightSender:
         return self.current
 
 
-def _failed(lanes: Sequence[EngineProgress], phase: pb.UpdatePhase) -> dict[Peer, str]:
+def _failed(engines: Sequence[EngineProgress], phase: pb.UpdatePhase) -> dict[Peer, str]:
     """Engines that are given up in this phase, and why."""
-    return {lane.peer: lane.failure for lane in lanes if lane.failure and lane.phase == phase}
+    return {
+        progress.peer: progress.failure
+        for progress in engines
+        if progress.failure and progress.phase == phase
+    }

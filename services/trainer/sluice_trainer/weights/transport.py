@@ -1,4 +1,4 @@
-"""How a bucket's bytes reach an engine, whichever way they take. The update protocol is the same
+"""How a bucket's bytes reach an engine, whichever route they take. The update protocol is the same
 for all of them (source.py).
 """
 
@@ -41,7 +41,7 @@ class Transport(Protocol):
     rerouted: Mapping[str, str] = {}
     """Engines that another one was to pass them on to, and why that came to nothing."""
 
-    def arrange(self, peers: Sequence[Peer]) -> None:
+    def plan_routes(self, peers: Sequence[Peer]) -> None:
         """Choose the ways to the engines of an update, all of which have said what they can."""
         return
 
@@ -60,7 +60,7 @@ class Transport(Protocol):
         loaded them all.
         """
 
-    def behind(self, name: str) -> Collection[str]:
+    def downstream(self, name: str) -> Collection[str]:
         """Engines that get the weights through this one."""
         return ()
 

@@ -14,7 +14,7 @@ def succeeded(task: asyncio.Task[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-async def until(sent: asyncio.Task[None], answers: Sequence[asyncio.Task[None]]) -> None:
+async def wait_until_sent(sent: asyncio.Task[None], answers: Sequence[asyncio.Task[None]]) -> None:
     """Wait until a bucket has gone. An engine that refuses will never take part in that."""
     waiting: set[asyncio.Task[None]] = {sent, *answers}
     while sent in waiting:
@@ -23,7 +23,7 @@ async def until(sent: asyncio.Task[None], answers: Sequence[asyncio.Task[None]])
             task.result()
 
 
-async def both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
+async def wait_for_both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
     """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that
     said no.
     """
@@ -39,7 +39,7 @@ async def both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
         await asyncio.gather(engine, ours, return_exceptions=True)
 
 
-async def in_daemon(blocking: Callable[[], Any], dispose: Callable[[Any], None]) -> Any:
+async def run_in_daemon_thread(blocking: Callable[[], Any], dispose: Callable[[Any], None]) -> Any:
     """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process
     from its end.
 

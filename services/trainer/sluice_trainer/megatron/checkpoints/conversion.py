@@ -154,7 +154,7 @@ def dist_to_hf(
     checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
     Hugging Face directory with the model's config and tokenizer.
     """
-    final = checkpoint_directory.newest(checkpoint)
+    final = checkpoint_directory.latest_checkpoint(checkpoint)
     if not (final / "metadata.json").is_file():
         raise ConversionError(
             f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)"
@@ -165,7 +165,7 @@ def dist_to_hf(
         raise ConversionError(str(error)) from error
     try:
         skeleton = _Skeleton(read_shape(like), pieces.dtype("embedding.word_embeddings.weight"))
-        tensors = mapping.in_order(skeleton.shape, _layer_by_layer(skeleton, pieces))
+        tensors = mapping.in_checkpoint_order(skeleton.shape, _layer_by_layer(skeleton, pieces))
         save_hf(tensors, target, like, shard_bytes=shard_bytes)
     except MissingPieceError as error:
         raise ConversionError(
@@ -178,7 +178,7 @@ def _layer_by_layer(skeleton: _Skeleton, pieces: PieceReader) -> Iterator[tuple[
     state = skeleton.state()
     names: dict[str, list[str]] = {}
     for name in state:
-        names.setdefault(mapping.any_expert(name), []).append(name)
+        names.setdefault(mapping.without_expert_number(name), []).append(name)
     for _, layer in groupby(skeleton.entries, lambda entry: entry.parameter.split(".")[:3]):
         table = list(layer)
         loaded = pieces.read(

@@ -36,11 +36,11 @@ def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
     """
     result: dict[str, list[Tensor]] = {}
     for model in chunks:
-        result |= _kept(model, "tensors", partial(_tensors_of, model))
+        result |= _cached(model, "tensors", partial(_tensors_of, model))
     return result
 
 
-def _kept(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
+def _cached(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
     """The answer of `find` about a model, asked once and kept with it.
 
     A large mixture has ten thousand modules to walk through, and a weight update has no time for
@@ -62,9 +62,9 @@ def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
         if parts[:2] == ["decoder", "layers"]:
             parts[2] = number[parts[2]]
         expert = _EXPERT.search(name)
-        numbered.setdefault(any_expert(".".join(parts)), {})[int(expert[2]) if expert else 0] = (
-            tensor
-        )
+        numbered.setdefault(without_expert_number(".".join(parts)), {})[
+            int(expert[2]) if expert else 0
+        ] = tensor
     # A model names its experts in an order of its own.
     return {
         name: [of_expert[number] for number in sorted(of_expert)]
@@ -72,7 +72,7 @@ def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
     }
 
 
-def any_expert(name: str) -> str:
+def without_expert_number(name: str) -> str:
     """A parameter's name with `*` in place of an expert's number."""
     return _EXPERT.sub(r"\1*\3", name)
 
@@ -106,12 +106,12 @@ def load(
         for name in names:
             targets = missing.pop(name, None)
             if targets is not None:
-                _fill(entry, targets, read)
+                _load_entry(entry, targets, read)
     if missing:
         raise KeyError(f"no Hugging Face tensor is known for {', '.join(sorted(missing))}")
 
 
-def _fill(
+def _load_entry(
     entry: Entry, targets: list[Tensor], read: Callable[[str, tuple[int, ...]], Tensor]
 ) -> None:
     group = _group(entry)
@@ -139,11 +139,11 @@ class Receivers:
     flags: tuple[bool, ...]
 
     @property
-    def here(self) -> bool:
+    def includes_this_rank(self) -> bool:
         """True where this rank has to do with full tensors."""
         return self.flags[dist.get_rank()]
 
-    def takers(self, group: dist.ProcessGroup) -> list[int]:
+    def gathering_ranks(self, group: dist.ProcessGroup) -> list[int]:
         """The ranks of a group that gather its tensors, by their global numbers."""
         return [rank for rank in dist.get_process_group_ranks(group) if self.flags[rank]]
 
@@ -170,7 +170,7 @@ def hf_tensors(
     """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the
     parameters' dtype.
 
-    stack_name: all experts of a layer come as one tensor, under this name (`with_stacks`).
+    stack_name: all experts of a layer come as one tensor, under this name (`stack_experts`).
     receivers: ranks that get the tensors; None: all. Others may get none.
 
     Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end. One
@@ -179,7 +179,7 @@ def hf_tensors(
     optimizer step. Tied weights come once, under the embedding's name.
     """
     held = named_tensors(chunks)
-    owners = _kept(chunks[0], "owners", lambda: _owners(held))
+    owners = _cached(chunks[0], "owners", lambda: _owners(held))
     like = next(iter(held.values()))[0]
     gathering = _receivers(chunks[0], receivers)
 
@@ -187,14 +187,20 @@ def hf_tensors(
         tensors = held.get(entry.parameter)
         parts = [tensor.detach() for tensor in tensors or ()]
         full = _gather(entry, parts, gathering) if parts else None
-        return _over_pipeline(entry, full, owners, like) if gathering.here else None
+        return (
+            _broadcast_over_pipeline(entry, full, owners, like)
+            if gathering.includes_this_rank
+            else None
+        )
 
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
     arranged = ((entry, full) for entry in table if (full := whole(entry)) is not None)
-    yield from with_stacks(arranged, stack_name) if stack_name else in_order(shape, arranged)
+    yield from (
+        stack_experts(arranged, stack_name) if stack_name else in_checkpoint_order(shape, arranged)
+    )
 
 
-def with_stacks(
+def stack_experts(
     arranged: Iterable[tuple[Entry, Tensor]], name: StackName
 ) -> Iterator[tuple[str, Tensor]]:
     """Hugging Face tensors, but experts in stacks: [experts, 2 * width, hidden], [experts, hidden,
@@ -207,7 +213,7 @@ def with_stacks(
             yield from zip((name for name, _ in entry.hf), entry.take_apart(full), strict=True)
 
 
-def in_order(
+def in_checkpoint_order(
     shape: ModelShape, arranged: Iterable[tuple[Entry, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Take full tensors apart: (name, tensor) in the order of a Hugging Face checkpoint. Holds a
@@ -240,19 +246,21 @@ def _gather(entry: Entry, tensors: list[Tensor], gathering: Receivers) -> Tensor
     not to have it. Collective.
     """
     group = _group(entry)
-    takers = gathering.takers(group)
-    if not takers:
+    gathering_ranks = gathering.gathering_ranks(group)
+    if not gathering_ranks:
         return None
     part = torch.stack(tensors) if entry.group == "expert" else tensors[0]
     part = part.reshape(entry.local(group.size()))
     if entry.split is None or group.size() == 1:
         return part
-    if len(takers) == 1 and not gathering.here:
-        dist.gather(_bytes(part), dst=takers[0], group=group)
+    if len(gathering_ranks) == 1 and not gathering.includes_this_rank:
+        dist.gather(_bytes(part), dst=gathering_ranks[0], group=group)
         return None
     parts = torch.empty((group.size(), *part.shape), dtype=part.dtype, device=part.device)
-    if len(takers) == 1:
-        dist.gather(_bytes(part), [_bytes(one) for one in parts], dst=takers[0], group=group)
+    if len(gathering_ranks) == 1:
+        dist.gather(
+            _bytes(part), [_bytes(one) for one in parts], dst=gathering_ranks[0], group=group
+        )
     else:
         dist.all_gather_into_tensor(parts.view(-1), part.reshape(-1), group=group)
     return parts.movedim(0, entry.split).reshape(entry.full)
@@ -295,7 +303,7 @@ def _owners(tensors: dict[str, list[Tensor]]) -> dict[str, int]:
     }
 
 
-def _over_pipeline(
+def _broadcast_over_pipeline(
     entry: Entry, full: Tensor | None, owners: dict[str, int], like: Tensor
 ) -> Tensor:
     """The entry's full tensor on every pipeline stage, from the one that holds it."""

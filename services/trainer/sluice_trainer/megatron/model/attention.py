@@ -34,7 +34,7 @@ from sluice_trainer.kernels.compiled import COMPILED
 from sluice_trainer.megatron.model import rectangular_attention
 from sluice_trainer.megatron.model.layout import DenseLayout, Packing, packing
 from sluice_trainer.megatron.model.norms import HeadNorm
-from sluice_trainer.megatron.model.rotary import Rotary, turn
+from sluice_trainer.megatron.model.rotary import Rotary, rotate
 from sluice_trainer.model import deterministic
 
 GRAIN = 512
@@ -75,32 +75,34 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         packed = packed_seq_params or packing([q.shape[0]], q.device)
         if self.rotary:
             q, k = (
-                self._turned(x, norm, packed.turns(self.rotary), self.rotary.interleaved)
+                self._rotated(x, norm, packed.cos_sin(self.rotary), self.rotary.interleaved)
                 for x, norm in zip((q, k), self.norms, strict=True)
             )
         if self.config.deterministic_mode:
-            return _exact(q, k, v, packed, self.scale).reshape(q.shape[0], 1, -1)
+            return _deterministic_attention(q, k, v, packed, self.scale).reshape(q.shape[0], 1, -1)
         if packed.restore is not None:
             k, v = _gather_row(k, v, packed.restore)
         if q.is_cuda and q.dtype != torch.float32:
-            out = _on_gpu(q, k, v, packed, self.scale)
+            out = _half_on_gpu(q, k, v, packed, self.scale)
         elif packed.restore is None:
-            out = _dense(q, k, v, packed.dense, self.scale)
+            out = _padded_attention(q, k, v, packed.dense, self.scale)
         else:
-            out = _span_by_span(q, k, v, packed, self.scale)
+            out = _attend_by_span(q, k, v, packed, self.scale)
         return out.reshape(out.shape[0], 1, -1)
 
-    def _turned(
-        self, x: Tensor, norm: HeadNorm | None, turns: tuple[Tensor, Tensor], interleaved: bool
+    def _rotated(
+        self, x: Tensor, norm: HeadNorm | None, cos_sin: tuple[Tensor, Tensor], interleaved: bool
     ) -> Tensor:
         """Queries or keys [t, heads, d], normalised where the model does that, and turned."""
         exact = self.config.deterministic_mode
-        whole = not interleaved and norm_rotary.fits(x, 2 * turns[0].shape[-1])
+        whole = not interleaved and norm_rotary.fits(x, 2 * cos_sin[0].shape[-1])
         if COMPILED and whole and not exact:
             weight, epsilon = (norm.weight, norm.epsilon) if norm else (None, 0.0)
-            return norm_rotary.norm_and_turn(x, weight, epsilon, *turns)
+            return norm_rotary.norm_and_rotate(x, weight, epsilon, *cos_sin)
         x = norm.normalised(x) if norm else x
-        result: Tensor = (deterministic.functions().turn if exact else turn)(x, *turns, interleaved)
+        result: Tensor = (deterministic.functions().turn if exact else rotate)(
+            x, *cos_sin, interleaved
+        )
         return result
 
 
@@ -117,9 +119,11 @@ def _gather_row(k: Tensor, v: Tensor, restore: Tensor) -> tuple[Tensor, Tensor]:
     return keys.reshape(-1, *k.shape[1:]), values.reshape(-1, *v.shape[1:])
 
 
-def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
+def _deterministic_attention(
+    q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float
+) -> Tensor:
     """As the engine computes it, to the bit; the gradient is FlashAttention's. [t, heads, d]."""
-    whole = packed.places
+    whole = packed.paged
 
     def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = deterministic.functions().attend(
@@ -148,7 +152,7 @@ def _exact(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Te
     return deterministic.attention(q, k, v, exact=exact, usual=usual)
 
 
-def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
+def _half_on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
     """Half precision on CUDA: FlashAttention 4 over a whole row. Without it, and for a share of a
     row, cuDNN for long sequences and FlashAttention 2 over what is packed. [t, heads, dv].
     """
@@ -158,7 +162,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> T
             v, (0, q.shape[-1] - width)
         )  # one head size for all: latent attention has wider keys
     if packed.restore is None and flash_attention.flash4_fits(q.shape[-1]):
-        whole = packed.whole
+        whole = packed.varlen
         return flash_attention.attend4(q, k, v, whole.starts, whole.longest, scale=scale)[
             ..., :width
         ]
@@ -167,14 +171,14 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> T
     for span in packed.spans:
         pieces = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]
         outputs.append(
-            _long(*pieces, scale)
+            _cudnn_attention(*pieces, scale)
             if fits and span.long
             else flash_attention.attend2(*pieces, span.starts, span.longest, scale=scale)
         )
     return (torch.cat(outputs) if len(outputs) > 1 else outputs[0])[..., :width]
 
 
-def _long(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Causal attention of the last queries of one sequence, or of all of them, to it by cuDNN.
     [len(q), heads, dv].
 
@@ -195,7 +199,7 @@ def _long(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return out[0].transpose(0, 1)[lead : lead + len(q)]
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -> Tensor:
+def _padded_attention(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -> Tensor:
     """Padded causal attention, bucket by bucket. [t, heads, dv].
 
     Padding is at the right, where causal attention does not look, so no mask is needed; padded rows
@@ -215,7 +219,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -
     return torch.cat(outputs).index_select(0, layout.restore)
 
 
-def _span_by_span(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
+def _attend_by_span(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
     """Attention of a share of the row to all of it, one sequence of each span at a time. [t, heads,
     dv].
     """

@@ -34,7 +34,7 @@ def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
         raise UnsupportedModelError("; ".join(problems))
 
 
-def check_exact(shape: ModelShape) -> None:
+def check_deterministic(shape: ModelShape) -> None:
     """Raise UnsupportedModelError where `trainer.deterministic` has no functions for the model."""
     problems = {
         "experts": shape.experts is not None,
@@ -108,14 +108,14 @@ def transformer_config(
     dtype: torch.dtype,
     recompute: Recompute = "none",
     recompute_modules: Sequence[RecomputeModule] = (),
-    exact: bool = False,
+    deterministic: bool = False,
 ) -> TransformerConfig:
     """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no
     dropout. recompute_modules: with `selective`. exact: as the engine computes (`exactness`).
     """
     check_layout(shape, parallelism)
-    if exact:
-        check_exact(shape)
+    if deterministic:
+        check_deterministic(shape)
     if recompute == "selective" and "mla_up_proj" in recompute_modules and not shape.latent:
         raise UnsupportedModelError(
             f"trainer.recomputeModules: mla_up_proj: {shape.model_type} has no latent attention"
@@ -148,11 +148,11 @@ def transformer_config(
         # are plain sums.
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
-        bias_activation_fusion=COMPILED and not exact,
+        bias_activation_fusion=COMPILED and not deterministic,
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=True,  # `fused_operations`
         persist_layer_norm=False,
-        deterministic_mode=exact,
+        deterministic_mode=deterministic,
         **_parallel(parallelism),
         **_experts(shape.experts),
         **_latent(shape.latent),

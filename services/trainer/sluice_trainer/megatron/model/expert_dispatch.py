@@ -12,7 +12,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 from torch import Tensor
 
-from sluice_trainer.megatron.model.token_routes import Routes, joined, picked, routes, spread
+from sluice_trainer.megatron.model.token_routes import Routes, combine, pick, routes, spread
 
 _ELSEWHERE = -1.0
 """In place of the weight of an expert that a token does not go to. No weight is that, not even of a
@@ -63,7 +63,7 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         reached = by_rank.any(2)
         self._agree(reached.sum(0), by_rank.sum((0, 2)))
         self._ranks = routes(reached, sum(self._sent), min(self._per_token, self.ep_size))
-        return spread(tokens, self._ranks), picked(probs.view(by_rank.shape), self._ranks)
+        return spread(tokens, self._ranks), pick(probs.view(by_rank.shape), self._ranks)
 
     def _agree(self, tokens: Tensor, rows: Tensor) -> None:
         """The rows that each rank sends to each, and the number that the experts here have in all.
@@ -96,19 +96,19 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         return (
             spread(hidden_states, self._experts),
             self._experts.counts,
-            picked(probs, self._experts),
+            pick(probs, self._experts),
         )
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
         assert self._experts
-        return joined(hidden_states, self._experts)
+        return combine(hidden_states, self._experts)
 
     def token_combine(self, hidden_states: Tensor) -> Tensor:
         back: Tensor = all_to_all(self.ep_group, hidden_states, self._sent, self._received)
         return back
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
-        tokens = joined(hidden_states, self._ranks) if self._ranks else hidden_states
+        tokens = combine(hidden_states, self._ranks) if self._ranks else hidden_states
         return tokens.view(self._shape)
 
 

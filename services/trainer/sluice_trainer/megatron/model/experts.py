@@ -28,8 +28,8 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.local_experts = _LastFirst(self.local_experts)
-        self._places: dict[str, _SideBySide] = {}
+        self.local_experts = _ReversedModuleList(self.local_experts)
+        self._places: dict[str, _StackedWeights] = {}
 
     def forward(
         self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor
@@ -51,13 +51,13 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         place = self._places.get(name)
         if place is None or not place.holds():
             weights = [getattr(expert, name).weight for expert in self.local_experts]
-            place = self._places[name] = _SideBySide(weights)
+            place = self._places[name] = _StackedWeights(weights)
         if place.gradients is not None and torch.is_grad_enabled() and rows.requires_grad:
             return _grouped(rows, place.weights, place.gradients, ends)
         return F.grouped_mm(rows, place.stacked().transpose(1, 2), offs=ends)
 
 
-class _LastFirst(torch.nn.ModuleList):
+class _ReversedModuleList(torch.nn.ModuleList):
     """A list of modules of which the last one's parameters come first where all are named.
 
     Megatron's buffers have parameters from the last one to the first, and so these in the order of
@@ -72,7 +72,7 @@ class _LastFirst(torch.nn.ModuleList):
         return (self[index] for index in range(len(self)))
 
 
-class _SideBySide:
+class _StackedWeights:
     """Weights of one shape [out, in]: as one tensor [experts, out, in] where they lie so already.
 
     weights: that tensor, without a gradient; None: each has memory of its own. gradients:

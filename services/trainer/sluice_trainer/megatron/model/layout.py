@@ -89,32 +89,32 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     restore: Tensor | None = None
     experts: Tensor | None = None
     record: list[Tensor] | None = None
-    _whole: VarlenLayout | None = None
+    _varlen: VarlenLayout | None = None
     _dense: DenseLayout | None = None
-    _places: PagedLayout | None = None
-    _turns: tuple[Tensor, Tensor] | None = None
+    _paged: PagedLayout | None = None
+    _cos_sin: tuple[Tensor, Tensor] | None = None
 
-    def turns(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """How far the tokens are turned; worked out once for all layers."""
-        if self._turns is None:
-            self._turns = rotary.turns(self.positions)
-        return self._turns
+        if self._cos_sin is None:
+            self._cos_sin = rotary.cos_sin(self.positions)
+        return self._cos_sin
 
     @property
-    def whole(self) -> VarlenLayout:
+    def varlen(self) -> VarlenLayout:
         """The sequences of a row that this rank has whole; worked out once for all layers."""
-        if self._whole is None:
+        if self._varlen is None:
             ends = torch.cumsum(torch.tensor(self.lengths), 0)
             starts = F.pad(ends, (1, 0)).to(self.positions.device, torch.int32)
-            self._whole = VarlenLayout(starts, max(self.lengths))
-        return self._whole
+            self._varlen = VarlenLayout(starts, max(self.lengths))
+        return self._varlen
 
     @property
-    def places(self) -> PagedLayout:
+    def paged(self) -> PagedLayout:
         """Where sequences lie in a row that this rank has whole; worked out once for all layers."""
-        if self._places is None:
-            self._places = places(self.lengths, self.positions.device)
-        return self._places
+        if self._paged is None:
+            self._paged = paged_layout(self.lengths, self.positions.device)
+        return self._paged
 
     @property
     def dense(self) -> DenseLayout:
@@ -214,7 +214,7 @@ class PagedLayout:
     table: Tensor
 
 
-def places(lengths: tuple[int, ...], device: torch.device) -> PagedLayout:
+def paged_layout(lengths: tuple[int, ...], device: torch.device) -> PagedLayout:
     """Those of sequences end to end."""
     sizes = torch.tensor(lengths, dtype=torch.int32, device=device)
     starts = torch.cumsum(sizes, 0, dtype=torch.int32) - sizes

@@ -25,10 +25,10 @@ class Norm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 - Megatron's mark, unknown to torch
         self.epsilon = eps
-        self._exact = config.deterministic_mode
+        self._deterministic = config.deterministic_mode
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._exact:
+        if self._deterministic:
             return deterministic.rms_norm(x, self.weight, self.epsilon)
         return super().forward(x)
 

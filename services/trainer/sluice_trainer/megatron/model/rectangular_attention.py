@@ -25,11 +25,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     query: [1, heads, n, d]; key, value: [1, kv heads, m, d], n < m. Query i sees keys 0 to m - n +
     i.
     """
-    out: Tensor = _TwoParts.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _RectangleAndSquare.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return out
 
 
-class _TwoParts(torch.autograd.Function):
+class _RectangleAndSquare(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         parts = _parts(query, key, value)

@@ -46,7 +46,7 @@ class Replay:
         best, experts = default_compute_topk(scores, topk, num_groups, group_topk)
         if self.chosen is not None:
             experts = torch.where(
-                _sound(self.chosen, scores.shape[1])[:, None], self.chosen, experts
+                _valid(self.chosen, scores.shape[1])[:, None], self.chosen, experts
             )
             best = scores.gather(1, experts)
         if self.record is not None:
@@ -54,7 +54,7 @@ class Replay:
         return best, experts
 
 
-def _sound(chosen: Tensor, experts: int) -> Tensor:
+def _valid(chosen: Tensor, experts: int) -> Tensor:
     """[tokens] true where the numbers of a token are different ones of so many experts.
 
     What Megatron does with others is undefined: it counts on as many rows as tokens x experts.
@@ -80,14 +80,18 @@ def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
         place = (number, len(mixtures))
         if by == "rollout":
             place = (layer.layer_number - 1, router.config.num_layers)
-        look = partial(_look, replay=router.router_replay, place=place, each=router.topk)
+        look = partial(_set_experts, replay=router.router_replay, place=place, each=router.topk)
         layer.register_forward_pre_hook(look, with_kwargs=True)
         if layer.mlp.moe_layer_recompute:
             layer.mlp.moe_layer_recompute = False
-            layer.mlp.forward = partial(_twice, layer.mlp.forward, router.router_replay)
+            layer.mlp.forward = partial(
+                _recompute_with_same_experts, layer.mlp.forward, router.router_replay
+            )
 
 
-def _twice(forward: Any, replay: Replay, hidden: Tensor, **options: Any) -> Any:
+def _recompute_with_same_experts(
+    forward: Any, replay: Replay, hidden: Tensor, **options: Any
+) -> Any:
     """A mixture that alone is computed again (`recomputeModules: [moe]`).
 
     Its layer does not look then; on a pipeline stage it has looked for other rows since.
@@ -101,7 +105,7 @@ def _twice(forward: Any, replay: Replay, hidden: Tensor, **options: Any) -> Any:
     return tensor_parallel.checkpoint(run, False, hidden)
 
 
-def _look(
+def _set_experts(
     layer: Any,
     _: Any,
     options: dict[str, Any],

@@ -20,22 +20,22 @@ class Rotary:
     inverse: Tensor
     interleaved: bool = False
 
-    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine for each token and pair of channels, [t, dim / 2] float32 each."""
         angles = positions.float()[:, None] * self.inverse
         return angles.cos(), angles.sin()
 
 
 @compiled
-def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """[t, heads, d], its first `dim` channels turned, in float32. cos, sin: [t, dim / 2]."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """[t, heads, d], its first `dim` channels rotated, in float32. cos, sin: [t, dim / 2]."""
     dim = 2 * cos.shape[-1]
-    turning = x[..., :dim].float()
-    a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+    rotating = x[..., :dim].float()
+    a, b = (rotating[..., 0::2], rotating[..., 1::2]) if interleaved else rotating.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     pairs = (a * cos - b * sin, b * cos + a * sin)
-    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
-    return torch.cat((turned.to(x.dtype), x[..., dim:]), dim=-1)
+    rotated = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat((rotated.to(x.dtype), x[..., dim:]), dim=-1)
 
 
 class LatentRotary(torch.nn.Module):

@@ -54,7 +54,7 @@ def routes(chosen: Tensor, rows: int, most: int) -> Routes:
     return Routes(source, column, places, counts)
 
 
-def picked(values: Tensor, by: Routes) -> Tensor:
+def pick(values: Tensor, by: Routes) -> Tensor:
     """The value of each row's token for the row's column. values: [tokens, columns, ...]. Gives
     [rows, ...].
     """
@@ -67,9 +67,9 @@ def spread(tokens: Tensor, by: Routes) -> Tensor:
     return rows
 
 
-def joined(rows: Tensor, by: Routes) -> Tensor:
+def combine(rows: Tensor, by: Routes) -> Tensor:
     """The sum of each token's rows, added in float32. rows: [rows, h]. Gives [tokens, h]."""
-    tokens: Tensor = _Joined.apply(rows, by.source, by.places)  # type: ignore[no-untyped-call]
+    tokens: Tensor = _Combine.apply(rows, by.source, by.places)  # type: ignore[no-untyped-call]
     return tokens
 
 
@@ -85,7 +85,7 @@ class _Spread(torch.autograd.Function):
         return _sums(grad, *ctx.saved_tensors), None, None
 
 
-class _Joined(torch.autograd.Function):
+class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, source: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(source)

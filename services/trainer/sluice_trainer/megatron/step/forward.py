@@ -26,7 +26,7 @@ from sluice_trainer.step.packing import Forward, MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OutputContext:
     """The micro-batch under way, as the output hook must know it.
 
     fp32_head: as `Head.float32`. numbers: wanted of each token. teaching: to compare it with a
@@ -41,7 +41,9 @@ class Request:
     teaching: Teaching | None = None
 
 
-def statistics(logits: Tensor, targets: Tensor, taught: Tensor | None, request: Request) -> Tensor:
+def statistics(
+    logits: Tensor, targets: Tensor, taught: Tensor | None, request: OutputContext
+) -> Tensor:
     """The `numbers`, [2, n] float32, of softmax(logits / temperature); and what `teaching` says of
     it: [4, n].
 
@@ -66,12 +68,12 @@ def _output_processor(
     hidden_states: Tensor,
     output_layer: Any,
     output_weight: Tensor | None,
-    context: Request,
+    context: OutputContext,
     **_: Any,
 ) -> Tensor:
     """GPTModel's hook after the last layer: [k, r] statistics instead of logits."""
     batch = context.batch
-    hidden = _predicting(hidden_states, output_layer.sequence_parallel, batch).squeeze(1)
+    hidden = _predicting_states(hidden_states, output_layer.sequence_parallel, batch).squeeze(1)
     # Each rank's words give a part of the gradient of the hidden states, which all ranks share.
     hidden = copy_to_tensor_model_parallel_region(hidden)
     weight = output_weight if output_weight is not None else output_layer.weight
@@ -98,7 +100,7 @@ def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
     return result
 
 
-def _predicting(hidden_states: Tensor, sequence_parallel: bool, batch: MicroBatch) -> Tensor:
+def _predicting_states(hidden_states: Tensor, sequence_parallel: bool, batch: MicroBatch) -> Tensor:
     """[r, 1, h] hidden states of the places that predict the response tokens, whole on every
     tensor-parallel rank.
     """
@@ -115,7 +117,7 @@ def _value_processor(
     *, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any
 ) -> Tensor:
     """GPTModel's hook after the last layer of a critic: [1, r] values."""
-    hidden = _predicting(hidden_states, output_layer.sequence_parallel, context)
+    hidden = _predicting_states(hidden_states, output_layer.sequence_parallel, context)
     return _from_all_shares(output_layer(hidden).float().view(1, -1), batch=context)
 
 
@@ -135,7 +137,7 @@ def forward(
     With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse
     KL as well.
     """
-    request = Request(batch, temperature, vocab, fp32_head, numbers, teaching)
+    request = OutputContext(batch, temperature, vocab, fp32_head, numbers, teaching)
     return _forward(model, batch, _output_processor, request)
 
 
@@ -164,7 +166,7 @@ def _hidden_processor(
     *, hidden_states: Tensor, output_layer: Any, context: MicroBatch, **_: Any
 ) -> Tensor:
     """GPTModel's hook after the last layer of a teacher: [own, h] hidden states."""
-    return _predicting(hidden_states, output_layer.sequence_parallel, context).squeeze(1)
+    return _predicting_states(hidden_states, output_layer.sequence_parallel, context).squeeze(1)
 
 
 def head(model: Any, *, fp32: bool) -> Head:

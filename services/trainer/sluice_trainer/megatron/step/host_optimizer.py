@@ -105,7 +105,7 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
         for parameter, share in self._pairs():
             if share not in self._stand_ins:
                 self._place_in_model(parameter).copy_(share)
-        with _processors():
+        with _threads_of_this_rank():
             self._buffers.run(list(self._pieces()))
         for share in self._stand_ins:
             self.optimizer.state[share]["step"] += 1
@@ -217,7 +217,7 @@ def _stand_in(share: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _processors() -> Iterator[None]:
+def _threads_of_this_rank() -> Iterator[None]:
     """This rank's part of the machine's processors: torchrun gives a rank one thread, unless
     OMP_NUM_THREADS says otherwise. For a trainer on the CPU it does.
     """

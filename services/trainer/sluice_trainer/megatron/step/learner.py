@@ -51,7 +51,7 @@ def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
         dtype=dtype,
         recompute=trainer.recompute,
         recompute_modules=trainer.recompute_modules,
-        exact=deterministic.enabled(),
+        deterministic=deterministic.enabled(),
     )
 
 

@@ -56,7 +56,7 @@ def build_optimizer(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         optimizer = get_megatron_optimizer(options, chunks)
-    _choose_adamw(optimizer, spec)
+    _set_adamw_options(optimizer, spec)
     if on_host:
         _move(optimizer, on_host)
     room.restore()
@@ -81,7 +81,7 @@ def gradients(chunks: Iterable[Any]) -> Iterator[Tensor]:
             yield buffer.grad_data
 
 
-def _choose_adamw(optimizer: Any, spec: Optimizer) -> None:
+def _set_adamw_options(optimizer: Any, spec: Optimizer) -> None:
     """Let torch's AdamW go over memory once: its usual way does an operation of the step at a time
     for all parameters, with memory for the results. Megatron does not pass the option on.
 
