@@ -62,7 +62,7 @@ from sluice.api.groups.data import MADE_ROWS
 from sluice.data.make import make
 from sluice.telemetry import run_directory
 from sluice_buffer.sources.prompts import prompts_of
-from sluice_cli.run.resolve import resolve
+from sluice_client.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 PEERS = {"trl": TRL, "verl": VERL}

@@ -148,10 +148,9 @@ def run(
     changed, where that is safe.
     """
     with manifests(), nothing_begun():
-        from sluice_cli.run.command import run_here
-        from sluice_cli.run.interrupted import quietly
+        from sluice_cli.run.command import quiet_interrupts, run_here
         from sluice_cli.run.start_from import model_of
-    with quietly(), manifests():
+    with quiet_interrupts(), manifests():
         changes = list(overrides or [])
         if train_from is not None:
             changes += [f"debug.replay={train_from.resolve()}", "rollout.replicas=0"]

@@ -16,8 +16,8 @@ import typer
 from sluice_cli.entry import nothing_begun
 from sluice_cli.exits import Exit
 from sluice_cli.output import Format
+from sluice_client.runs import run_names
 
-RUNS = Path("runs")
 _EXTRAS = {
     **dict.fromkeys(("kubernetes", "cryptography"), "operator"),
     **dict.fromkeys(("pyarrow", "xxhash", "lmdb"), "buffer"),
@@ -25,15 +25,6 @@ _EXTRAS = {
     "matplotlib": "local",
 }
 """Library -> the extra that brings it, where several do not."""
-
-
-def runs_here(incomplete: str) -> list[str]:
-    """Names of the runs below runs/, for a shell's completion."""
-    return sorted(
-        path.parent.name
-        for path in RUNS.glob("*/job.json")
-        if path.parent.name.startswith(incomplete)
-    )
 
 
 class ContainerEngine(StrEnum):
@@ -56,7 +47,7 @@ Overrides = Annotated[
 JobName = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", help="The job's name.", show_default=False, autocompletion=runs_here
+        metavar="NAME", help="The job's name.", show_default=False, autocompletion=run_names
     ),
 ]
 Namespace = Annotated[

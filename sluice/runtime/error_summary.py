@@ -16,6 +16,7 @@ _OURS = frozenset(
     {
         "sluice",
         "sluice_cli",
+        "sluice_client",
         "sluice_operator",
         "sluice_buffer",
         "sluice_rendezvous",

@@ -55,7 +55,7 @@ async def test_status_shows_what_the_operator_and_the_kubelets_say(
     assert f"namespace {world.namespace}" in out
     assert ["trainer", "0/1", "2", "1"] in words
     assert ["demo-rollout-0-1-0", "Running", "nowhere"] in [line[:3] for line in words]
-    assert "the job fails, if it still runs (activeDeadlineSeconds)" in out
+    assert "the job fails if it still runs (activeDeadlineSeconds)" in out
     assert "demo-trainer-0-1-0, container trainer: Error, exit code 1" in out
     assert "error: loss is not finite" in out
     assert (

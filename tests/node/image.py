@@ -40,6 +40,7 @@ PACKAGES = (
     "sluice",
     "cli/sluice_cli",
     "migrate/sluice_migrate",
+    "client/sluice_client",
     "operator/sluice_operator",
     "services/buffer/sluice_buffer",
     "services/rendezvous/sluice_rendezvous",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from sluice.api import ConditionType, ManifestError, RLJob, RLJobStatus, load_job
@@ -19,15 +20,17 @@ from sluice.telemetry.run_warnings import RunWarning
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice.wire.v1.rendezvous_pb2 import Ledger
+from sluice_cli.exits import Exit
 from sluice_cli.run import containers as images
 from sluice_cli.run.ending import finish, write_summary
 from sluice_cli.run.monitor import Monitor, Snapshot
-from sluice_cli.run.resolve import check_files, resolve
-from sluice_cli.run.resume_changes import LENGTH, words
-from sluice_cli.run.run_dir import locked, prepare
 from sluice_cli.run.run_files import RunFiles
-from sluice_cli.run.view import PlainView, View
+from sluice_cli.run.view import LiveView, PlainView, View
 from sluice_cli.validate import file_checks, footprint
+from sluice_cli.validate.missing_files import check_files
+from sluice_client.resolve import resolve
+from sluice_client.resume_changes import LENGTH_FIELDS, change_notes
+from sluice_client.run_dir import locked, prepare
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress
@@ -74,10 +77,10 @@ def run_here(
     directory = (run_dir or Path("runs") / job.metadata.name).resolve()
     with run_errors(directory), locked(directory) as lock:
         prepared = prepare(directory, job, fresh=fresh)
-        longer = any(change.path in LENGTH for change in prepared.changed)
+        longer = any(change.path in LENGTH_FIELDS for change in prepared.changed)
         over = [OVER] if prepared.succeeded and not longer else []
         console = Console()
-        for text in [*words(prepared.changed, job), *images.words(job, containers), *over]:
+        for text in [*change_notes(prepared.changed, job), *images.words(job, containers), *over]:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         view = view_of(console, job, directory, plain=plain)
         try:
@@ -92,6 +95,19 @@ def run_here(
         finally:
             view.close()
         return finish(console, directory, job, status)
+
+
+@contextlib.contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """End without a traceback if Ctrl-C comes before the first pod starts or after the last ends.
+
+    In between, the run itself stops its pods.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command continues the run")
+        raise typer.Exit(Exit.STOPPED) from None
 
 
 @contextlib.contextmanager
@@ -110,8 +126,6 @@ def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> Vi
     if plain or not console.is_terminal:
         console.print(f"run: {directory}", markup=False, highlight=False, soft_wrap=True)
         return PlainView(console)
-    from sluice_cli.run.live import LiveView
-
     return LiveView(console, job, directory)
 
 

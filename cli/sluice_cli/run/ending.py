@@ -17,9 +17,9 @@ from sluice.telemetry.summary import summarize
 from sluice.wire.v1.buffer_pb2 import BufferStats
 from sluice_cli.exits import Exit
 from sluice_cli.run.monitor import Monitor
-from sluice_cli.run.run_dir import read_json
-from sluice_cli.run.view import duration
-from sluice_cli.status.view import advice
+from sluice_client.advice import advice
+from sluice_client.run_dir import read_json
+from sluice_client.status_view import duration
 
 
 def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
@@ -109,7 +109,7 @@ def last_words(
 ) -> Exit:
     """Tell how the run has ended. Answers the exit code."""
     if status is None:
-        console.print("stopped; the same command goes on from here")
+        console.print("stopped; the same command continues the run")
         return Exit.STOPPED
     words = f"{status.state} after {duration(summary['wall_seconds'])}"
     if summary["steps"]:

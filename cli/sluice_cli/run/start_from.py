@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.api import ManifestError
 from sluice.telemetry.run_directory import JOB
-from sluice_cli.options import RUNS
+from sluice_client.runs import RUNS
 
 CHECKPOINTS, EXPORTED = "checkpoints", "hf"
 

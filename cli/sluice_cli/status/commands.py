@@ -34,9 +34,9 @@ def list_jobs(
 ) -> None:
     """List runs of this machine and, where a cluster is configured, its jobs."""
     with reading():
-        from sluice_cli.status.listing import listed
+        from sluice_cli.status.listing import list_text
 
-        say(listed(runs, namespace, everywhere=everywhere, form=output))
+        say(list_text(runs, namespace, everywhere=everywhere, form=output))
 
 
 def status(
@@ -48,7 +48,7 @@ def status(
 ) -> None:
     """Show what a job does, waits for and last failed of, in a cluster or on this machine."""
     with reading():
-        from sluice_cli.status.command import print_status
+        from sluice_cli.status.status import print_status
 
         print_status(name, namespace, run_dir, watch=watch, form=output)
 
@@ -83,10 +83,14 @@ def logs(
     if name in ROLES and role is None and run_dir is not None:  # a run directory needs no name
         name, role = None, name
     with reading():
-        from sluice_cli.status.logs import Wanted, print_logs
+        from sluice_cli.status.logs import LogFilter, print_logs
 
         print_logs(
-            name, namespace, run_dir, Wanted(role, replica, container, attempt, tail), follow=follow
+            name,
+            namespace,
+            run_dir,
+            LogFilter(role, replica, container, attempt, tail),
+            follow=follow,
         )
 
 

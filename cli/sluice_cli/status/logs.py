@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from sluice.telemetry.terminal import escaped
-from sluice_cli.status.jobs import reading
+from sluice_cli.status.readers import job_reader
+from sluice_client.logs import LogLine, merged
 from sluice_operator.cluster.view import Reader, ReadError, Stamped, Stream
 
 STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}
@@ -33,7 +32,7 @@ _OURS = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [a-z]+ |\{.*"timestamp": "|
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogFilter:
     """Which logs; None: all. tail: so many lines of each."""
 
     role: str | None = None
@@ -61,29 +60,6 @@ class Wanted:
         return f" with {chosen}" if chosen else ""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    stream: Stream
-    time: datetime
-    text: str
-
-
-def merged(logs: Sequence[tuple[Stream, Iterable[Stamped]]]) -> Iterator[LogLine]:
-    """All lines in the order of time; those of one log stay in theirs, whatever times
-    they carry.
-    """
-    return heapq.merge(
-        *(_monotonous(stream, lines) for stream, lines in logs), key=lambda line: line.time
-    )
-
-
-def _monotonous(stream: Stream, lines: Iterable[Stamped]) -> Iterator[LogLine]:
-    latest: datetime | None = None
-    for time, text in lines:
-        latest = max(time, latest) if latest else time
-        yield LogLine(stream, latest, text)
-
-
 def rendered(line: LogLine, width: int) -> Text:
     """The log's name in its role's colour, then the line. width: of the longest name."""
     text = _COLOURS.sub("", line.text).removesuffix("\r")
@@ -94,28 +70,40 @@ def rendered(line: LogLine, width: int) -> Text:
 
 
 def print_logs(
-    name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, *, follow: bool
+    name: str | None,
+    namespace: str | None,
+    run_dir: Path | None,
+    selected: LogFilter,
+    *,
+    follow: bool,
 ) -> None:
     """ReadError: nothing can be read."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_print(name, namespace, run_dir, wanted, follow))
+        asyncio.run(_print(name, namespace, run_dir, selected, follow))
 
 
 async def _print(
-    name: str | None, namespace: str | None, run_dir: Path | None, wanted: Wanted, follow: bool
+    name: str | None, namespace: str | None, run_dir: Path | None, selected: LogFilter, follow: bool
 ) -> None:
     console, errors = (
         Console(highlight=False, soft_wrap=True),
         Console(stderr=True, highlight=False, soft_wrap=True),
     )
-    async with reading(name, namespace, run_dir) as reader:
-        printer = Printer(reader, wanted, console, errors)
+    async with job_reader(name, namespace, run_dir) as reader:
+        printer = Printer(reader, selected, console, errors)
         await (printer.follow() if follow else printer.once())
 
 
 class Printer:
-    def __init__(self, reader: Reader, wanted: Wanted, console: Console, errors: Console) -> None:
-        self._reader, self._wanted, self._console, self._errors = reader, wanted, console, errors
+    def __init__(
+        self, reader: Reader, selected: LogFilter, console: Console, errors: Console
+    ) -> None:
+        self._reader, self._selected, self._console, self._errors = (
+            reader,
+            selected,
+            console,
+            errors,
+        )
         self._width = 0
         self._told: set[str] = set()
 
@@ -125,7 +113,7 @@ class Printer:
         """
         streams, _ = await self._streams()
         if not streams:
-            raise ReadError(f"there are no logs{self._wanted}: no such pod exists (any more)")
+            raise ReadError(f"there are no logs{self._selected}: no such pod exists (any more)")
         results = await asyncio.gather(*(self._read(stream) for stream in streams))
         if not any(isinstance(result, list) for result in results):
             raise ReadError("\n".join(str(result) for result in results))
@@ -163,7 +151,7 @@ class Printer:
 
     async def _streams(self) -> tuple[list[Stream], bool]:
         streams, ended = await self._reader.streams()
-        streams = [stream for stream in streams if self._wanted.takes(stream)]
+        streams = [stream for stream in streams if self._selected.takes(stream)]
         self._width = max([len(stream.name) for stream in streams], default=self._width)
         return streams, ended
 
@@ -173,14 +161,16 @@ class Printer:
         try:
             return [
                 line
-                async for line in self._reader.lines(stream, follow=False, tail=self._wanted.tail)
+                async for line in self._reader.lines(stream, follow=False, tail=self._selected.tail)
             ]
         except ReadError as error:
             return error
 
     async def _pump(self, stream: Stream, lines: asyncio.Queue[LogLine]) -> None:
         try:
-            async for time, text in self._reader.lines(stream, follow=True, tail=self._wanted.tail):
+            async for time, text in self._reader.lines(
+                stream, follow=True, tail=self._selected.tail
+            ):
                 lines.put_nowait(LogLine(stream, time, text))
         except ReadError as error:
             self._tell(str(error))

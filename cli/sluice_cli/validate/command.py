@@ -11,8 +11,9 @@ import typer
 from sluice.api import ManifestError, RLJob, load_job
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
-from sluice_cli.run.resolve import check_files, resolve
 from sluice_cli.validate import file_checks, footprint
+from sluice_cli.validate.missing_files import check_files
+from sluice_client.resolve import resolve
 
 if TYPE_CHECKING:
     from sluice_cli.validate.deep_checks import Trial

@@ -58,7 +58,7 @@ def trained(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
         run.until_step(3)
         run.kill("run", signal.SIGINT)
         assert run.wait(60) == 130
-        assert "the same command goes on from here" in run.text()
+        assert "the same command continues the run" in run.text()
         assert processes_of(run.directory) == []
         stopped_at = run.step()
         assert longer.run() == 0, longer.text()[-3000:]

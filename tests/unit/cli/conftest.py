@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from sluice.api import RLJob
 from sluice_cli.init.command import Wishes, write_task
 from sluice_cli.main import app
-from sluice_cli.run import run_dir
-from sluice_cli.run.run_dir import Prepared
+from sluice_client import run_dir
+from sluice_client.run_dir import PreparedRun
 
 Sluice = Callable[..., Result]
 
@@ -37,7 +37,7 @@ def sluice() -> Sluice:
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 
-def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
+def prepare(directory: Path, job: RLJob, *, fresh: bool) -> PreparedRun:
     """Lock and prepare a directory as `sluice run` does."""
     with run_dir.locked(directory):
         return run_dir.prepare(directory, job, fresh=fresh)

@@ -15,10 +15,12 @@ from sluice.api import ManifestError, load_job
 from sluice.api.schema.mutability import differences
 from sluice_cli.init.tiny_model import write_model
 from sluice_cli.main import app
-from sluice_cli.run.resolve import check_files, resolve
-from sluice_cli.run.resume_changes import words
 from sluice_cli.run.start_from import model_of
-from sluice_cli.run.view import duration, sparkline
+from sluice_cli.run.view import sparkline
+from sluice_cli.validate.missing_files import check_files
+from sluice_client.resolve import resolve
+from sluice_client.resume_changes import change_notes
+from sluice_client.status_view import duration
 from sluice_operator.cluster.local import run_state
 from tests.unit.cli.conftest import prepare
 
@@ -146,7 +148,7 @@ def test_a_teacher_is_looked_for_too(job: Path) -> None:
         (job.parent / "teacher" / name).write_text("{}")
     with pytest.raises(
         ManifestError,
-        match=r"teacher has no weights .*; only a model that was trained is of use here",
+        match=r"teacher has no weights .*; this field needs a model with trained weights",
     ):
         check_files(resolve(load_job(job), job.parent))
     (job.parent / "teacher/model.safetensors").touch()
@@ -297,7 +299,7 @@ def test_a_run_goes_on_only_with_its_own_manifest(job: Path, tmp_path: Path) -> 
     run = tmp_path / "run"
     prepare(run, load_job(job), fresh=False)
     prepare(run, load_job(job, ["rollout.replicas=2", "failurePolicy.maxRestarts=9"]), fresh=False)
-    with pytest.raises(ManifestError, match=r"spec\.data\.seed: None -> 4: it cannot change"):
+    with pytest.raises(ManifestError, match=r"spec\.data\.seed: None -> 4: a run that goes on"):
         prepare(run, load_job(job, ["data.seed=4"]), fresh=False)
     prepare(run, load_job(job, ["data.seed=4"]), fresh=True)
     assert json.loads((run / "job.json").read_text())["spec"]["data"]["seed"] == 4
@@ -356,7 +358,7 @@ def test_where_there_is_neither_run_nor_cluster_both_are_told(
 async def test_a_start_that_is_refused_changes_nothing_of_the_run_that_goes_on(
     job: Path, tmp_path: Path, changes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_cli.run.run_dir.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_client.run_dir.LOCK_SECONDS", 0.1)
     monkeypatch.setattr("sluice_cli.run.command.check_engine", lambda _: None)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
@@ -399,7 +401,7 @@ def test_a_state_that_cannot_be_read_keeps_the_record(job: Path, tmp_path: Path)
 async def test_fresh_never_deletes_a_run_that_goes_on(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_cli.run.run_dir.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("sluice_client.run_dir.LOCK_SECONDS", 0.1)
     directory = tmp_path / "run"
     await asyncio.to_thread(prepare, directory, load_job(job), fresh=False)
     held = await run_state.lock(directory, 0)
@@ -453,18 +455,18 @@ def test_fresh_never_deletes_what_is_no_run(job: Path, tmp_path: Path) -> None:
     [
         pytest.param(
             ["trainer.steps=9"],
-            ["changed, from the last checkpoint on: spec.trainer.steps: 3 -> 9"],
+            ["changed from the last checkpoint on: spec.trainer.steps: 3 -> 9"],
             id="longer",
         ),
         pytest.param(
             ["trainer.steps=9", "trainer.optimizer={lr: 1e-4, schedule: cosine}"],
             [
-                "changed, from the last checkpoint on: spec.trainer.optimizer.lr: None -> 0.0001",
-                "changed, from the last checkpoint on: spec.trainer.optimizer.schedule: "
+                "changed from the last checkpoint on: spec.trainer.optimizer.lr: None -> 0.0001",
+                "changed from the last checkpoint on: spec.trainer.optimizer.schedule: "
                 "None -> 'cosine'",
-                "changed, from the last checkpoint on: spec.trainer.steps: 3 -> 9",
-                "the learning rate now reaches minLr at the new end of the run; to keep its "
-                "course, set trainer.optimizer.decaySteps to the steps that it was made for",
+                "changed from the last checkpoint on: spec.trainer.steps: 3 -> 9",
+                "the learning rate now reaches minLr at the new end of the run; to keep the old "
+                "schedule, set trainer.optimizer.decaySteps to the old number of steps",
             ],
             id="longer, with a schedule",
         ),
@@ -478,7 +480,7 @@ def test_a_run_goes_on_changed_with_a_word_on_it(
     prepare(run, load_job(job), fresh=False)
     (run / "metrics.jsonl").write_text('{"step": 5}\n')
     changed = load_job(job, changes)
-    assert [*words(prepare(run, changed, fresh=False).changed, changed)] == told
+    assert [*change_notes(prepare(run, changed, fresh=False).changed, changed)] == told
     assert prepare(run, changed, fresh=False).changed == [], "what is accepted is the run's own"
 
 
@@ -492,19 +494,19 @@ def test_a_run_goes_on_changed_with_a_word_on_it(
         ),
         pytest.param(
             "rollout.samplesPerPrompt=4",
-            "spec.rollout.samplesPerPrompt: None -> 4: it cannot change in a run that goes on, "
-            "because the samples that it has stored were made with it",
+            "spec.rollout.samplesPerPrompt: None -> 4: a run that goes on cannot change it, "
+            "because its stored samples were generated with it",
             id="stored samples",
         ),
         pytest.param(
             "trainer.optimizer.weightDecay=0.5",
-            "spec.trainer.optimizer.weightDecay: None -> 0.5: it cannot change in a run that goes "
-            "on, because the optimizer's state in its checkpoints was made with it",
+            "spec.trainer.optimizer.weightDecay: None -> 0.5: a run that goes on cannot "
+            "change it, because the optimizer state in its checkpoints depends on it",
             id="optimizer's state",
         ),
         pytest.param(
             "tls.enabled=true",
-            "spec.tls.enabled: None -> True: it cannot change in a run that goes on, because it "
+            "spec.tls.enabled: None -> True: a run that goes on cannot change it, because it "
             "was started with it",
             id="anything else",
         ),

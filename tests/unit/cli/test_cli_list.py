@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.api import load_job
-from sluice_cli.status.listing import of_cluster
+from sluice_client.job_list import cluster_job
 from sluice_operator.cluster.local import run_state
 from tests.unit.cli.conftest import Sluice, prepare
 
@@ -67,7 +67,7 @@ def test_a_run_that_was_stopped_keeps_when_it_was_started(runs: Path, sluice: Sl
 def test_a_run_that_is_not_there_is_told_with_those_that_are(runs: Path, sluice: Sluice) -> None:
     result = sluice("status", "frist")
     assert result.exit_code == 1
-    assert "error: there is no run in runs/frist (runs here: first), and no API server" in (
+    assert "error: there is no run in runs/frist (runs: first), and no API server" in (
         result.stderr
     )
 
@@ -102,7 +102,7 @@ def test_a_list_for_programs(runs: Path, sluice: Sluice) -> None:
 
 def test_a_job_of_a_cluster_has_the_same_shape() -> None:
     stored = {"metadata": {"name": "gsm8k", "namespace": "team"}, "status": STATUS}
-    listed = of_cluster(stored).facts()
+    listed = cluster_job(stored).facts()
     assert (listed["where"], listed["state"], listed["totalSteps"]) == (
         "team/gsm8k",
         "Running",
@@ -116,7 +116,7 @@ def test_nothing_to_list_is_said(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert sluice("list").output == "no run in runs, and no job of a cluster\n"
+    assert sluice("list").output == "no runs in runs, and no jobs in a cluster\n"
     asked = sluice("list", "-n", "team")
     assert asked.exit_code == 1
     assert "error: no API server is known" in asked.output

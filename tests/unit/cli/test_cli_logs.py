@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sluice_cli.status import logs
-from sluice_cli.status.logs import LogLine, Printer, Wanted, merged, rendered
+from sluice_cli.status.logs import LogFilter, Printer, rendered
+from sluice_client.logs import LogLine, merged
 from sluice_operator.cluster.local.reader import RunReader, stamp
 from sluice_operator.cluster.view import Picture, ReadError, Stamped, Stream, streams_of
 
@@ -119,14 +120,14 @@ def test_lines_that_are_not_ours_are_dim(text: str, ours: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "taken"),
+    ("selected", "taken"),
     [
-        (Wanted(), True),
-        (Wanted(role="rollout", replica=0, container="engine", attempt=1), True),
-        (Wanted(role="trainer"), False),
-        (Wanted(replica=1), False),
-        (Wanted(container="worker"), False),
-        (Wanted(attempt=2), False),
+        (LogFilter(), True),
+        (LogFilter(role="rollout", replica=0, container="engine", attempt=1), True),
+        (LogFilter(role="trainer"), False),
+        (LogFilter(replica=1), False),
+        (LogFilter(container="worker"), False),
+        (LogFilter(attempt=2), False),
     ],
     ids=[
         "everything",
@@ -137,8 +138,10 @@ def test_lines_that_are_not_ours_are_dim(text: str, ours: bool) -> None:
         "other attempt",
     ],
 )
-def test_logs_are_chosen_by_role_replica_container_and_attempt(wanted: Wanted, taken: bool) -> None:
-    assert wanted.takes(ENGINE) is taken
+def test_logs_are_chosen_by_role_replica_container_and_attempt(
+    selected: LogFilter, taken: bool
+) -> None:
+    assert selected.takes(ENGINE) is taken
 
 
 class Fake:
@@ -164,10 +167,10 @@ class Fake:
             yield line
 
 
-def printer(reader: Fake, **wanted: Any) -> tuple[Printer, io.StringIO, io.StringIO]:
+def printer(reader: Fake, **selected: Any) -> tuple[Printer, io.StringIO, io.StringIO]:
     out, err = io.StringIO(), io.StringIO()
     consoles = [Console(file=file, width=200, color_system=None) for file in (out, err)]
-    return Printer(reader, Wanted(**wanted), *consoles), out, err
+    return Printer(reader, LogFilter(**selected), *consoles), out, err
 
 
 async def test_one_log_that_cannot_be_read_does_not_hide_the_others() -> None:

@@ -16,7 +16,7 @@ from typer.main import get_command
 from sluice.runtime.extras import install_command
 from sluice_cli.exits import MEANING, Exit
 from sluice_cli.main import app
-from sluice_cli.options import runs_here
+from sluice_client.runs import run_names
 from tests.unit.cli.conftest import Sluice
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
     text = (
         "from pathlib import Path\nfrom sluice.api import load_job\n"
         "from sluice_cli.validate.file_checks import look\n"
-        "from sluice_cli.run.resolve import resolve\n"
+        "from sluice_client.resolve import resolve\n"
         f"folder = Path({str(task)!r})\n"
         "found = look(resolve(load_job(folder / 'job.yaml'), folder))\n"
         "assert not found.problems and not found.notes, found\n"
@@ -103,7 +103,7 @@ def test_the_version_is_the_distributions(sluice: Sluice) -> None:
 def test_what_is_installed_by_name_is_ours() -> None:
     """`sluice` is another project's distribution: extras are asked for by our own name."""
     name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
-    folders = ("cli", "docker", "docs", "operator", "services", "sluice")
+    folders = ("cli", "client", "docker", "docs", "operator", "services", "sluice")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = [path.read_text() for path in files if path.suffix in ("", ".md", ".py")]
     names = r"operator|buffer|rollout|trainer|wandb|local|\{extra\}"
@@ -126,7 +126,7 @@ def test_a_shell_completes_runs_and_fields(
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "job.json").touch()
     monkeypatch.chdir(tmp_path)
-    assert runs_here("qu") == ["quick", "quickstart"]
+    assert run_names("qu") == ["quick", "quickstart"]
     monkeypatch.setenv("_SLUICE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "sluice explain trainer.optimizer.l")
     monkeypatch.setenv("COMP_CWORD", "2")

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from sluice.api import LastFailure
-from sluice_cli.status.view import advice, pod_state, show
+from sluice_client.advice import advice
+from sluice_client.status_view import pod_state, render_status
 from sluice_operator.cluster.view import Happened, Picture
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -185,7 +186,7 @@ PICTURES = {"running": RUNNING, "finished": FINISHED, "new": Picture("namespace 
 
 def text(picture: Picture) -> str:
     console = Console(width=110, file=io.StringIO(), color_system=None)
-    console.print(show(picture, NOW))
+    console.print(render_status(picture, NOW))
     printed: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
 
@@ -281,14 +282,14 @@ def failure(**more: Any) -> LastFailure:
         ),
         (
             failure(reason="SystemOOM", exit_code=137, container="trainer"),
-            "sluice runs in, had no memory left; lower spec.trainer.maxTokensPerGpu",
+            "the kernel killed the process; lower spec.trainer.maxTokensPerGpu",
         ),
-        (failure(reason="Error", exit_code=2), "a configuration error"),
-        (failure(reason="Error", exit_code=139), "a crash in native code"),
+        (failure(reason="Error", exit_code=2), "a restart cannot fix a configuration error"),
+        (failure(reason="Error", exit_code=139), "native code crashed"),
         (failure(reason="Error", exit_code=137), "kubectl describe pod demo-trainer-0-1-0"),
         (
             failure(reason="ProgressDeadlineExceeded"),
-            "it hung; see what it did last with: sluice logs demo trainer",
+            "the process hung; see what it did last with: sluice logs demo trainer",
         ),
         (failure(reason="Error", exit_code=1), "sluice logs demo trainer -n team"),
     ],
@@ -343,7 +344,7 @@ def test_an_attempt_that_never_ran_is_not_shown() -> None:
         (pod("trainer", "Running"), ("Running", "")),
         (
             pod("trainer", "Pending", schedulingGates=[{"name": "kueue"}]),
-            ("Queued", "waits for admission by a queue"),
+            ("Queued", "waits for its queue to admit it"),
         ),
         (
             pod("trainer", "Failed", {"terminated": {"exitCode": 3}}),

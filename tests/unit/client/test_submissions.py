@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 
 from sluice.api import RLJob, load_job, manifest
-from sluice_client.cluster import CODE_DIR, step_of
+from sluice_client.cluster_jobs import CODE_DIR, step_of
 from sluice_client.errors import ClientError
-from sluice_client.files import PROMPTS_FILE, Submission, submission
+from sluice_client.submission import PROMPTS_FILE, Submission, submission
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples/quickstart/job.yaml"
 ROWS = [{"prompt": "max 1 2 3 =", "label": "3"}]
 
 
-def submitted(job: Any = QUICKSTART, *, here: bool = True, **more: Any) -> Submission:
+def submitted(job: Any = QUICKSTART, *, local: bool = True, **more: Any) -> Submission:
     arguments: dict[str, Any] = {"name": None, "overrides": {}, "reward": None, "prompts": None}
-    return submission(job, here=here, **arguments | more)
+    return submission(job, local=local, **arguments | more)
 
 
 def test_paths_are_of_this_machine_where_the_job_runs_here() -> None:
     spec = submitted(name="mine", overrides={"trainer.steps": 3}).document()["spec"]
     assert spec["model"]["path"] == str(QUICKSTART.parent / "model")
     assert spec["trainer"]["steps"] == 3
-    assert submitted(here=False).document()["spec"]["model"]["path"] == "model"
+    assert submitted(local=False).document()["spec"]["model"]["path"] == "model"
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "job", "built", "plain"])
@@ -44,7 +44,7 @@ def test_a_job_may_be_given_in_many_ways(kind: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_rows_and_functions_come_along() -> None:
-    sent = submitted(prompts=ROWS, reward="reward.py:positions", here=False)
+    sent = submitted(prompts=ROWS, reward="reward.py:positions", local=False)
     assert sent.files == {PROMPTS_FILE: '{"prompt": "max 1 2 3 =", "label": "3"}\n'}
     placed = sent.placed(CODE_DIR)
     assert isinstance(placed, RLJob)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/architecture.md").read_text()
-PRODUCTION = ("sluice", "cli", "operator", "services")
+PRODUCTION = ("sluice", "cli", "client", "operator", "services")
 OWN_FOLDERS = {
     "sglang": "sluice/engines/sglang",
     "fsdp": "services/trainer/sluice_trainer/fsdp",

@@ -16,6 +16,7 @@ FOLDERS = (
     "sluice",
     "cli",
     "migrate",
+    "client",
     "operator",
     "services",
     "observability",

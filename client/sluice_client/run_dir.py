@@ -1,4 +1,4 @@
-"""The directory of a run of this machine: locked, accepted for a job, or deleted."""
+"""Lock, prepare and delete the directory of a run of this machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from sluice.api import ManifestError, RLJob, manifest
 from sluice.api.schema.mutability import Change
 from sluice.telemetry import run_directory, steady
-from sluice_cli.run.resume_changes import accepted
+from sluice_client.resume_changes import accepted_changes
 from sluice_operator.cluster.local import run_state
 from sluice_operator.plan.facts import clock
 
-# Longest wait for a run that is just ending.
+# Seconds to wait for the lock of a run that is just ending.
 LOCK_SECONDS = 10.0
 
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[int]:
-    """Hold the lock of a run directory, which is made if it is not there; yield its descriptor.
+    """Create a run directory if needed, hold its lock, and yield the lock's file descriptor.
 
-    Raises ManifestError, before anything is written, if the directory holds other files than a
-    run's, and RunDirectoryError if a run works in it.
+    Raises ManifestError if the directory holds files but no run, and RunDirectoryError if another
+    process runs a job in it. Neither changes the directory.
     """
     holds_run = (directory / run_directory.JOB).exists()
     if not holds_run and directory.exists() and set(os.listdir(directory)) - {run_state.LOCK_FILE}:
@@ -41,11 +41,23 @@ def locked(directory: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
-    """Accept a run directory, whose lock is held, for a job, and record the job in it.
+def prepare(directory: Path, job: RLJob, *, fresh: bool) -> PreparedRun:
+    """Record a job in a run directory, whose lock the caller holds.
 
-    fresh: delete the run that the directory holds. Raises ManifestError, and changes nothing, if
-    the directory holds a run that cannot go on with this job.
+    Parameters
+    ----------
+    directory
+        Empty, or the directory of an earlier run that goes on.
+    job
+        The job as it runs from now on.
+    fresh
+        Delete the run that the directory holds.
+
+    Raises
+    ------
+    ManifestError
+        If the run in the directory cannot go on with this job. The directory stays as it was.
+
     """
     record, changed, document = directory / run_directory.JOB, list[Change](), manifest(job)
     created = clock.text(steady.now())
@@ -55,7 +67,9 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
         stored = read_json(record)
         created = stored["metadata"].get("creationTimestamp", created)
         try:
-            changed = accepted(stored["spec"], job, document["spec"], trained_steps(directory))
+            changed = accepted_changes(
+                stored["spec"], job, document["spec"], trained_steps(directory)
+            )
         except ManifestError as error:
             raise ManifestError(
                 f"{directory} holds a run of another manifest:\n{error}\n"
@@ -64,28 +78,26 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> Prepared:
     status = run_state.StateFile(directory).load().status or {}
     document["metadata"]["creationTimestamp"] = created
     run_directory.write_json(record, document)
-    return Prepared(changed, succeeded=status.get("state") == "Succeeded")
+    return PreparedRun(changed, succeeded=status.get("state") == "Succeeded")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run directory that is ready for a job.
+class PreparedRun:
+    """Facts about the earlier run in a directory that is ready for a job."""
 
-    changed: fields that differ from those the run was started with. succeeded: the run that the
-    directory holds has ended so.
-    """
-
+    # Fields that differ from the earlier manifest.
     changed: list[Change]
+    # The earlier run has succeeded.
     succeeded: bool = False
 
 
 def trained_steps(directory: Path) -> int:
-    """The last step of the run that a directory holds; 0: none yet."""
+    """Return the last trained step of a run; 0 before the first step."""
     return max(run_directory.by_step(directory / run_directory.METRICS), default=0)
 
 
 def delete(directory: Path) -> None:
-    """Delete a run with its directory. Raises RunDirectoryError if it is going on."""
+    """Delete a run with its directory. Raises RunDirectoryError if the run goes on."""
     lock = asyncio.run(run_state.lock(directory, LOCK_SECONDS))
     try:
         shutil.rmtree(directory)
@@ -94,8 +106,8 @@ def delete(directory: Path) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete all files of a run but its lock, which the caller holds."""
-    # The record goes last: without it, what a crash leaves would count as somebody else's files.
+    """Delete all files of a run except its lock, which the caller holds."""
+    # The record goes last: `locked` takes files without a record for files of another program.
     for path in sorted(directory.iterdir(), key=lambda path: path.name == run_directory.JOB):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -104,7 +116,7 @@ def clear(directory: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """A file of a run. Raises ManifestError where something has broken it."""
+    """Read a file of a run. Raises ManifestError if it is not valid JSON."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:

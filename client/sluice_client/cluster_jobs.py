@@ -1,5 +1,7 @@
-"""Jobs of a cluster's namespace, with a person's rights: those of the role sluice-editor, and to
-create ConfigMaps where functions are given.
+"""Jobs of a cluster's namespace.
+
+The user needs the rights of the role sluice-editor, and to submit functions or rows also the right
+to create ConfigMaps.
 """
 
 from __future__ import annotations
@@ -13,41 +15,42 @@ from typing import Any
 from sluice.api import manifest
 from sluice.api.job import KIND
 from sluice.telemetry import run_directory
-from sluice_cli.status.listing import Listed, of_cluster
 from sluice_client.errors import ClientError
-from sluice_client.files import REWARD_FILE, Submission
+from sluice_client.job_list import JobSummary, cluster_job
+from sluice_client.submission import REWARD_FILE, Submission
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.reader import KubeReader, current_namespace
 
 CODE_DIR = "/sluice/code"
-LARGEST_FILES = 1 << 20
-"""Bytes of a ConfigMap (Kubernetes' limit)."""
+# Largest size of a ConfigMap in bytes, a limit of Kubernetes.
+MAX_FILE_BYTES = 1 << 20
+# Roles that read functions and prompts, and their containers.
 _READERS = {"rollout": "worker", "buffer": "buffer"}
-"""Roles whose containers read functions and prompts."""
 _STEP = re.compile(r"step (\d+)/\d+")
 
 
-class Cluster:
-    """A namespace. The client's event loop owns the connection."""
+class ClusterJobs:
+    """A namespace of a cluster. The client's event loop owns the connection."""
 
-    here = False
+    shares_files = False
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api, self._namespace = api, namespace
 
     @classmethod
-    async def connect(cls, namespace: str | None) -> Cluster:
-        """ConfigurationError: no API server is known."""
+    async def connect(cls, namespace: str | None) -> ClusterJobs:
+        """Connect to the API server. Raises ConfigurationError if none is configured."""
         return cls(await Api.connect(), namespace or current_namespace())
 
     async def close(self) -> None:
         await self._api.__aexit__()
 
     async def submit(self, submission: Submission) -> str:
-        """Files come as a ConfigMap that is deleted with the job. Without them there is no job:
-        its pods would wait for them.
+        """Create the job, and a ConfigMap of its files that is deleted with the job.
+
+        If the ConfigMap cannot be created, the job is deleted: its pods would wait for the files.
         """
         name = submission.job.metadata.name
         if not submission.files:
@@ -59,9 +62,9 @@ class Cluster:
                 "the reward's file into it, and give its path in the volume"
             )
         size = sum(len(text.encode()) for text in submission.files.values())
-        if size > LARGEST_FILES:
+        if size > MAX_FILE_BYTES:
             raise ClientError(
-                f"functions and prompts have {size} bytes, and a ConfigMap holds {LARGEST_FILES}: "
+                f"functions and prompts have {size} bytes, and a ConfigMap holds {MAX_FILE_BYTES}: "
                 "put the prompts into a volume (spec.data.volume) or behind a source"
             )
         document = manifest(submission.placed(CODE_DIR))
@@ -73,16 +76,16 @@ class Cluster:
             try:
                 await self.delete(name)
             except ClientError as second:
-                raise ClientError(f"{error}; and its job stays: {second}") from error
+                raise ClientError(f"{error}; and the job could not be deleted: {second}") from error
             raise
         return name
 
     def reader(self, name: str) -> KubeReader:
         return KubeReader(self._api, name, self._namespace)
 
-    async def listed(self) -> list[Listed]:
+    async def list_jobs(self) -> list[JobSummary]:
         reader = KubeReader(self._api, "", self._namespace)
-        return [of_cluster(each) for each in await reader.jobs(everywhere=False)]
+        return [cluster_job(document) for document in await reader.jobs(everywhere=False)]
 
     async def suspend(self, name: str, suspend: bool) -> None:
         await self._merge(name, {"spec": {"suspend": suspend}})
@@ -91,13 +94,13 @@ class Cluster:
         await self._merge(name, {"spec": {"rollout": {"replicas": replicas}}})
 
     async def delete(self, name: str) -> None:
-        with _explained(f"delete {name}"):
+        with _client_errors(f"delete {name}"):
             await self._api.delete(path("RLJob", self._namespace, name), {})
 
     async def records(self, name: str, file: str) -> list[dict[str, Any]]:
-        """Steps as the trainer logs them. The files lie in the job's claim."""
+        """Read the steps from the trainer's log: the files are in the job's volume claim."""
         if file != run_directory.METRICS:
-            raise ClientError(await self._where(name, file))
+            raise ClientError(await self._location_of(name, file))
         reader, steps = self.reader(name), dict[int, dict[str, Any]]()
         streams, _ = await reader.streams()
         for stream in streams:
@@ -108,27 +111,27 @@ class Cluster:
         return [steps[step] for step in sorted(steps)]
 
     async def newest(self, name: str, pattern: str) -> str | None:
-        raise ClientError(await self._where(name, pattern))
+        raise ClientError(await self._location_of(name, pattern))
 
-    async def _where(self, name: str, file: str) -> str:
+    async def _location_of(self, name: str, file: str) -> str:
         job = (await self.reader(name).picture()).job
         claim = (job.get("status") or {}).get("checkpointClaim") or "the job's checkpoint volume"
         return (
-            f"{file} of a job in a cluster lies in {claim}, in the run directory there: mount it, "
-            "or copy it with kubectl cp from the trainer's pod"
+            f"{file} of a job in a cluster is in the run directory on {claim}: mount the claim, "
+            "or copy the file from the trainer's pod with kubectl cp"
         )
 
     async def _create(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
-        with _explained(f"create {kind} {document['metadata']['name']}"):
+        with _client_errors(f"create {kind} {document['metadata']['name']}"):
             return await self._api.create(collection(kind, self._namespace), document)
 
     async def _merge(self, name: str, patch: dict[str, Any]) -> None:
-        with _explained(f"change {name}"):
+        with _client_errors(f"change {name}"):
             await self._api.merge(path("RLJob", self._namespace, name), patch)
 
 
 def step_of(line: str) -> dict[str, Any] | None:
-    """The record of a step, from a line of a trainer's log as pods write it."""
+    """Parse a line of a trainer's log, as pods write it; None if it reports no step."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -148,7 +151,7 @@ def _number(value: Any) -> float | None:
 
 
 def _mounts(job: str) -> list[dict[str, Any]]:
-    """Pod templates that put the ConfigMap where the job's paths point."""
+    """Make the pod templates that mount the ConfigMap at the paths which the job names."""
     mount = {"name": "code", "mountPath": CODE_DIR, "readOnly": True}
     return [
         {
@@ -181,8 +184,9 @@ def _config_map(owner: dict[str, Any], files: dict[str, str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _client_errors(action: str) -> Iterator[None]:
+    """Raise ClientError for an error of the API server."""
     try:
         yield
     except errors.ApiError as error:
-        raise ClientError(f"cannot {what}: {error}") from error
+        raise ClientError(f"cannot {action}: {error}") from error

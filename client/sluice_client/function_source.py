@@ -1,7 +1,7 @@
-"""A Python function as a file of its own, so that a pod, or another process, can import it.
+"""Write a Python function into a file, so that a pod or another process can import it.
 
-A function of a module's file is named by that file. One of a notebook or a prompt is written down:
-its source, the functions of the notebook that it calls, its imports and plain constants.
+A function from a module is named by the module's file. A function from a notebook or an interactive
+session is written out: its source, its imports, and the functions and plain constants that it uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONSTANTS = (str, bytes, int, float, bool, type(None))
 
 
 def file_of(function: Callable[..., Any]) -> Path | None:
-    """The file that the function can be imported from; None: there is none."""
+    """Return the file that the function can be imported from, or None."""
     if function.__module__ == "__main__" or function.__qualname__ != function.__name__:
         return None
     path = Path(inspect.getfile(function))
@@ -28,11 +28,15 @@ def file_of(function: Callable[..., Any]) -> Path | None:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """A module that defines the function. Raises ClientError for what cannot be written down."""
+    """Return the text of a module that defines the function.
+
+    Raises ClientError if the function, or an object that it uses, has no source text.
+    """
     if not isinstance(function, FunctionType) or function.__closure__:
         raise ClientError(
-            f"{_name(function)}: expected a function of a module's top level; one that is made "
-            "inside another, or an object with __call__, has to lie in a file: give PATH.py:NAME"
+            f"{_name(function)}: expected a function defined at the top level; put a function that "
+            "is defined inside another, or an object with __call__, into a file and pass "
+            "PATH.py:NAME"
         )
     parts: dict[str, str] = {}
     _collect(function, parts)
@@ -42,7 +46,7 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def _collect(function: FunctionType, parts: dict[str, str]) -> None:
-    """Add what the function needs before it, then the function."""
+    """Add the definitions that the function uses, then the function."""
     for name in sorted(set(_globals(function.__code__))):
         if name in parts or name == function.__name__ or name not in function.__globals__:
             continue
@@ -55,13 +59,13 @@ def _collect(function: FunctionType, parts: dict[str, str]) -> None:
         parts[function.__name__] = textwrap.dedent(inspect.getsource(function))
     except OSError as error:
         raise ClientError(
-            f"{function.__name__}: its source is not known; write it into a file, and give "
+            f"{function.__name__}: Python does not know its source; put it into a file and pass "
             "PATH.py:NAME"
         ) from error
 
 
 def _globals(code: CodeType) -> Iterator[str]:
-    """Names that code, and code inside it, may look up outside."""
+    """Yield the global names that a code object, and code objects inside it, may look up."""
     yield from (name for name in code.co_names if not hasattr(builtins, name))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -69,7 +73,7 @@ def _globals(code: CodeType) -> Iterator[str]:
 
 
 def _statement(name: str, value: Any, function: FunctionType) -> str:
-    """An import or an assignment that gives `name` its value."""
+    """Return an import or an assignment that gives `name` its value."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
     if isinstance(value, _CONSTANTS) or _is_plain(value):
@@ -79,12 +83,12 @@ def _statement(name: str, value: Any, function: FunctionType) -> str:
         return f"from {module} import {value.__name__} as {name}"
     raise ClientError(
         f"{function.__name__} uses {name}, a {type(value).__name__} of this session, which cannot "
-        "be written down: move both into a file, and give PATH.py:NAME"
+        "be written into a file: move both into a file and pass PATH.py:NAME"
     )
 
 
 def _is_plain(value: Any) -> bool:
-    """True for containers of constants."""
+    """Tell whether a value is a container of constants."""
     if isinstance(value, dict):
         return all(_is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple | set | frozenset):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_client.machine import Machine
+from sluice_client.local_runs import LocalRuns
 from sluice_operator.cluster.local import run_state
 from tests.integration.local_cluster.local_jobs import until
 
@@ -65,7 +65,7 @@ async def test_a_run_that_has_ended_is_deleted_after_its_report(
     directory: Path, run: Callable[[str, float], Awaitable[Process]]
 ) -> None:
     process = await run("Succeeded", 2.0)
-    await Machine(directory.parent).delete("job")
+    await LocalRuns(directory.parent).delete("job")
     assert await asyncio.to_thread(process.wait, 10) == 0, "it was not interrupted"
     assert not directory.exists()
 
@@ -74,6 +74,6 @@ async def test_a_run_that_goes_on_is_told_to_end_before_it_is_deleted(
     directory: Path, run: Callable[[str, float], Awaitable[Process]]
 ) -> None:
     process = await run("Running", 600.0)
-    await Machine(directory.parent).delete("job")
+    await LocalRuns(directory.parent).delete("job")
     assert await asyncio.to_thread(process.wait, 10) == 130
     assert not directory.exists()

@@ -1,14 +1,12 @@
-"""`sluice status` as text: what one job is doing, what it waits for, what went wrong last and what
-to do about it.
+"""Render a job's status: what it does, what it waits for, its last failure and what to try next.
 
-Pure: from a Picture and the time to something that rich prints.
+The functions are pure: they turn a Picture and the current time into text that rich prints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,26 +14,30 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sluice.api import Condition, LastFailure, ManifestError, RLJob, RLJobStatus, RoleStatus
-from sluice.api.groups.resources import less_memory, memory_field
+from sluice.api import Condition, ManifestError, RLJob, RLJobStatus, RoleStatus
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.planner import advice_for
-from sluice_cli.options import RUNS
-from sluice_cli.run.view import duration
-from sluice_cli.status.deadlines import upcoming
+from sluice_client.advice import advice
 from sluice_operator.cluster.view import Happened, Picture
-from sluice_operator.plan import KubeObject
+from sluice_operator.plan import KubeObject, is_finished
+from sluice_operator.plan.decide.deadlines import progress_due, queue_due
+from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.gangs import of_gang
+from sluice_operator.plan.decide.ttl import expiry
 from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import Gang
 from sluice_operator.spec_acceptance import parse
 
+# Newest events, and last lines of a failure's message, that are shown.
 EVENTS, LOG_LINES = 8, 12
-STATES = {
+STATE_STYLES = {
     "Running": "green",
     "Succeeded": "bold green",
     "Failed": "bold red",
     "Restarting": "yellow",
 }
-_GOOD = {
+# Conditions with a good status. Succeeded is neither good nor bad before the end.
+_GOOD_CONDITIONS = {
     "Admitted": "True",
     "Running": "True",
     "WeightsInSync": "True",
@@ -44,8 +46,8 @@ _GOOD = {
 }
 
 
-def show(picture: Picture, now: datetime) -> RenderableType:
-    """The whole picture. What is not there, such as a failure, takes no room."""
+def render_status(picture: Picture, now: datetime) -> RenderableType:
+    """Render a job. Parts without content, such as a failure that did not happen, are left out."""
     status = status_of(picture.job)
     job = _job(picture.job)
     parts = [
@@ -56,7 +58,7 @@ def show(picture: Picture, now: datetime) -> RenderableType:
         *_titled("conditions", _conditions(status, now)),
         *_titled("roles", _roles(status)),
         *_titled("pods", _pods(picture.pods, now)),
-        *_titled("next", _upcoming(job, status, picture.pods, now)),
+        *_titled("next", _next(job, status, picture.pods, now)),
         *_titled("last failure", _failure(picture, status, now)),
         *_titled("events", _events(picture.events, now)),
         *(Text(f"note: {note}", style="yellow") for note in picture.notes),
@@ -65,20 +67,24 @@ def show(picture: Picture, now: datetime) -> RenderableType:
 
 
 def status_of(stored: KubeObject) -> RLJobStatus:
-    """The stored status; empty where an operator of another version wrote what we cannot read."""
+    """Parse the status of an RLJob object.
+
+    If an operator of another version wrote fields that do not parse, the result holds only the
+    state, the step and the reward.
+    """
     try:
         return RLJobStatus.model_validate(stored.get("status") or {})
     except ValidationError:
-        known = {
+        headline = {
             key: value
             for key, value in stored["status"].items()
             if key in ("state", "step", "reward")
         }
-        return RLJobStatus.model_validate(known)
+        return RLJobStatus.model_validate(headline)
 
 
 def _job(stored: KubeObject) -> RLJob | None:
-    """None: its spec is invalid; the condition Failed says why."""
+    """Parse a job; None if its spec is invalid, which the condition Failed explains."""
     try:
         return parse({**stored, "status": None})
     except ManifestError:
@@ -94,7 +100,7 @@ def _titled(title: str, body: RenderableType | None) -> list[RenderableType]:
 def _head(picture: Picture, status: RLJobStatus, now: datetime) -> Text:
     state = status.state or "Pending"
     head = Text.assemble(("RLJob ", ""), (picture.job["metadata"]["name"], "bold"), "  ")
-    head.append(state, STATES.get(state, "cyan"))
+    head.append(state, STATE_STYLES.get(state, "cyan"))
     begun = clock.parse_optional(status.start_time)
     ended = clock.parse_optional(status.completion_time)
     if begun:
@@ -107,7 +113,7 @@ def _head(picture: Picture, status: RLJobStatus, now: datetime) -> Text:
 
 
 def _progress(status: RLJobStatus) -> Table | None:
-    """Step, reward, lag, weights: one line."""
+    """Render step, reward, lag and weight version as one line."""
     total = f" of {status.total_steps}" if status.total_steps else ""
     cells = [
         ("step", f"{status.step}{total}" if status.step is not None else None),
@@ -130,39 +136,43 @@ def _progress(status: RLJobStatus) -> Table | None:
 
 
 def _goodput(status: RLJobStatus) -> list[RenderableType]:
-    """The use of the GPUs' time: one line, or none before anything was counted."""
+    """Render how the GPUs' time was used, once the job has reported it."""
     if status.goodput is None:
         return []
     seconds, states = (
-        {name: float(whole) for name, whole in of.items()}
-        for of in (status.goodput.seconds, status.goodput.states)
+        {name: float(value) for name, value in counts.items()}
+        for counts in (status.goodput.seconds, status.goodput.states)
     )
     text = Goodput(seconds, tail_of(states)).text()
     return [Text.assemble(("goodput ", "dim"), text)]
 
 
 def _plan(job: RLJob | None, status: RLJobStatus) -> list[RenderableType]:
-    """The fastest split of the job's GPUs by what they have done so far, once that is known."""
-    advice = advice_for(job.spec, status) if job else None
-    return [Text.assemble(("plan ", "dim"), advice.text())] if advice else []
+    """Render the split of the job's GPUs that would be fastest, once there are measurements."""
+    split = advice_for(job.spec, status) if job else None
+    return [Text.assemble(("plan ", "dim"), split.text())] if split else []
 
 
 def _conditions(status: RLJobStatus, now: datetime) -> Table | None:
     if not status.conditions:
         return None
     rows = [
-        (_condition(each), each.reason, _age(each.last_transition_time, now), each.message)
-        for each in status.conditions
+        (
+            _condition(condition),
+            condition.reason,
+            _age(condition.last_transition_time, now),
+            condition.message,
+        )
+        for condition in status.conditions
     ]
     return _table(("condition", "reason", "for", "message"), rows)
 
 
 def _condition(condition: Condition) -> Text:
-    """Succeeded is neither good nor bad before the end."""
-    wanted = _GOOD.get(condition.type, condition.status)
+    good = _GOOD_CONDITIONS.get(condition.type, condition.status)
     style = (
         "green"
-        if condition.status == wanted
+        if condition.status == good
         else "dim"
         if condition.status == "Unknown"
         else "yellow"
@@ -180,7 +190,7 @@ def _roles(status: RLJobStatus) -> Table | None:
             Text(
                 f"{role.ready}/{role.desired}", style="" if role.ready >= role.desired else "yellow"
             ),
-            str(_begun_attempt(role) or ""),
+            str(_started_attempt(role) or ""),
             str(role.restarts),
         )
         for role in status.roles
@@ -188,11 +198,11 @@ def _roles(status: RLJobStatus) -> Table | None:
     return _table(("role", "ready", "attempt", "restarts"), rows)
 
 
-def _begun_attempt(role: RoleStatus) -> int:
-    """The newest attempt of which a pod was there; 0: none yet.
+def _started_attempt(role: RoleStatus) -> int:
+    """Return the newest attempt that had a pod; 0 before the first one.
 
-    A gang that is to have no pods for now, as in a run that was stopped, has the number of its next
-    attempt already.
+    A gang that waits for its next attempt, or belongs to a stopped run, already carries the number
+    of that next attempt.
     """
     return max(
         (
@@ -217,20 +227,23 @@ def _pods(pods: Sequence[KubeObject], now: datetime) -> Table | None:
 
 
 def pod_state(pod: KubeObject) -> tuple[str, str]:
-    """A word, and what it waits for or died of."""
+    """Return a pod's state in one word, and what it waits for or why it ended."""
     if podstate.is_terminating(pod):
         return "Ending", ""
     if podstate.disruption(pod):
         return "Disrupted", podstate.disruption(pod)
     if podstate.is_gated(pod):
-        return "Queued", "waits for admission by a queue"
+        return "Queued", "waits for its queue to admit it"
     phase = str((pod.get("status") or {}).get("phase") or "Pending")
+    containers = list(podstate.container_statuses(pod))
     waits = [
-        _waiting(each)
-        for each in podstate.container_statuses(pod)
-        if (each.get("state") or {}).get("waiting")
+        _waiting(status) for status in containers if (status.get("state") or {}).get("waiting")
     ]
-    ends = [_ended(each) for each in podstate.container_statuses(pod) if _exit_code(each)]
+    ends = [
+        f"{status['name']}: exit code {_exit_code(status)}"
+        for status in containers
+        if _exit_code(status)
+    ]
     if phase == "Running" and not podstate.is_ready(pod):
         phase = "NotReady"
     return phase, "; ".join(ends or waits) or podstate.unscheduled_because(pod)
@@ -242,23 +255,19 @@ def _waiting(status: dict[str, Any]) -> str:
     return f"{status['name']}: {why or 'waiting'}"
 
 
-def _ended(status: dict[str, Any]) -> str:
-    return f"{status['name']}: exit code {_exit_code(status)}"
-
-
 def _exit_code(status: dict[str, Any]) -> int:
     return int(((status.get("state") or {}).get("terminated") or {}).get("exitCode") or 0)
 
 
-def _upcoming(
+def _next(
     job: RLJob | None, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime
 ) -> Table | None:
-    moments = upcoming(job, status, pods, now) if job else []
-    if not moments:
+    deadlines = upcoming(job, status, pods, now) if job else []
+    if not deadlines:
         return None
     grid = Table.grid(padding=(0, 2))
-    for moment, what in moments:
-        grid.add_row(f"in {duration((moment - now).total_seconds())}", what)
+    for moment, consequence in deadlines:
+        grid.add_row(f"in {duration((moment - now).total_seconds())}", consequence)
     return grid
 
 
@@ -266,10 +275,10 @@ def _failure(picture: Picture, status: RLJobStatus, now: datetime) -> Group | No
     failure = status.last_failure
     if failure is None:
         return None
-    where = f"{failure.pod}{f', container {failure.container}' if failure.container else ''}"
+    origin = f"{failure.pod}{f', container {failure.container}' if failure.container else ''}"
     code = "" if failure.exit_code is None else f", exit code {failure.exit_code}"
     head = Text.assemble(
-        (where, "bold"), f": {failure.reason or 'Error'}{code}, {_age(failure.time, now)} ago"
+        (origin, "bold"), f": {failure.reason or 'Error'}{code}, {_age(failure.time, now)} ago"
     )
     lines = [Text(f"  {line}", style="dim") for line in failure.message.splitlines()[-LOG_LINES:]]
     return Group(
@@ -277,65 +286,6 @@ def _failure(picture: Picture, status: RLJobStatus, now: datetime) -> Group | No
         *lines,
         Text(f"what to do: {advice(failure, picture.job, picture.directory)}", style="yellow"),
     )
-
-
-def advice(failure: LastFailure, job: KubeObject, directory: Path | None) -> str:
-    """The next thing that a person would try. directory: of a run of this machine."""
-    logs = _logs_command(job, failure.role, directory)
-    message = failure.message.lower()
-    if failure.reason == "OOMKilled":
-        return (
-            "it used more memory than it may; raise "
-            f"{memory_field(failure.role, failure.container)}"
-        )
-    if failure.reason == podstate.OUT_OF_MACHINE:
-        return (
-            "the kernel's out-of-memory killer ended it, since the machine, or the container that "
-            f"sluice runs in, had no memory left; {less_memory(failure.container)}"
-        )
-    if failure.exit_code == 2:
-        return (
-            "a configuration error, which no restart cures; mend what the last line names, and "
-            "start the job anew"
-        )
-    if "out of memory" in message and "cuda" in message:
-        return (
-            "the GPU ran out of memory; lower trainer.maxTokensPerGpu, or "
-            "rollout.engineArgs.memFractionStatic"
-        )
-    if failure.reason == "ProgressDeadlineExceeded":
-        return f"it hung; see what it did last with: {logs}"
-    if failure.exit_code in (134, 136, 139):
-        return f"a crash in native code; its trace is in: {logs}"
-    if failure.exit_code in (137, 143):
-        return _advice_on_kill(failure, logs, on_cluster=directory is None)
-    return f"see the whole log with: {logs}"
-
-
-def _advice_on_kill(failure: LastFailure, logs: str, *, on_cluster: bool) -> str:
-    """Advise on a container that was ended by SIGKILL or SIGTERM, without a trace of the sender."""
-    killed = failure.exit_code == 137
-    if on_cluster:
-        who = "the node's out-of-memory killer, or somebody, killed it" if killed else ""
-        who = who or "somebody ended it"
-        return f"{who}; what the cluster did says: kubectl describe pod {failure.pod}"
-    if not killed:
-        return f"somebody ended it (SIGTERM); see what it did last with: {logs}"
-    return (
-        "it was killed (SIGKILL), and nothing shows that the kernel's out-of-memory killer did it; "
-        "if nobody else did, look with: sudo dmesg | grep 'Killed process'; and "
-        f"{less_memory(failure.container)}"
-    )
-
-
-def _logs_command(job: KubeObject, role: str, directory: Path | None) -> str:
-    """The command that shows the logs of a role."""
-    name, namespace = job["metadata"]["name"], job["metadata"].get("namespace")
-    if directory is None:
-        return f"sluice logs {name} {role}" + (f" -n {namespace}" if namespace else "")
-    if directory.resolve() == (RUNS / name).resolve():
-        return f"sluice logs {name} {role}"
-    return f"sluice logs {role} --run-dir {directory}"
 
 
 def _events(events: Sequence[Happened], now: datetime) -> Table | None:
@@ -351,7 +301,7 @@ def _events(events: Sequence[Happened], now: datetime) -> Table | None:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """Without the columns in which no row says anything."""
+    """Make a table without the columns that are empty in every row."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     shown = [index for index in range(len(columns)) if any(str(row[index]) for row in rows)]
     for index in shown:
@@ -368,3 +318,62 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tabl
 
 def _age(moment: str | None, now: datetime) -> str:
     return duration((now - clock.parse(moment)).total_seconds()) if moment else "-"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as `h:mm:ss`, or `m:ss` below an hour; less than 0 counts as 0."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# --- deadlines, by the rules of the operator's planner
+
+Deadline = tuple[datetime, str]
+
+
+def upcoming(
+    job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime
+) -> list[Deadline]:
+    """List what time alone will do to a job, the next event first."""
+    if is_finished(status):
+        end = expiry(job.spec, status)
+        deadlines = [(end, "the finished job is deleted (ttlSecondsAfterFinished)")] if end else []
+    else:
+        deadlines = [*_deadlines(job, status), *_hang(job, status, pods, now), *_retries(status)]
+    return sorted(deadline for deadline in deadlines if deadline[0] > now)
+
+
+def _deadlines(job: RLJob, status: RLJobStatus) -> list[Deadline]:
+    start, spec, deadlines = clock.parse_optional(status.start_time), job.spec, list[Deadline]()
+    if due := queue_due(spec, status):
+        text = "the job fails if its queue has not admitted it (queueTimeoutSeconds)"
+        deadlines.append((due, text))
+    if start and spec.active_deadline_seconds is not None:
+        text = "the job fails if it still runs (activeDeadlineSeconds)"
+        deadlines.append((start + timedelta(seconds=spec.active_deadline_seconds), text))
+    if start and spec.startup_deadline_seconds and not status.last_progress_time:
+        text = "the job fails if it has not finished its first step (startupDeadlineSeconds)"
+        deadlines.append((start + timedelta(seconds=spec.startup_deadline_seconds), text))
+    return deadlines
+
+
+def _hang(
+    job: RLJob, status: RLJobStatus, pods: Sequence[KubeObject], now: datetime
+) -> list[Deadline]:
+    gang, reported = Gang("trainer", 0, job.spec.trainer.nodes), status.gang("trainer", 0)
+    if reported is None:
+        return []
+    members = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == reported.attempt]
+    due = progress_due(job.spec, status, reported, gang_facts(gang, members, now), gang.size)
+    text = "the trainer restarts if it has not finished another step (progressDeadlineSeconds)"
+    return [(due, text)] if due else []
+
+
+def _retries(status: RLJobStatus) -> list[Deadline]:
+    return [
+        (clock.parse(gang.retry_time), f"{role.name}-{gang.replica} starts attempt {gang.attempt}")
+        for role in status.roles
+        for gang in role.gangs
+        if gang.retry_time
+    ]

@@ -14,7 +14,7 @@ import pytest
 
 from sluice.rewards import RewardInput
 from sluice_client.errors import ClientError
-from sluice_client.pack import file_of, source_of
+from sluice_client.function_source import file_of, source_of
 
 SESSION = """
 import json as j
@@ -74,10 +74,10 @@ def test_the_module_works_on_its_own(session: dict[str, Any], tmp_path: Path) ->
     [
         pytest.param(
             lambda names: names["leaning"],
-            "leaning uses OPEN, a TextIOWrapper of this session, which cannot be written down",
+            "leaning uses OPEN, a TextIOWrapper of this session, which cannot be written",
             id="an open file",
         ),
-        pytest.param(lambda names: names["maker"](), "is made inside another", id="a closure"),
+        pytest.param(lambda names: names["maker"](), "is defined inside another", id="a closure"),
         pytest.param(
             lambda names: functools.partial(names["reward"]), "with __call__", id="an object"
         ),

@@ -12,8 +12,8 @@ from rich.live import Live
 
 from sluice_cli.options import say
 from sluice_cli.output import Format, written
-from sluice_cli.status.jobs import reading
-from sluice_cli.status.view import show, status_of
+from sluice_cli.status.readers import job_reader
+from sluice_client.status_view import render_status, status_of
 from sluice_operator.cluster.view import Picture, Reader
 from sluice_operator.plan import is_finished
 
@@ -28,9 +28,9 @@ def print_status(
     watch: bool,
     form: Format = Format.TEXT,
 ) -> None:
-    """form: with another than text one answer, also with `watch`: once the job has ended.
+    """Print the status of a job; with `watch`, until the job has ended.
 
-    ReadError: it cannot be read.
+    JSON and YAML are printed once: with `watch`, after the end. Raises ReadError.
     """
     with contextlib.suppress(KeyboardInterrupt):
         if form is Format.TEXT:
@@ -43,8 +43,8 @@ def print_status(
 async def _picture(
     name: str | None, namespace: str | None, run_dir: Path | None, watch: bool
 ) -> Picture:
-    """The job as it is now; with `watch`, as it ended."""
-    async with reading(name, namespace, run_dir) as reader:
+    """Read the job as it is now; with `watch`, as it is after its end."""
+    async with job_reader(name, namespace, run_dir) as reader:
         while True:
             picture = await reader.picture()
             if not watch or is_finished(status_of(picture.job)):
@@ -56,16 +56,17 @@ async def _print(
     name: str | None, namespace: str | None, run_dir: Path | None, watch: bool
 ) -> None:
     console = Console(soft_wrap=False)
-    async with reading(name, namespace, run_dir) as reader:
+    async with job_reader(name, namespace, run_dir) as reader:
         if watch:
             await _watch(reader, console)
         else:
-            console.print(show(await reader.picture(), datetime.now(UTC)))
+            console.print(render_status(await reader.picture(), datetime.now(UTC)))
 
 
 async def _watch(reader: Reader, console: Console) -> None:
-    """Until the job has ended. Elsewhere than on a terminal only what is new is printed, and so it
-    can be kept.
+    """Show the job until it has ended.
+
+    A terminal shows one view that changes. A file or pipe gets a new view for each change.
     """
     with (
         Live(console=console, auto_refresh=False)
@@ -76,10 +77,10 @@ async def _watch(reader: Reader, console: Console) -> None:
         while True:
             picture = await reader.picture()
             if live is not None:
-                live.update(show(picture, datetime.now(UTC)), refresh=True)
+                live.update(render_status(picture, datetime.now(UTC)), refresh=True)
             elif (picture.job.get("status"), picture.events) != before:
                 before = (picture.job.get("status"), picture.events)
-                console.print(show(picture, datetime.now(UTC)), "")
+                console.print(render_status(picture, datetime.now(UTC)), "")
             if is_finished(status_of(picture.job)):
                 return
             await asyncio.sleep(REFRESH_SECONDS)

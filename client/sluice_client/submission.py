@@ -1,4 +1,4 @@
-"""A job given to the client, with the functions and rows that come with it as files."""
+"""Prepare a job that a user submits from Python, with its functions and rows as files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sluice.api import ManifestError, RLJob, manifest, parse_documents, parse_jo
 from sluice.api.job import KIND
 from sluice.api.schema.base import API_VERSION
 from sluice.api.schema.load import one_job
-from sluice_cli.run.resolve import resolve
 from sluice_client.errors import ClientError
-from sluice_client.pack import file_of, source_of
+from sluice_client.function_source import file_of, source_of
+from sluice_client.resolve import resolve
 
 REWARD_FILE, PROMPTS_FILE = "reward.py", "prompts.jsonl"
 JobLike = RLJob | Mapping[str, Any] | str | Path
@@ -24,7 +24,10 @@ JobLike = RLJob | Mapping[str, Any] | str | Path
 
 @dataclass(slots=True)
 class Submission:
-    """A job, and the files that are to lie beside it: name -> text. Its spec names them alone."""
+    """A job, and the files that it needs, by name.
+
+    The job names these files without a directory: `placed` adds the directory that they get.
+    """
 
     job: RLJob
     files: dict[str, str] = field(default_factory=dict)
@@ -33,7 +36,7 @@ class Submission:
         return manifest(self.job)
 
     def placed(self, directory: str) -> RLJob:
-        """The job with its files in a directory."""
+        """Return the job with its files in a directory."""
         document = self.document()
         spec = document["spec"]
         if REWARD_FILE in self.files:
@@ -50,10 +53,23 @@ def submission(
     overrides: Mapping[str, Any],
     reward: Callable[..., Any] | str | None,
     prompts: Iterable[Mapping[str, Any]] | None,
-    here: bool,
+    local: bool,
 ) -> Submission:
-    """The job as it is to be made. here: relative paths are of this machine: of the manifest's
-    directory, or of the working directory. Raises ClientError with all that is wrong.
+    """Validate a job and put the functions and rows that come with it into files.
+
+    Parameters
+    ----------
+    job, name, overrides, reward, prompts
+        As in `Client.submit`.
+    local
+        Make relative paths absolute: they are relative to the manifest's directory, or to the
+        working directory if the job is no file.
+
+    Raises
+    ------
+    ClientError
+        If the job is not valid, with every problem.
+
     """
     files: dict[str, str] = {}
     try:
@@ -69,13 +85,13 @@ def submission(
             spec.setdefault("data", {})["prompts"] = [{"path": PROMPTS_FILE}]
         changes = [f"{path}={json.dumps(value)}" for path, value in overrides.items()]
         parsed = parse_job(document, source, changes)
-        return Submission(_here(parsed, base, files) if here else parsed, files)
+        return Submission(_resolved(parsed, base, files) if local else parsed, files)
     except ManifestError as error:
         raise ClientError(str(error)) from error
 
 
-def _here(job: RLJob, base: Path, files: Mapping[str, str]) -> RLJob:
-    """Paths of this machine made absolute, but for those of files that come along."""
+def _resolved(job: RLJob, base: Path, files: Mapping[str, str]) -> RLJob:
+    """Make the job's paths absolute, except the names of the submission's files."""
     document = manifest(resolve(job, base))
     spec, before = document["spec"], manifest(job)["spec"]
     if REWARD_FILE in files:
@@ -86,7 +102,7 @@ def _here(job: RLJob, base: Path, files: Mapping[str, str]) -> RLJob:
 
 
 def _document(job: JobLike) -> tuple[CommentedMap, str, Path]:
-    """The job as a document, its name for messages, and the directory of its relative paths."""
+    """Return the job as a document, its name in messages, and the base of its relative paths."""
     if isinstance(job, str | Path):
         path = Path(job)
         return one_job(path), str(path), path.resolve().parent
@@ -99,7 +115,7 @@ def _document(job: JobLike) -> tuple[CommentedMap, str, Path]:
 
 
 def _function(reward: Callable[..., Any] | str, files: dict[str, str]) -> str:
-    """`PATH.py:NAME`; what has no file is written into one that comes along."""
+    """Return the function as `PATH.py:NAME`; add it to `files` if it is in no file."""
     if isinstance(reward, str):
         return reward
     path = file_of(reward)

@@ -1,7 +1,4 @@
-"""Where jobs are: in a cluster, or in run directories of this machine.
-
-The Kubernetes client is loaded only when a cluster is asked.
-"""
+"""Find a job in a cluster, or in a run directory of this machine."""
 
 from __future__ import annotations
 
@@ -13,54 +10,57 @@ from pathlib import Path
 
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry.run_directory import JOB
-from sluice_cli.options import RUNS, runs_here
+from sluice_client.runs import RUNS, run_names
 from sluice_operator.cluster.local.reader import RunReader
 from sluice_operator.cluster.view import MissingJobError, Reader, ReadError
 from sluice_operator.plan import KubeObject
 
+# Seconds that `sluice list` waits for a cluster which the user did not name.
 LIST_SECONDS = 10.0
-"""Deadline for the answer of a cluster that nobody asked for."""
 
 
 @contextlib.asynccontextmanager
-async def reading(
+async def job_reader(
     name: str | None, namespace: str | None, run_dir: Path | None
 ) -> AsyncIterator[Reader]:
-    """The job's reader: of `run_dir`; else of runs/NAME, if there is one and no namespace is given;
-    else of a cluster.
+    """Open a job for reading.
 
-    ReadError, with what to do: it cannot be read.
+    The job is that of `run_dir` if given; else that of runs/NAME, if this directory holds a run
+    and no namespace is given; else that of a cluster. Raises ReadError, whose text says what to do.
     """
     directory = run_dir or _run_of(name, namespace)
     if directory is not None:
         yield RunReader(directory)
         return
     if name is None:
-        raise ReadError("say which job: its NAME, or --run-dir DIR")
+        raise ReadError("name a job: NAME or --run-dir DIR")
+    # The Kubernetes client is optional and slow to import.
     from sluice_operator.cluster.kube.reader import connect
 
-    logging.getLogger("kubernetes").setLevel(logging.ERROR)  # what it warns of is told by the error
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)  # our error says what it warns of
     try:
         async with connect(name, namespace) as reader:
             yield reader
     except (ConfigurationError, MissingJobError) as error:
-        here = "" if namespace else f"{_no_run(name)}, and "
-        raise ReadError(f"{here}{error}; or give --run-dir DIR") from error
+        no_run = "" if namespace else f"{_no_run(name)}, and "
+        raise ReadError(f"{no_run}{error}; or give --run-dir DIR") from error
 
 
 def _no_run(name: str) -> str:
-    runs = ", ".join(runs_here(""))
-    return f"there is no run in {RUNS / name}" + (f" (runs here: {runs})" if runs else "")
+    runs = ", ".join(run_names())
+    return f"there is no run in {RUNS / name}" + (f" (runs: {runs})" if runs else "")
 
 
-async def stored(namespace: str | None, *, everywhere: bool) -> tuple[list[KubeObject], str]:
-    """Jobs of a cluster; and why there are none, where there is a cluster and it does not tell.
+async def jobs_of_cluster(
+    namespace: str | None, *, everywhere: bool
+) -> tuple[list[KubeObject], str]:
+    """List a cluster's jobs, and say why the list is empty if the cluster cannot be read.
 
-    Raises ReadError where a cluster was asked for.
+    Raises ReadError if the caller asks for a namespace or for all of them.
     """
     try:
         async with asyncio.timeout(LIST_SECONDS):
-            return await _stored(namespace, everywhere), ""
+            return await _jobs_of_cluster(namespace, everywhere), ""
     except (ReadError, TimeoutError, ModuleNotFoundError) as error:
         if namespace or everywhere:
             raise
@@ -69,7 +69,7 @@ async def stored(namespace: str | None, *, everywhere: bool) -> tuple[list[KubeO
         return [], str(error) or f"no answer from the API server within {LIST_SECONDS:g} s"
 
 
-async def _stored(namespace: str | None, everywhere: bool) -> list[KubeObject]:
+async def _jobs_of_cluster(namespace: str | None, everywhere: bool) -> list[KubeObject]:
     from sluice_operator.cluster.kube.reader import connect
 
     logging.getLogger("kubernetes").setLevel(logging.ERROR)

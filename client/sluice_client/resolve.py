@@ -1,0 +1,30 @@
+"""Make the paths of a manifest absolute, as a run of this machine needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluice.api import KIND, RLJob, manifest
+from sluice.api.job import RLJobSpec
+from sluice.api.schema.paths import MarkedPath, command_word, rewritten, volume_of
+
+
+def resolve(job: RLJob, base: Path) -> RLJob:
+    """Return the job with paths relative to `base`, the manifest's directory, made absolute.
+
+    Paths inside volumes, and functions named by their package, stay as they are.
+    """
+    document = manifest(job)
+    spec = document["spec"]
+
+    def absolute(path: MarkedPath) -> str:
+        if path.kind == "word":
+            return command_word(path.value, base)
+        in_pod = volume_of(path, spec) is not None or (
+            path.kind == "function" and ".py:" not in path.value
+        )
+        return path.value if in_pod else str((base / Path(path.value).expanduser()).resolve())
+
+    document["spec"] = rewritten(RLJobSpec, spec, absolute)
+    document["kind"] = KIND
+    return RLJob.model_validate(document)

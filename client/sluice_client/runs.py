@@ -1,0 +1,17 @@
+"""The folder in which `sluice run` keeps the runs of this machine.
+
+Every start of the command line imports this module, so it imports nothing of weight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RUNS = Path("runs")
+
+
+def run_names(prefix: str = "") -> list[str]:
+    """Sorted names of the runs in `RUNS` that begin with `prefix`."""
+    return sorted(
+        path.parent.name for path in RUNS.glob("*/job.json") if path.parent.name.startswith(prefix)
+    )
