@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.shapes import SHAPES
 from sluice_trainer.distributed.device import DEVICE
-from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import log_probs_and_entropies
 
 GPU = DEVICE.type == "cuda"
@@ -36,7 +36,7 @@ CHECKED = 64
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def score(logits: Tensor, targets: Tensor, taught: Tensor | None = None) -> Tensor:
+def score(logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
     return torch.stack(log_probs_and_entropies(logits, targets, scale=1.0))
 
 
@@ -58,8 +58,8 @@ WAYS: dict[str, Way] = {
     "products alone, bf16": products,
     "all at once, bf16": lambda h, w, t: plain(h, w, t, float32=False),
     "all at once, float32": lambda h, w, t: plain(h, w, t, float32=True),
-    "sluice, bf16": lambda h, w, t: scores_of(score, h, Head(w), t),
-    "sluice, fp32LmHead": lambda h, w, t: scores_of(score, h, Head(w, float32=True), t),
+    "sluice, bf16": lambda h, w, t: score_tokens(score, h, Head(w), t),
+    "sluice, fp32LmHead": lambda h, w, t: score_tokens(score, h, Head(w, float32=True), t),
 }
 
 

@@ -144,7 +144,7 @@ class PlainFrozen:
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         raise NotImplementedError
 
-    def teaching(self, distillation: object) -> None:
+    def teacher_divergence(self, distillation: object) -> None:
         return None
 
 

@@ -18,7 +18,7 @@ from sluice_trainer.megatron.model import attention, layout, rotary
 from sluice_trainer.megatron.model.experts import GroupedExperts
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.step import head
-from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import log_probs_and_entropies
 from tests.integration.trainer import tiny
 
@@ -281,7 +281,7 @@ def test_a_float32_head_rounds_no_logit(monkeypatch: pytest.MonkeyPatch, tokens:
     def score(logits: torch.Tensor, chosen: torch.Tensor, _: Any) -> torch.Tensor:
         return torch.stack(log_probs_and_entropies(logits, chosen, scale=1.0))
 
-    log_probs = scores_of(score, hidden, Head(weight, float32=True), targets)[0]
+    log_probs = score_tokens(score, hidden, Head(weight, float32=True), targets)[0]
     log_probs.sum().backward()
     exact = [leaf.detach().double().requires_grad_() for leaf in (hidden, weight)]
     logits = exact[0] @ exact[1].T

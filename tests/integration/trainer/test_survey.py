@@ -70,8 +70,8 @@ def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
     result = set()
     for batch in batches:
         assert batch.loss is not None
-        assert batch.loss.picked is not None
-        for member, row in zip(batch.members, batch.split(batch.loss.picked), strict=True):
+        assert batch.loss.covariance_mask is not None
+        for member, row in zip(batch.members, batch.split(batch.loss.covariance_mask), strict=True):
             result |= {
                 (shard[member].group_id, shard[member].index, int(place)) for place in row.nonzero()
             }

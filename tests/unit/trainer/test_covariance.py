@@ -116,7 +116,7 @@ def test_gradients_are_those_of_the_written_formulas() -> None:
 
 
 def objective(
-    loss: str, picked: torch.Tensor | None, log_probs: torch.Tensor, **spec: object
+    loss: str, covariance_mask: torch.Tensor | None, log_probs: torch.Tensor, **spec: object
 ) -> Objective:
     inputs = LossInputs(
         advantages=ADVANTAGES,
@@ -124,7 +124,7 @@ def objective(
         metric_weights=torch.full((4,), 0.25),
         rollout_log_probs=torch.tensor([-1.0, -1.0, -1.0, -1.0]),
         sequence=torch.tensor([0, 0, 1, 1]),
-        picked=picked,
+        covariance_mask=covariance_mask,
     )
     return policy_objective(
         log_probs, torch.zeros(4), inputs, Algorithm.model_validate({"loss": loss, **spec})
@@ -158,5 +158,5 @@ def test_kl_covs_penalty_has_the_weight_that_is_set() -> None:
 
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
 def test_without_a_look_at_the_whole_step_there_is_no_loss(loss: str) -> None:
-    with pytest.raises(ValueError, match="which tokens of the step are picked"):
+    with pytest.raises(ValueError, match="needs the covariance mask of the step"):
         objective(loss, None, torch.zeros(4))

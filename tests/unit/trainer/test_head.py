@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sluice_trainer.step import head
-from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import log_probs_and_entropies
 
 TOKENS, HIDDEN, WORDS, SCALE = 13, 24, 50, 1.25
@@ -29,7 +29,7 @@ def layer(dtype: torch.dtype, *, biased: bool) -> tuple[Tensor, Tensor, Tensor |
     return hidden, weight, bias, torch.randint(0, WORDS, (TOKENS,), generator=generator)
 
 
-def score(logits: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+def score(logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None) -> Tensor:
     return torch.stack(log_probs_and_entropies(logits, targets, scale=SCALE))
 
 
@@ -52,7 +52,7 @@ def test_scores_and_gradients_are_those_of_autograd(
     leaves = [leaf(each) for each in (hidden, weight, bias) if each is not None]
     of = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(4))
     output = Head(leaves[1], leaves[2] if biased else None, float32)
-    scores = scores_of(score, leaves[0], output, targets)
+    scores = score_tokens(score, leaves[0], output, targets)
     plain = [leaf(each.double()) for each in leaves]
     logits = plain[0] @ plain[1].T + (plain[2] if biased else 0.0)
     expected = written(logits, targets)
@@ -69,7 +69,7 @@ def test_a_float32_head_rounds_no_logit() -> None:
     hidden, weight, _, targets = layer(torch.bfloat16, biased=False)
     exact = written(hidden.double() @ weight.double().T, targets)[0]
     errors = [
-        (scores_of(score, hidden, Head(weight, float32=f), targets)[0] - exact).abs().max()
+        (score_tokens(score, hidden, Head(weight, float32=f), targets)[0] - exact).abs().max()
         for f in (False, True)
     ]
     assert errors[0] > 1e-2
@@ -79,7 +79,7 @@ def test_a_float32_head_rounds_no_logit() -> None:
 def test_a_float32_head_leaves_gradients_in_the_precision_of_the_weights(chunks: int) -> None:
     hidden, weight, _, targets = layer(torch.bfloat16, biased=False)
     states, weights = leaf(hidden), leaf(weight)
-    scores_of(score, states, Head(weights, float32=True), targets)[0].sum().backward()
+    score_tokens(score, states, Head(weights, float32=True), targets)[0].sum().backward()
     exact = [leaf(hidden.double()), leaf(weight.double())]
     written(exact[0] @ exact[1].T, targets)[0].sum().backward()
     for ours, theirs in zip((states, weights), exact, strict=True):
@@ -93,7 +93,7 @@ def test_a_float32_head_leaves_gradients_in_the_precision_of_the_weights(chunks:
 def test_a_weight_that_does_not_learn_costs_no_gradient(chunks: int) -> None:
     hidden, weight, _, targets = layer(torch.float32, biased=False)
     states = leaf(hidden)
-    scores_of(score, states, Head(weight), targets)[0].sum().backward()
+    score_tokens(score, states, Head(weight), targets)[0].sum().backward()
     assert weight.grad is None
     assert states.grad is not None
 
@@ -101,7 +101,7 @@ def test_a_weight_that_does_not_learn_costs_no_gradient(chunks: int) -> None:
 def test_no_token_has_no_score() -> None:
     hidden, weight, _, targets = layer(torch.float32, biased=False)
     states = leaf(hidden[:0])
-    scores = scores_of(score, states, Head(weight), targets[:0])
+    scores = score_tokens(score, states, Head(weight), targets[:0])
     scores.sum().backward()
     assert scores.shape == (2, 0)
     assert states.grad is not None

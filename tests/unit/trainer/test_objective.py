@@ -28,9 +28,9 @@ def objective(
     sequence: torch.Tensor = SEQUENCE,
     custom: CustomLoss | None = None,
     mean_weight: float = 1.0,
-    fresh: torch.Tensor | None = None,
+    on_policy_mask: torch.Tensor | None = None,
     advantages: torch.Tensor = ADVANTAGES,
-    picked: torch.Tensor | None = None,
+    covariance_mask: torch.Tensor | None = None,
     **spec: object,
 ) -> Objective:
     inputs = LossInputs(
@@ -42,8 +42,8 @@ def objective(
         old_log_probs=None if old is None else torch.tensor(old),
         ref_log_probs=None if ref is None else torch.tensor(ref),
         mean_weight=mean_weight,
-        fresh=fresh,
-        picked=picked,
+        on_policy_mask=on_policy_mask,
+        covariance_mask=covariance_mask,
     )
     return policy_objective(log_probs, ENTROPY, inputs, Algorithm.model_validate(spec), custom)
 
@@ -73,7 +73,7 @@ def test_difference_to_the_engine_counts_unmasked_tokens() -> None:
 
 
 def test_tokens_of_the_present_weights_are_looked_at_apart() -> None:
-    sums = objective(fresh=torch.tensor([0.0, 1.0, 1.0])).sums
+    sums = objective(on_policy_mask=torch.tensor([0.0, 1.0, 1.0])).sums
     assert float(sums["on_policy_ratio"]) == 0.5
     assert float(sums["train_rollout_logprob_abs_diff_on_policy"]) == pytest.approx(
         0.2 / 2
@@ -142,7 +142,7 @@ def test_a_policy_that_is_far_from_the_old_one_has_a_finite_gradient(loss: str, 
     result = objective(
         old=[-1.0 - far, -2.0 - far, 0.0],
         log_probs=log_probs,
-        picked=torch.tensor([1.0, 0.0, 0.0]),
+        covariance_mask=torch.tensor([1.0, 0.0, 0.0]),
         loss=loss,
         offPolicy={"method": "tis", "high": 2.0},
     )

@@ -161,8 +161,8 @@ def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
     sequences = [one for v in (7, 8) for one in TrainSequence.of(0, sample, 1.0, v)]
     batch = train_micro_batch(sequences, [0, 1], BatchTotals(2, 6), "token_mean", CPU)
     assert batch.loss is not None
-    assert batch.loss.fresh is not None
-    assert batch.loss.fresh.tolist() == [0, 1, 1, 0, 0, 0]
+    assert batch.loss.on_policy_mask is not None
+    assert batch.loss.on_policy_mask.tolist() == [0, 1, 1, 0, 0, 0]
 
 
 def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
@@ -176,8 +176,8 @@ def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
     assert (first.branch, first.tokens.tolist(), first.trained_elsewhere) == (0, [1, 2, 3], 1)
     assert (second.branch, second.tokens.tolist(), second.trained_elsewhere) == (1, [1, 2, 5, 6], 2)
     assert second.rollout_log_probs.tolist() == [0, -3]
-    assert second.fresh is not None
-    assert second.fresh.tolist() == [0, 1]
+    assert second.on_policy_mask is not None
+    assert second.on_policy_mask.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("routed", [True, False], ids=["replayed", "not asked for"])
@@ -252,11 +252,11 @@ def test_a_share_predicts_its_own_response_tokens() -> None:
     ]
     gathered = torch.full_like(whole.targets, -1)
     for share in shares:
-        assert share.own is not None
+        assert share.local_positions is not None
         assert share.sequence.tolist() == whole.sequence.tolist()
-        gathered[share.own] = share.targets
+        gathered[share.local_positions] = share.targets
         before = share.tokens[share.predicting]
-        assert before.tolist() == whole.tokens[whole.predicting[share.own]].tolist()
+        assert before.tolist() == whole.tokens[whole.predicting[share.local_positions]].tolist()
     assert gathered.tolist() == whole.targets.tolist()
 
 

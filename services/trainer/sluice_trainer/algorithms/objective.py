@@ -46,9 +46,9 @@ class LossInputs:
     which sequence of the micro-batch a token belongs to. old_log_probs: of the weights at the start
     of the batch; None: the current ones (the ratio is then exactly 1). rollout_log_probs: from the
     engine. ref_log_probs: only with a KL loss. teacher_log_probs: only in a distillation. values,
-    returns: only for a critic. fresh: 1.0 at tokens that the present weights sampled. picked: 1.0
-    at tokens that a loss by covariance has picked out of the whole optimizer step; mean_weight: of
-    the step's off-policy weights, where they are normalized.
+    returns: only for a critic. on_policy_mask: 1.0 at tokens that the present
+    weights sampled. covariance_mask: 1.0 at tokens that a loss by covariance has chosen from the
+    whole optimizer step; mean_weight: of the step's off-policy weights, if they are normalized.
     """
 
     advantages: Tensor
@@ -61,8 +61,8 @@ class LossInputs:
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
-    fresh: Tensor | None = None
-    picked: Tensor | None = None
+    on_policy_mask: Tensor | None = None
+    covariance_mask: Tensor | None = None
     mean_weight: float = 1.0
 
     @property
@@ -116,30 +116,37 @@ def policy_objective(
     denominators. Names are slime's. custom: stands in for the policy-gradient term.
     """
     log_probs, inputs = within_mask(log_probs, inputs)
-    present, old = before(log_probs, inputs, algorithm)
-    inputs, taught = distilled(inputs, old, algorithm)
-    log_ratio = log_probs - old
+    train_log_probs, old_log_probs = train_and_old_log_probs(log_probs, inputs, algorithm)
+    inputs, taught = distilled(inputs, old_log_probs, algorithm)
+    log_ratio = log_probs - old_log_probs
     if algorithm.policy_loss == "gspo" and custom is None:
         log_ratio = sequence_log_ratio(log_ratio, inputs.mask, inputs.sequence)
-    difference = (present - inputs.rollout_log_probs).abs()
+    difference = (train_log_probs - inputs.rollout_log_probs).abs()
     metrics = {
         "ppo_kl": -log_ratio,
         "entropy_loss": entropy,
         "train_rollout_logprob_abs_diff": difference,
         **taught,
     }
-    if inputs.fresh is not None:
-        metrics |= {ON_POLICY: inputs.fresh, DIFFERENCE_ON_POLICY: difference * inputs.fresh}
+    if inputs.on_policy_mask is not None:
+        metrics |= {
+            ON_POLICY: inputs.on_policy_mask,
+            DIFFERENCE_ON_POLICY: difference * inputs.on_policy_mask,
+        }
     if custom is None:
         pg_tokens, shares = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
     else:
         answer = custom(log_probs, entropy, inputs, algorithm)
         pg_tokens, shares = answer if isinstance(answer, tuple) else (answer, {})
-    pg_tokens, corrections = _corrected(pg_tokens, present, log_probs - old, inputs, algorithm)
+    pg_tokens, corrections = _corrected(
+        pg_tokens, train_log_probs, log_probs - old_log_probs, inputs, algorithm
+    )
     metrics |= shares | corrections
 
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
-    loss, terms = with_terms(pg_loss, log_probs, log_probs - old, entropy, inputs, algorithm)
+    loss, terms = with_terms(
+        pg_loss, log_probs, log_probs - old_log_probs, entropy, inputs, algorithm
+    )
     if algorithm.distillation and algorithm.distillation.whole:
         assert divergence is not None, (
             "a divergence over the whole vocabulary comes with the log-probs"
@@ -179,26 +186,30 @@ def within_mask(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInpu
     )
 
 
-def before(log_probs: Tensor, inputs: LossInputs, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+def train_and_old_log_probs(
+    log_probs: Tensor, inputs: LossInputs, algorithm: Algorithm
+) -> tuple[Tensor, Tensor]:
     """(log pi_train, log pi_old), [tokens] each: of the trainer at the start of the batch, and of
     the ratio.
     """
-    present = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
+    train_log_probs = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
     return (
-        present,
-        inputs.rollout_log_probs if algorithm.off_policy.old_log_probs == "rollout" else present,
+        train_log_probs,
+        inputs.rollout_log_probs
+        if algorithm.off_policy.old_log_probs == "rollout"
+        else train_log_probs,
     )
 
 
 def distilled(
-    inputs: LossInputs, old: Tensor, algorithm: Algorithm
+    inputs: LossInputs, old_log_probs: Tensor, algorithm: Algorithm
 ) -> tuple[LossInputs, dict[str, Tensor]]:
     """The inputs with what the teacher adds to their advantages, and its metric (slime's name)."""
     if algorithm.distillation is None or algorithm.distillation.whole:
         return inputs, {}
     if inputs.teacher_log_probs is None:
         raise ValueError("algorithm.distillation needs the teacher's log-probs")
-    divergence = reverse_kl(old, inputs.teacher_log_probs, inputs.mask)
+    divergence = reverse_kl(old_log_probs, inputs.teacher_log_probs, inputs.mask)
     advantages = distilled_advantages(inputs.advantages, divergence, algorithm.distillation.coef)
     return replace(inputs, advantages=advantages), {"opd_reverse_kl": divergence}
 
@@ -211,7 +222,7 @@ def _policy_gradient(
     """
     clip, gate, advantages = algorithm.clip, algorithm.gate, inputs.advantages
     high = clip.highest
-    old, log_ratio = log_probs - log_ratio, bounded(log_ratio)
+    old_log_probs, log_ratio = log_probs - log_ratio, bounded(log_ratio)
     ratio = torch.exp(log_ratio)
     match algorithm.policy_loss:
         case "clip" | "gspo":
@@ -227,24 +238,24 @@ def _policy_gradient(
         case "sapo":
             pg = sapo_loss(ratio, advantages, positive=gate.positive, negative=gate.negative)
         case "dppo_tv" | "dppo_kl" as loss:
-            moved = probability_distance(log_probs, old, loss)
+            moved = probability_distance(log_probs, old_log_probs, loss)
             pg = dppo_loss(
                 log_probs, ratio, advantages, moved, low=clip.low, high=high, most=clip.dual
             )
         case "clip_cov":
-            pg = clip_cov_loss(ratio, advantages, _picked(inputs), low=clip.low, high=high)
+            pg = clip_cov_loss(ratio, advantages, _covariance_mask(inputs), low=clip.low, high=high)
         case "kl_cov":
             coef = (algorithm.kl_cov or KLCov()).ppo_kl_coef
-            pg = kl_cov_loss(log_ratio, advantages, _picked(inputs), coef=coef)
+            pg = kl_cov_loss(log_ratio, advantages, _covariance_mask(inputs), coef=coef)
     return pg.loss, _clip_metrics(pg) | (
-        {} if inputs.picked is None else {"cov_frac": inputs.picked}
+        {} if inputs.covariance_mask is None else {"cov_frac": inputs.covariance_mask}
     )
 
 
-def _picked(inputs: LossInputs) -> Tensor:
-    if inputs.picked is None:
-        raise ValueError("a loss by covariance needs to know which tokens of the step are picked")
-    return inputs.picked
+def _covariance_mask(inputs: LossInputs) -> Tensor:
+    if inputs.covariance_mask is None:
+        raise ValueError("a loss by covariance needs the covariance mask of the step")
+    return inputs.covariance_mask
 
 
 def _clip_metrics(pg: PolicyLoss) -> dict[str, Tensor]:
@@ -253,11 +264,15 @@ def _clip_metrics(pg: PolicyLoss) -> dict[str, Tensor]:
 
 
 def _corrected(
-    loss: Tensor, present: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
+    loss: Tensor,
+    train_log_probs: Tensor,
+    log_ratio: Tensor,
+    inputs: LossInputs,
+    algorithm: Algorithm,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss times its off-policy corrections, and their metrics.
 
-    present: log pi_train; log_ratio: log pi - log pi_old. Both [tokens].
+    train_log_probs: log pi_train; log_ratio: log pi - log pi_old. Both [tokens].
     """
     off_policy, metrics = algorithm.off_policy, {}
     rollout, mask, sequence = inputs.rollout_log_probs, inputs.mask, inputs.sequence
@@ -268,7 +283,7 @@ def _corrected(
         loss = loss * (1 - dropped)
         metrics["opsm_clipfrac"] = dropped
     if off_policy.method != "none":
-        correction = correction_of(present, inputs, off_policy)
+        correction = correction_of(train_log_probs, inputs, off_policy)
         loss = loss * (
             normalized(correction.weight, inputs.mean_weight)
             if off_policy.normalize
@@ -281,19 +296,21 @@ def _corrected(
             "tis_abs": (correction.ratio - 1).abs(),
         }
     if off_policy.reject:
-        metrics["rs_clipfrac"] = rejected(present, rollout, mask, sequence, off_policy.reject)
+        metrics["rs_clipfrac"] = rejected(
+            train_log_probs, rollout, mask, sequence, off_policy.reject
+        )
         loss = loss * (1 - metrics["rs_clipfrac"])
     if off_policy.veto is not None:
-        metrics["veto_clipfrac"] = vetoed(present, rollout, mask, sequence, off_policy.veto)
+        metrics["veto_clipfrac"] = vetoed(train_log_probs, rollout, mask, sequence, off_policy.veto)
         loss = loss * (1 - metrics["veto_clipfrac"])
     return loss, metrics
 
 
-def correction_of(present: Tensor, inputs: LossInputs, off_policy: OffPolicy) -> Correction:
-    """The weights of tis or icepop, not normalized. present: log pi_train, [tokens]."""
+def correction_of(train_log_probs: Tensor, inputs: LossInputs, off_policy: OffPolicy) -> Correction:
+    """The weights of tis or icepop, not normalized. train_log_probs: log pi_train, [tokens]."""
     assert off_policy.method != "none"
     ratio = correction_ratio(
-        present - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence
+        train_log_probs - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence
     )
     return off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
 

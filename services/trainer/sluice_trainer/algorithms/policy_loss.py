@@ -134,20 +134,20 @@ def dppo_loss(
 
 
 def clip_cov_loss(
-    ratio: Tensor, advantages: Tensor, picked: Tensor, *, low: float, high: float
+    ratio: Tensor, advantages: Tensor, covariance_mask: Tensor, *, low: float, high: float
 ) -> PolicyLoss:
     """PPO's clipped surrogate, but 0, and so without gradient, at picked tokens (Clip-Cov, Cui et
     al. 2025).
 
-    picked: 1.0 at tokens that were drawn from those of large covariance (`covariance`), else 0. All
-    [tokens].
+    covariance_mask: 1.0 at tokens that were drawn from those of large covariance (`covariance`),
+    else 0. All [tokens].
     """
     loss, clipped, _ = clipped_surrogate(ratio, advantages, low=low, high=high)
-    return PolicyLoss(loss * (1 - picked), clipped)
+    return PolicyLoss(loss * (1 - covariance_mask), clipped)
 
 
 def kl_cov_loss(
-    log_ratio: Tensor, advantages: Tensor, picked: Tensor, *, coef: float
+    log_ratio: Tensor, advantages: Tensor, covariance_mask: Tensor, *, coef: float
 ) -> PolicyLoss:
     """-r A, and at picked tokens + coef * |log pi - log pi_old| (KL-Cov, Cui et al. 2025; verl
     `kl_cov`).
@@ -156,7 +156,7 @@ def kl_cov_loss(
     log_ratio: log pi - log pi_old. All [tokens]. The penalty's gradient jumps at log ratio 0, and
     is 0 there.
     """
-    loss = -torch.exp(log_ratio) * advantages + coef * picked * log_ratio.abs()
+    loss = -torch.exp(log_ratio) * advantages + coef * covariance_mask * log_ratio.abs()
     return PolicyLoss(loss, torch.zeros_like(loss))
 
 

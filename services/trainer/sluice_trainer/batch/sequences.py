@@ -1,6 +1,4 @@
-"""Sequences as a trainer sees them, and which of them go into one micro-batch. Nothing here belongs
-to a backend.
-"""
+"""Sequences of tokens to train on, and how they are packed into micro-batches."""
 
 from __future__ import annotations
 
@@ -15,9 +13,18 @@ from sluice.samples.sample import Experts, Float32, Int32, Sample, UInt8
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """A prompt and its response. tokens: [prompt + response] int32. Both may be empty where
-    generation failed. experts: as `Sample.routed_experts`; or where this trainer process' own
-    mixtures sent the tokens (`routingReplay: trainer`).
+    """A prompt and its response.
+
+    Attributes
+    ----------
+    tokens
+        [prompt + response] int32. Empty if generation failed.
+    response_length
+        Tokens of the response.
+    experts
+        As `Sample.routed_experts`, or with `routingReplay: trainer` the experts to which this
+        process's mixtures sent the tokens.
+
     """
 
     tokens: Int32
@@ -41,7 +48,7 @@ _PER_TOKEN = (
     "values",
     "returns",
     "advantage",
-    "fresh",
+    "on_policy_mask",
 )
 
 
@@ -49,14 +56,33 @@ _PER_TOKEN = (
 class TrainSequence(Sequence):
     """A sequence to train on.
 
-    loss_mask, rollout_log_probs: [response]. advantage: one number for all response tokens, or one
-    each. old_log_probs: [response], of the weights at the start of the batch; None: those that the
-    step starts from. ref_log_probs: [response]; only with a KL loss. teacher_log_probs: [response];
-    only in a distillation. values, returns: [response]; only with a critic: its values before the
-    step, and what it learns. fresh: [response], 1 where the weights that the step starts from
-    sampled the token; None: nowhere. group_id and index say which sample it is of, branch which of
-    its sequences, and seat whose (`rollout.seats`). trained_elsewhere: tokens that the sample's
-    other sequences train.
+    Attributes
+    ----------
+    loss_mask
+        [response], 1 at tokens that are trained.
+    rollout_log_probs
+        [response], log-probs under the engine that sampled the tokens.
+    advantage
+        [response], or one number for all response tokens.
+    group_id, index, branch
+        Group of the sample, index of the sample in its group, and index of this sequence in the
+        sample.
+    seat
+        Seat that this sequence belongs to (`rollout.seats`).
+    trained_elsewhere
+        Trained tokens in the other sequences of the sample.
+    old_log_probs
+        [response], log-probs under the weights at the start of the batch; None: they are the
+        weights that the optimizer step starts from.
+    ref_log_probs
+        [response], log-probs under the reference; only with a KL loss.
+    teacher_log_probs
+        [response], log-probs under the teacher; only with distillation.
+    values, returns
+        [response], the critic's values before the step, and its targets; only with a critic.
+    on_policy_mask
+        [response], 1 at tokens that the weights before the step sampled; None: 0 everywhere.
+
     """
 
     loss_mask: UInt8
@@ -72,7 +98,7 @@ class TrainSequence(Sequence):
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
-    fresh: UInt8 | None = None
+    on_policy_mask: UInt8 | None = None
 
     @classmethod
     def of(
@@ -84,8 +110,21 @@ class TrainSequence(Sequence):
         *,
         routed: bool = True,
     ) -> list[TrainSequence]:
-        """The sequences of a sample from the buffer. version: of the weights that the step starts
-        from. routed: with the experts that an engine told, where it has told any.
+        """Return the sequences of a sample from the buffer.
+
+        Parameters
+        ----------
+        group_id
+            Group of the sample.
+        sample
+            The sample.
+        advantage
+            Advantage of all sequences.
+        version
+            Version of the weights that the step starts from.
+        routed
+            Keep the experts that the engine reported, if any.
+
         """
         return [
             cls(
@@ -100,7 +139,7 @@ class TrainSequence(Sequence):
                 seat=sequence.seat,
                 trained_elsewhere=sample.trainable_tokens - int(sequence.loss_mask.sum()),
                 experts=sequence.routed_experts if routed else None,
-                fresh=None if version is None else sequence.sampled_by(version),
+                on_policy_mask=None if version is None else sequence.sampled_by(version),
             )
             for branch, sequence in enumerate(sample.sequences)
         ]
@@ -117,29 +156,47 @@ class TrainSequence(Sequence):
 
 
 def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of at most `max_tokens` tokens: first fit, longest first. Deterministic.
+    """Pack sequences into micro-batches of at most `max_tokens` tokens.
 
-    Returns indices into `lengths`; each occurs exactly once, ascending within a micro-batch. A
-    sequence longer than `max_tokens` goes alone.
+    First-fit decreasing (Johnson 1973), deterministic. A sequence longer than the limit gets a
+    micro-batch alone.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each sequence.
+    max_tokens
+        Upper limit of the sum of lengths in a micro-batch.
+
+    Returns
+    -------
+    Ascending indices into `lengths` for each micro-batch, every index exactly once.
+
     """
     bins: list[list[int]] = []
-    room: list[int] = []
+    free_tokens: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        fits = next((b for b, free in enumerate(room) if lengths[index] <= free), None)
+        fits = next((b for b, free in enumerate(free_tokens) if lengths[index] <= free), None)
         if fits is None:
             bins.append([])
-            room.append(max_tokens)
+            free_tokens.append(max_tokens)
             fits = len(bins) - 1
         bins[fits].append(index)
-        room[fits] -= lengths[index]
+        free_tokens[fits] -= lengths[index]
     return [sorted(members) for members in bins]
 
 
 def equalise(bins: list[list[int]], count: int) -> list[list[int]]:
-    """Exactly `count` micro-batches, because all data-parallel ranks must run the same number.
+    """Split micro-batches until there are `count`; all data-parallel ranks must run equally many.
 
-    The largest are halved as long as they hold several sequences; then empty ones are added, which
-    run as one token of weight 0.
+    The largest are halved while they hold several sequences. Then empty ones are added, which run
+    as one token of weight 0.
+
+    Raises
+    ------
+    ValueError
+        There are more than `count` micro-batches.
+
     """
     if len(bins) > count:
         raise ValueError(f"{len(bins)} micro-batches cannot become {count}")

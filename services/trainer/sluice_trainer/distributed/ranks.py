@@ -1,4 +1,4 @@
-"""The ranks of a trainer: rank 0 decides, the others hear of it."""
+"""The ranks of a trainer, and how they agree: rank 0 decides and broadcasts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
+    """This process's rank, in all and among the data-parallel ranks."""
+
     rank: int
     world_size: int
     data_parallel_rank: int
@@ -20,9 +22,12 @@ class Ranks:
     _control: Any
 
     @classmethod
-    def here(cls, timeout: timedelta, *, data_parallel_rank: int, data_parallel_size: int) -> Ranks:
-        """This process' place. Decisions travel over gloo, on GPU machines too: they are small and
-        live on the CPU.
+    def of_process(
+        cls, timeout: timedelta, *, data_parallel_rank: int, data_parallel_size: int
+    ) -> Ranks:
+        """Return the ranks of this process, with a process group for decisions.
+
+        The group uses gloo also on GPU machines, because decisions are small and on the CPU.
         """
         return cls(
             rank=dist.get_rank(),
@@ -35,7 +40,7 @@ class Ranks:
         )
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank. Fails after the timeout where a rank is missing."""
+        """Return rank 0's value on every rank; fails after the timeout if a rank is missing."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -43,7 +48,7 @@ class Ranks:
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, on every rank."""
+        """Return the values of all ranks on every rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size

@@ -19,7 +19,7 @@ from sluice_trainer.fsdp.loading import Recipe
 from sluice_trainer.fsdp.net import Net, forward, forward_hidden
 from sluice_trainer.fsdp.sharding import build, reshard
 from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
-from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 
@@ -42,13 +42,13 @@ class ShardedFrozenModel:
         """The micro-batches with what the last layer sees of them."""
         states = [forward_hidden(self.net, batch).cpu() for batch in batches]
         reshard(self.net)
-        return [replace(batch, taught=s) for batch, s in zip(batches, states, strict=True)]
+        return [replace(batch, teacher_hidden=s) for batch, s in zip(batches, states, strict=True)]
 
-    def teaching(self, distillation: Distillation) -> Teaching | None:
+    def teacher_divergence(self, distillation: Distillation) -> TeacherDivergence | None:
         """How a training forward pass compares its model with this one."""
         if distillation.whole is None:
             return None
-        return Teaching(self._logits, distillation.whole, distillation.mixture)
+        return TeacherDivergence(self._logits, distillation.whole, distillation.mixture)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The output layer alone, outside of a forward pass. What it needs stays gathered."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sluice_trainer.fsdp.families import backbone, can_pack, final_transform
 from sluice_trainer.fsdp.row import row
-from sluice_trainer.step.divergence import Teaching
-from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.divergence import TeacherDivergence
+from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import TokenNumbers, log_probs_and_entropies
 from sluice_trainer.step.packing import MicroBatch
 
@@ -60,28 +60,32 @@ def forward(
     temperature: float,
     fp32_head: bool = False,
     numbers: TokenNumbers = log_probs_and_entropies,
-    teaching: Teaching | None = None,
+    teacher_divergence: TeacherDivergence | None = None,
 ) -> Tensor:
     """[2, r] log-probs and entropies of the response tokens, or other `numbers`.
 
-    With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse
-    KL as well. fp32_head: as `Head.float32`.
+    With `teacher_divergence`, and a batch that has a teacher's hidden states, [4, r]: divergence
+    and reverse KL as well. fp32_head: as `Head.float32`.
     """
     scale = 1.0 / temperature
 
-    def score(product: Tensor, targets: Tensor, taught: Tensor | None) -> Tensor:
+    def score(product: Tensor, targets: Tensor, teacher_hidden: Tensor | None) -> Tensor:
         logits = net.final(product)
         scores = numbers(logits, targets, scale=scale)
-        if teaching is None or taught is None:
+        if teacher_divergence is None or teacher_hidden is None:
             return torch.stack(scores)
         words = logits.shape[-1]
-        divergences = teaching(logits, taught, columns=words, scale=scale, group=None)
+        divergences = teacher_divergence(
+            logits, teacher_hidden, columns=words, scale=scale, group=None
+        )
         return torch.stack((*scores, *divergences))
 
     def of_targets(net: Net, batch: MicroBatch) -> Tensor:
-        taught = None if batch.taught is None else batch.taught.to(batch.targets.device)
+        teacher_hidden = (
+            None if batch.teacher_hidden is None else batch.teacher_hidden.to(batch.targets.device)
+        )
         head = net.output(fp32=fp32_head)
-        return scores_of(score, net.hidden(batch), head, batch.targets, taught)
+        return score_tokens(score, net.hidden(batch), head, batch.targets, teacher_hidden)
 
     result: Tensor = net(batch, of_targets)
     return result

@@ -59,7 +59,7 @@ class ShardedPolicy(LearningPolicy):
     ) -> None:
         super().__init__(spec, model_dir, author)
         join(timeout)
-        self.ranks = Ranks.here(
+        self.ranks = Ranks.of_process(
             timeout,
             data_parallel_rank=dist.get_rank(),
             data_parallel_size=dist.get_world_size(),
@@ -108,7 +108,7 @@ class ShardedPolicy(LearningPolicy):
             temperature=self.spec.temperature,
             fp32_head=self.spec.model.fp32_lm_head,
             numbers=numbers,
-            teaching=self._teaching,
+            teacher_divergence=self._teacher_divergence,
         )
 
     def hf_tensors(

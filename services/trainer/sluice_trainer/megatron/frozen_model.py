@@ -17,7 +17,7 @@ from sluice_trainer.megatron.step.forward import forward, head, hidden_states
 from sluice_trainer.megatron.step.learner import model_config, score
 from sluice_trainer.model.huggingface_config import ModelShape, read_shape
 from sluice_trainer.policy.teacher import check_vocabulary, reference_weights, teacher_directory
-from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 
@@ -57,17 +57,18 @@ class FrozenModel:
         if not states:
             return batches
         return [
-            replace(batch, taught=hidden) for batch, hidden in zip(batches, states, strict=True)
+            replace(batch, teacher_hidden=hidden)
+            for batch, hidden in zip(batches, states, strict=True)
         ]
 
-    def teaching(self, distillation: Distillation) -> Teaching | None:
+    def teacher_divergence(self, distillation: Distillation) -> TeacherDivergence | None:
         """How a training forward pass compares its model with this one; None: only by the sampled
         token.
         """
         if distillation.whole is None:
             return None
         last = head(self.chunks[-1], fp32=self._spec.model.fp32_lm_head)
-        return Teaching(last, distillation.whole, distillation.mixture)
+        return TeacherDivergence(last, distillation.whole, distillation.mixture)
 
 
 def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> FrozenModel | None:

@@ -68,7 +68,7 @@ def row_split() -> Split:
 
 def ranks(timeout: timedelta) -> Ranks:
     """This process' place among the trainer's."""
-    return Ranks.here(
+    return Ranks.of_process(
         timeout,
         data_parallel_rank=int(parallel_state.get_data_parallel_rank()),
         data_parallel_size=int(parallel_state.get_data_parallel_world_size()),

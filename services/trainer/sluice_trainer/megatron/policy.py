@@ -112,7 +112,7 @@ class MegatronPolicy(LearningPolicy):
             vocab=self.shape.vocab,
             fp32_head=self.spec.model.fp32_lm_head,
             numbers=numbers,
-            teaching=self._teaching,
+            teacher_divergence=self._teacher_divergence,
         )
 
     def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:

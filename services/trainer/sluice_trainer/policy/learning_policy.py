@@ -44,7 +44,7 @@ from sluice_trainer.model.huggingface_files import save_hf
 from sluice_trainer.policy.critic import Critic
 from sluice_trainer.policy.teacher import FrozenModel
 from sluice_trainer.step.batch_statistics import OptimizerStep, survey
-from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
 from sluice_trainer.step.micro_batch_size import MicroBatchSize
@@ -78,14 +78,19 @@ class LearningPolicy(ABC):
         self._micro_batch_size = MicroBatchSize.for_trainer(spec.trainer)
 
     @property
-    def _teaching(self) -> Teaching | None:
+    def _teacher_divergence(self) -> TeacherDivergence | None:
         distillation = self.spec.algorithm.distillation
-        return self._teacher.teaching(distillation) if self._teacher and distillation else None
+        return (
+            self._teacher.teacher_divergence(distillation)
+            if self._teacher and distillation
+            else None
+        )
 
     @abstractmethod
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
-        """The forward pass: [k, r] `numbers` of the response tokens; what `_teaching` compares
-        below.
+        """Return the forward pass that computes [k, r] `numbers` of the response tokens.
+
+        The rows of `_teacher_divergence` follow below.
         """
 
     @property
@@ -198,7 +203,7 @@ class LearningPolicy(ABC):
 
         step = OptimizerStep(number, self._learner.optimizer_steps, shard)
         batches = survey(batches, step, self.spec, self.ranks, score)
-        if self._teacher and self._teaching:
+        if self._teacher and self._teacher_divergence:
             batches = self._teacher.with_hidden_states(batches)
         return batches
 
@@ -227,7 +232,7 @@ class LearningPolicy(ABC):
         if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
-        if self._teacher and not self._teaching:
+        if self._teacher and not self._teacher_divergence:
             taught = self._teacher.log_probs(shard)
             shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
         remaining = iter(shard)

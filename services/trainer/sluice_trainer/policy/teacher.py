@@ -13,7 +13,7 @@ from sluice.api.groups.distillation import Distillation
 from sluice.data.vocabulary import check_teacher
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.batch.sequences import Sequence
-from sluice_trainer.step.divergence import Teaching
+from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.packing import MicroBatch
 
 TEACHER = "spec.algorithm.distillation.teacher.path"
@@ -32,7 +32,7 @@ class FrozenModel(Protocol):
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with what the last layer sees of them, where there is one here."""
 
-    def teaching(self, distillation: Distillation) -> Teaching | None:
+    def teacher_divergence(self, distillation: Distillation) -> TeacherDivergence | None:
         """How a training forward pass compares its model with this one.
 
         None: only by the sampled token.

@@ -1,6 +1,6 @@
 """A survey of the whole optimizer step, over all ranks, for losses that must know of it beforehand.
 
-Each function takes this rank's micro-batches with the present policy's log-probs of their tokens
+Each function takes this rank's micro-batches with the current log-probs of their tokens
 and gives back the micro-batches with the answer. All are collective. Sums are of all data-parallel
 ranks, so no answer depends on which rank or micro-batch a token lies in.
 """
@@ -28,7 +28,12 @@ from sluice_trainer.algorithms.covariance import (
     share,
     smallest,
 )
-from sluice_trainer.algorithms.objective import LossInputs, before, correction_of, distilled
+from sluice_trainer.algorithms.objective import (
+    LossInputs,
+    correction_of,
+    distilled,
+    train_and_old_log_probs,
+)
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.distributed.ranks import Ranks
@@ -54,9 +59,9 @@ def survey(
     """With what a loss that looks at the whole optimizer step must know. Without such a loss, as
     they are.
 
-    score: log-probs of each micro-batch's tokens under the present weights, [r] each: one more
-    pass, without gradients. In a batch's first optimizer step these are the old ones, where there
-    are any.
+    score: log-probs of each micro-batch's tokens under the current weights, [r] each: one more
+    pass, without gradients. In a batch's first optimizer step these are the old ones, if there are
+    any.
     """
     algorithm, several = spec.algorithm, spec.trainer.steps_per_batch > 1
     if not algorithm.by_covariance and not algorithm.off_policy.normalize:
@@ -66,7 +71,7 @@ def survey(
     if algorithm.off_policy.normalize:
         batches = with_mean_weight(batches, log_probs, algorithm, ranks)
     if algorithm.by_covariance:
-        batches = with_picked(batches, log_probs, step, algorithm, ranks, spec.data.seed)
+        batches = with_covariance_mask(batches, log_probs, step, algorithm, ranks, spec.data.seed)
         if step.number == 0:
             # The ratio is then exactly 1: the gradient of kl_cov's penalty would be the sign of
             # what rounding leaves.
@@ -91,8 +96,8 @@ def with_mean_weight(
     off_policy = algorithm.off_policy
     weighted = []
     for inputs, current in _tokens(batches, log_probs):
-        present, _ = before(current, inputs, algorithm)
-        weight = correction_of(present, inputs, off_policy).weight
+        train_log_probs, _ = train_and_old_log_probs(current, inputs, algorithm)
+        weight = correction_of(train_log_probs, inputs, off_policy).weight
         weighted.append(weight_sums(weight, off_policy.level, inputs.mask, inputs.sequence))
     sums = _over_ranks(
         ranks, weight=[total for total, _ in weighted], count=[count for _, count in weighted]
@@ -104,7 +109,7 @@ def with_mean_weight(
     ]
 
 
-def with_picked(
+def with_covariance_mask(
     batches: Seq[MicroBatch],
     log_probs: Seq[Tensor],
     step: OptimizerStep,
@@ -141,13 +146,13 @@ def with_picked(
         ratio, keys = (algorithm.kl_cov or KLCov()).ratio, -covariance.numpy()
     (candidates,) = np.nonzero(mask.numpy())
     taken = _chosen(keys[candidates], identity[candidates], share(int(sums["count"]), ratio), ranks)
-    picked = torch.split(
+    covariance_mask = torch.split(
         as_mask(candidates[taken], len(mask)),
         [len(inputs.mask) for _, inputs in _with_inputs(batches)],
     )
     return [
-        replace(batch, loss=replace(inputs, picked=part.to(inputs.mask.device)))
-        for (batch, inputs), part in zip(_with_inputs(batches), picked, strict=True)
+        replace(batch, loss=replace(inputs, covariance_mask=part.to(inputs.mask.device)))
+        for (batch, inputs), part in zip(_with_inputs(batches), covariance_mask, strict=True)
     ]
 
 
@@ -157,9 +162,9 @@ def _standing(
     """Of each token: its log-prob, its advantage, whether it is trained, whether PPO's clip holds
     it.
     """
-    _, old = before(current, inputs, algorithm)
-    inputs, _ = distilled(inputs, old, algorithm)
-    clip, ratio = algorithm.clip, torch.exp(current - old)
+    _, old_log_probs = train_and_old_log_probs(current, inputs, algorithm)
+    inputs, _ = distilled(inputs, old_log_probs, algorithm)
+    clip, ratio = algorithm.clip, torch.exp(current - old_log_probs)
     held = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=clip.highest).clipped
     # A masked token's numbers mean nothing, and 0 x inf in a sum is nan.
     return (

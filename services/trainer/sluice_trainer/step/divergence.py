@@ -118,7 +118,7 @@ _apply: Callable[..., tuple[Tensor, Tensor]] = _Divergence.apply
 
 
 @dataclass(frozen=True, slots=True)
-class Teaching:
+class TeacherDivergence:
     """A teacher with which a training forward pass compares the student.
 
     head: the teacher's last layer, hidden states [n, h] -> logits [n, local words] of its own

@@ -23,9 +23,15 @@ from sluice_trainer.batch.sequences import Sequence, TrainSequence
 
 
 class RowLayout(Protocol):
-    """Where sequences lie in a row, as a backend's attention wants to know it.
+    """The positions of sequences in a row, in the form that a backend's attention needs.
 
-    positions: [t] int64, each token's place in its sequence; lengths: of the sequences.
+    Attributes
+    ----------
+    positions
+        [t] int64, position of each token in its sequence.
+    lengths
+        Tokens of each sequence.
+
     """
 
     positions: Tensor
@@ -34,19 +40,37 @@ class RowLayout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A packed row, or this rank's share of it under context parallelism.
+    """A packed row of t tokens and r response tokens, or a rank's share under context parallelism.
 
-    tokens: [t] int64, all sequences end to end, without each one's last token (it predicts nothing
-    that is asked for). packing: the backend's `RowLayout`. predicting: [r] int64, the places
-    in the row that predict the response tokens; targets: [r] int64, those tokens; sequence: [r]
-    int64, which member each belongs to. members: the sequences' indices; response_lengths: theirs.
-    loss: what the objective needs besides, [r]; None outside training.
-    own: [s] int64, which of the r response tokens this rank's share predicts; None: all. With it,
-    `tokens`, `predicting` and `targets` are the share's; everything that is [r] still is of the
-    whole row.
-    taught: a teacher's hidden states at `predicting`, in host memory; None: no divergence over the
-    whole vocabulary.
-    experts: [t, layers x experts of a token] int16, where the tokens are to go; -1: not known.
+    Attributes
+    ----------
+    tokens
+        [t] int64, all sequences end to end, each without its last token, whose prediction is not
+        needed.
+    packing
+        The backend's `RowLayout`.
+    predicting
+        [r] int64, positions in the row that predict the response tokens.
+    targets
+        [r] int64, the response tokens.
+    sequence
+        [r] int64, index in `members` of the sequence of each response token.
+    members
+        Indices of the sequences in the shard.
+    response_lengths
+        Response tokens of each member.
+    loss
+        Inputs of the loss, [r] each; None outside training.
+    local_positions
+        [s] int64, which of the r response tokens this rank's share predicts; None: all. If set,
+        `tokens`, `predicting` and `targets` are those of the share, and all other [r] tensors
+        are those of the whole row.
+    teacher_hidden
+        A teacher's hidden states at `predicting`, in host memory; None unless the loss has a
+        divergence over the whole vocabulary.
+    experts
+        [t, layers x experts of a token] int16, the experts to send each token to; -1: not known.
+
     """
 
     tokens: Tensor
@@ -57,18 +81,18 @@ class MicroBatch:
     members: tuple[int, ...]
     response_lengths: tuple[int, ...]
     loss: LossInputs | None = None
-    own: Tensor | None = None
-    taught: Tensor | None = None
+    local_positions: Tensor | None = None
+    teacher_hidden: Tensor | None = None
     experts: Tensor | None = None
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """[r] values per member."""
+        """Split [r] values by member."""
         return list(torch.split(values, list(self.response_lengths)))
 
 
+# (model, micro-batch) -> [k, r] numbers of the response tokens; with Megatron only on the last
+# pipeline stage, on earlier stages hidden states.
 Forward = Callable[[Any, MicroBatch], Tensor]
-"""(model, micro-batch) -> [k, r] numbers of the response tokens; of Megatron on its last pipeline
-stage, hidden states before it."""
 
 
 def packed_row(
@@ -79,18 +103,29 @@ def packed_row(
     *,
     multiple: int = 1,
 ) -> MicroBatch:
-    """The packed row of these members of the shard.
+    """Pack sequences into one row.
 
-    An empty one gets a token that predicts nothing.
+    A row without sequences, or an empty sequence, gets one token that predicts nothing.
 
-    packing: of sequences of these lengths. The row is filled up by a sequence of its own to a
-    length that `multiple` divides evenly.
+    Parameters
+    ----------
+    shard
+        Sequences of this rank.
+    members
+        Indices of the sequences to pack.
+    device
+        Device of the tensors.
+    packing
+        Returns the layout of a row of sequences with these lengths.
+    multiple
+        The length of the row is padded to a multiple of this, with one more sequence.
+
     """
     chosen = [shard[i] for i in members]
-    nothing = np.zeros(1, np.int32)
-    rows = [s.tokens[:-1] if len(s.tokens) > 1 else nothing for s in chosen] or [nothing]
-    if fill := -sum(len(row) for row in rows) % multiple:
-        rows.append(np.zeros(fill, np.int32))
+    empty = np.zeros(1, np.int32)
+    rows = [s.tokens[:-1] if len(s.tokens) > 1 else empty for s in chosen] or [empty]
+    if padding := -sum(len(row) for row in rows) % multiple:
+        rows.append(np.zeros(padding, np.int32))
     lengths = [len(row) for row in rows]
     ends = np.cumsum(lengths)
     responses = [s.response_length for s in chosen]
@@ -109,15 +144,15 @@ def packed_row(
 
 
 def _experts(chosen: Seq[Sequence], lengths: list[int], device: torch.device) -> Tensor | None:
-    """Of a row whose sequences, and what fills it up, have these lengths."""
-    known = [(i, s.experts) for i, s in enumerate(chosen) if s.experts is not None]
-    if not known:
+    """Return the experts of a row whose sequences and padding have these lengths."""
+    recorded = [(i, s.experts) for i, s in enumerate(chosen) if s.experts is not None]
+    if not recorded:
         return None
-    if len(widths := {experts.shape[1] for _, experts in known}) > 1:
+    if len(widths := {experts.shape[1] for _, experts in recorded}) > 1:
         raise ValueError(f"experts of a token in one step: {sorted(widths)} numbers")
     row = np.full((sum(lengths), widths.pop()), -1, np.int16)
     starts = np.cumsum([0, *lengths])
-    for i, experts in known:
+    for i, experts in recorded:
         row[starts[i] : starts[i] + len(experts)] = experts
     return torch.from_numpy(row).to(device)
 
@@ -129,19 +164,37 @@ def with_loss(
     aggregation: Aggregation,
     device: torch.device,
 ) -> MicroBatch:
-    """The packed row with what the loss needs. totals: of the optimizer step over all ranks."""
+    """Return the packed row with the inputs of its loss.
+
+    Parameters
+    ----------
+    batch
+        Packed row.
+    shard
+        Sequences of this rank.
+    totals
+        Totals of the optimizer step over all ranks.
+    aggregation
+        How the loss averages over tokens.
+    device
+        Device of the tensors.
+
+    """
     chosen = [shard[i] for i in batch.members]
     mask = _values([s.loss_mask for s in chosen], device)
     metric = metric_aggregation(aggregation)
-    places = [s.group_id for s in chosen], [s.trained_elsewhere for s in chosen]
+    samples = [s.group_id for s in chosen], [s.trained_elsewhere for s in chosen]
     advantages = [np.broadcast_to(np.float32(s.advantage), s.response_length) for s in chosen]
-    fresh = [np.zeros(s.response_length) if s.fresh is None else s.fresh for s in chosen]
+    on_policy = [
+        np.zeros(s.response_length) if s.on_policy_mask is None else s.on_policy_mask
+        for s in chosen
+    ]
     rollout = _values([s.rollout_log_probs for s in chosen], device)
     loss = LossInputs(
         advantages=_values(advantages, device),
-        loss_weights=token_weights(mask, batch.sequence, totals, aggregation, *places),
-        metric_weights=token_weights(mask, batch.sequence, totals, metric, *places),
-        # A masked token's log-prob means nothing and may be anything, but 0 x inf is nan.
+        loss_weights=token_weights(mask, batch.sequence, totals, aggregation, *samples),
+        metric_weights=token_weights(mask, batch.sequence, totals, metric, *samples),
+        # The log-prob of a masked token is undefined and may be infinite, but 0 x inf is nan.
         rollout_log_probs=torch.where(mask > 0, rollout, 0.0),
         sequence=batch.sequence,
         old_log_probs=_optional([s.old_log_probs for s in chosen], device),
@@ -149,7 +202,7 @@ def with_loss(
         teacher_log_probs=_optional([s.teacher_log_probs for s in chosen], device),
         values=_optional([s.values for s in chosen], device),
         returns=_optional([s.returns for s in chosen], device),
-        fresh=_values(fresh, device),
+        on_policy_mask=_values(on_policy, device),
     )
     return replace(batch, loss=loss)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.parallel import from_last_stage
-from sluice_trainer.step.divergence import Teaching
-from sluice_trainer.step.head import Head, scores_of
+from sluice_trainer.step.divergence import TeacherDivergence
+from sluice_trainer.step.head import Head, score_tokens
 from sluice_trainer.step.logits import TokenNumbers, log_probs_and_entropies
 from sluice_trainer.step.packing import Forward, MicroBatch
 
@@ -29,8 +29,8 @@ from sluice_trainer.step.packing import Forward, MicroBatch
 class OutputContext:
     """The micro-batch under way, as the output hook must know it.
 
-    fp32_head: as `Head.float32`. numbers: wanted of each token. teaching: to compare it with a
-    teacher.
+    fp32_head: as `Head.float32`. numbers: of each token. teacher_divergence: compares them
+    with a teacher.
     """
 
     batch: MicroBatch
@@ -38,17 +38,17 @@ class OutputContext:
     vocab: int
     fp32_head: bool = False
     numbers: TokenNumbers = log_probs_and_entropies
-    teaching: Teaching | None = None
+    teacher_divergence: TeacherDivergence | None = None
 
 
 def statistics(
-    logits: Tensor, targets: Tensor, taught: Tensor | None, request: OutputContext
+    logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None, request: OutputContext
 ) -> Tensor:
-    """The `numbers`, [2, n] float32, of softmax(logits / temperature); and what `teaching` says of
-    it: [4, n].
+    """The `numbers`, [2, n] float32, of softmax(logits / temperature); and what
+    `teacher_divergence` returns: [4, n].
 
     logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets:
-    [n] int64; taught: the teacher's hidden states at the same places, [n, h].
+    [n] int64; teacher_hidden: the teacher's hidden states at the same places, [n, h].
     """
     group = parallel_state.get_tensor_model_parallel_group()
     shared = group if group.size() > 1 else None
@@ -57,10 +57,12 @@ def statistics(
     held = max(min(columns, request.vocab - start), 1)
     local = logits if held == columns else logits[:, :held]
     scores = request.numbers(local, targets, scale=scale, start=start, group=shared)
-    if request.teaching is None or taught is None:
+    if request.teacher_divergence is None or teacher_hidden is None:
         return torch.stack(scores)
-    taught_scores = request.teaching(local, taught, columns=columns, scale=scale, group=shared)
-    return torch.stack((*scores, *taught_scores))
+    teacher_scores = request.teacher_divergence(
+        local, teacher_hidden, columns=columns, scale=scale, group=shared
+    )
+    return torch.stack((*scores, *teacher_scores))
 
 
 def _output_processor(
@@ -79,8 +81,12 @@ def _output_processor(
     weight = output_weight if output_weight is not None else output_layer.weight
     layer = Head(weight, float32=context.fp32_head)
     score = partial(statistics, request=context)
-    taught = None if batch.taught is None else batch.taught.to(hidden.device)
-    return _from_all_shares(scores_of(score, hidden, layer, batch.targets, taught), batch=batch)
+    teacher_hidden = (
+        None if batch.teacher_hidden is None else batch.teacher_hidden.to(hidden.device)
+    )
+    return _from_all_shares(
+        score_tokens(score, hidden, layer, batch.targets, teacher_hidden), batch=batch
+    )
 
 
 def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
@@ -90,10 +96,10 @@ def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
     loss is computed on every rank, alike, and gradients of weights are summed over ranks
     afterwards.
     """
-    if batch.own is None:
+    if batch.local_positions is None:
         return scores
     everywhere = scores.new_zeros(len(scores), sum(batch.response_lengths)).index_copy(
-        1, batch.own, scores
+        1, batch.local_positions, scores
     )
     group = parallel_state.get_context_parallel_group()
     result: Tensor = reduce_from_tensor_model_parallel_region(everywhere, group=group)
@@ -129,15 +135,15 @@ def forward(
     vocab: int,
     fp32_head: bool = False,
     numbers: TokenNumbers = log_probs_and_entropies,
-    teaching: Teaching | None = None,
+    teacher_divergence: TeacherDivergence | None = None,
 ) -> Tensor:
     """[2, r] log-probs and entropies of the response tokens, or other `numbers`, on the last
     pipeline stage, hidden states before it.
 
-    With `teaching`, and a batch that has a teacher's hidden states, [4, r]: divergence and reverse
-    KL as well.
+    With `teacher_divergence`, and a batch that has a teacher's hidden states, [4, r]: divergence
+    and reverse KL as well.
     """
-    request = OutputContext(batch, temperature, vocab, fp32_head, numbers, teaching)
+    request = OutputContext(batch, temperature, vocab, fp32_head, numbers, teacher_divergence)
     return _forward(model, batch, _output_processor, request)
 
 

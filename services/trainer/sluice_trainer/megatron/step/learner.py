@@ -189,7 +189,7 @@ def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
         tokens=batch.tokens[held],
         predicting=place[batch.predicting[predicted]],
         targets=batch.targets[predicted],
-        own=predicted,
+        local_positions=predicted,
         experts=None if batch.experts is None else batch.experts[held],
     )
 
