@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.data.chat import between_turns
-from sluice.input_checks import InputError, load_json, without_surrogates
+from sluice.input_checks import without_surrogates
 from sluice.runtime.gather import gather
 from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode
+from sluice_rollout.tool_calls import ANSWER, CALLS, ToolCall, hermes_calls, json_calls
 from sluice_rollout.toolbox.base import Tool, ToolUnavailableError, is_tool
 from sluice_rollout.user_functions.threads import LateError, NoThreadError, Threads
 
@@ -41,71 +40,6 @@ __all__ = [
     "hermes_calls",
     "json_calls",
 ]
-
-CALLS, ANSWER = "tool_calls", "answer"
-"""Keys of a sample's metadata for the reward: number of the model's calls of tools, and the text of
-its last turn."""
-SEATS = "seats"
-"""Key of the same of each seat, by its name, where the job has seats."""
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call that the model asked for.
-
-    error: why it cannot be understood, in words for the model.
-    """
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-
-
-def hermes_calls(text: str) -> list[ToolCall]:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them, as Hermes and
-    Qwen write them.
-    """
-    return [_call(text) for text in _HERMES.findall(text)]
-
-
-def json_calls(text: str) -> list[ToolCall]:
-    """A turn that is a JSON object with a `name` (or a list of them), alone or in a fenced block;
-    else no call.
-    """
-    fenced = _FENCED.findall(text)
-    for part in fenced or [text]:
-        try:
-            value = load_json(part, "the tool call")
-        except InputError:
-            continue
-        calls = value if isinstance(value, list) else [value]
-        if calls and all(isinstance(call, dict) and "name" in call for call in calls):
-            return [_call(json.dumps(call)) for call in calls]
-    return []
-
-
-def _call(text: str) -> ToolCall:
-    try:
-        value = load_json(text, "the tool call")
-    except InputError as error:
-        return ToolCall("", error=str(error))
-    arguments = (
-        value.get("arguments", value.get("parameters", {})) if isinstance(value, dict) else None
-    )
-    if isinstance(arguments, str):  # OpenAI's way
-        try:
-            arguments = load_json(arguments, "the arguments")
-        except InputError as error:
-            return ToolCall(str(value.get("name")), error=str(error))
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("name"), str)
-        or not isinstance(arguments, dict)
-    ):
-        return ToolCall("", error='a tool call is an object {"name": text, "arguments": object}')
-    return ToolCall(value["name"], arguments)
 
 
 class ToolLoop:

@@ -21,7 +21,7 @@ from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
 from sluice_rollout.gateway.history import History, Place, Template, TextTooLongError
 from sluice_rollout.gateway.shortening import Shortener
 from sluice_rollout.gateway.summaries import Summaries
-from sluice_rollout.tools import ANSWER, CALLS, SEATS
+from sluice_rollout.tool_calls import ANSWER, CALLS, SEATS
 
 _AROUND_A_REQUEST = 64
 """Tokens that a template writes around the request for a summary, and in place of results."""

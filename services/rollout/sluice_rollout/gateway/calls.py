@@ -14,7 +14,7 @@ from sluice.engines.protocol import CallParser
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import failures
 from sluice_rollout.gateway.exchange import ToolCall
-from sluice_rollout.tools import hermes_calls
+from sluice_rollout.tool_calls import hermes_calls
 
 _FIELD = "spec.rollout.engineArgs"
 _HERMES = re.compile(r"\s*<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)

@@ -11,7 +11,7 @@ from sluice.rewards import RewardInput
 from sluice.rewards.types import Judgement
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import records_of, turn_rewards
-from sluice_rollout.tools import SEATS
+from sluice_rollout.tool_calls import SEATS
 
 SEAT = "seat"
 """Key of the metadata that tells a reward which seat it judges."""
