@@ -46,7 +46,7 @@ from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
@@ -142,8 +142,9 @@ class Bench:
         generator = Generator(
             engine, tokenizer.decode, asyncio.Semaphore(room), lambda: 0, EngineHealth(engine, 60.0)
         )
-        async with Desk.of(spec, encoder) as desk:
-            yield EpisodeRunner(self.play, "agent", generator, tokenizer, 600.0, None, desk.admit)
+        async with EpisodeRegistry.for_job(spec, encoder) as registry:
+            gateway = registry.open_gateway
+            yield EpisodeRunner(self.play, "agent", generator, tokenizer, 600.0, None, gateway)
 
 
 SHARED = AsyncOpenAI(api_key="of an episode")

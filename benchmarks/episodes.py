@@ -47,7 +47,7 @@ from sluice_operator.plan.facts import names
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import Play
-from sluice_rollout.gateway import registry
+from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.generate import Generator
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
@@ -106,17 +106,18 @@ async def worker(model: Path, play: Play | None, host: str, port: int) -> AsyncI
         rollout__sampling__maxResponseTokens=2000,
     ).spec  # fmt: skip
     encoder, pods = PromptEncoder(spec, model), EpisodePods.of(TOKEN, POD_SECONDS, "kubectl")
+    address = PodAddress(host, port, pods.join)
     async with (
         Constant("http://127.0.0.1:9") as engine,
-        registry.Desk.of(spec, encoder, registry.Place(host, port, pods)) as place,
+        EpisodeRegistry.for_job(spec, encoder, address) as registry,
     ):
         health = EngineHealth(engine, 60.0)
         slots = asyncio.Semaphore(SIDE_BY_SIDE)
         generator = Generator(engine, encoder.decode, slots, lambda: 0, health)
         player = EpisodeRunner(
-            play or pods, "agent", generator, encoder.tokenizer, 600.0, None, place.admit
+            play or pods, "agent", generator, encoder.tokenizer, 600.0, None, registry.open_gateway
         )
-        yield Worker(player, pods, engine, f"http://{host}:{place.server.port}{wire.PATH}")
+        yield Worker(player, pods, engine, f"http://{host}:{registry.server.port}{wire.PATH}")
 
 
 # -- worker

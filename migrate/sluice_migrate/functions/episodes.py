@@ -29,7 +29,7 @@ def keep(episode: Episode, tokens: Sequence[int], mask: Sequence[int]) -> bool:
     """
     most = int(episode.sampling["max_new_tokens"])
     over = max(len(mask) - most, 0)
-    episode.gateway.keep(list(tokens)[: len(tokens) - over], list(mask)[:most])
+    episode.gateway.claim_sample(list(tokens)[: len(tokens) - over], list(mask)[:most])
     return over > 0
 
 

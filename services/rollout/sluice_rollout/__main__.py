@@ -26,7 +26,7 @@ from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient, Outbox
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.verifying import Terms
-from sluice_rollout.gateway.registry import Desk, Place
+from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -175,15 +175,16 @@ async def _work(
     membership = Membership(env.rendezvous, hello, heartbeat)
     slots = asyncio.Semaphore(side_by_side(spec.rollout.concurrency))
     health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
-    desk = Desk.of(spec, encoder, Place(env.bind, env.port("gateway"), pods) if pods else None)
+    pod_address = PodAddress(env.bind, env.port("gateway"), pods.join) if pods else None
+    registry = EpisodeRegistry.for_job(spec, encoder, pod_address)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
-    make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
+    make = group_maker(spec, encoder, generator, membership, code, teacher, registry.open_gateway)
     submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
     load = Load(batches=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(
         spec, engine, make, code.keep, buffer, membership, submits, returns, load=load
     )
-    async with desk, membership:
+    async with registry, membership:
         await worker.run(stop)
 
 

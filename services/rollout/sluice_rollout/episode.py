@@ -110,7 +110,7 @@ class Episode:
     generator: Generator
     clock: TimeLimit
     reward_key: str | None = None
-    admit: Callable[[Episode], Gateway] | None = None
+    open_gateway: Callable[[Episode], Gateway] | None = None
     seats: tuple[str, ...] = ()
     ended: BaseException | None = None
     _trunk: Episode | None = None
@@ -141,12 +141,12 @@ class Episode:
         episode has turns of `generate` already, or has ended.
         """
         if self._gateway is None:
-            if self.admit is None or self._left or self._next:
+            if self.open_gateway is None or self._left or self._next:
                 raise RuntimeError(
                     "episode.gateway: expected an episode that goes on and has no turn of "
                     "episode.generate or episode.observe"
                 )
-            self._gateway = self.admit(self)
+            self._gateway = self.open_gateway(self)
         return self._gateway
 
     def leave(self, *, interrupted: bool) -> None:

@@ -278,10 +278,11 @@ def group_maker(
     membership: Membership,
     code: Code,
     teacher: Teachers | None = None,
-    admit: Callable[[Episode], Gateway] | None = None,
+    open_gateway: Callable[[Episode], Gateway] | None = None,
 ) -> GroupMaker:
-    """The maker of a job's groups, with the user's code in its places. admit: opens the gateway to
-    an episode.
+    """The maker of a job's groups, with the user's code in its places.
+
+    open_gateway: opens the gateway to an episode.
     """
 
     def player(named: tuple[str, Play] | None) -> EpisodeRunner | None:
@@ -290,8 +291,8 @@ def group_maker(
         name, play = named
         key = spec.reward.key if spec.reward else None
         return EpisodeRunner(
-            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key, admit,
-            tuple(seat.name for seat in spec.rollout.seats),
+            play, name, generator, encoder.tokenizer, spec.rollout.function_seconds, key,
+            open_gateway, tuple(seat.name for seat in spec.rollout.seats),
         )  # fmt: skip
 
     return GroupMaker(

@@ -16,7 +16,7 @@ from sluice.runtime import user_code
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus
 from sluice.samples.turns import TURNS
 from sluice.wire import codec
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions import runner
 from sluice_rollout.user_functions.runner import EpisodeRunner
@@ -67,10 +67,10 @@ async def play(
     encoder = PromptEncoder(spec, talkative)
     named = runner.load(dotted, spec)
     assert named
-    async with Desk.of(spec, encoder) as desk:
+    async with EpisodeRegistry.for_job(spec, encoder) as registry:
         player = EpisodeRunner(
             named[1], named[0], generator(engine, talkative), encoder.tokenizer, 60.0, None,
-            desk.admit,
+            registry.open_gateway,
         )  # fmt: skip
         params = {
             "max_new_tokens": tokens, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "stop": None,

@@ -23,7 +23,7 @@ from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.buffer import BufferClient, Outbox
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
@@ -78,14 +78,15 @@ class House:
         generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
         code = Code.of(spec)
         teacher = teacher_of(spec, encoder.tokenizer)
-        desk = Desk.of(spec, encoder)
-        make = group_maker(spec, encoder, generator, membership, code, teacher, desk.admit)
+        registry = EpisodeRegistry.for_job(spec, encoder)
+        open_gateway = registry.open_gateway
+        make = group_maker(spec, encoder, generator, membership, code, teacher, open_gateway)
         fields = {
             "spec": spec, "engine": engine, "make": make, "keep": code.keep,
             "buffer": buffer, "membership": membership, "submits": Outbox(buffer.submit_stream),
             "returns": Outbox(buffer.return_stream),
         }  # fmt: skip
-        async with desk, membership:
+        async with registry, membership:
             yield Worker(**{**fields, **changes}), membership
         await buffer.close()
         await code.close()

@@ -21,7 +21,7 @@ from sluice.samples.episode_protocol import ROW
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.pod_pool import EpisodePodError
 from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.gateway.registry import Desk, Place
+from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
@@ -54,7 +54,8 @@ async def worker(
     ).spec
     encoder = PromptEncoder(spec, talkative)
     pods = EpisodePods.of(TOKEN, pod_seconds, "kubectl")
-    async with Desk.of(spec, encoder, Place(LOOPBACK, 0, pods)) as desk:
+    address = PodAddress(LOOPBACK, 0, pods.join)
+    async with EpisodeRegistry.for_job(spec, encoder, address) as registry:
         play = EpisodeRunner(
             pods,
             "the program",
@@ -62,9 +63,9 @@ async def worker(
             encoder.tokenizer,
             seconds,
             None,
-            desk.admit,
+            registry.open_gateway,
         )
-        yield play, f"http://{LOOPBACK}:{desk.server.port}"
+        yield play, f"http://{LOOPBACK}:{registry.server.port}"
 
 
 @pytest.mark.parametrize("arguments", [(), ("stream",)], ids=["whole", "streaming"])

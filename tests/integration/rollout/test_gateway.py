@@ -20,7 +20,7 @@ from sluice.samples.turns import TURNS
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from sluice_rollout.worker import WorkerError
@@ -79,7 +79,7 @@ async def player(
     settings = AGENT | {"rollout__sampling__maxResponseTokens": 900}
     spec = job(directory, talkative, **settings).spec
     encoder = PromptEncoder(spec, talkative)
-    async with Desk.of(spec, encoder) as desk:
+    async with EpisodeRegistry.for_job(spec, encoder) as registry:
         yield EpisodeRunner(
             function,
             "agent",
@@ -87,7 +87,7 @@ async def player(
             encoder.tokenizer,
             60.0,
             None,
-            desk.admit,
+            registry.open_gateway,
         )
 
 

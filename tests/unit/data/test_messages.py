@@ -8,7 +8,7 @@ import pytest
 
 from sluice.data import chat
 from sluice.data.messages import MessageError, normalised
-from sluice_rollout.gateway.exchange import canonical
+from sluice_rollout.gateway.interfaces.exchange import canonical
 from tests.chat import tokenizer, user
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}

@@ -15,7 +15,7 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.pod_pool import EpisodePodError
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.verifying import Terms
-from sluice_rollout.gateway.registry import Desk, Place
+from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
@@ -56,7 +56,9 @@ async def worker(directory: Path, terms: Terms = TERMS) -> AsyncIterator[tuple[E
     environment = {"command": ["agent"], "image": "agent:1"}
     spec = make_job(directory, model__path=str(model), rollout__environment=environment).spec
     pods = EpisodePods.of(TOKEN, 2 * SECONDS, "kubectl", terms)
-    async with Desk.of(spec, PromptEncoder(spec, model), Place(LOOPBACK, 0, pods)) as desk:
+    async with EpisodeRegistry.for_job(
+        spec, PromptEncoder(spec, model), PodAddress(LOOPBACK, 0, pods.join)
+    ) as desk:
         player = seated(desk, pods, Script(ids("hello")))
         player.name, player.seconds = "the program", SECONDS
         yield player, f"http://{LOOPBACK}:{desk.server.port}"

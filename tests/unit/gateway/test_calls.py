@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_rollout.gateway.calls import parser_of
+from sluice_rollout.gateway.tool_call_parser import parser_of
 from tests.unit.buffer.buffer_tools import make_job
 
 PARAMETERS = {

@@ -8,7 +8,7 @@ import pytest
 from sluice.samples.sample import Sample, WeightSpan
 from sluice.samples.turns import TURNS
 from sluice_rollout.gateway.conversation import Turn
-from sluice_rollout.gateway.sample_claims import Claim, ClaimError, written
+from sluice_rollout.gateway.sample_claims import ClaimError, SampleClaim, claimed_sample
 
 
 def turn(parent: Turn | None, added: list[int], tokens: list[int], version: int = 0) -> Turn:
@@ -47,7 +47,7 @@ TURNS_PLAYED = [FIRST, SECOND, ASIDE]
 def test_what_was_sampled_has_its_log_probs(
     tokens: list[int], mask: list[int], trained: list[int], log_probs: list[float]
 ) -> None:
-    sample = written(Claim(tokens, mask), TURNS_PLAYED, Sample(0))
+    sample = claimed_sample(SampleClaim(tokens, mask), TURNS_PLAYED, Sample(0))
     sample.check_tokens()
     assert sample.tokens.tolist() == tokens
     assert sample.loss_mask.tolist() == trained
@@ -56,8 +56,8 @@ def test_what_was_sampled_has_its_log_probs(
 
 
 def test_each_token_knows_its_weights() -> None:
-    claim = Claim([1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1])
-    spans = written(claim, TURNS_PLAYED, Sample(0)).weight_versions
+    claim = SampleClaim([1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1])
+    spans = claimed_sample(claim, TURNS_PLAYED, Sample(0)).weight_versions
     assert spans == [WeightSpan(0, 0, 3), WeightSpan(1, 3, 5)]
 
 
@@ -80,13 +80,15 @@ def test_what_was_not_sampled_there_is_not_trained(
     tokens: list[int], mask: list[int], message: str
 ) -> None:
     with pytest.raises(ClaimError, match=message):
-        written(Claim(tokens, mask), TURNS_PLAYED, Sample(0))
+        claimed_sample(SampleClaim(tokens, mask), TURNS_PLAYED, Sample(0))
 
 
 def test_a_claim_of_any_part_of_a_conversation_is_whole() -> None:
     """Every cut of the tokens that were played makes a sample that passes its checks."""
     tokens, mask = [1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1]
     for length in range(6):
-        sample = written(Claim(tokens[: 2 + length], mask[:length]), TURNS_PLAYED, Sample(0))
+        sample = claimed_sample(
+            SampleClaim(tokens[: 2 + length], mask[:length]), TURNS_PLAYED, Sample(0)
+        )
         sample.check_tokens()
         assert sample.trainable_tokens == sum(mask[:length])

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sluice.samples.sample import Messages, Sample, TokenSequence, WeightSpan
 from sluice.samples.turns import BRANCH_TURNS, TURNS
 from sluice.wire import codec
-from sluice_rollout.gateway.conversation import Conversation, Turn, write
-from sluice_rollout.gateway.history import History, Place, Template
+from sluice_rollout.gateway.conversation import Conversation, Turn, write_branches
+from sluice_rollout.gateway.history import Continuation, History, Template
 from tests import chat
 
 END = "<|im_end|>"
@@ -41,24 +41,26 @@ class Client:
         self.template = template
         self.seen: list[tuple[list[int], list[int]]] = []
 
-    def place(self, messages: Messages) -> Place:
-        return self.history.place(messages, None)
+    def place(self, messages: Messages) -> Continuation:
+        return self.history.continue_messages(messages, None)
 
     def ask(self, messages: Messages, answer: str, finish: str = "stop") -> Messages:
         """The messages with the answer, as the client would send them next."""
         place = self.place(messages)
-        turn = self.conversation.turn(place.parent, place.added)
+        turn = self.conversation.turn_at(place.parent, place.added)
         if not turn.finish:
             ending = END if finish == "stop" else ""
             say(turn, self.template.encode(answer + ending), len(self.seen), finish)
             self.seen.append((turn.context.tolist(), turn.tokens.tolist()))
         messages = [*messages, {"role": "assistant", "content": answer}]
-        self.history.note(messages, None, turn, answer)
+        self.history.remember(messages, None, turn, answer)
         return messages
 
-    def sample(self, *, waiting: bool = False) -> Sample:
+    def sample(self, *, with_unanswered: bool = False) -> Sample:
         """The episode's sample as the other side of the wire has it."""
-        write({"": self.conversation}, sample := Sample(0), waiting=waiting)
+        write_branches(
+            {"": self.conversation}, sample := Sample(0), with_unanswered=with_unanswered
+        )
         sample.check_tokens()
         return codec.sample_from_message(codec.sample_to_message(sample))
 
@@ -102,10 +104,10 @@ def test_the_last_turn_knows_the_experts_of_all_that_came_before() -> None:
     messages = client.ask(user("2+2"), "four")
     client.ask(messages + user("3+3"), "six")
     for turn in client.conversation.turns:
-        turn.experts = np.arange(len(turn.whole) - 1, dtype=np.uint8)[:, None]
+        turn.experts = np.arange(len(turn.all_tokens) - 1, dtype=np.uint8)[:, None]
     sample = client.sample()
     np.testing.assert_array_equal(sample.routed_experts, turn.experts)
-    again = Conversation.of(sample).turns[-1]
+    again = Conversation.from_sample(sample).turns[-1]
     np.testing.assert_array_equal(again.experts, turn.experts)
 
 
@@ -188,15 +190,15 @@ def test_an_interrupted_play_is_found_again_in_its_sample(finish: str) -> None:
     client = Client(TEMPLATES["PLAIN"])
     messages = client.ask(user("2+2"), "four")
     client.ask(messages + user("3+3"), "si", finish=finish)
-    conversation = Conversation.of(client.sample())
-    assert [turn.whole.tolist() for turn in conversation.turns] == [
-        turn.whole.tolist() for turn in client.conversation.turns
+    conversation = Conversation.from_sample(client.sample())
+    assert [turn.all_tokens.tolist() for turn in conversation.turns] == [
+        turn.all_tokens.tolist() for turn in client.conversation.turns
     ]
     again = Client(TEMPLATES["PLAIN"], conversation)
     messages = again.ask(user("2+2"), "four")
     assert again.seen == []
     place = again.place(messages + user("3+3"))
-    turn = conversation.turn(place.parent, place.added)
+    turn = conversation.turn_at(place.parent, place.added)
     assert (turn.finish, client.template.tokenizer.decode(turn.tokens)[:2]) == (finish, "si")
 
 
@@ -276,7 +278,7 @@ def version(sequence: TokenSequence, at: slice) -> int:
 def test_an_interrupted_tree_is_found_again_in_its_sample(name: str, seed: int, steps: int) -> None:
     client = Client(TEMPLATES[name])
     play(client, random.Random(seed), steps, distinct=True)
-    again = Client(TEMPLATES[name], Conversation.of(client.sample(waiting=True)))
+    again = Client(TEMPLATES[name], Conversation.from_sample(client.sample(with_unanswered=True)))
     play(again, random.Random(seed), steps, distinct=True)
     assert [said for _, said in again.seen if said] == []
     assert sorted(map(trained, again.sequences())) == sorted(map(trained, client.sequences()))

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from sluice_rollout.episode import Episode
-from sluice_rollout.gateway import door
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway import access
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.gateway.server import LOOPBACK, Server
 from tests.unit.gateway.test_server import desk, ids, run
 from tests.unit.rollout.test_episode import Script
@@ -22,7 +22,9 @@ PROMPT = '{"prompt": "hi"}'
 COMPLETION = POST + "Authorization: Bearer {}\r\nContent-Length: 16\r\n\r\n"
 
 
-async def connected(one: Desk, said: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connected(
+    one: EpisodeRegistry, said: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(LOOPBACK, one.server.port)
     writer.write(said.encode())
     await writer.drain()
@@ -53,7 +55,7 @@ async def closed(reader: asyncio.StreamReader) -> bool:
 async def test_a_connection_without_a_key_is_closed(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "SECONDS", 0.1)
+    monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 0.1)
 
     async def play(episode: Episode) -> None:
         reader, writer = await connected(one, said)
@@ -70,7 +72,7 @@ async def test_a_connection_without_a_key_is_closed(
 async def test_a_program_waits_for_its_answer_longer_than_a_stranger_may_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "SECONDS", 0.1)
+    monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 0.1)
 
     class Slow(Script):
         async def generate(self, *arguments: object, **options: object) -> object:  # type: ignore[override]
@@ -89,13 +91,13 @@ async def test_a_program_waits_for_its_answer_longer_than_a_stranger_may_stay(
 async def test_connections_without_a_key_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "STRANGERS", 4)
-    monkeypatch.setattr(door, "SECONDS", 600)
+    monkeypatch.setattr(access, "MAX_UNAUTHENTICATED", 4)
+    monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 600)
 
     async def play(episode: Episode) -> None:
         kept, _ = await connected(one, MODELS.format(episode.gateway.api_key))
         await kept.readline()
-        most = door.STRANGERS + door.STRANGERS_OF_KEY
+        most = access.MAX_UNAUTHENTICATED + access.MAX_UNAUTHENTICATED_PER_KEY
         strangers = [await connected(one, "") for _ in range(most + 3)]
         ended = [await closed(reader) for reader, _ in strangers[:4]]
         assert ended == [True, True, True, False]
@@ -108,7 +110,7 @@ async def test_connections_without_a_key_are_bounded(
 
 
 async def test_a_pod_that_has_joined_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SECONDS", 0.1)
+    monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 0.1)
 
     async def join(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()

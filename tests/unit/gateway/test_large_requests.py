@@ -18,7 +18,7 @@ from sluice.samples.sample import SampleStatus
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.conversation import Turn
 from sluice_rollout.gateway.history import Template, TextTooLongError
-from sluice_rollout.gateway.large import LARGE
+from sluice_rollout.gateway.large_requests import LARGE_CHARACTERS
 from tests import chat
 from tests.unit.gateway.test_server import client, desk, ids, run
 from tests.unit.rollout.test_episode import Script
@@ -33,7 +33,7 @@ class Watched:
         self._tokenizer, self._large = tokenizer, large
 
     def encode(self, text: str, **options: Any) -> Any:
-        if len(text) >= LARGE:
+        if len(text) >= LARGE_CHARACTERS:
             self._large()
         return self._tokenizer.encode(text, **options)
 
@@ -150,19 +150,19 @@ def test_a_text_has_at_least_as_many_tokens_as_its_bytes_say() -> None:
     template = Template(chat.tokenizer(), context=1000)
     longest = len("<|im_start|>")
     fits = "x" * 1000 * longest
-    assert len(fits) < LARGE
+    assert len(fits) < LARGE_CHARACTERS
     assert len(template.encode(fits)) == len(fits), "a small text is encoded, whatever its length"
     with pytest.raises(TextTooLongError) as refused:
-        template.encode("ü" * LARGE)
-    assert refused.value.tokens == -(-2 * LARGE // longest)
-    wide = Template(chat.tokenizer(), context=10 * LARGE)
-    assert len(wide.encode("x" * LARGE)) == LARGE
+        template.encode("ü" * LARGE_CHARACTERS)
+    assert refused.value.tokens == -(-2 * LARGE_CHARACTERS // longest)
+    wide = Template(chat.tokenizer(), context=10 * LARGE_CHARACTERS)
+    assert len(wide.encode("x" * LARGE_CHARACTERS)) == LARGE_CHARACTERS
 
 
 def test_a_tokenizer_with_unknown_words_has_no_bound() -> None:
     """One of its tokens may be a word of any length."""
     template = Template(chat.tokenizer(unk_token="<unk>"), context=10)
-    assert len(template.encode("x" * LARGE)) == LARGE
+    assert len(template.encode("x" * LARGE_CHARACTERS)) == LARGE_CHARACTERS
 
 
 def test_a_template_that_fails_as_programs_do_refuses_the_messages() -> None:

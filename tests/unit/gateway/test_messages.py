@@ -13,9 +13,9 @@ from anthropic import AsyncAnthropic
 from sluice.samples.sample import SampleStatus
 from sluice.samples.turns import TURNS
 from sluice_rollout.episode import Episode
-from sluice_rollout.gateway import messages
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.gateway.errors import GatewayError
+from sluice_rollout.gateway.interfaces import messages
+from sluice_rollout.gateway.interfaces.errors import GatewayError
 from tests.unit.gateway.test_server import counted, desk, ids, run
 from tests.unit.rollout.test_episode import Script
 

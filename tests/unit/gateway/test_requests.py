@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from sluice.engines.protocol import Generation
 from sluice_rollout.episode import Episode
-from sluice_rollout.gateway import calls
+from sluice_rollout.gateway import tool_call_parser
 from sluice_rollout.gateway.endpoint import Gateway
 from tests.unit.gateway.test_server import desk, ids, run
 from tests.unit.rollout.test_episode import Script
@@ -248,7 +248,10 @@ def test_every_body_is_answered_or_refused(opened: Open, request: tuple[str, Any
 
 @pytest.mark.parametrize("turn", Engine.TURNS[2:], ids=["brackets", "deep", "surrogate", "digits"])
 def test_a_malformed_call_of_the_model_is_text(turn: str) -> None:
-    assert calls.parse(turn, BODIES[CHAT]["tools"], calls.hermes) == (turn, [])
+    assert tool_call_parser.parse(turn, BODIES[CHAT]["tools"], tool_call_parser.hermes) == (
+        turn,
+        [],
+    )
 
 
 @pytest.mark.parametrize("arguments", ["\ud83d", None], ids=["a surrogate", "an error"])
@@ -258,7 +261,7 @@ def test_what_an_engines_parser_stumbles_over_is_text(arguments: str | None) -> 
             raise RecursionError("too deep")
         return "", [("add", arguments)]
 
-    assert calls.parse("a call", BODIES[CHAT]["tools"], parser) == ("a call", [])
+    assert tool_call_parser.parse("a call", BODIES[CHAT]["tools"], parser) == ("a call", [])
 
 
 @pytest.mark.parametrize("path", [*BODIES])

@@ -12,7 +12,7 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS, records_of, turn_rewards
 from sluice.wire import codec
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from tests import chat
 from tests.unit.gateway.test_server import client, desk, ids, seated
 from tests.unit.rollout.test_episode import PARAMS, Script, drain_after_the_last
@@ -20,7 +20,9 @@ from tests.unit.rollout.test_episode import PARAMS, Script, drain_after_the_last
 SEATS = {"rollout__seats": [{"name": "white"}, {"name": "black"}]}
 
 
-async def run(one: Desk, play: Play, engine: Script, sample: Sample | None = None) -> Sample:
+async def run(
+    one: EpisodeRegistry, play: Play, engine: Script, sample: Sample | None = None
+) -> Sample:
     guest = seated(one, play, engine)
     guest.seats = tuple(seat.name for seat in one.spec.rollout.seats)
     params = PARAMS | {"max_new_tokens": 100}
@@ -152,9 +154,8 @@ async def test_without_seats_any_name_is_the_model(tmp_path: Path) -> None:
 
 
 async def test_a_claim_of_one_conversation_is_refused_where_there_are_seats(tmp_path: Path) -> None:
-
     async def claiming(episode: Episode) -> None:
-        episode.gateway.keep([1, 2], [1])
+        episode.gateway.claim_sample([1, 2], [1])
 
     async with desk(tmp_path, **SEATS) as one:
         sample = await run(one, claiming, Script())

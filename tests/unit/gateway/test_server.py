@@ -20,9 +20,9 @@ from sluice.engines.protocol import EngineError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS
 from sluice_rollout.episode import Episode, Play
-from sluice_rollout.gateway import clients, server
+from sluice_rollout.gateway import endpoint, server
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.gateway.registry import Desk
+from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests import chat
@@ -38,22 +38,22 @@ def ids(text: str) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def desk(directory: Path, **changes: Any) -> AsyncIterator[Desk]:
+async def desk(directory: Path, **changes: Any) -> AsyncIterator[EpisodeRegistry]:
     chat.save(directory / "model")
     job: dict[str, Any] = {"model__path": str(directory / "model")}
     spec = make_job(directory, **job, rollout__function="play.py:play", **changes).spec
-    async with Desk.of(spec, PromptEncoder(spec, directory / "model")) as one:
+    async with EpisodeRegistry.for_job(spec, PromptEncoder(spec, directory / "model")) as one:
         yield one
 
 
-def seated(one: Desk, play: Play, engine: Script) -> EpisodeRunner:
+def seated(one: EpisodeRegistry, play: Play, engine: Script) -> EpisodeRunner:
     guest = player(play, engine)
-    guest.admit, guest.tokenizer = one.admit, one.encoder.tokenizer
+    guest.open_gateway, guest.tokenizer = one.open_gateway, one.encoder.tokenizer
     guest.generator.decode = one.encoder.decode
     return guest
 
 
-async def run(one: Desk, play: Play, engine: Script, tokens: int = 100) -> Sample:
+async def run(one: EpisodeRegistry, play: Play, engine: Script, tokens: int = 100) -> Sample:
     params = PARAMS | {"max_new_tokens": tokens}
     return await seated(one, play, engine)(Prompt(3, "?"), [1], Sample(0), params)
 
@@ -73,7 +73,7 @@ async def test_clients_of_episodes_read_the_certificates_once(tmp_path: Path) ->
         async with episode.gateway.openai() as ai:
             texts.append((await ai.chat.completions.create(**ASK)).choices[0].message.content)
 
-    clients.certificates.cache_clear()
+    endpoint.certificates.cache_clear()
     with patch.object(ssl, "create_default_context", wraps=ssl.create_default_context) as read:
         async with desk(tmp_path) as one:
             for answer in ("one", "two"):
@@ -236,9 +236,9 @@ async def test_a_key_opens_its_own_episode_alone(tmp_path: Path) -> None:
 
 
 WRONG = [
-    pytest.param("chat/completions", {"data": b"{"}, 400, "no JSON", id="broken JSON"),
-    pytest.param("chat/completions", {"data": b"\xff"}, 400, "no JSON", id="no text"),
-    pytest.param("chat/completions", {"data": b"[" * 99999}, 400, "no JSON", id="deep JSON"),
+    pytest.param("chat/completions", {"data": b"{"}, 400, "not valid JSON", id="broken JSON"),
+    pytest.param("chat/completions", {"data": b"\xff"}, 400, "not valid JSON", id="no text"),
+    pytest.param("chat/completions", {"data": b"[" * 99999}, 400, "not valid JSON", id="deep JSON"),
     pytest.param("chat/completions", {"json": [1]}, 400, "JSON object", id="a list"),
     pytest.param("chat/completions", {"json": {}}, 400, "messages", id="no messages"),
     pytest.param("chat/completions", {"json": ASK | {"messages": [1]}}, 400, "role", id="no role"),
@@ -263,14 +263,14 @@ WRONG = [
         "chat/completions",
         {"data": b"{}", "headers": {"Content-Type": "application/json; charset=none"}},
         400,
-        "no JSON",
+        "not valid JSON",
         id="no such charset",
     ),
     pytest.param(
         "chat/completions",
         {"data": b"{}", "headers": {"Content-Encoding": "gzip"}},
         400,
-        "no JSON",
+        "not valid JSON",
         id="not compressed",
     ),
     pytest.param(

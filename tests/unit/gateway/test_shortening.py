@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.samples.sample import Messages, Prompt, Sample, SampleStatus
 from sluice_rollout.episode import Episode
-from sluice_rollout.gateway.shortening import DROPPED, Shortener
+from sluice_rollout.gateway.compaction import DROPPED, ToolResultDropper
 from tests import chat
 from tests.unit.gateway.test_server import client, counted, desk, ids, seated
 from tests.unit.rollout.test_episode import PARAMS, Script
@@ -35,7 +35,7 @@ def left(messages: Messages) -> list[str]:
 
 
 def test_the_older_half_gives_way_each_time_and_stays_away() -> None:
-    shortener, messages = Shortener(), history(4)
+    shortener, messages = ToolResultDropper(), history(4)
     assert left(shortener.shorten(messages)) == ["0", "1", "2", "3"]
     counts = [shortener.drop(messages) for _ in range(4)]
     assert counts == [2, 1, 1, 0]
@@ -44,7 +44,7 @@ def test_the_older_half_gives_way_each_time_and_stays_away() -> None:
 
 def test_a_result_is_known_by_its_place_and_not_by_the_name_of_its_call() -> None:
     """Clients number the calls of each turn anew, or give all of them one name."""
-    shortener = Shortener()
+    shortener = ToolResultDropper()
     messages = [message | {"tool_call_id": "call_0"} for message in history(4)]
     assert shortener.drop(messages) == 2
     longer = [*messages, result("call_0"), {"role": "assistant", "content": "on"}]
@@ -55,26 +55,26 @@ def test_a_result_is_known_by_its_place_and_not_by_the_name_of_its_call() -> Non
 
 
 def test_a_result_of_another_conversation_stays() -> None:
-    shortener = Shortener()
+    shortener = ToolResultDropper()
     shortener.drop(history(4))
     other = [{"role": "user", "content": "another question"}, *history(4)[1:]]
     assert left(shortener.shorten(other)) == ["0", "1", "2", "3"]
 
 
 def test_what_the_model_has_not_answered_stays() -> None:
-    shortener, messages = Shortener(), history(1, result("new"))
+    shortener, messages = ToolResultDropper(), history(1, result("new"))
     assert (shortener.drop(messages), shortener.drop(messages)) == (1, 0)
     assert left(shortener.shorten(messages)) == ["new"]
 
 
 def test_a_result_that_is_shorter_than_its_mark_stays() -> None:
-    assert Shortener().drop([result("0", "4"), {"role": "assistant", "content": "on"}]) == 0
+    assert ToolResultDropper().drop([result("0", "4"), {"role": "assistant", "content": "on"}]) == 0
 
 
 @given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=20), st.integers(0, 6))
 def test_nothing_but_results_changes_and_every_one_ends(roles: list[str], drops: int) -> None:
     messages: Messages = [{"role": role, "content": f"{n} {LONG}"} for n, role in enumerate(roles)]
-    shortener = Shortener()
+    shortener = ToolResultDropper()
     total = sum(shortener.drop(messages) for _ in range(drops))
     shown = shortener.shorten(messages)
     changed = [old for old, new in zip(messages, shown, strict=True) if old != new]

@@ -12,8 +12,13 @@ from sluice.samples.sample import Messages, Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS, turn_rewards
 from sluice.wire import codec
 from sluice_rollout.episode import Episode
-from sluice_rollout.gateway.shortening import DROPPED
-from sluice_rollout.gateway.summaries import INTRODUCTION, Summaries, question, text_of
+from sluice_rollout.gateway.compaction import (
+    DROPPED,
+    INTRODUCTION,
+    Summaries,
+    summary_request,
+    summary_text,
+)
 from tests import chat
 from tests.unit.gateway.test_server import client, counted, desk, ids, seated
 from tests.unit.gateway.test_shortening import LONG, result
@@ -34,12 +39,12 @@ def said(text: str) -> dict[str, Any]:
 
 def test_a_history_is_asked_about_behind_the_models_last_answer() -> None:
     history: Messages = [SYSTEM, TASK, said("one"), result("0"), said("two"), result("1")]
-    assert question(history, "sum up") == [
+    assert summary_request(history, "sum up") == [
         *history[:5],
         result("1", DROPPED),
         {"role": "user", "content": "sum up"},
     ]
-    assert question([SYSTEM, TASK], "sum up") is None
+    assert summary_request([SYSTEM, TASK], "sum up") is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,7 @@ def test_a_history_is_asked_about_behind_the_models_last_answer() -> None:
 )
 def test_a_summary_stands_behind_the_last_question(history: Messages, behind: Messages) -> None:
     summaries = Summaries()
-    summaries.note(history, None, "all is well")
+    summaries.replace(history, None, "all is well")
     shown = {"role": "user", "content": f"go\n\n{INTRODUCTION}\nall is well"}
     new = said("three")
     assert summaries.shorten([*history, new], None) == [SYSTEM, shown, *behind, new]
@@ -64,8 +69,8 @@ def test_a_summary_stands_behind_the_last_question(history: Messages, behind: Me
 
 
 def test_a_summary_is_without_its_thoughts() -> None:
-    assert text_of("<think>hm</think>\n all is well ") == "all is well"
-    assert text_of("all is well") == "all is well"
+    assert summary_text("<think>hm</think>\n all is well ") == "all is well"
+    assert summary_text("all is well") == "all is well"
 
 
 class Scribe(Script):

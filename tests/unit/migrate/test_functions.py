@@ -110,7 +110,7 @@ async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
         named = runner.load(f"{path}:{name}", one.spec)
         assert named
         guest = player(named[1], Script(ids("one two")))
-        guest.admit, guest.tokenizer = one.admit, one.encoder.tokenizer
+        guest.open_gateway, guest.tokenizer = one.open_gateway, one.encoder.tokenizer
         guest.generator.decode = one.encoder.decode
         params = PARAMS | {"max_new_tokens": 50, "top_p": 1.0, "top_k": -1, "stop": None}
         return await guest(Prompt(3, "hi"), [1], Sample(0), params)
@@ -141,7 +141,7 @@ async def test_a_removed_sample_trains_nothing(tmp_path: Path) -> None:
         (SLIME, "argument", "args.max_turns: sluice has no such argument"),
         (SLIME, "nothing", "returned NoneType: expected slime's Sample"),
         (SLIME, "picture", "image_data: not offered"),
-        (SLIME, "stranger", "the key is of no episode"),
+        (SLIME, "stranger", "the key does not belong to an episode"),
         (SLIME, "short", "before the model generated a token"),
         (VERL, "Asks", "config.trainer: sluice has no such key of verl's"),
         (VERL, "Pictures", "pictures, sound and video are not here"),

@@ -9,7 +9,7 @@ from sluice.samples.episode_protocol import RESULT
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.result import Result, ResultError
 from sluice_rollout.episode import Episode, PlayFailedError
-from sluice_rollout.gateway.errors import too_long
+from sluice_rollout.gateway.interfaces.errors import too_long
 
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
@@ -21,7 +21,7 @@ async def conclude(episode: Episode, ended: Ended, judge: Callable[[], Awaitable
     judge: gives it the program's result, or the verifier's. Raises PlayFailedError where the
     program failed, GatewayError where it did because its history was too long.
     """
-    full = bool(ended.status) and episode.gateway.full()
+    full = bool(ended.status) and episode.gateway.is_full()
     if ended.status and not full:
         raise PlayFailedError("status", words_of(ended))
     await judge()

@@ -28,7 +28,7 @@ from sluice_rollout.environments.openenv_session import (
 )
 from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.gateway.errors import TOO_LONG, too_long
+from sluice_rollout.gateway.interfaces.errors import TOO_LONG, too_long
 from sluice_rollout.health import EngineLostError
 
 RESET = "reset"

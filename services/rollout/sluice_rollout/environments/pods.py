@@ -24,7 +24,7 @@ from sluice_rollout.environments.pod_pool import Pool
 from sluice_rollout.environments.process import Ended
 from sluice_rollout.environments.verifying import Terms
 from sluice_rollout.episode import Episode, PlayFailedError
-from sluice_rollout.gateway.errors import refused_key
+from sluice_rollout.gateway.interfaces.errors import refused_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""A seat of an episode at the gateway: its requests become turns of its conversation."""
+"""One agent's session at the gateway: requests become turns of the agent's conversation."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,22 +16,33 @@ from sluice.engines.protocol import CallParser, EngineError, PromptRefusedError
 from sluice.samples.sample import Messages, Sample
 from sluice_rollout import metrics
 from sluice_rollout.episode import Episode, EpisodeEndError
-from sluice_rollout.gateway import calls, exchange, large, summaries
+from sluice_rollout.gateway import compaction, large_requests, tool_call_parser
+from sluice_rollout.gateway.compaction import Summaries, ToolResultDropper
 from sluice_rollout.gateway.conversation import Conversation, Turn
-from sluice_rollout.gateway.errors import TOO_LONG, GatewayError, invalid, too_long, unavailable
-from sluice_rollout.gateway.exchange import Answer, Raw, Request, ToolCall
-from sluice_rollout.gateway.history import History, Place, Template, TextTooLongError
-from sluice_rollout.gateway.shortening import Shortener
-from sluice_rollout.gateway.summaries import Summaries
+from sluice_rollout.gateway.history import Continuation, History, Template, TextTooLongError
+from sluice_rollout.gateway.interfaces import exchange
+from sluice_rollout.gateway.interfaces.errors import (
+    TOO_LONG,
+    GatewayError,
+    invalid,
+    too_long,
+    unavailable,
+)
+from sluice_rollout.gateway.interfaces.exchange import (
+    Answer,
+    AnswerToolCall,
+    RawFormat,
+    TurnRequest,
+)
 from sluice_rollout.tool_calls import ANSWER, CALLS, SEATS
 
-_AROUND_A_REQUEST = 64
-"""Tokens that a template writes around the request for a summary, and in place of results."""
+# Tokens that a chat template writes around the request for a summary and around dropped results.
+_TEMPLATE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, the turn that it is of, and the seconds that were the engine's."""
+    """An answer, its turn, and the seconds that the engine took."""
 
     answer: Answer
     turn: Turn
@@ -37,183 +50,208 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Seat:
-    """A conversation of an episode's, and what may be asked for in it.
+class AgentSession:
+    """One agent's conversation with the model, and the limits on what it may ask for.
 
-    longest: tokens before the first answer of a branch. parser: of tool calls. limits: of all that
-    the episode's program may ask for here. name: of the seat; empty: the episode has no others.
+    Parameters
+    ----------
+    episode
+        The episode that the agent plays.
+    template
+        The model's chat template and tokenizer.
+    parser
+        Reads tool calls in the model's text.
+    max_prompt_tokens
+        Tokens that may come before the first answer of a branch.
+    limits
+        Limits on turns, branches and their length (`rollout.limits`).
+    seat
+        The agent's name in `rollout.seats`; empty if the job has no seats.
+
     """
 
     episode: Episode
     template: Template
     parser: CallParser
-    longest: int
+    max_prompt_tokens: int
     limits: EpisodeLimits
-    name: str = ""
+    seat: str = ""
     conversation: Conversation = field(init=False)
     history: History = field(init=False)
-    responses: dict[str, Messages] = field(default_factory=dict)
-    """Histories, by the names of the responses that end them."""
-    arguments: dict[str, str] = field(default_factory=dict)
-    """Arguments of tool calls as the model wrote them, by the calls' names."""
-    full: bool = False
-    """True where the last request was refused, because it did not fit."""
-    shortener: Shortener = field(default_factory=Shortener)
+    # Histories by the id of the response that ends them (/v1/responses).
+    response_histories: dict[str, Messages] = field(default_factory=dict)
+    # Arguments of tool calls as the model wrote them, by the id of the call.
+    tool_arguments: dict[str, str] = field(default_factory=dict)
+    # True if the last request was refused because it did not fit the context.
+    is_full: bool = False
+    tool_results: ToolResultDropper = field(default_factory=ToolResultDropper)
     summaries: Summaries = field(default_factory=Summaries)
-    _texts: dict[str, Turn] = field(default_factory=dict)
-    """Turns of /v1/completions that began with a text, by all of it."""
-    _calls: dict[Turn, int] = field(default_factory=dict)
+    # Turns of /v1/completions with a text for a prompt, by prompt and answer.
+    _completion_turns: dict[str, Turn] = field(default_factory=dict)
+    _call_counts: dict[Turn, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.conversation = Conversation.of(self.episode.sample, self.name)
+        self.conversation = Conversation.from_sample(self.episode.sample, self.seat)
         self.history = History(self.conversation, self.template)
 
-    async def reply(self, request: Request) -> Reply:
-        """The model's turn. Raises GatewayError."""
+    async def reply(self, request: TurnRequest) -> Reply:
+        """Generate the model's turn. Raises GatewayError."""
         try:
             reply = await self._reply(request)
         except GatewayError as error:
-            self.full = error.code == TOO_LONG
+            self.is_full = error.code == TOO_LONG
             raise
-        self.full = False
+        self.is_full = False
         return reply
 
-    async def _reply(self, request: Request) -> Reply:
-        self._note_settings(request.settings)
+    async def _reply(self, request: TurnRequest) -> Reply:
+        self._count_overridden(request.settings)
         self._check_stop_ids(request)
         if self.limits.overflow == "summarise" and request.prompt is None:
-            request, place, summarising = await self._summarised(request)
+            request, continuation, summarising = await self._with_summary(request)
         else:
-            (request, place), summarising = await self._shortened(request), 0.0
-        turn, seconds = await self._turn(request, place)
-        answer = self._told(turn, request)
+            (request, continuation), summarising = await self._without_old_results(request), 0.0
+        turn, seconds = await self._finished_turn(request, continuation)
+        answer = self._answer(turn, request)
         if request.raw:
-            self.conversation.release(turn)
+            self.conversation.free_context(turn)
         return Reply(answer, turn, summarising + seconds)
 
-    async def _turn(
-        self, request: Request, place: Place, *, aside: bool = False
+    async def _finished_turn(
+        self, request: TurnRequest, continuation: Continuation, *, is_summary: bool = False
     ) -> tuple[Turn, float]:
-        """The finished turn at this place, and the seconds that it took. aside: a summary."""
-        if place.least:
+        """Return the finished turn at a continuation, and the seconds that the engine took."""
+        if least := continuation.least_tokens:
             raise too_long(
-                f"at least {place.least} tokens; the model's context has {self._context}"
+                f"at least {least} tokens; the model's context has {self._context_tokens}"
             )
-        turn = self.conversation.turn(place.parent, place.added)
-        turn.aside, seconds = aside, 0.0
+        turn = self.conversation.turn_at(continuation.parent, continuation.added)
+        turn.is_summary, seconds = is_summary, 0.0
         try:
             if not turn.finish:
-                seconds = await self._speak(turn, request)
-                self._note_place(place)
-        except BaseException:  # a client that has gone cancels its request
+                seconds = await self._generate(turn, request)
+                self._count_continuation(continuation)
+        except BaseException:  # a client that disconnects cancels its request
             turn.answered = False
-            self.conversation.forget(turn)
+            self.conversation.discard_if_empty(turn)
             raise
         return turn, seconds
 
-    async def _summarised(self, request: Request) -> tuple[Request, Place, float]:
-        """The request as the model sees it, its place, and the seconds of a summary, where its
-        history left no room without one. Raises GatewayError.
+    async def _with_summary(self, request: TurnRequest) -> tuple[TurnRequest, Continuation, float]:
+        """Summarise the history if it leaves no room for a turn.
+
+        Returns the request as the model sees it, its continuation, and the seconds that the engine
+        took for a summary. Raises GatewayError.
         """
         messages = self.summaries.shorten(request.messages, request.tools)
-        shown = replace(request, messages=messages)
-        place = await self._place(shown)
-        if self._fits(place) or not self._may_summarise:
-            return shown, place, 0.0
-        asked = summaries.question(messages, self.limits.summary.prompt)
-        if asked is None:
-            return shown, place, 0.0
-        seconds = await self._summarise(request, replace(shown, messages=asked, calls=False))
-        shown = replace(request, messages=self.summaries.shorten(request.messages, request.tools))
-        return shown, await self._place(shown), seconds
+        visible = replace(request, messages=messages)
+        continuation = await self._continuation(visible)
+        if self._fits(continuation) or not self._may_summarise:
+            return visible, continuation, 0.0
+        question = compaction.summary_request(messages, self.limits.summary.prompt)
+        if question is None:
+            return visible, continuation, 0.0
+        seconds = await self._summarise(request, replace(visible, messages=question, calls=False))
+        visible = replace(request, messages=self.summaries.shorten(request.messages, request.tools))
+        return visible, await self._continuation(visible), seconds
 
-    async def _summarise(self, request: Request, asked: Request) -> float:
-        """Let a summary take the place of a request's messages; the seconds it took."""
-        most = self.limits.summary.tokens
-        asked = replace(asked, max_tokens=most, stop=[])
-        turn, seconds = await self._turn(asked, await self._place(asked), aside=True)
+    async def _summarise(self, request: TurnRequest, question: TurnRequest) -> float:
+        """Replace a request's messages by the model's summary. Returns the engine's seconds."""
+        max_tokens = self.limits.summary.tokens
+        question = replace(question, max_tokens=max_tokens, stop=[])
+        turn, seconds = await self._finished_turn(
+            question, await self._continuation(question), is_summary=True
+        )
         cut = turn.finish == "length"
         metrics.GATEWAY_SUMMARIES.labels(outcome="cut" if cut else "ok").inc()
         if cut:
             raise too_long(
                 f"the model's summary of the conversation did not end within {len(turn.tokens)} "
-                f"tokens (rollout.limits.summary.tokens: {most})"
+                f"tokens (rollout.limits.summary.tokens: {max_tokens})"
             )
         text = self.episode.generator.text(turn.tokens.tolist(), turn.stop)
-        self.summaries.note(request.messages, request.tools, summaries.text_of(text))
+        self.summaries.replace(request.messages, request.tools, compaction.summary_text(text))
         return seconds
 
     @property
     def _may_summarise(self) -> bool:
         limits = self.limits
-        return limits.overflow == "summarise" and len(self.summaries.seen) < limits.summary.most
+        return (
+            limits.overflow == "summarise"
+            and len(self.summaries.replacements) < limits.summary.most
+        )
 
     @property
-    def _reserve(self) -> int:
-        """Tokens that stay free behind a turn, to ask for a summary and have it."""
+    def _summary_reserve(self) -> int:
+        """Tokens that must stay free after a turn, to ask for a summary and generate it."""
         if not self._may_summarise:
             return 0
-        asked = self.template.encode(self.limits.summary.prompt)
-        return len(asked) + _AROUND_A_REQUEST + self.limits.summary.tokens
+        question = self.template.encode(self.limits.summary.prompt)
+        return len(question) + _TEMPLATE_TOKENS + self.limits.summary.tokens
 
-    async def _shortened(self, request: Request) -> tuple[Request, Place]:
-        """The request as the model sees it, and its place. Raises GatewayError."""
+    async def _without_old_results(self, request: TurnRequest) -> tuple[TurnRequest, Continuation]:
+        """Drop old results of tools until the request fits, if the limits say so.
+
+        Returns the request as the model sees it, and its continuation. Raises GatewayError.
+        """
         while True:
-            shown = replace(request, messages=self.shortener.shorten(request.messages))
-            place = await self._place(shown)
-            if self.limits.overflow != "drop_tool_results" or self._fits(place):
-                return shown, place
-            dropped = self.shortener.drop(request.messages)
+            visible = replace(request, messages=self.tool_results.shorten(request.messages))
+            continuation = await self._continuation(visible)
+            if self.limits.overflow != "drop_tool_results" or self._fits(continuation):
+                return visible, continuation
+            dropped = self.tool_results.drop(request.messages)
             if not dropped:
-                return shown, place
+                return visible, continuation
             metrics.GATEWAY_DROPPED.inc(dropped)
 
-    def _fits(self, place: Place) -> bool:
-        """True where a turn has room at this place."""
-        if place.least:
+    def _fits(self, continuation: Continuation) -> bool:
+        """True if a whole turn has room at a continuation."""
+        if continuation.least_tokens:
             return False
-        turn = Turn(place.parent, np.array(place.added, np.int32))
-        most, wanted = self.episode.sampling["max_new_tokens"], self.limits.turn_tokens or 1
-        if wanted >= most:  # no turn but the first could have that
-            wanted = 1
-        left = self._left(turn) - self._reserve
-        return turn.prompt_length <= self.longest and left >= wanted
+        turn = Turn(continuation.parent, np.array(continuation.added, np.int32))
+        needed = self.limits.turn_tokens or 1
+        if needed >= self.episode.sampling["max_new_tokens"]:
+            needed = 1  # only a first turn can have that many tokens
+        left = self._tokens_left(turn) - self._summary_reserve
+        return turn.prompt_length <= self.max_prompt_tokens and left >= needed
 
-    async def _place(self, request: Request) -> Place:
-        """The place where the request goes on. Raises GatewayError."""
+    async def _continuation(self, request: TurnRequest) -> Continuation:
+        """Find what a request continues. Raises GatewayError."""
         try:
-            return await large.run(request.size, self._placed, request)
+            return await large_requests.run(request.size, self._find_continuation, request)
         except TextTooLongError as error:
-            return Place(None, [], least=error.tokens)
+            return Continuation(None, [], least_tokens=error.tokens)
         except PromptError as error:
             raise invalid(str(error)) from error
 
-    def _placed(self, request: Request) -> Place:
-        """As `_place`. It may run in a thread: what it reads of the seat is only ever added to."""
+    def _find_continuation(self, request: TurnRequest) -> Continuation:
+        # May run in a thread: other code only ever adds to the fields that this reads.
         if request.prompt is None:
-            return self.history.place(request.messages, request.tools)
+            return self.history.continue_messages(request.messages, request.tools)
         if isinstance(request.prompt, list):
             if max(request.prompt) >= len(self.template.tokenizer):
                 raise invalid("prompt: a token id is not in the model's vocabulary", "prompt")
-            return self.history.fresh(request.prompt)
-        begins = [text for text in [*self._texts] if request.prompt.startswith(text)]
-        if begins:
-            text = max(begins, key=len)
-            return Place(self._texts[text], self.template.encode(request.prompt[len(text) :]))
+            return self.history.continue_tokens(request.prompt)
+        texts = [text for text in [*self._completion_turns] if request.prompt.startswith(text)]
+        if texts:
+            text = max(texts, key=len)
+            added = self.template.encode(request.prompt[len(text) :])
+            return Continuation(self._completion_turns[text], added)
         opening = request.raw is None
-        return self.history.fresh(self.template.encode(request.prompt, opening=opening))
+        return self.history.continue_tokens(self.template.encode(request.prompt, opening=opening))
 
-    def _note_place(self, place: Place) -> None:
-        kind = "rerendered" if place.rerendered else "continued" if place.parent else "new"
+    def _count_continuation(self, continuation: Continuation) -> None:
+        kind = "continued" if continuation.parent else "new"
+        if continuation.rerendered:
+            kind = "rerendered"
         metrics.GATEWAY_TURNS.labels(history=kind).inc()
-        metrics.GATEWAY_RERENDERED.inc(place.rerendered)
+        metrics.GATEWAY_RERENDERED.inc(continuation.rerendered)
 
     @property
-    def _context(self) -> int:
-        """Tokens of the model's context."""
-        return self.longest + int(self.episode.sampling["max_new_tokens"])
+    def _context_tokens(self) -> int:
+        return self.max_prompt_tokens + int(self.episode.sampling["max_new_tokens"])
 
-    def _check_stop_ids(self, request: Request) -> None:
+    def _check_stop_ids(self, request: TurnRequest) -> None:
         ids, size = request.raw.stop_ids if request.raw else [], len(self.template.tokenizer)
         if max(ids, default=0) >= size:
             raise invalid(
@@ -221,46 +259,47 @@ class Seat:
                 "stop_token_ids",
             )
 
-    def _note_settings(self, settings: dict[str, Any]) -> None:
-        for name in exchange.overridden(settings, self.episode.sampling):
+    def _count_overridden(self, settings: dict[str, Any]) -> None:
+        for name in exchange.overridden_settings(settings, self.episode.sampling):
             metrics.GATEWAY_OVERRIDDEN.labels(setting=name).inc()
 
-    def _room(self, turn: Turn) -> int:
-        """Tokens that the turn may have. Raises GatewayError."""
-        if turn.prompt_length > self.longest:
+    def _tokens_for(self, turn: Turn) -> int:
+        """Return the most tokens that a turn may have. Raises GatewayError if that is 0."""
+        if turn.prompt_length > self.max_prompt_tokens:
             raise too_long(
-                f"{turn.prompt_length} tokens; at most {self.longest} fit before a response (the "
-                "model's context less sampling.maxResponseTokens)"
+                f"{turn.prompt_length} tokens; at most {self.max_prompt_tokens} fit before a "
+                "response (the model's context less sampling.maxResponseTokens)"
             )
-        room = self._left(turn) - (0 if turn.aside else self._reserve)
+        room = self._tokens_left(turn) - (0 if turn.is_summary else self._summary_reserve)
         if room <= 0:
             most = self.episode.sampling["max_new_tokens"]
             raise too_long(f"the response has its {most} tokens (sampling.maxResponseTokens)")
         return room
 
     def _check_limits(self, turn: Turn) -> None:
-        """Raises GatewayError where the turn would be one too many, or its branch."""
-        turns, branches = self.conversation.counts_with(turn)
+        """Raise GatewayError if the turn, or the branch that it begins, exceeds the limits."""
+        turns, branches = self.conversation.counts_including(turn)
         for name, count in (("turns", turns), ("branches", branches)):
-            if count > (most := getattr(self.limits, name)):
-                raise too_long(f"the episode has its {most} {name} (rollout.limits.{name})")
+            if count > (limit := getattr(self.limits, name)):
+                raise too_long(f"the episode has its {limit} {name} (rollout.limits.{name})")
 
-    def _left(self, turn: Turn) -> int:
-        """Tokens that are left of the response, where the turn begins."""
-        most = int(self.episode.sampling["max_new_tokens"])
-        return most - (len(turn.context) - turn.prompt_length)
+    def _tokens_left(self, turn: Turn) -> int:
+        """Tokens of the response that are left when the turn begins."""
+        max_response = int(self.episode.sampling["max_new_tokens"])
+        return max_response - (len(turn.context) - turn.prompt_length)
 
-    async def _speak(self, turn: Turn, request: Request) -> float:
-        """Have the engine finish the turn, from the tokens that it has; the seconds it took."""
-        if self.episode.ended:  # not raised again: its traceback would keep this turn
+    async def _generate(self, turn: Turn, request: TurnRequest) -> float:
+        """Have the engine finish a turn, which may have tokens already. Returns the seconds."""
+        if self.episode.ended:
+            # The error itself is not raised again: its traceback would keep this turn in memory.
             raise _refusal(self.episode.ended)
-        if request.raw and (self._left(turn) <= 0 or request.max_tokens == 0):
+        if request.raw and (self._tokens_left(turn) <= 0 or request.max_tokens == 0):
             turn.finish = "length"
             return 0.0
         self._check_limits(turn)
-        room = self._room(turn)
-        of_turns = room if turn.aside else self.limits.turn_tokens or room
-        left = min(room, request.max_tokens or room, of_turns) - len(turn.tokens)
+        room = self._tokens_for(turn)
+        turn_limit = room if turn.is_summary else self.limits.turn_tokens or room
+        left = min(room, request.max_tokens or room, turn_limit) - len(turn.tokens)
         sample = Sample(index=self.episode.sample.index)
         sample.append_prompt(turn.context.tolist())
         sample.append(turn.tokens.tolist(), turn.log_probs.tolist(), turn.spans)
@@ -277,8 +316,8 @@ class Seat:
         turn.finish, turn.stop = record["finish"], record.get("stop")
         return time.monotonic() - start
 
-    def _sampling(self, request: Request) -> dict[str, Any]:
-        """The job's, and the client's stops beside its own."""
+    def _sampling(self, request: TurnRequest) -> dict[str, Any]:
+        """Return the job's sampling parameters, with the client's stops added."""
         sampling = dict(self.episode.sampling)
         stop_ids = request.raw.stop_ids if request.raw else []
         for name, more in (("stop", request.stop), ("stop_token_ids", stop_ids)):
@@ -286,14 +325,14 @@ class Seat:
                 sampling[name] = [*dict.fromkeys([*(sampling.get(name) or []), *more])]
         return sampling
 
-    def _told(self, turn: Turn, request: Request) -> Answer:
-        """A finished turn as its client sees it; remembered, to be known when it comes back."""
+    def _answer(self, turn: Turn, request: TurnRequest) -> Answer:
+        """Make the answer for a finished turn, and remember it for the client's next request."""
         tokens = turn.tokens.tolist()
         text = self.episode.generator.text(tokens, turn.stop)
-        tool_calls: list[ToolCall] = []
+        tool_calls: list[AnswerToolCall] = []
         if request.tools and request.calls:
-            whole = self.template.tokenizer.decode(self._without_end(turn, tokens))
-            rest, tool_calls = calls.parse(whole, request.tools, self.parser)
+            whole = self.template.tokenizer.decode(self._without_end_token(turn, tokens))
+            rest, tool_calls = tool_call_parser.parse(whole, request.tools, self.parser)
             text = rest.strip() if tool_calls else text
         finish = "tool_calls" if tool_calls and turn.finish == "stop" else turn.finish
         if request.raw:
@@ -305,34 +344,71 @@ class Seat:
         self._remember(turn, request, answer)
         return answer
 
-    def _raw_text(self, turn: Turn, tokens: list[int], raw: Raw) -> str:
-        """The text of a turn as SGLang gives it."""
-        kept = tokens if raw.keep_stop else self._without_end(turn, tokens)
+    def _raw_text(self, turn: Turn, tokens: list[int], raw: RawFormat) -> str:
+        """Decode a turn as SGLang does."""
+        kept = tokens if raw.keep_stop else self._without_end_token(turn, tokens)
         tokenizer = self.template.tokenizer
         text: str = tokenizer.decode(kept, skip_special_tokens=raw.skip_special_tokens)
         return text if raw.keep_stop else text.removesuffix(turn.stop or "")
 
-    def _without_end(self, turn: Turn, tokens: list[int]) -> list[int]:
-        """Without the token that ends a turn; those that mark tool calls may be special too."""
+    def _without_end_token(self, turn: Turn, tokens: list[int]) -> list[int]:
+        """Remove the token that ends a turn.
+
+        Special tokens cannot all be skipped, because those that mark tool calls may be special.
+        """
         ended = turn.finish == "stop" and not turn.stop and tokens
         return tokens[:-1] if ended and tokens[-1] in self.template.special else tokens
 
-    def _remember(self, turn: Turn, request: Request, answer: Answer) -> None:
+    def _remember(self, turn: Turn, request: TurnRequest, answer: Answer) -> None:
         tokens = turn.tokens.tolist()
-        self._calls[turn] = len(answer.calls)
-        self.arguments |= {call.id: call.arguments for call in answer.calls}
-        told = {CALLS: sum(self._calls.values()), ANSWER: answer.text}
-        if self.name:
-            self.episode.metadata.setdefault(SEATS, {})[self.name] = told
+        self._call_counts[turn] = len(answer.calls)
+        self.tool_arguments |= {call.id: call.arguments for call in answer.calls}
+        entry = {CALLS: sum(self._call_counts.values()), ANSWER: answer.text}
+        if self.seat:
+            self.episode.metadata.setdefault(SEATS, {})[self.seat] = entry
         else:
-            self.episode.metadata.update(told)
+            self.episode.metadata.update(entry)
         if request.prompt is None:
             raw = self.episode.generator.decode(tokens)
-            self.history.note([*request.messages, answer.message], request.tools, turn, raw)
+            self.history.remember([*request.messages, answer.message], request.tools, turn, raw)
         elif isinstance(request.prompt, str) and tokens and (request.raw or not turn.stop):
-            self._texts[request.prompt + answer.text] = turn
+            self._completion_turns[request.prompt + answer.text] = turn
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticatedSession:
+    """An agent's session that a key has opened. Runs its requests until the episode ends.
+
+    The requests run in `context`, that of the group's task, so that spans and log lines of the
+    engine name the group.
+    """
+
+    agent: AgentSession
+    context: contextvars.Context
+    tasks: set[asyncio.Task[Reply]] = field(default_factory=set)
+
+    async def reply(self, request: TurnRequest) -> Reply:
+        """Generate the model's turn.
+
+        Raises GatewayError, also if the episode ends before the turn does.
+        """
+        task = asyncio.create_task(self.agent.reply(request), context=self.context)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # the client has disconnected
+            raise unavailable("the episode has ended") from None
+
+    def end(self) -> None:
+        """Cancel requests that are still running."""
+        for task in self.tasks:
+            task.cancel()
 
 
 def _refusal(ended: BaseException) -> GatewayError:
-    """The answer to a request for which the engine, or the episode, has no turn."""
+    """Make the answer to a request that the engine refuses, or that comes after the episode."""
     return (invalid if isinstance(ended, PromptRefusedError) else unavailable)(str(ended))

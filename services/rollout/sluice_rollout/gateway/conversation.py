@@ -1,12 +1,13 @@
-"""An episode's turns as a tree of tokens, and the branches of it that are trained.
+"""An agent's conversation as a tree of turns, and the branches of it that are trained.
 
-A turn continues another one where its context begins with all tokens of that one, context and
-answer: then the sampled tokens are kept, and `added` is what came between. Any other turn starts
-anew with its whole context. So a history that a client changes, drops or re-orders makes a branch.
+A turn continues another one if its context begins with all tokens of that one, context and answer.
+The sampled tokens are then kept, and `added` holds the tokens in between. Any other turn starts
+anew with its whole context. So if a client changes, drops or reorders its history, that makes a
+branch.
 
-A branch is the way from a first turn to one that nobody continues. Branches are in the order of
-their sampled tokens, most first; a turn is trained in the first branch that has it, and is context
-in the others. So every sampled token is trained once.
+A branch is the path from a first turn to a turn that no other turn continues. Branches are ordered
+by their number of sampled tokens, largest first. A turn is trained in the first branch that
+contains it, and is context in the others, so every sampled token is trained once.
 
 Pure: no I/O, no clock.
 """
@@ -22,8 +23,7 @@ import numpy as np
 from sluice.samples.sample import Experts, Float32, Int32, Sample, TokenSequence, WeightSpan
 from sluice.samples.turns import BRANCH_TURNS, ENVIRONMENT, MODEL, TURNS, records_of
 
-Record = dict[str, Any]
-"""A turn as a sample's metadata hold it."""
+Record = dict[str, Any]  # a turn in a sample's metadata
 
 
 def _int32(ids: Iterable[int] = ()) -> Int32:
@@ -32,14 +32,31 @@ def _int32(ids: Iterable[int] = ()) -> Int32:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """An answer of the model.
+    """One answer of the model, and the context tokens that are new with it.
 
-    parent: the turn that it continues. added: [n] tokens of its context behind the parent's, or all
-    of them. tokens, log_probs: [m] as sampled. spans: weight versions, counted from the first of
-    `tokens`. finish: stop or length; empty: unfinished. stop: the stop string that ended it.
-    answered: its client has it, or is about to. experts: of context and answer
-    (`Sample.routed_experts`). reward: its own, where it was given one. aside: its client did not
-    ask for it.
+    Parameters
+    ----------
+    parent
+        The turn that this one continues, or None.
+    added
+        [n] context tokens after the parent's tokens; all of the context without a parent.
+    tokens, log_probs
+        [m] sampled tokens and their log-probs.
+    spans
+        Weight versions of `tokens`.
+    finish
+        "stop" or "length"; empty while the turn is unfinished.
+    stop
+        The stop string that ended the turn.
+    answered
+        True if the client has the answer, or is about to.
+    experts
+        Experts that context and answer were routed to (`Sample.routed_experts`).
+    reward
+        Reward of this turn alone.
+    is_summary
+        True if the gateway asked for this turn, to summarise the history.
+
     """
 
     parent: Turn | None
@@ -52,11 +69,11 @@ class Turn:
     answered: bool = False
     experts: Experts | None = None
     reward: float = 0.0
-    aside: bool = False
+    is_summary: bool = False
 
     @property
     def path(self) -> list[Turn]:
-        """The turns from the first one to this one."""
+        """The turns from the first turn of the branch to this one."""
         path, turn = [self], self.parent
         while turn is not None:
             path.append(turn)
@@ -66,36 +83,35 @@ class Turn:
     @property
     def context(self) -> Int32:
         """The tokens that the engine sees before it answers."""
-        return np.concatenate([self.parent.whole, self.added]) if self.parent else self.added
+        return np.concatenate([self.parent.all_tokens, self.added]) if self.parent else self.added
 
     @property
-    def whole(self) -> Int32:
-        """Context and answer."""
+    def all_tokens(self) -> Int32:
+        """The tokens of context and answer."""
         return np.concatenate([part for turn in self.path for part in (turn.added, turn.tokens)])
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first answer of its branch."""
+        """The number of tokens before the first answer of the branch."""
         return len(self.path[0].added)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A sequence to train on. turns: from the first to the last. trained: those that no earlier
-    branch has.
-    """
+    """A sequence to train on."""
 
     turns: Sequence[Turn]
-    trained: frozenset[Turn]
+    trained: frozenset[Turn]  # the turns that no earlier branch contains
 
     @property
     def sampled(self) -> int:
-        """Its sampled tokens, those of context too."""
+        """The number of sampled tokens, including those that are context here."""
         return sum(len(turn.tokens) for turn in self.turns)
 
     def write(self, sequence: TokenSequence, numbers: Mapping[Turn, int]) -> list[Record]:
-        """Put the branch into a sequence: tokens, masks, log-probs, versions. Returns its turns, by
-        these numbers.
+        """Write tokens, masks, log-probs and versions into a sequence.
+
+        Returns the records of the turns, with their `numbers`.
         """
         first = self.turns[0]
         sequence.cut(0)
@@ -123,67 +139,73 @@ class Branch:
 
 @dataclass(slots=True)
 class Conversation:
-    """The turns of an episode, in the order in which they began."""
+    """The turns of an agent, in the order in which they began."""
 
     turns: list[Turn] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sample: Sample, seat: str = "") -> Conversation:
-        """The turns that an interrupted play has left of this seat in its sample, for the same
-        requests to find again.
+    def from_sample(cls, sample: Sample, seat: str = "") -> Conversation:
+        """Restore the turns of a seat that an interrupted attempt left in a sample.
+
+        When the agent repeats its requests, they find these turns.
         """
         turns: dict[int, Turn] = {}
         for sequence, records in zip(sample.sequences, records_of(sample.metadata), strict=True):
             if sequence.seat == seat:
-                _read(sequence, records, turns)
+                _read_turns(sequence, records, turns)
         return cls([turns[number] for number in sorted(turns)])
 
-    def continued(self, ids: Sequence[int]) -> Turn | None:
-        """The turn with the most tokens with all of which `ids` begin."""
+    def longest_continued(self, ids: Sequence[int]) -> Turn | None:
+        """Find the longest turn of which all tokens are a prefix of `ids`."""
         best, length, tokens = None, 0, _int32(ids)
-        for turn in [*self.turns]:  # a thread may ask while others come and go
-            whole = turn.whole if turn.finish else _int32()
+        for turn in [*self.turns]:  # a copy: this may run in a thread while turns come and go
+            whole = turn.all_tokens if turn.finish else _int32()
             if length < len(whole) <= len(ids) and np.array_equal(whole, tokens[: len(whole)]):
                 best, length = turn, len(whole)
         return best
 
-    def turn(self, parent: Turn | None, added: Sequence[int]) -> Turn:
-        """The turn at this context: one that waits for its client (an earlier play has left it, or
-        its answer was lost on the way), else a new one.
+    def turn_at(self, parent: Turn | None, added: Sequence[int]) -> Turn:
+        """Return the turn at a context: an unanswered one if there is one, else a new one.
+
+        A turn is unanswered if an earlier attempt left it, or if its client has disconnected.
         """
         tokens = _int32(added)
         for turn in self.turns:
-            waits = not turn.answered and turn.parent is parent
-            if waits and np.array_equal(turn.added, tokens):
+            is_unanswered = not turn.answered and turn.parent is parent
+            if is_unanswered and np.array_equal(turn.added, tokens):
                 turn.answered = True
                 return turn
         turn = Turn(parent, tokens, answered=True)
         self.turns.append(turn)
         return turn
 
-    def forget(self, turn: Turn) -> None:
-        """Drop a turn of which nothing was sampled, with its context."""
+    def discard_if_empty(self, turn: Turn) -> None:
+        """Remove a turn without sampled tokens."""
         if not len(turn.tokens):
             self.turns.remove(turn)
 
-    def release(self, turn: Turn) -> None:
-        """Drop the context of a turn that had no room: nobody goes on from it."""
+    def free_context(self, turn: Turn) -> None:
+        """Free the context of a turn that had no room: no turn will continue it."""
         if not len(turn.tokens):
             turn.added = _int32()
 
-    def counts_with(self, turn: Turn) -> tuple[int, int]:
-        """(turns, branches) of the conversation once this turn is in it."""
-        turns = [each for each in self.turns if each.finish or each is turn]
-        begun = {id(each.parent) for each in turns}
-        return len(turns), sum(id(each) not in begun for each in turns)
+    def counts_including(self, turn: Turn) -> tuple[int, int]:
+        """Count the turns and the branches of the conversation, including a new turn."""
+        turns = [other for other in self.turns if other.finish or other is turn]
+        continued = {id(other.parent) for other in turns}
+        return len(turns), sum(id(other) not in continued for other in turns)
 
-    def asked(self) -> list[Turn]:
-        """The turns that the client has, in the order in which they began."""
-        return [turn for turn in self.turns if turn.answered and turn.finish and not turn.aside]
+    def answered_turns(self) -> list[Turn]:
+        """Return the turns that the client has, in the order in which they began."""
+        return [
+            turn for turn in self.turns if turn.answered and turn.finish and not turn.is_summary
+        ]
 
-    def branches(self, *, waiting: bool = False) -> list[Branch]:
-        """The branches, those with the most sampled tokens first. waiting: as in `write`."""
-        kept = [turn for turn in self.turns if (turn.answered or waiting) and len(turn.tokens)]
+    def branches(self, *, with_unanswered: bool = False) -> list[Branch]:
+        """Return the branches, the one with the most sampled tokens first."""
+        kept = [
+            turn for turn in self.turns if (turn.answered or with_unanswered) and len(turn.tokens)
+        ]
         parents = {turn.parent for turn in kept}
         paths = [turn.path for turn in kept if turn not in parents]
         paths.sort(key=lambda path: -sum(len(turn.tokens) for turn in path))
@@ -194,18 +216,31 @@ class Conversation:
         return branches
 
 
-def write(
-    conversations: Mapping[str, Conversation], sample: Sample, *, waiting: bool = False
+def write_branches(
+    conversations: Mapping[str, Conversation], sample: Sample, *, with_unanswered: bool = False
 ) -> int:
-    """Put the branches of all seats' conversations into a sample, the one with the most sampled
-    tokens as its own. Returns how many there are.
+    """Write the branches of all seats' conversations into a sample.
 
-    waiting: with turns that no client has asked for, as an interrupted play leaves them.
+    The branch with the most sampled tokens becomes the sample's main sequence.
+
+    Parameters
+    ----------
+    conversations
+        Conversations by seat.
+    sample
+        The sample, whose earlier tokens and turns are replaced.
+    with_unanswered
+        Include turns that no client has received, so that the next attempt finds them.
+
+    Returns
+    -------
+    The number of branches.
+
     """
     branches = [
         (seat, branch)
         for seat, conversation in conversations.items()
-        for branch in conversation.branches(waiting=waiting)
+        for branch in conversation.branches(with_unanswered=with_unanswered)
     ]
     branches.sort(key=lambda pair: -pair[1].sampled)
     sample.cut(0)
@@ -223,8 +258,8 @@ def write(
     return len(branches)
 
 
-def _read(sequence: TokenSequence, records: Iterable[Record], turns: dict[int, Turn]) -> None:
-    """Add the turns of a sequence, by their numbers, to those of earlier ones."""
+def _read_turns(sequence: TokenSequence, records: Iterable[Record], turns: dict[int, Turn]) -> None:
+    """Add the turns of a sequence to `turns`, by their numbers."""
     parent, at, added = None, 0, sequence.tokens[: sequence.prompt_length]
     response = sequence.tokens[sequence.prompt_length :]
     for record in records:
@@ -237,7 +272,7 @@ def _read(sequence: TokenSequence, records: Iterable[Record], turns: dict[int, T
                 added,
                 response[at:end],
                 sequence.rollout_log_probs[at:end],
-                _between(sequence.weight_versions, at, end),
+                _spans_between(sequence.weight_versions, at, end),
                 record["finish"],
                 record.get("stop"),
             )
@@ -247,8 +282,8 @@ def _read(sequence: TokenSequence, records: Iterable[Record], turns: dict[int, T
         parent.experts = sequence.routed_experts
 
 
-def _between(spans: Iterable[WeightSpan], start: int, end: int) -> list[WeightSpan]:
-    """The spans of tokens [start, end), counted from start."""
+def _spans_between(spans: Iterable[WeightSpan], start: int, end: int) -> list[WeightSpan]:
+    """Return the spans of tokens [start, end), relative to start."""
     return [
         WeightSpan(span.version, max(span.start, start) - start, min(span.end, end) - start)
         for span in spans

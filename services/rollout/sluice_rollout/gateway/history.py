@@ -1,13 +1,13 @@
-"""From a request's messages to the tokens that the engine is asked to go on from.
+"""Finds the tokens that a request's messages continue.
 
-Messages that the gateway has answered are known by a digest of all messages up to them. Where the
-chat template writes them, with what is new behind them, as it would have without, the tokens of
-that turn are kept and only what is new is encoded. (The base of verl's and SkyRL's incremental
-templates, with the real history in place of a fixed one.) Where the template writes them otherwise,
-as those that drop earlier thoughts do, an earlier turn is tried; the last resort is to encode the
-whole text, and to keep what tokens it has in common with a turn.
+The gateway identifies a history by a digest of its messages. If the chat template renders an
+answered history the same with and without the new messages after it, the tokens of that turn are
+kept and only the new text is encoded. (verl and SkyRL do so with a fixed base history; here it is
+the real one.) Some templates render an old history differently, for example without earlier
+thoughts. Then an earlier turn is tried. The last resort is to encode the whole text, and to keep
+the tokens that it has in common with a turn.
 
-Pure, but for the template.
+Pure, except for the template.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.conversation import Conversation, Turn
-from sluice_rollout.gateway.large import LARGE
+from sluice_rollout.gateway.large_requests import LARGE_CHARACTERS
 
 _MARK = "%sluice-answer%"
 _THOUGHT = "</think>"
@@ -30,9 +30,9 @@ Tools = list[dict[str, Any]] | None
 
 
 class TextTooLongError(PromptError):
-    """A text has more tokens than the context, as its length alone says.
+    """A text that is longer than the context, whatever its tokens are.
 
-    tokens: how many it has at least.
+    `tokens` is a lower bound of their number.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -42,18 +42,14 @@ class TextTooLongError(PromptError):
 
 @dataclass
 class Template:
-    """A model's chat template and tokenizer.
-
-    arguments: further variables of the template. context: tokens of the model's context; no text
-    of more is encoded.
-    """
+    """A model's chat template and tokenizer."""
 
     tokenizer: Any
-    arguments: dict[str, Any] | None = None
-    context: int | None = None
+    arguments: dict[str, Any] | None = None  # further variables of the template
+    context: int | None = None  # tokens of the model's context; longer texts are not encoded
 
     def text(self, messages: Messages, tools: Tools, *, opened: bool) -> str:
-        """Raises PromptError where the template refuses the messages."""
+        """Render messages. Raises PromptError if the template refuses them."""
         return chat.render(
             self.tokenizer,
             messages,
@@ -64,25 +60,38 @@ class Template:
         )
 
     def encode(self, text: str, *, opening: bool = False) -> list[int]:
-        """Token ids; with the tokenizer's own special ones where a text opens without a template.
+        """Encode a text.
 
-        Raises PromptError, TextTooLongError before a large text is encoded.
+        Parameters
+        ----------
+        text
+            The text.
+        opening
+            Add the tokenizer's special tokens, for a text that does not come from a template.
+
+        Raises
+        ------
+        TextTooLongError
+            The text cannot fit the context. This is found before a large text is encoded.
+        PromptError
+            The text is not valid Unicode.
+
         """
         if self.context is not None and (least := self._least_tokens(text)) > self.context:
             raise TextTooLongError(least)
         try:
             return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=opening)]
-        except (TypeError, ValueError) as error:  # a text that is no Unicode
+        except (TypeError, ValueError) as error:  # not valid Unicode
             raise PromptError(f"the text cannot be encoded: {error}") from error
 
     def _least_tokens(self, text: str) -> int:
-        """A lower bound of a large text's tokens; 0 for a small text, which is soon encoded."""
-        longest = self._longest_token if len(text) >= LARGE else None
+        """Return a lower bound of a large text's tokens; 0 for a small text."""
+        longest = self._longest_token if len(text) >= LARGE_CHARACTERS else None
         return -(-len(text.encode(errors="replace")) // longest) if longest else 0
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """Bytes of the vocabulary's longest token; None if a token may be any unknown text."""
+        """Bytes of the longest token; None if one token may stand for any unknown text."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         falls_back = getattr(getattr(backend, "model", None), "byte_fallback", False)
         if self.tokenizer.unk_token is not None and not falls_back:
@@ -91,75 +100,73 @@ class Template:
 
     @cached_property
     def tail(self) -> str:
-        """The text behind an answer, the end of its turn."""
+        """The text that ends a turn, after its answer."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         return self.text(messages, None, opened=False).rpartition(_MARK)[2]
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids of tokens that are no text."""
+        """Ids of special tokens."""
         return frozenset(self.tokenizer.all_special_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place where a request goes on.
-
-    added: tokens behind the parent's. rerendered: how many of them are of messages that have been
-    tokens before. least: set if the request is too long for any place; it has at least so many
-    tokens.
-    """
+class Continuation:
+    """The turn that a request continues, and the tokens that it adds."""
 
     parent: Turn | None
-    added: list[int]
-    rerendered: int = 0
-    least: int = 0
+    added: list[int]  # tokens after the parent's
+    rerendered: int = 0  # tokens of `added` that encode earlier answers anew
+    least_tokens: int = 0  # a lower bound of the tokens of a request that cannot fit; else 0
 
 
 @dataclass(slots=True)
 class History:
-    """The answers that the gateway has given in one episode, by the messages before them."""
+    """Answers that the gateway has given in one conversation, by the history that they end."""
 
     conversation: Conversation
     template: Template
+    # The turn that ends a history, and the turn's text, by the history's digest.
     answers: dict[bytes, tuple[Turn, str]] = field(default_factory=dict)
-    """The turn that ends a history, and its text, by the history's digest."""
 
-    def note(self, messages: Messages, tools: Tools, turn: Turn, text: str) -> None:
+    def remember(self, messages: Messages, tools: Tools, turn: Turn, text: str) -> None:
         """Remember a turn whose answer is the last of these messages."""
         self.answers[digests(messages, tools)[-1]] = turn, text
 
-    def place(self, messages: Messages, tools: Tools) -> Place:
-        """The place where these messages go on. Raises PromptError."""
+    def continue_messages(self, messages: Messages, tools: Tools) -> Continuation:
+        """Find the turn that messages continue. Raises PromptError."""
         full = self.template.text(messages, tools, opened=True)
         for count, digest in reversed(list(enumerate(digests(messages, tools), 1))):
             if digest in self.answers:
                 turn, answer = self.answers[digest]
-                known = self.template.text(messages[:count], tools, opened=False)
-                if self._is_kept(known, full, answer):
-                    added = self._behind(turn, full[len(known) :])
-                    return Place(turn, added, len(added) * (_answers(messages[count:]) > 0))
-        return self.fresh(self.template.encode(full), _answers(messages))
+                prefix = self.template.text(messages[:count], tools, opened=False)
+                if self._is_unchanged(prefix, full, answer):
+                    added = self._tokens_after(turn, full[len(prefix) :])
+                    return Continuation(turn, added, len(added) * (_answers(messages[count:]) > 0))
+        return self.continue_tokens(self.template.encode(full), _answers(messages))
 
-    def fresh(self, ids: list[int], answers: int = 0) -> Place:
-        """The place where these tokens go on, which are not known to continue any turn.
+    def continue_tokens(self, ids: list[int], answers: int = 0) -> Continuation:
+        """Find the longest turn that is a prefix of these tokens.
 
-        answers: how many they hold that an assistant has given.
+        `answers` is the number of the assistant's messages in them.
         """
-        parent = self.conversation.continued(ids)
-        added = ids[len(parent.whole) :] if parent else ids
+        parent = self.conversation.longest_continued(ids)
+        added = ids[len(parent.all_tokens) :] if parent else ids
         kept = len(parent.path) if parent else 0
-        return Place(parent, added, len(added) * bool(self.answers and answers > kept))
+        return Continuation(parent, added, len(added) * bool(self.answers and answers > kept))
 
-    def _is_kept(self, known: str, full: str, answer: str) -> bool:
-        """True where the template writes a known history alike with and without what follows, and
-        leaves out no thought of its last answer.
+    def _is_unchanged(self, prefix: str, full: str, answer: str) -> bool:
+        """True if the template renders an answered history as it was generated.
+
+        `full` must begin with the history's text `prefix`, and that must contain the thoughts of
+        the last answer.
         """
         thought = answer.rpartition(_THOUGHT)[0].removeprefix("<think>").strip()
-        return full.startswith(known) and known.endswith(self.template.tail) and thought in known
+        ends = prefix.endswith(self.template.tail)
+        return full.startswith(prefix) and ends and thought in prefix
 
-    def _behind(self, turn: Turn, new: str) -> list[int]:
-        """The tokens behind a turn. What ends it is not written where the model has."""
+    def _tokens_after(self, turn: Turn, new: str) -> list[int]:
+        """Encode the text after a turn, without the turn's end if the model has generated that."""
         ids, special = self.template.encode(self.template.tail + new), self.template.special
         last = int(turn.tokens[-1]) if len(turn.tokens) else -1
         if self.template.tail and ids and (ids[0] == last or {ids[0], last} <= special):
@@ -172,7 +179,7 @@ def _answers(messages: Messages) -> int:
 
 
 def digests(messages: Messages, tools: Tools) -> list[bytes]:
-    """A digest of the tools and all messages up to each of them."""
+    """Digest the tools and all messages up to each message."""
     state = hashlib.sha256(json.dumps(tools, sort_keys=True).encode())
     chain = []
     for message in messages:

@@ -24,7 +24,7 @@ class ClaimError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SampleClaim:
     """tokens: [prompt + response] ids. mask: [response] 1 for what is to be trained."""
 
     tokens: Sequence[int]
@@ -42,7 +42,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SampledSpan:
     """Tokens [start, end) of the claim, which are the first of a turn's."""
 
     start: int
@@ -50,7 +50,7 @@ class _Part:
     turn: Turn
 
 
-def written(claim: Claim, turns: Iterable[Turn], sample: Sample) -> Sample:
+def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) -> Sample:
     """The claim in an empty sample: tokens, masks, log-probs, versions, turns.
 
     Raises ClaimError where a token is to be trained that no turn has sampled there.
@@ -58,7 +58,7 @@ def written(claim: Claim, turns: Iterable[Turn], sample: Sample) -> Sample:
     claim.check()
     tokens = np.asarray(claim.tokens, dtype=np.int32)
     at = len(tokens) - len(claim.mask)
-    parts = _parts(tokens, at, turns)
+    parts = _sampled_spans(tokens, at, turns)
     sample.append_prompt(tokens[:at].tolist())
     records: list[dict[str, object]] = []
     version = _first_version(parts)
@@ -74,20 +74,20 @@ def written(claim: Claim, turns: Iterable[Turn], sample: Sample) -> Sample:
     return sample
 
 
-def _parts(tokens: Int32, first: int, turns: Iterable[Turn]) -> list[_Part]:
+def _sampled_spans(tokens: Int32, first: int, turns: Iterable[Turn]) -> list[_SampledSpan]:
     """The sampled parts of the response, in order, none over another."""
     matching = sorted(
-        (part for turn in turns if (part := _part(tokens, turn)) and part.start >= first),
+        (part for turn in turns if (part := _sampled_span(tokens, turn)) and part.start >= first),
         key=lambda part: (part.start, -part.end),
     )
-    parts: list[_Part] = []
+    parts: list[_SampledSpan] = []
     for part in matching:
         if not parts or part.start >= parts[-1].end:
             parts.append(part)
     return parts
 
 
-def _part(tokens: Int32, turn: Turn) -> _Part | None:
+def _sampled_span(tokens: Int32, turn: Turn) -> _SampledSpan | None:
     """The part that a turn has sampled behind the context that it was sampled in."""
     context = turn.context
     start = len(context)
@@ -96,10 +96,10 @@ def _part(tokens: Int32, turn: Turn) -> _Part | None:
         return None
     same = turn.tokens[:n] == tokens[start : start + n]
     length = n if same.all() else int(np.argmin(same))
-    return _Part(start, start + length, turn) if length else None
+    return _SampledSpan(start, start + length, turn) if length else None
 
 
-def _first_version(parts: list[_Part]) -> int:
+def _first_version(parts: list[_SampledSpan]) -> int:
     return parts[0].turn.spans[0].version if parts and parts[0].turn.spans else 0
 
 
@@ -110,7 +110,7 @@ def _observe(sample: Sample, tokens: Int32, version: int, records: list[dict[str
         records.append({"by": ENVIRONMENT, "length": n, "finish": "stop"})
 
 
-def _speak(sample: Sample, part: _Part, records: list[dict[str, object]]) -> int:
+def _speak(sample: Sample, part: _SampledSpan, records: list[dict[str, object]]) -> int:
     """Append a turn; the version of its last token."""
     turn, n = part.turn, part.end - part.start
     spans = [WeightSpan(s.version, s.start, min(s.end, n)) for s in turn.spans if s.start < n]
@@ -120,7 +120,7 @@ def _speak(sample: Sample, part: _Part, records: list[dict[str, object]]) -> int
     return spans[-1].version
 
 
-def _mask(sample: Sample, claim: Claim) -> None:
+def _mask(sample: Sample, claim: SampleClaim) -> None:
     """Train what is claimed. Raises ClaimError."""
     wanted = np.asarray(claim.mask, dtype=np.uint8)
     strange = np.flatnonzero(wanted > sample.loss_mask)

@@ -1,9 +1,8 @@
-"""The gateway's HTTP: keys, bodies, errors in its clients' shape, whole answers and streams."""
+"""The gateway's HTTP server: routes, keys, bodies, answers, streams and errors."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import json
 import os
 import time
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 
 from sluice import input_checks
@@ -18,12 +18,17 @@ from sluice.api.groups.episode import OtherModel
 from sluice.runtime import error_summary
 from sluice.samples.episode_protocol import MOST_BYTES
 from sluice_rollout import failures, metrics
-from sluice_rollout.gateway import chat, completions, door, large, messages, responses, sglang_api
-from sluice_rollout.gateway.agent_session import Reply, Seat
-from sluice_rollout.gateway.errors import GatewayError, invalid, no_such_model, unavailable
-from sluice_rollout.gateway.exchange import Answer, Request
-from sluice_rollout.gateway.external_models import Other
-from sluice_rollout.gateway.keys import Keys
+from sluice_rollout.gateway import access, large_requests
+from sluice_rollout.gateway.access import ConnectionLimiter, EpisodeKeys
+from sluice_rollout.gateway.agent_session import AuthenticatedSession
+from sluice_rollout.gateway.interfaces import chat, completions, messages, responses, sglang_api
+from sluice_rollout.gateway.interfaces.errors import (
+    GatewayError,
+    invalid,
+    no_such_model,
+)
+from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
+from sluice_rollout.relay import relay
 
 LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
@@ -33,45 +38,66 @@ _BACKLOG = 1024  # programs that connect at once
 _OUTCOMES = {401: "key", 499: "gone", 500: "failed", 503: "unavailable"}
 Events = Iterator[dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# The sessions of an episode, by seat. Without `rollout.seats`, the only seat is "".
+Sessions = Mapping[str, AuthenticatedSession]
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """The stay of an episode's seat. context: of its group's task, which asks the engine."""
+class ExternalModel:
+    """A model that episodes may ask besides the policy (`rollout.models`): a judge, an opponent.
 
-    seat: Seat
-    context: contextvars.Context
-    tasks: set[asyncio.Task[Reply]] = field(default_factory=set)
+    Requests go to its server unchanged, except for the name and the key. Its answers are neither
+    kept nor trained.
+    """
 
-    async def reply(self, request: Request) -> Reply:
-        """The model's turn. Raises GatewayError, also where the episode ends meanwhile."""
-        task = asyncio.create_task(self.seat.reply(request), context=self.context)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    model: OtherModel
+    key: str  # empty: its server does not ask for a key
+    session: aiohttp.ClientSession
+
+    @classmethod
+    def connect(cls, model: OtherModel, variables: Mapping[str, str]) -> ExternalModel:
+        """Open a session with the model's server. Call this while an event loop runs."""
+        timeout = aiohttp.ClientTimeout(total=model.timeout_seconds, sock_connect=10)
+        session = aiohttp.ClientSession(timeout=timeout)
+        return cls(model, variables.get(model.key_variable, ""), session)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def forward(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
+        """Relay a request to the model's server. Raises GatewayError if it does not answer."""
+        path = request.path.removeprefix("/v1")
+        forwarded = {**body, "model": self.model.model or self.model.name}
+        headers = {"Authorization": f"Bearer {self.key}", "x-api-key": self.key} if self.key else {}
+        start = time.monotonic()
         try:
-            return await task
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise  # the client has gone
-            raise unavailable("the episode has ended") from None
-
-    def end(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-
-
-Visits = Mapping[str, Visit]
-"""Those of an episode, by the names of its seats; one without a name where the job has none."""
+            return await relay(
+                self.session, request, f"{self.model.url.rstrip('/')}{path}", headers,
+                json.dumps(forwarded).encode(),
+            )  # fmt: skip
+        except (aiohttp.ClientError, TimeoutError) as error:
+            text = f"model {self.model.name} at {self.model.url} does not answer: {error!r}"
+            raise GatewayError(502, text, "server_error", "unavailable", retry=True) from error
+        finally:
+            seconds = time.monotonic() - start
+            metrics.GATEWAY_OTHER_SECONDS.labels(model=self.model.name).observe(seconds)
 
 
 @dataclass(slots=True)
 class Server:
-    """The endpoint of all episodes of a worker.
+    """The HTTP server for all episodes of a worker.
 
-    model: the name that it lists. host, port: where it listens; on any free port where none is
-    set. join: takes in an episode's pod, by its path. models: those that programs may ask besides;
-    their keys are in `variables`.
+    Parameters
+    ----------
+    model
+        Name of the policy in the list of models.
+    host, port
+        Address to listen at. Port 0 takes any free port.
+    join
+        Path and handler for episode pods that join the worker.
+    models
+        Other models that programs may ask. Their keys are in `variables`.
+
     """
 
     model: str
@@ -80,151 +106,161 @@ class Server:
     join: tuple[str, Handler] | None = None
     models: Sequence[OtherModel] = ()
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    keys: Keys[Visits] = field(default_factory=Keys)
+    keys: EpisodeKeys[Sessions] = field(default_factory=EpisodeKeys)
     _runner: web.AppRunner | None = None
     _listening: asyncio.Server | None = None
-    _door: door.Door | None = None
-    _others: dict[str, Other] = field(default_factory=dict)
+    _limiter: ConnectionLimiter | None = None
+    _external_models: dict[str, ExternalModel] = field(default_factory=dict)
 
     @property
     def base_url(self) -> str:
-        """For programs beside the worker."""
+        """Address for programs on this machine."""
         return f"http://{LOOPBACK}:{self.port}/v1"
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=MOST_BYTES, middlewares=[_in_openai_shape])
+        """Listen for requests."""
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[_handle_errors])
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._models)
-        app.router.add_post("/v1/chat/completions", self._or_other(self._chat))
-        app.router.add_post("/v1/completions", self._or_other(self._completions))
-        app.router.add_post("/v1/responses", self._or_other(self._responses))
-        app.router.add_post(_MESSAGES, self._or_other(self._messages))
+        app.router.add_post("/v1/chat/completions", self._or_external_model(self._chat))
+        app.router.add_post("/v1/completions", self._or_external_model(self._completions))
+        app.router.add_post("/v1/responses", self._or_external_model(self._responses))
+        app.router.add_post(_MESSAGES, self._or_external_model(self._messages))
         app.router.add_post("/generate", self._generate)
-        app.on_response_prepare.append(self._admit_welcome)
+        app.on_response_prepare.append(self._keep_accepted)
         if self.join:
             app.router.add_get(*self.join)
-        self._others = {model.name: Other.of(model, self.variables) for model in self.models}
+        self._external_models = {
+            model.name: ExternalModel.connect(model, self.variables) for model in self.models
+        }
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
         await self._runner.setup()
-        assert self._runner.server  # there is one after `setup`
+        assert self._runner.server
         make, loop = self._runner.server, asyncio.get_running_loop()
-        self._door = door.Door(make, lambda: len(self.keys), door.SECONDS)
+        self._limiter = ConnectionLimiter(
+            make, lambda: len(self.keys), access.UNAUTHENTICATED_SECONDS
+        )
         self._listening = await loop.create_server(
-            self._door, self.host, self.port, backlog=_BACKLOG
+            self._limiter, self.host, self.port, backlog=_BACKLOG
         )
         self.port = self._listening.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
+        """Stop listening and end all connections."""
         if self._listening:
             self._listening.close()
         if self._runner:
             await self._runner.cleanup()
-        for other in self._others.values():
-            await other.close()
+        for external_model in self._external_models.values():
+            await external_model.close()
 
-    def _or_other(self, handler: Handler) -> Handler:
-        """The handler; or another model's server, where the request names that."""
+    def _or_external_model(self, handler: Handler) -> Handler:
+        """Wrap a handler: requests that name an external model go to that model's server."""
 
-        async def asked(request: web.Request) -> web.StreamResponse:
-            if not self._others:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if not self._external_models:
                 return await handler(request)
-            visits, body = self._visits(request), await _body(request)
-            other = self._others.get(str(body.get("model")))
-            if other is None:
+            sessions, body = self._sessions(request), await _body(request)
+            external_model = self._external_models.get(str(body.get("model")))
+            if external_model is None:
                 return await handler(request)
-            with next(iter(visits.values())).seat.episode.clock.at_engine():
-                return await other.forward(request, body)
+            with next(iter(sessions.values())).agent.episode.clock.at_engine():
+                return await external_model.forward(request, body)
 
-        return asked
+        return handle
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        seats = [name for name in self._visits(request) if name]
+        seats = [name for name in self._sessions(request) if name]
         model = {"object": "model", "created": 0, "owned_by": "sluice"}
         if "name" in request.match_info:
             return web.json_response(model | {"id": request.match_info["name"]})
-        names = [*(seats or [self.model]), *self._others]
+        names = [*(seats or [self.model]), *self._external_models]
         return web.json_response(
             {"object": "list", "data": [model | {"id": name} for name in names]}
         )
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        visit, body = await self._opened(request)
-        return await _answered(request, visit, body, chat.read(body), chat.write, chat.stream)
+        session, body = await self._session(request)
+        return await _answer(request, session, body, chat.read(body), chat.write, chat.stream)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        visit, body = await self._opened(request)
-        asked = completions.read(body)
-        return await _answered(request, visit, body, asked, completions.write, completions.stream)
+        session, body = await self._session(request)
+        turn_request = completions.read(body)
+        return await _answer(
+            request, session, body, turn_request, completions.write, completions.stream
+        )
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
-        visit, body = await self._opened(request)
-        asked = messages.read(body, visit.seat.arguments)
-        return await _answered(request, visit, body, asked, messages.write, messages.stream)
+        session, body = await self._session(request)
+        turn_request = messages.read(body, session.agent.tool_arguments)
+        return await _answer(request, session, body, turn_request, messages.write, messages.stream)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        visit, body = await self._opened(request)
-        asked = sglang_api.read(body)
-        return await _answered(request, visit, body, asked, sglang_api.write, sglang_api.stream)
+        session, body = await self._session(request)
+        turn_request = sglang_api.read(body)
+        return await _answer(
+            request, session, body, turn_request, sglang_api.write, sglang_api.stream
+        )
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        visit, body = await self._opened(request)
-        histories = visit.seat.responses
-        asked = responses.read(body, histories)
+        session, body = await self._session(request)
+        histories = session.agent.response_histories
+        turn_request = responses.read(body, histories)
 
         def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
             whole = responses.write(answer, body)
-            histories[whole["id"]] = [*asked.messages, answer.message]
+            histories[whole["id"]] = [*turn_request.messages, answer.message]
             return whole
 
         def stream(answer: Answer, body: dict[str, Any]) -> Events:
             return responses.stream(write(answer, body))
 
-        return await _answered(request, visit, body, asked, write, stream)
+        return await _answer(request, session, body, turn_request, write, stream)
 
-    def _visits(self, request: web.Request) -> Visits:
-        """The visits that the request's key opens; Anthropic's clients have a header of their own
-        for it.
-        """
-        name = request.headers.get("x-api-key") if request.path == _MESSAGES else None
-        header = f"Bearer {name}" if name else request.headers.get("Authorization")
-        visits = self.keys.check(header)
-        self._admit(request)
-        return visits
+    def _sessions(self, request: web.Request) -> Sessions:
+        """Return the sessions that the request's key opens. Raises GatewayError."""
+        # Anthropic's clients send the key in x-api-key.
+        key = request.headers.get("x-api-key") if request.path == _MESSAGES else None
+        header = f"Bearer {key}" if key else request.headers.get("Authorization")
+        sessions = self.keys.check(header)
+        self._keep_connection(request)
+        return sessions
 
-    async def _admit_welcome(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Admit a connection whose request is not refused, such as a pod's that joins."""
+    async def _keep_accepted(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Keep a connection whose request is accepted, such as that of a pod that joins."""
         if response.status < 400:
-            self._admit(request)
+            self._keep_connection(request)
 
-    def _admit(self, request: web.Request) -> None:
-        if self._door:
-            self._door.admit(request.protocol)
+    def _keep_connection(self, request: web.Request) -> None:
+        if self._limiter:
+            self._limiter.keep(request.protocol)
 
-    async def _opened(self, request: web.Request) -> tuple[Visit, dict[str, Any]]:
-        """The visit of a request, by the model that it names where there are seats, and its body;
-        without a key nothing of that is read.
+    async def _session(self, request: web.Request) -> tuple[AuthenticatedSession, dict[str, Any]]:
+        """Return the session and the body of a request. Raises GatewayError.
+
+        If the job has seats, the request's `model` names the session's seat.
         """
-        visits = self._visits(request)
+        sessions = self._sessions(request)  # checks the key before the body is read
         body = await _body(request)
-        name = "" if "" in visits else body.get("model")
-        if name not in visits:
-            raise no_such_model(str(name), [*visits, *self._others])
-        return visits[str(name)], body
+        name = "" if "" in sessions else body.get("model")
+        if name not in sessions:
+            raise no_such_model(str(name), [*sessions, *self._external_models])
+        return sessions[str(name)], body
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """The body of a request, read once. Raises GatewayError."""
+    """Return a request's body, which is read only once. Raises GatewayError."""
     if _BODY not in request:
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 text = await request.text()
-            body = await large.run(len(text), input_checks.load_json, text, "body")
+            body = await large_requests.run(len(text), input_checks.load_json, text, "body")
         except (ValueError, LookupError, web.RequestPayloadError) as error:
-            raise invalid(f"the body is no JSON that can be taken: {error}") from error
+            raise invalid(f"the body is not valid JSON: {error}") from error
         except TimeoutError:
-            raise GatewayError(408, f"no whole body came in {_BODY_SECONDS:g} s") from None
+            raise GatewayError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from None
         if not isinstance(body, dict):
             raise invalid("the body: expected a JSON object")
         if not isinstance(body.get("model"), str | None):
@@ -233,20 +269,20 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return request[_BODY]
 
 
-async def _answered(
+async def _answer(
     request: web.Request,
-    visit: Visit,
+    session: AuthenticatedSession,
     body: dict[str, Any],
-    asked: Request,
+    turn_request: TurnRequest,
     write: Callable[[Answer, dict[str, Any]], dict[str, Any]],
     stream: Callable[[Answer, dict[str, Any]], Events],
 ) -> web.StreamResponse:
-    """Ask the model, and send what it says. A turn is its client's once it has been sent."""
+    """Ask the model and send its answer. A turn counts as answered once it has been sent."""
     start = time.monotonic()
-    reply = await visit.reply(asked)
+    reply = await session.reply(turn_request)
     try:
         if body.get("stream"):
-            response = await _streamed(request, stream(reply.answer, body))
+            response = await _send_events(request, stream(reply.answer, body))
         else:
             response = web.json_response(write(reply.answer, body))
             await response.prepare(request)
@@ -258,15 +294,18 @@ async def _answered(
     return response
 
 
-async def _streamed(request: web.Request, events: Events) -> web.StreamResponse:
-    """Server-sent events: those of responses and of Anthropic's messages have names, the others an
-    end.
+async def _send_events(request: web.Request, events: Events) -> web.StreamResponse:
+    """Send an answer as server-sent events.
+
+    Events with a `type` (responses, messages) are named. A stream of events without one (chat,
+    completions) ends with `[DONE]`.
     """
-    whole = [*events]  # what fails here is still a refusal, and no broken stream
+    # An error here becomes a refusal; after `prepare` it would break the stream.
+    all_events = [*events]
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     named = False
-    for event in whole:
+    for event in all_events:
         named = "type" in event
         name = f"event: {event['type']}\n" if named else ""
         await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
@@ -276,11 +315,11 @@ async def _streamed(request: web.Request, events: Events) -> web.StreamResponse:
 
 
 @web.middleware
-async def _in_openai_shape(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as OpenAI's clients read them; all requests counted."""
+async def _handle_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn errors into answers that clients of OpenAI understand, and count all requests."""
     resource = request.match_info.route.resource
     endpoint = resource.canonical.removeprefix("/v1/") if resource else "unknown"
-    status = 499  # the client has gone
+    status = 499  # the client has disconnected
     try:
         response = await handler(request)
         status = response.status
@@ -290,7 +329,7 @@ async def _in_openai_shape(request: web.Request, handler: Handler) -> web.Stream
         status = error.status
         refusal = GatewayError(status, f"{request.path}: {error.reason}")
         response = _refusal(refusal, request.path)
-    except Exception as error:  # one request's mishap is told to its client, and harms no other
+    except Exception as error:  # must not affect other requests
         failures.LOG.note("a request at the gateway failed", error)
         refusal = GatewayError(500, error_summary.cause(error), "server_error")
         status, response = 500, _refusal(refusal, request.path)
@@ -301,7 +340,7 @@ async def _in_openai_shape(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _refusal(error: GatewayError, path: str) -> web.Response:
-    """Clients try again by themselves, unless they are told that it is of no use."""
+    # Clients retry by default. This header tells them if it is of any use.
     retry = {"x-should-retry": "true" if error.retry else "false"}
     body = error.body | ({"type": "error"} if path == _MESSAGES else {})
     return web.json_response(body, status=error.status, headers=retry)

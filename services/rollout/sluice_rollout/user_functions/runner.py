@@ -29,8 +29,8 @@ from sluice_rollout.episode import (
     PlayFailedError,
     TruncatedError,
 )
-from sluice_rollout.gateway import errors
 from sluice_rollout.gateway.endpoint import Gateway
+from sluice_rollout.gateway.interfaces import errors
 from sluice_rollout.generate import Generator
 from sluice_rollout.user_functions.plays import SignatureError, play_of
 from sluice_rollout.user_functions.threads import contained
@@ -117,7 +117,7 @@ class EpisodeRunner:
     tokenizer: Any
     seconds: float
     reward_key: str | None = None
-    admit: Callable[[Episode], Gateway] | None = None
+    open_gateway: Callable[[Episode], Gateway] | None = None
     """Opens the gateway to an episode."""
     seats: tuple[str, ...] = ()
 
@@ -154,7 +154,7 @@ class EpisodeRunner:
                 self.generator,
                 clock,
                 self.reward_key,
-                self.admit,
+                self.open_gateway,
                 self.seats,
             )
             for sample in samples

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sluice_rollout.gateway import exchange
-from sluice_rollout.gateway.errors import invalid
-from sluice_rollout.gateway.exchange import Answer, Request
-from sluice_rollout.gateway.parameters import Choice, Count, Parameters, Stops, checked
+from sluice_rollout.gateway.interfaces import exchange
+from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
+from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Parameters, Stops, checked
 
 
 class StreamOptions(BaseModel):
@@ -33,13 +33,13 @@ class ChatParameters(Parameters):
     tool_choice: Choice = None
 
 
-def read(body: dict[str, Any]) -> Request:
+def read(body: dict[str, Any]) -> TurnRequest:
     """The turn that is asked for. Raises GatewayError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages: expected a list of at least one message", "messages")
     parameters = checked(ChatParameters, body)
-    return Request(
+    return TurnRequest(
         messages=[exchange.canonical(message) for message in messages],
         tools=tools(body.get("tools")),
         max_tokens=parameters.max_completion_tokens or parameters.max_tokens,

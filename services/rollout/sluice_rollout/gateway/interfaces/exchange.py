@@ -9,7 +9,7 @@ from typing import Any
 from sluice.data import messages as chat_messages
 from sluice.data.messages import MessageError, arguments_text
 from sluice.samples.sample import Messages
-from sluice_rollout.gateway.errors import invalid
+from sluice_rollout.gateway.interfaces.errors import invalid
 
 _DEFAULTS = {
     "temperature": 1.0,
@@ -29,7 +29,7 @@ _FREE_CHOICES = (None, "auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class AnswerToolCall:
     """A tool call of the model. arguments: JSON, as the model wrote it."""
 
     id: str
@@ -38,7 +38,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class RawFormat:
     """The form in which a program wants the text of a turn, and the ids that end one beside the
     job's stops.
     """
@@ -49,7 +49,7 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TurnRequest:
     """One turn that a client asks for.
 
     messages: as `canonical` has them; else prompt: a text or token ids, for /v1/completions.
@@ -64,7 +64,7 @@ class Request:
     stop: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     calls: bool = True
-    raw: Raw | None = None
+    raw: RawFormat | None = None
 
     @property
     def size(self) -> int:
@@ -83,7 +83,7 @@ class Answer:
     """
 
     text: str
-    calls: list[ToolCall]
+    calls: list[AnswerToolCall]
     finish: str
     prompt_tokens: int
     completion_tokens: int
@@ -153,7 +153,7 @@ def settings(body: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def overridden(asked: dict[str, Any], sampling: dict[str, Any]) -> Iterable[str]:
+def overridden_settings(asked: dict[str, Any], sampling: dict[str, Any]) -> Iterable[str]:
     """Names of the settings that differ from the job's, which hold."""
     return [n for n, value in asked.items() if n not in sampling or value != sampling[n]]
 

@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from sluice_rollout.gateway import exchange
-from sluice_rollout.gateway.chat import usage
-from sluice_rollout.gateway.errors import invalid
-from sluice_rollout.gateway.exchange import Answer, Request
-from sluice_rollout.gateway.parameters import Count, One, Parameters, Stops, checked
+from sluice_rollout.gateway.interfaces import exchange
+from sluice_rollout.gateway.interfaces.chat import usage
+from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
+from sluice_rollout.gateway.interfaces.parameters import Count, One, Parameters, Stops, checked
 
 
 class CompletionParameters(Parameters):
@@ -22,12 +22,12 @@ class CompletionParameters(Parameters):
     stop: Stops = None
 
 
-def read(body: dict[str, Any]) -> Request:
+def read(body: dict[str, Any]) -> TurnRequest:
     """The turn that is asked for. Raises GatewayError."""
     parameters = checked(CompletionParameters, body)
     if body.get("echo") or body.get("suffix"):
         raise invalid("echo, suffix: not offered")
-    return Request(
+    return TurnRequest(
         prompt=_prompt(body.get("prompt")),
         max_tokens=parameters.max_tokens,
         stop=parameters.stop or [],

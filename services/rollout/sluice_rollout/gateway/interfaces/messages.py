@@ -9,10 +9,10 @@ from typing import Any
 
 from sluice import input_checks
 from sluice.samples.sample import Messages
-from sluice_rollout.gateway import exchange
-from sluice_rollout.gateway.errors import invalid
-from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
-from sluice_rollout.gateway.parameters import Count, Parameters, StopList, Typed, checked
+from sluice_rollout.gateway.interfaces import exchange
+from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.exchange import Answer, AnswerToolCall, TurnRequest
+from sluice_rollout.gateway.interfaces.parameters import Count, Parameters, StopList, Typed, checked
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _FREE_CHOICES = {"auto": "auto", "none": "none"}
@@ -28,7 +28,7 @@ class MessageParameters(Parameters):
     tool_choice: Typed | None = None
 
 
-def read(body: dict[str, Any], sampled: Mapping[str, str]) -> Request:
+def read(body: dict[str, Any], sampled: Mapping[str, str]) -> TurnRequest:
     """The turn that is asked for. Raises GatewayError.
 
     sampled: arguments of earlier tool calls as the model wrote them, by the calls' names. Clients
@@ -43,7 +43,7 @@ def read(body: dict[str, Any], sampled: Mapping[str, str]) -> Request:
     for message in conversation:
         history += _messages(message, sampled)
     choice = parameters.tool_choice.type if parameters.tool_choice else "auto"
-    return Request(
+    return TurnRequest(
         messages=history,
         tools=_tools(body.get("tools")),
         max_tokens=parameters.max_tokens,
@@ -172,7 +172,7 @@ def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
     yield from map(_tool_use, answer.calls)
 
 
-def _tool_use(call: ToolCall) -> dict[str, Any]:
+def _tool_use(call: AnswerToolCall) -> dict[str, Any]:
     return {
         "type": "tool_use",
         "id": call.id,

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sluice_rollout.gateway import exchange
-from sluice_rollout.gateway.errors import invalid
-from sluice_rollout.gateway.exchange import Answer, Raw, Request
-from sluice_rollout.gateway.parameters import MOST_STOP_IDS, Parameters, Stops, checked
+from sluice_rollout.gateway.interfaces import exchange
+from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.exchange import Answer, RawFormat, TurnRequest
+from sluice_rollout.gateway.interfaces.parameters import MOST_STOP_IDS, Parameters, Stops, checked
 
 _PATH = "sampling_params"
 _TokenId = Annotated[int, Field(ge=0)]
@@ -30,7 +30,7 @@ class SamplingParams(Parameters):
     no_stop_trim: bool | None = None
 
 
-def read(body: dict[str, Any]) -> Request:
+def read(body: dict[str, Any]) -> TurnRequest:
     """The turn that is asked for. Raises GatewayError."""
     params = body.get(_PATH) or {}
     if not isinstance(params, dict):
@@ -41,13 +41,13 @@ def read(body: dict[str, Any]) -> Request:
             raise invalid(f"{name}: not offered; expected input_ids or text", name)
     if body.get("stream"):
         raise invalid("stream: an answer comes as a whole", "stream")
-    return Request(
+    return TurnRequest(
         prompt=_prompt(body),
         max_tokens=parameters.max_new_tokens,
         stop=parameters.stop or [],
         settings=exchange.settings(params),
         calls=False,
-        raw=Raw(
+        raw=RawFormat(
             parameters.skip_special_tokens is not False,
             bool(parameters.no_stop_trim),
             parameters.stop_token_ids or [],

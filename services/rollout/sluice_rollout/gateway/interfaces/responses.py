@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sluice.samples.sample import Messages
-from sluice_rollout.gateway import exchange
-from sluice_rollout.gateway.errors import invalid
-from sluice_rollout.gateway.exchange import Answer, Request, ToolCall
-from sluice_rollout.gateway.parameters import Choice, Count, Parameters, checked
+from sluice_rollout.gateway.interfaces import exchange
+from sluice_rollout.gateway.interfaces.errors import invalid
+from sluice_rollout.gateway.interfaces.exchange import Answer, AnswerToolCall, TurnRequest
+from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Parameters, checked
 
 
 class ResponseParameters(Parameters):
@@ -26,7 +26,7 @@ class ResponseParameters(Parameters):
     tool_choice: Choice = None
 
 
-def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> Request:
+def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> TurnRequest:
     """The turn that is asked for. Raises GatewayError.
 
     histories: by the names of the responses that end them.
@@ -42,7 +42,7 @@ def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> Request:
     if parameters.instructions:
         start = history[1:] if history[0]["role"] == "system" and earlier else history
         history = [{"role": "system", "content": parameters.instructions}, *start]
-    return Request(
+    return TurnRequest(
         messages=history,
         tools=_tools(body.get("tools")),
         max_tokens=parameters.max_output_tokens,
@@ -169,7 +169,7 @@ def _items(answer: Answer) -> Iterator[dict[str, Any]]:
     yield from map(_call, answer.calls)
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: AnswerToolCall) -> dict[str, Any]:
     return {
         "id": f"fc_{uuid.uuid4().hex}",
         "type": "function_call",

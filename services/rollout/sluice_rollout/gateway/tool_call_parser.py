@@ -13,7 +13,7 @@ from sluice.engines import engine_of
 from sluice.engines.protocol import CallParser
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import failures
-from sluice_rollout.gateway.exchange import ToolCall
+from sluice_rollout.gateway.interfaces.exchange import AnswerToolCall
 from sluice_rollout.tool_calls import hermes_calls
 
 _FIELD = "spec.rollout.engineArgs"
@@ -54,7 +54,9 @@ def _named(spec: RLJobSpec, key: str, name: str) -> CallParser:
         raise ConfigurationError(f"{_FIELD}.{key}: {error}") from error
 
 
-def parse(text: str, tools: list[dict[str, Any]], parser: CallParser) -> tuple[str, list[ToolCall]]:
+def parse(
+    text: str, tools: list[dict[str, Any]], parser: CallParser
+) -> tuple[str, list[AnswerToolCall]]:
     """The text of a turn without its calls, and these, named for their answers.
 
     A turn that the parser cannot read is a text, whatever the parser stumbles over.
@@ -68,4 +70,4 @@ def parse(text: str, tools: list[dict[str, Any]], parser: CallParser) -> tuple[s
         return text, []
     if not calls:
         return text, []
-    return rest, [ToolCall(f"call_{uuid.uuid4().hex}", *call) for call in calls]
+    return rest, [AnswerToolCall(f"call_{uuid.uuid4().hex}", *call) for call in calls]

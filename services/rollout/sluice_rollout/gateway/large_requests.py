@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-LARGE = 32 * 1024  # characters: some milliseconds of a core
+LARGE_CHARACTERS = 32 * 1024  # characters: some milliseconds of a core
 _POOL = ThreadPoolExecutor(2, "gateway")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 async def run(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `work` here, or in a thread if `size` characters are many."""
-    if size < LARGE:
+    if size < LARGE_CHARACTERS:
         return work(*args, **kwargs)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_POOL, lambda: work(*args, **kwargs))

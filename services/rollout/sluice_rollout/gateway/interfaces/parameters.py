@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from sluice_rollout.gateway.errors import GatewayError, invalid
+from sluice_rollout.gateway.interfaces.errors import GatewayError, invalid
 
 MOST_STOPS = 32  # as many as `rollout.sampling.stop` may have
 MOST_STOP_BYTES = 1024
