@@ -96,13 +96,13 @@ def _compare(ours: list[Argument] | None, real: list[Argument] | None, result: O
         return "equal"
     wanted = collections.Counter(word.text for word in real)
     silent = [
-        word for word in ours if not wanted[word.text] and not word.missing and not word.doubtful
+        word for word in ours if not wanted[word.text] and not word.missing and not word.conditional
     ]
     known = collections.Counter(texts)
     result.differing = [word.text for word in silent] + [
         f"bash: {word.text}" for word in real if not known[word.text]
     ]
-    lacking = sum((wanted - known).values()) > sum(bool(w.missing or w.doubtful) for w in ours)
+    lacking = sum((wanted - known).values()) > sum(bool(w.missing or w.conditional) for w in ours)
     return "different, silently" if silent or lacking else "different, and said"
 
 

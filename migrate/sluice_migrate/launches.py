@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
-from sluice_migrate.draft import Draft, ImportFailedError, names
+from sluice_migrate.draft import Draft, ImportFailedError
+from sluice_migrate.translation import shown_names
 
 _OF_NPUS = ("ASCEND_", "HCCL_", "VLLM_ASCEND")
 _SHELLS = ("bash", "sh", "zsh")
@@ -38,7 +39,7 @@ def _why(script: Script) -> str:
         if command.words[0].text in _SHELLS and word.text.endswith(".sh")
     ]
     if others:
-        return f"; it starts {names(tuple(others))}: import that"
+        return f"; it starts {shown_names(tuple(others))}: import that"
     ends = [
         f"line {remark.line}, {remark.subject}: {remark.text}"
         if remark.line

@@ -1,7 +1,7 @@
 """The order in which a script's commands are read: lists, conditions, loops, subshells.
 
 A condition that the script's own values decide is decided. Of one that only the machine could
-decide all branches are read, and what they set is doubtful.
+decide all branches are read, and what they set is conditional.
 """
 
 from __future__ import annotations

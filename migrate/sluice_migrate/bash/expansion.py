@@ -22,14 +22,16 @@ _ALL = ("@", "*")
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One word of a command. missing: what it would take to know it. doubtful: variables in it that
-    are set under a condition which is not known.
+    """A word of a command.
+
+    missing: variables and commands that it depends on and that are not known. conditional:
+    variables in it that are set under a condition that is not known.
     """
 
     text: str
     line: int
     missing: tuple[str, ...] = ()
-    doubtful: tuple[str, ...] = ()
+    conditional: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -382,5 +384,5 @@ def _joined(separator: str, values: list[Argument], line: int) -> Argument:
         separator.join(value.text for value in values),
         line,
         tuple(dict.fromkeys(name for value in values for name in value.missing)),
-        tuple(dict.fromkeys(name for value in values for name in value.doubtful)),
+        tuple(dict.fromkeys(name for value in values for name in value.conditional)),
     )

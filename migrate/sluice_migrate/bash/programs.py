@@ -42,7 +42,7 @@ def output(arguments: list[Argument], variables: Variables) -> Argument | None:
     missing = tuple(word for argument in rest for word in argument.missing)
     if missing and name not in ("echo", "printf"):
         return None
-    return Argument(said, line, missing, tuple(w for a in rest for w in a.doubtful))
+    return Argument(said, line, missing, tuple(w for a in rest for w in a.conditional))
 
 
 def _said(name: str, texts: list[str]) -> str | None:

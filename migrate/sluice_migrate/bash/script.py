@@ -196,7 +196,7 @@ def _lines(values: list[Argument], line: int) -> Argument:
         "\n".join(value.text.rstrip("\n") for value in values).rstrip("\n"),
         line,
         tuple(name for value in values for name in value.missing),
-        tuple(name for value in values for name in value.doubtful),
+        tuple(name for value in values for name in value.conditional),
     )
 
 

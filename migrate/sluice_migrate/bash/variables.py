@@ -107,7 +107,7 @@ class Memory(abc.ABC):
                 value,
                 text=before.text + value.text,
                 missing=before.missing + value.missing,
-                doubtful=before.doubtful + value.doubtful,
+                conditional=before.conditional + value.conditional,
             )
         self.set(name, value)
 
@@ -124,7 +124,7 @@ class Memory(abc.ABC):
         raise EndError
 
     def _doubted(self, name: str, value: Argument) -> Argument:
-        return replace(value, doubtful=(*value.doubtful, name)) if self.doubts else value
+        return replace(value, conditional=(*value.conditional, name)) if self.doubts else value
 
     def _assign_element(self, name: str, index: str, value: Argument) -> None:
         values = list(self.variables.arrays.get(name, []))

@@ -11,25 +11,20 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
-from sluice_migrate.draft import (
-    Draft,
-    ImportFailedError,
-    Setting,
-    Settings,
-    idle,
-    integer,
-    job_name,
-    put,
-    text,
-    translate,
-)
-from sluice_migrate.host_optimizer import host_optimizer
+from sluice_migrate.draft import Draft, ImportFailedError, job_name
 from sluice_migrate.launches import last_launch, report
-from sluice_migrate.routing import replayed
+from sluice_migrate.megatron import drop_needless_replay, host_optimizer
 from sluice_migrate.slime.learning import algorithm, distillation, reward
 from sluice_migrate.slime.sft import supervised, without_engines
-from sluice_migrate.slime.sizes import batches, placement
-from sluice_migrate.slime.table import DEFAULTS, TABLE, fallback
+from sluice_migrate.slime.table import SLIME
+from sluice_migrate.translation import (
+    Setting,
+    Settings,
+    as_integer,
+    as_text,
+    note_unused,
+    set_field,
+)
 
 ENTRIES = ("train.py", "train_async.py")
 _NONZERO_STD = "check_reward_nonzero_std"
@@ -90,12 +85,12 @@ def import_slime(script: Script, source: str) -> Draft:
     _engines(draft, settings)
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="1")
     _evaluation(draft, settings)
-    settings.seen |= set(_LATER)
-    translate(draft, settings, TABLE, fallback)
+    settings.used |= set(_LATER)
+    SLIME.translate(draft, settings)
     _defaults(draft)
-    batches(draft, settings)
-    replayed(draft)
-    placement(draft, settings)
+    _batches(draft, settings)
+    drop_needless_replay(draft)
+    _placement(draft, settings)
     if sft:
         without_engines(draft)
     return draft
@@ -113,7 +108,7 @@ def _flags(command: ScriptCommand, start: int, draft: Draft) -> dict[str, Settin
         if word.text.startswith("--"):
             name, separator, value = word.text.partition("=")
             flags[name] = Setting(
-                name, (value,) if separator else (), word.line, word.missing, word.doubtful
+                name, (value,) if separator else (), word.line, word.missing, word.conditional
             )
         elif name:
             old = flags[name]
@@ -122,7 +117,7 @@ def _flags(command: ScriptCommand, start: int, draft: Draft) -> dict[str, Settin
                 (*old.values, word.text),
                 old.line,
                 old.missing + word.missing,
-                old.doubtful + word.doubtful,
+                old.conditional + word.conditional,
             )
         else:
             draft.note("not translated", word.text, "a word that belongs to no argument", word.line)
@@ -152,13 +147,13 @@ def _data(draft: Draft, settings: Settings) -> None:
                 "not translated", arguments.shown, f"not valid JSON: {error}", arguments.line
             )
     prompts = [{"path": str(path), **source} for path in paths.values]
-    put(draft, "data.prompts", paths, lambda _: prompts, literal=True)
+    set_field(draft, "data.prompts", paths, lambda _: prompts, keep_variables=True)
 
 
 def _length(draft: Draft, settings: Settings) -> None:
     steps, epochs = settings.take("--num-rollout"), settings.take("--num-epoch")
-    if not put(draft, "trainer.steps", steps, integer):
-        put(draft, "trainer.epochs", epochs, integer)
+    if not set_field(draft, "trainer.steps", steps, as_integer):
+        set_field(draft, "trainer.epochs", epochs, as_integer)
 
 
 def _engines(draft: Draft, settings: Settings) -> None:
@@ -169,7 +164,7 @@ def _engines(draft: Draft, settings: Settings) -> None:
         draft.set("rollout.dynamicFilter", "nonzero_std", chosen.name)
     else:
         note = "the function gets a SampleGroup, and returns True, or why it drops the group"
-        put(draft, "rollout.dynamicFilter", chosen, text, note)
+        set_field(draft, "rollout.dynamicFilter", chosen, as_text, note)
     function = settings.take("--rollout-function-path")
     if function and "fully_async" in str(function.value):
         draft.set("rollout.mode", "async", function.name)
@@ -199,21 +194,21 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     names = [name for name in settings if name.startswith(_OF_EVALUATION)]
     if interval is None:
         why = "slime evaluates nothing without --eval-interval; here it is evaluation.everySteps"
-        idle(draft, settings, names, why)
+        note_unused(draft, settings, names, why)
         return
     if data is None:
         rest = [name for name in names if name != "--eval-config"]
         why = "there is no --eval-prompt-data to evaluate; here it is evaluation.datasets"
-        idle(draft, settings, rest, why)
+        note_unused(draft, settings, rest, why)
         return
-    put(draft, "evaluation.everySteps", interval, integer)
+    set_field(draft, "evaluation.everySteps", interval, as_integer)
     words = [str(value) for value in data.values]
     if draft.get("reward") is None:
         why = (
             "slime judges it with the teacher's function; sluice wants a reward: "
             "evaluation.datasets[].reward"
         )
-        idle(draft, settings, names, why)
+        note_unused(draft, settings, names, why)
         draft.drop("evaluation.everySteps")
         return
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)
@@ -221,16 +216,13 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
         key: value for key, value in draft.get("data.prompts")[0].items() if key != "path"
     } | columns
     datasets = [{"path": path} | ({"name": name} if name else {}) | like for name, path in pairs]
-    put(draft, "evaluation.datasets", data, lambda _: datasets, literal=True)
+    set_field(draft, "evaluation.datasets", data, lambda _: datasets, keep_variables=True)
     if skips:
         draft.set("evaluation.beforeTrain", False, "--skip-eval-before-train")
 
 
 def _defaults(draft: Draft) -> None:
-    for path, value, name in DEFAULTS:
-        if draft.get(path) is None:
-            draft.set(path, value, f"default of {name}")
-            draft.note("other default", path, f"{value} (slime, {name})")
+    SLIME.write_defaults(draft)
     if draft.get("algorithm.estimator") == "ppo" and draft.get("algorithm.critic.lr") is None:
         draft.set("algorithm.critic.lr", draft.get("trainer.optimizer.lr", 1e-6), "--lr")
         draft.note(
@@ -252,3 +244,69 @@ def _defaults(draft: Draft) -> None:
     ):
         if draft.get(path) is None:
             draft.note("check", path, what)
+
+
+def _batches(draft: Draft, settings: Settings) -> None:
+    """slime: rollout-batch-size x n-samples = global-batch-size x num-steps-per-rollout."""
+    batch = draft.get("rollout.batchSize", 0)
+    samples = batch * draft.get("rollout.samplesPerPrompt", 1)
+    if not set_field(
+        draft, "trainer.stepsPerBatch", settings.take("--num-steps-per-rollout"), as_integer
+    ):
+        size = settings.take("--global-batch-size")
+        set_field(
+            draft,
+            "trainer.stepsPerBatch",
+            size,
+            lambda value: _steps_per_batch(samples, as_integer(value)),
+        )
+    if batch:
+        over = settings.take("--over-sampling-batch-size")
+        set_field(draft, "rollout.overSampling", over, lambda value: as_integer(value) / batch)
+
+
+def _steps_per_batch(samples: int, size: int) -> int:
+    """Optimizer steps of a batch. ValueError where it cannot be split evenly."""
+    if size < 1 or samples % size:
+        raise ValueError(
+            f"{samples} samples of a batch cannot be split into optimizer steps of {size}"
+        )
+    return samples // size
+
+
+def _placement(draft: Draft, settings: Settings) -> None:
+    """GPUs of the engines. slime counts GPUs, sluice engines."""
+    trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
+    machine = _number(settings, "--num-gpus-per-node", 8)
+    engine = _number(settings, "--rollout-num-gpus-per-engine", 1)
+    colocated = settings.on("--colocate")
+    total = trainer if colocated else _number(settings, "--rollout-num-gpus", trainer)
+    draft.set("rollout.gpusPerReplica", min(engine, machine), "--rollout-num-gpus-per-engine")
+    if engine > machine:
+        draft.set("rollout.nodesPerReplica", -(-engine // machine), "--rollout-num-gpus-per-engine")
+    if colocated and draft.get("trainer.gpusPerNode", 8) % engine == 0:
+        draft.set("trainer.colocate", True, "--colocate")
+        if settings.on("--no-offload") or settings.on("--no-offload-train"):
+            draft.set("trainer.offload", "none", "--no-offload-train")
+        return
+    draft.set(
+        "rollout.replicas",
+        max(1, total // engine),
+        "--colocate" if colocated else "--rollout-num-gpus",
+    )
+    if colocated:
+        why = f"with sluice an engine of {engine} GPUs cannot share those of the trainer's machines"
+        draft.note(
+            "check",
+            "rollout.replicas",
+            f"{why}: trainer and engines take {trainer + total} GPUs in all",
+        )
+
+
+def _number(settings: Settings, name: str, default: int) -> int:
+    setting = settings.take(name)
+    return (
+        int(setting.value)
+        if setting and str(setting.value).isdigit() and int(setting.value)
+        else default
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from sluice.api.groups.data import RewardType
-from sluice_migrate.draft import Draft, Setting, Settings, idle, put, real, text
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import Setting, Settings, as_number, as_text, note_unused, set_field
 
 _REWARDS = {"math": "math_prm800k"}
 """rm_type by another name; the rest is called the same."""
@@ -28,19 +29,19 @@ def distillation(draft: Draft, settings: Settings) -> None:
     )
     if not settings.on("--use-opd"):
         names = ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
-        idle(draft, settings, names, "slime distils only with --use-opd")
+        note_unused(draft, settings, names, "slime distils only with --use-opd")
         return
     url = settings.get("--rm-url")
     if kind and kind.value == "sglang" and url:
-        put(
+        set_field(
             draft,
             "algorithm.distillation.teacher.url",
             url,
-            lambda value: text(value).removesuffix("/generate"),
+            lambda value: as_text(value).removesuffix("/generate"),
         )
     elif kind and kind.value == "megatron" and load:
         note = "slime's is a Megatron checkpoint; name the teacher's Hugging Face directory"
-        put(draft, "algorithm.distillation.teacher.path", load, text, note)
+        set_field(draft, "algorithm.distillation.teacher.path", load, as_text, note)
     else:
         why = (
             "sluice distils from an SGLang server (--rm-url) or from a checkpoint "
@@ -50,7 +51,7 @@ def distillation(draft: Draft, settings: Settings) -> None:
             "not translated", kind.shown if kind else "--use-opd", why, kind.line if kind else 0
         )
         return
-    put(draft, "algorithm.distillation.coef", coef, real)
+    set_field(draft, "algorithm.distillation.coef", coef, as_number)
 
 
 def reward(draft: Draft, settings: Settings) -> None:
@@ -59,13 +60,13 @@ def reward(draft: Draft, settings: Settings) -> None:
     )
     after = settings.get("--custom-reward-post-process-path")
     if after and _OPD in str(after.value):
-        settings.seen.add(after.name)
+        settings.used.add(after.name)
     if function and _OPD in str(function.value) and draft.get("algorithm.distillation"):
         return
-    if put(draft, "reward.function", function, text):
+    if set_field(draft, "reward.function", function, as_text):
         return
     name = str(kind.value) if kind else ""
-    if name == "remote_rm" and put(draft, "reward.url", url, text):
+    if name == "remote_rm" and set_field(draft, "reward.url", url, as_text):
         return
     known = _REWARDS.get(name, name)
     if known in get_args(RewardType):
@@ -88,13 +89,13 @@ def algorithm(draft: Draft, settings: Settings) -> None:
     coef = settings.take("--kl-loss-coef")
     if not settings.on("--use-kl-loss"):
         why = "slime has this term of the loss only with --use-kl-loss"
-        idle(draft, settings, ["--kl-loss-coef"], why)
+        note_unused(draft, settings, ["--kl-loss-coef"], why)
     else:
-        put(
+        set_field(
             draft,
             "algorithm.kl.lossCoef",
             coef or Setting("default of --kl-loss-coef", ("0",)),
-            real,
+            as_number,
         )
         if draft.get("algorithm.kl.lossCoef") == 0:
             why = "0: slime loads the reference only to log the KL; sluice leaves it out"
@@ -112,17 +113,17 @@ def algorithm(draft: Draft, settings: Settings) -> None:
             draft.set(path, value, name)
     delta = settings.take("--opsm-delta")
     if not settings.on("--use-opsm"):
-        idle(draft, settings, ["--opsm-delta"], "slime masks only with --use-opsm")
+        note_unused(draft, settings, ["--opsm-delta"], "slime masks only with --use-opsm")
     else:
-        put(
+        set_field(
             draft,
             "algorithm.offPolicy.opsmDelta",
             delta or Setting("default of --opsm-delta", ("1e-4",)),
-            real,
+            as_number,
         )
     if not settings.on("--use-tis"):
         names = ("--tis-clip", "--tis-clip-low", "--custom-tis-function-path")
-        idle(draft, settings, names, "slime corrects by importance only with --use-tis")
+        note_unused(draft, settings, names, "slime corrects by importance only with --use-tis")
     config = settings.take("--custom-config-path")
     if config:
         why = _CORRECTIONS if settings.get("--custom-tis-function-path") else _CUSTOM

@@ -4,7 +4,8 @@ with its rollout function that generates nothing.
 
 from __future__ import annotations
 
-from sluice_migrate.draft import Draft, Settings
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import Settings
 
 _OF_SAMPLES = (
     "--rm-type",

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_migrate.draft import (
-    Lost,
-    Same,
-    To,
+from sluice_migrate.megatron import OPTIMIZER_ENTRIES, recompute, recompute_modules
+from sluice_migrate.slime.unsupported_keys import MODEL_SHAPE, NO_ROUTER, UNSUPPORTED
+from sluice_migrate.translation import (
+    ALWAYS,
+    PACKED,
+    Covered,
+    Field,
+    Table,
     Translation,
-    flag,
-    integer,
-    location,
-    real,
-    text,
+    Unsupported,
+    as_boolean,
+    as_integer,
+    as_number,
+    as_path,
+    as_text,
 )
-from sluice_migrate.host_optimizer import OTHERS
-from sluice_migrate.recompute import recompute, recompute_modules
-from sluice_migrate.slime.unsupported_keys import REST
 
 
 def _engine_value(value: Any) -> Any:
-    for convert in (integer, real):
+    for convert in (as_integer, as_number):
         try:
             return convert(value)
         except ValueError:
@@ -35,186 +37,192 @@ def _pg_loss(value: Any) -> str:
     return "reinforce"
 
 
-_ALWAYS = Same("sluice does it always")
-_SHAPE = Same("the model's shape is read from its config.json")
-_VOLUME = Lost(
+_VOLUME = Unsupported(
     "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
     "itself"
 )
-_HOOK = Lost("sluice has no hook of this kind")
+_HOOK = Unsupported("sluice has no hook of this kind")
 
-TABLE: dict[str, Translation] = REST | {
+_ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     # model and checkpoints
-    "--hf-checkpoint": To("model.path", location),
+    "--hf-checkpoint": Field("model.path", as_path),
     "--load": _VOLUME,
     "--save": _VOLUME,
-    "--ref-load": Lost(
+    "--ref-load": Unsupported(
         "the reference is the model as it is at step 0; model.referencePath names another HF "
         "directory"
     ),
-    "--save-interval": To("checkpoint.everySteps", integer),
-    "--async-save": To("checkpoint.async", flag),
-    "--save-hf": Lost(
+    "--save-interval": Field("checkpoint.everySteps", as_integer),
+    "--async-save": Field("checkpoint.async", as_boolean),
+    "--save-hf": Unsupported(
         "the final model is exported always (checkpoint.exportHF), to the checkpoint volume"
     ),
     # cluster
-    "--actor-num-nodes": To("trainer.nodes", integer),
-    "--actor-num-gpus-per-node": To("trainer.gpusPerNode", integer),
+    "--actor-num-nodes": Field("trainer.nodes", as_integer),
+    "--actor-num-gpus-per-node": Field("trainer.gpusPerNode", as_integer),
     # prompts
-    "--rollout-shuffle": To("data.shuffle", flag),
-    "--rollout-seed": To("data.seed", integer),
-    "--rollout-max-prompt-len": To("data.maxPromptTokens", integer),
-    "--multimodal-keys": Lost("sluice trains on text alone"),
-    "--data-source-path": Lost(
+    "--rollout-shuffle": Field("data.shuffle", as_boolean),
+    "--rollout-seed": Field("data.seed", as_integer),
+    "--rollout-max-prompt-len": Field("data.maxPromptTokens", as_integer),
+    "--multimodal-keys": Unsupported("sluice trains on text alone"),
+    "--data-source-path": Unsupported(
         "data.prompts[].source takes a function that yields rows, not a DataSource"
     ),
     # rollout
-    "--rollout-batch-size": To("rollout.batchSize", integer),
-    "--n-samples-per-prompt": To("rollout.samplesPerPrompt", integer),
-    "--rollout-temperature": To("rollout.sampling.temperature", real),
-    "--rollout-top-p": To("rollout.sampling.topP", real),
-    "--rollout-top-k": To("rollout.sampling.topK", integer),
-    "--rollout-max-response-len": To("rollout.sampling.maxResponseTokens", integer),
-    "--deterministic-mode": To("trainer.deterministic", flag, "the engine's kernels too"),
-    "--sglang-enable-fp32-lm-head": To("model.fp32LmHead", flag, "the trainer's head too"),
-    "--rollout-max-context-len": To("rollout.engineArgs.context-length", integer),
-    "--rollout-stop-token-ids": Lost(
+    "--rollout-batch-size": Field("rollout.batchSize", as_integer),
+    "--n-samples-per-prompt": Field("rollout.samplesPerPrompt", as_integer),
+    "--rollout-temperature": Field("rollout.sampling.temperature", as_number),
+    "--rollout-top-p": Field("rollout.sampling.topP", as_number),
+    "--rollout-top-k": Field("rollout.sampling.topK", as_integer),
+    "--rollout-max-response-len": Field("rollout.sampling.maxResponseTokens", as_integer),
+    "--deterministic-mode": Field("trainer.deterministic", as_boolean, "the engine's kernels too"),
+    "--sglang-enable-fp32-lm-head": Field("model.fp32LmHead", as_boolean, "the trainer's head too"),
+    "--rollout-max-context-len": Field("rollout.engineArgs.context-length", as_integer),
+    "--rollout-stop-token-ids": Unsupported(
         "SGLang takes them from the model's generation_config.json: eos_token_id"
     ),
-    "--rollout-skip-special-tokens": Same("responses are decoded without special tokens"),
-    "--sglang-server-concurrency": To("rollout.concurrency", integer),
-    "--partial-rollout": To("rollout.partial.enabled", flag),
-    "--mask-offpolicy-in-partial-rollout": To("rollout.partial.maskOffPolicy", flag),
-    "--custom-generate-function-path": To(
+    "--rollout-skip-special-tokens": Covered("responses are decoded without special tokens"),
+    "--sglang-server-concurrency": Field("rollout.concurrency", as_integer),
+    "--partial-rollout": Field("rollout.partial.enabled", as_boolean),
+    "--mask-offpolicy-in-partial-rollout": Field("rollout.partial.maskOffPolicy", as_boolean),
+    "--custom-generate-function-path": Field(
         "rollout.function",
-        text,
+        as_text,
         "it runs as it is; what it may import of slime: docs/agents.md",
     ),
-    "--rollout-sample-hook-path": To(
+    "--rollout-sample-hook-path": Field(
         "rollout.hooks.beforeReward",
-        text,
+        as_text,
         "its parameters differ: (prompt, sample) in place of (args, sample)",
     ),
-    "--rollout-sample-filter-path": To(
+    "--rollout-sample-filter-path": Field(
         "rollout.hooks.afterReward",
-        text,
+        as_text,
         "its parameters differ: (prompt, sample), a mask of zeros for remove_sample",
     ),
-    "--rollout-function-path": Lost(
+    "--rollout-function-path": Unsupported(
         "the buffer decides what is generated; rollout.function may fill a prompt's whole group "
         "(whole_group)"
     ),
-    "--eval-function-path": Lost("evaluation.datasets[].function is for one prompt"),
+    "--eval-function-path": Unsupported("evaluation.datasets[].function is for one prompt"),
     # algorithm
-    "--advantage-estimator": To("algorithm.estimator", text),
-    "--pg-loss-type": To("algorithm.loss", _pg_loss),
-    "--normalize-advantages": To("algorithm.normalizeAdvantages", flag),
-    "--gamma": To("algorithm.gamma", real),
-    "--lambd": To("algorithm.lambda", real),
-    "--eps-clip": To("algorithm.clip.low", real),
-    "--eps-clip-high": To("algorithm.clip.high", real),
-    "--eps-clip-c": To("algorithm.clip.dual", real),
-    "--kl-coef": To("algorithm.kl.coef", real),
-    "--kl-loss-type": To("algorithm.kl.type", text),
-    "--entropy-coef": To("algorithm.entropyCoef", real),
-    "--tis-clip": To("algorithm.offPolicy.high", real),
-    "--tis-clip-low": To("algorithm.offPolicy.low", real),
-    "--custom-loss-function-path": To(
-        "algorithm.lossFunction", text, "its parameters differ: docs/algorithms.md"
+    "--advantage-estimator": Field("algorithm.estimator", as_text),
+    "--pg-loss-type": Field("algorithm.loss", _pg_loss),
+    "--normalize-advantages": Field("algorithm.normalizeAdvantages", as_boolean),
+    "--gamma": Field("algorithm.gamma", as_number),
+    "--lambd": Field("algorithm.lambda", as_number),
+    "--eps-clip": Field("algorithm.clip.low", as_number),
+    "--eps-clip-high": Field("algorithm.clip.high", as_number),
+    "--eps-clip-c": Field("algorithm.clip.dual", as_number),
+    "--kl-coef": Field("algorithm.kl.coef", as_number),
+    "--kl-loss-type": Field("algorithm.kl.type", as_text),
+    "--entropy-coef": Field("algorithm.entropyCoef", as_number),
+    "--tis-clip": Field("algorithm.offPolicy.high", as_number),
+    "--tis-clip-low": Field("algorithm.offPolicy.low", as_number),
+    "--custom-loss-function-path": Field(
+        "algorithm.lossFunction", as_text, "its parameters differ: docs/algorithms.md"
     ),
-    "--disable-rewards-normalization": Lost(
+    "--disable-rewards-normalization": Unsupported(
         "a group's mean is part of grpo; reinforce_plus_plus has no baseline"
     ),
-    "--opd-teacher-ckpt-step": Lost("algorithm.distillation.teacher.path names one checkpoint"),
-    "--custom-advantage-function-path": Lost(
+    "--opd-teacher-ckpt-step": Unsupported(
+        "algorithm.distillation.teacher.path names one checkpoint"
+    ),
+    "--custom-advantage-function-path": Unsupported(
         "algorithm.estimator: custom takes a function of other parameters"
     ),
-    "--custom-tis-function-path": Lost(
+    "--custom-tis-function-path": Unsupported(
         "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; other corrections are a "
         "lossFunction"
     ),
-    "--get-mismatch-metrics": _ALWAYS,
-    "--ref-update-interval": Lost("the reference stays as it is"),
+    "--get-mismatch-metrics": ALWAYS,
+    "--ref-update-interval": Unsupported("the reference stays as it is"),
     # critic
-    "--num-critic-only-steps": To("algorithm.critic.warmupSteps", integer),
-    "--value-clip": To("algorithm.critic.clip", real),
-    "--critic-lr": To("algorithm.critic.lr", real),
-    "--critic-load": Lost("algorithm.critic.modelPath wants a Hugging Face directory"),
+    "--num-critic-only-steps": Field("algorithm.critic.warmupSteps", as_integer),
+    "--value-clip": Field("algorithm.critic.clip", as_number),
+    "--critic-lr": Field("algorithm.critic.lr", as_number),
+    "--critic-load": Unsupported("algorithm.critic.modelPath wants a Hugging Face directory"),
     # trainer
-    "--lr": To("trainer.optimizer.lr", real),
-    "--min-lr": To("trainer.optimizer.minLr", real),
-    "--lr-decay-style": To("trainer.optimizer.schedule", text),
-    "--lr-warmup-iters": To("trainer.optimizer.warmupSteps", integer),
-    "--lr-warmup-fraction": Lost(
+    "--lr": Field("trainer.optimizer.lr", as_number),
+    "--min-lr": Field("trainer.optimizer.minLr", as_number),
+    "--lr-decay-style": Field("trainer.optimizer.schedule", as_text),
+    "--lr-warmup-iters": Field("trainer.optimizer.warmupSteps", as_integer),
+    "--lr-warmup-fraction": Unsupported(
         "set trainer.optimizer.warmupSteps to a number of steps", unless=("0", "0.0")
     ),
-    "--lr-decay-iters": To("trainer.optimizer.decaySteps", integer),
-    "--weight-decay": To("trainer.optimizer.weightDecay", real),
-    "--adam-beta1": To("trainer.optimizer.beta1", real),
-    "--adam-beta2": To("trainer.optimizer.beta2", real),
-    "--adam-eps": To("trainer.optimizer.eps", real),
-    "--clip-grad": To("trainer.optimizer.clipGrad", real),
-    "--optimizer": Lost("sluice has AdamW", unless=("adam",)),
-    "--tensor-model-parallel-size": To("trainer.parallelism.tensor", integer),
-    "--pipeline-model-parallel-size": To("trainer.parallelism.pipeline", integer),
-    "--context-parallel-size": To("trainer.parallelism.context", integer),
-    "--expert-model-parallel-size": To("trainer.parallelism.expert", integer),
-    "--num-virtual-stages-per-pipeline-rank": To("trainer.parallelism.virtualPipeline", integer),
-    "--num-layers-per-virtual-pipeline-stage": Lost(
+    "--lr-decay-iters": Field("trainer.optimizer.decaySteps", as_integer),
+    "--weight-decay": Field("trainer.optimizer.weightDecay", as_number),
+    "--adam-beta1": Field("trainer.optimizer.beta1", as_number),
+    "--adam-beta2": Field("trainer.optimizer.beta2", as_number),
+    "--adam-eps": Field("trainer.optimizer.eps", as_number),
+    "--clip-grad": Field("trainer.optimizer.clipGrad", as_number),
+    "--optimizer": Unsupported("sluice has AdamW", unless=("adam",)),
+    "--tensor-model-parallel-size": Field("trainer.parallelism.tensor", as_integer),
+    "--pipeline-model-parallel-size": Field("trainer.parallelism.pipeline", as_integer),
+    "--context-parallel-size": Field("trainer.parallelism.context", as_integer),
+    "--expert-model-parallel-size": Field("trainer.parallelism.expert", as_integer),
+    "--num-virtual-stages-per-pipeline-rank": Field(
+        "trainer.parallelism.virtualPipeline", as_integer
+    ),
+    "--num-layers-per-virtual-pipeline-stage": Unsupported(
         "trainer.parallelism.virtualPipeline counts a rank's runs"
     ),
-    "--expert-tensor-parallel-size": Lost(
+    "--expert-tensor-parallel-size": Unsupported(
         "experts are not split by tensor parallelism", unless=("1",)
     ),
-    "--decoder-first-pipeline-num-layers": To("trainer.parallelism.firstStageLayers", integer),
-    "--decoder-last-pipeline-num-layers": To("trainer.parallelism.lastStageLayers", integer),
-    "--sequence-parallel": _ALWAYS,
-    "--recompute-granularity": To("trainer.recompute", recompute),
-    "--recompute-modules": To(
-        "trainer.recomputeModules", recompute_modules, many=recompute_modules
+    "--decoder-first-pipeline-num-layers": Field(
+        "trainer.parallelism.firstStageLayers", as_integer
     ),
-    "--recompute-method": Same("part of recompute"),
-    "--recompute-num-layers": Same("part of recompute"),
-    "--max-tokens-per-gpu": To("trainer.maxTokensPerGpu", integer),
-    "--use-dynamic-batch-size": _ALWAYS,
-    "--micro-batch-size": Same("micro-batches are packed by tokens"),
-    "--log-probs-max-tokens-per-gpu": Same("as trainer.maxTokensPerGpu"),
-    "--balance-data": _ALWAYS,
-    **{f"--{name.replace('_', '-')}": entry for name, entry in OTHERS.items()},
-    **dict.fromkeys(("--no-pin-cpu-grads", "--no-pin-cpu-params"), OTHERS["pin_cpu_grads"]),
-    "--fp16": Lost("trainer.precision is bf16 or fp32"),
-    "--bf16": _ALWAYS,
-    "--seed": Lost("one seed for all, data.seed", unless=("42",)),
+    "--decoder-last-pipeline-num-layers": Field("trainer.parallelism.lastStageLayers", as_integer),
+    "--sequence-parallel": ALWAYS,
+    "--recompute-granularity": Field("trainer.recompute", recompute),
+    "--recompute-modules": Field(
+        "trainer.recomputeModules", recompute_modules, convert_words=recompute_modules
+    ),
+    "--recompute-method": Covered("part of recompute"),
+    "--recompute-num-layers": Covered("part of recompute"),
+    "--max-tokens-per-gpu": Field("trainer.maxTokensPerGpu", as_integer),
+    "--use-dynamic-batch-size": ALWAYS,
+    "--micro-batch-size": PACKED,
+    "--log-probs-max-tokens-per-gpu": Covered("as trainer.maxTokensPerGpu"),
+    "--balance-data": ALWAYS,
+    **{f"--{name.replace('_', '-')}": entry for name, entry in OPTIMIZER_ENTRIES.items()},
+    **dict.fromkeys(
+        ("--no-pin-cpu-grads", "--no-pin-cpu-params"), OPTIMIZER_ENTRIES["pin_cpu_grads"]
+    ),
+    "--fp16": Unsupported("trainer.precision is bf16 or fp32"),
+    "--bf16": ALWAYS,
+    "--seed": Unsupported("one seed for all, data.seed", unless=("42",)),
     # weights
-    "--update-weight-buffer-size": To(
-        "weightSync.bucketMiB", lambda value: max(1, integer(value) >> 20)
+    "--update-weight-buffer-size": Field(
+        "weightSync.bucketMiB", lambda value: max(1, as_integer(value) >> 20)
     ),
-    "--update-weight-transport": To("weightSync.transport", text),
-    "--update-weights-interval": Lost("weights go out after every step", unless=("1",)),
-    "--update-weight-mode": Lost("weights are sent whole", unless=("full",)),
-    "--use-fault-tolerance": _ALWAYS,
+    "--update-weight-transport": Field("weightSync.transport", as_text),
+    "--update-weights-interval": Unsupported("weights go out after every step", unless=("1",)),
+    "--update-weight-mode": Unsupported("weights are sent whole", unless=("full",)),
+    "--use-fault-tolerance": ALWAYS,
     # evaluation
-    "--eval-top-p": To("evaluation.sampling.topP", real),
-    "--eval-top-k": To("evaluation.sampling.topK", integer),
-    "--eval-temperature": To("evaluation.sampling.temperature", real),
-    "--eval-max-response-len": To("evaluation.sampling.maxResponseTokens", integer),
-    "--n-samples-per-eval-prompt": To("evaluation.samplesPerPrompt", integer),
-    "--eval-config": Lost(
+    "--eval-top-p": Field("evaluation.sampling.topP", as_number),
+    "--eval-top-k": Field("evaluation.sampling.topK", as_integer),
+    "--eval-temperature": Field("evaluation.sampling.temperature", as_number),
+    "--eval-max-response-len": Field("evaluation.sampling.maxResponseTokens", as_integer),
+    "--n-samples-per-eval-prompt": Field("evaluation.samplesPerPrompt", as_integer),
+    "--eval-config": Unsupported(
         "the file is not read; its datasets belong into evaluation.datasets, with their rewards "
         "and functions"
     ),
-    "--log-passrate": Lost("evaluation.passAtK: [1, 2, 4, ...] gives pass@k of evaluations"),
+    "--log-passrate": Unsupported("evaluation.passAtK: [1, 2, 4, ...] gives pass@k of evaluations"),
     # reward
-    "--reward-key": To("reward.key", text),
-    "--group-rm": To("reward.group", flag),
-    "--eval-reward-key": Lost("one reward.key for training and evaluation"),
+    "--reward-key": Field("reward.key", as_text),
+    "--group-rm": Field("reward.group", as_boolean),
+    "--eval-reward-key": Unsupported("one reward.key for training and evaluation"),
     # debugging
-    "--debug-rollout-only": To("debug.rolloutOnly", flag),
-    "--save-debug-rollout-data": Lost(
+    "--debug-rollout-only": Field("debug.rolloutOnly", as_boolean),
+    "--save-debug-rollout-data": Unsupported(
         "debug.dumpRollouts: true keeps all samples, in the run directory"
     ),
-    "--debug-train-only": Lost("debug.replay trains on the rollouts of an earlier run"),
-    "--use-tensorboard": _ALWAYS,
+    "--debug-train-only": Unsupported("debug.replay trains on the rollouts of an earlier run"),
+    "--use-tensorboard": ALWAYS,
     **dict.fromkeys(
         (
             "--attention-dropout",
@@ -229,7 +237,7 @@ TABLE: dict[str, Translation] = REST | {
             "--distributed-backend",
             "--no-check-for-nan-in-loss-and-grad",
         ),
-        _ALWAYS,
+        ALWAYS,
     ),
     **dict.fromkeys(
         (
@@ -258,11 +266,11 @@ TABLE: dict[str, Translation] = REST | {
             "--moe-shared-expert-intermediate-size",
             "--make-vocab-size-divisible-by",
         ),
-        _SHAPE,
+        MODEL_SHAPE,
     ),
 }
 
-DEFAULTS: tuple[tuple[str, Any, str], ...] = (
+_DEFAULTS = (
     ("trainer.gpusPerNode", 8, "--actor-num-gpus-per-node"),
     ("data.shuffle", False, "--rollout-shuffle"),
     ("rollout.samplesPerPrompt", 1, "--n-samples-per-prompt"),
@@ -271,15 +279,24 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.optimizer.weightDecay", 0.01, "--weight-decay"),
     ("trainer.optimizer.beta2", 0.999, "--adam-beta2"),
 )
-"""(field, slime's default, its flag) where sluice's default is another."""
 
 
-def fallback(name: str) -> Translation:
-    """The entry of an argument that is not in the table."""
-    if name.startswith("--sglang-"):
-        return To(f"rollout.engineArgs.{name.removeprefix('--sglang-')}", _engine_value, many=list)
-    if name.startswith(("--router-", "--use-slime-router", "--slime-router")):
-        return Same("workers pull their prompts: there is no router")
-    if name.startswith(("--custom-", "--buffer-filter", "--rollout-")) and name.endswith("-path"):
-        return _HOOK
-    return Lost("sluice knows no such argument")
+def _engine_argument(name: str) -> Translation:
+    path = f"rollout.engineArgs.{name.removeprefix('--sglang-')}"
+    return Field(path, _engine_value, convert_words=list)
+
+
+def _hook(name: str) -> Translation | None:
+    return _HOOK if name.endswith("-path") else None
+
+
+SLIME = Table(
+    "slime",
+    _ENTRIES,
+    prefixes=(
+        ("--sglang-", _engine_argument),
+        *((prefix, NO_ROUTER) for prefix in ("--router-", "--use-slime-router", "--slime-router")),
+        *((prefix, _hook) for prefix in ("--custom-", "--buffer-filter", "--rollout-")),
+    ),
+    defaults=_DEFAULTS,
+)

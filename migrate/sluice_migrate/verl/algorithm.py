@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from sluice.api.groups.losses import PolicyLossName
-from sluice_migrate.draft import Draft, Setting, Settings, integer, location, put, real, text
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import (
+    Setting,
+    Settings,
+    as_integer,
+    as_number,
+    as_path,
+    as_text,
+    set_field,
+)
 from sluice_migrate.verl.table import kl_type
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -59,6 +68,14 @@ _SCOPES = {
 }
 _OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 
+_DISTILLATION_LOSS = "distillation.distillation_loss"
+_TEACHERS = "distillation.teacher_models."
+_SEVERAL = (
+    "of several teachers each is an SGLang server of yours: distillation.teacher.url, and "
+    "teachers[] for data sources"
+)
+_DIVERGENCES = {"forward_kl_topk": "forward_kl", "reverse_kl_topk": "reverse_kl", "jsd_topk": "jsd"}
+
 
 def policy(draft: Draft, settings: Settings) -> None:
     adv_estimator = settings.take("algorithm.adv_estimator")
@@ -88,19 +105,19 @@ def policy(draft: Draft, settings: Settings) -> None:
         _parts(draft, settings)
     for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
         setting = settings.take(f"{_ACTOR}.{key}")
-        put(
+        set_field(
             draft,
             f"algorithm.{field}",
             None if setting is None or setting.value is None else setting,
-            real,
+            as_number,
         )
-    settings.seen |= {
+    settings.used |= {
         name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))
     }
     _clip(draft, settings, bounded=loss in ("vanilla", "dppo_tv", "dppo_kl"))
     betas = settings.take(f"{_ACTOR}.optim.betas")
-    put(draft, "trainer.optimizer.beta1", betas, lambda value: _pair(value)[0])
-    put(draft, "trainer.optimizer.beta2", betas, lambda value: _pair(value)[1])
+    set_field(draft, "trainer.optimizer.beta1", betas, lambda value: _pair(value)[0])
+    set_field(draft, "trainer.optimizer.beta2", betas, lambda value: _pair(value)[1])
     if settings.on("algorithm.filter_groups.enable"):
         draft.set("rollout.dynamicFilter", "nonzero_std", "algorithm.filter_groups.enable")
     checkpointing = settings.take("actor_rollout_ref.model.enable_gradient_checkpointing")
@@ -115,7 +132,7 @@ def _parts(draft: Draft, settings: Settings) -> None:
         return
     numbers = weights.value if weights and isinstance(weights.value, list) else [1.0] * 16
     parts = [
-        {"name": str(name), "weight": real(weight)}
+        {"name": str(name), "weight": as_number(weight)}
         for name, weight in zip(keys.value, numbers, strict=False)
     ]
     draft.set("algorithm.rewardParts", parts, keys.name)
@@ -135,13 +152,13 @@ def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
 def _pair(value: Any) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(f"expected two numbers, found {value!r}")
-    return real(value[0]), real(value[1])
+    return as_number(value[0]), as_number(value[1])
 
 
 def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
-    put(draft, "algorithm.clip.low", settings.take(f"{_ACTOR}.clip_ratio"), real)
+    set_field(draft, "algorithm.clip.low", settings.take(f"{_ACTOR}.clip_ratio"), as_number)
     dual = settings.take(f"{_ACTOR}.clip_ratio_c")
-    if bounded and not put(draft, "algorithm.clip.dual", dual, real):
+    if bounded and not set_field(draft, "algorithm.clip.dual", dual, as_number):
         draft.set("algorithm.clip.dual", 3.0, "default of actor.clip_ratio_c")
         draft.note(
             "other default",
@@ -154,8 +171,8 @@ def kl(draft: Draft, settings: Settings) -> None:
     default = Setting("default of kl_loss_coef and kl_ctrl.kl_coef", (0.001,))
     coef, kind = settings.take(f"{_ACTOR}.kl_loss_coef"), settings.take(f"{_ACTOR}.kl_loss_type")
     if settings.on(f"{_ACTOR}.use_kl_loss"):
-        put(draft, "algorithm.kl.lossCoef", coef or default, real)
-        put(
+        set_field(draft, "algorithm.kl.lossCoef", coef or default, as_number)
+        set_field(
             draft,
             "algorithm.kl.type",
             kind or Setting("default of kl_loss_type", ("low_var_kl",)),
@@ -163,10 +180,10 @@ def kl(draft: Draft, settings: Settings) -> None:
         )
     coef, kind = settings.take("algorithm.kl_ctrl.kl_coef"), settings.take("algorithm.kl_penalty")
     if settings.on("algorithm.use_kl_in_reward"):
-        put(draft, "algorithm.kl.coef", coef or default, real)
+        set_field(draft, "algorithm.kl.coef", coef or default, as_number)
         _adaptive(draft, settings)
         if draft.get("algorithm.kl.type") is None:
-            put(
+            set_field(
                 draft,
                 "algorithm.kl.type",
                 kind or Setting("default of kl_penalty", ("kl",)),
@@ -179,9 +196,12 @@ def _adaptive(draft: Draft, settings: Settings) -> None:
     if kind is None or kind.value != "adaptive":
         return
     draft.set("algorithm.kl.adaptive", {}, kind.name)
-    for key, field, convert in (("target_kl", "target", real), ("horizon", "horizon", integer)):
+    for key, field, convert in (
+        ("target_kl", "target", as_number),
+        ("horizon", "horizon", as_integer),
+    ):
         setting = settings.get(f"algorithm.kl_ctrl.{key}")
-        put(draft, f"algorithm.kl.adaptive.{field}", setting, convert)
+        set_field(draft, f"algorithm.kl.adaptive.{field}", setting, convert)
 
 
 def corrections(draft: Draft, settings: Settings) -> None:
@@ -192,7 +212,7 @@ def corrections(draft: Draft, settings: Settings) -> None:
     if weights and weights.value not in (None, False):
         low, high = _bounds(most.value) if most else (None, None)
         draft.set("algorithm.offPolicy.method", "tis" if low is None else "icepop", weights.name)
-        put(draft, "algorithm.offPolicy.level", weights, text)
+        set_field(draft, "algorithm.offPolicy.level", weights, as_text)
         for field, value in (("low", low), ("high", high)):
             if most and value is not None:
                 draft.set(f"algorithm.offPolicy.{field}", value, most.name)
@@ -207,11 +227,11 @@ def corrections(draft: Draft, settings: Settings) -> None:
         else:
             draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
     _rejection(draft, settings)
-    put(
+    set_field(
         draft,
         "algorithm.offPolicy.veto",
         settings.take(f"{_CORRECTION}.rollout_token_veto_threshold"),
-        real,
+        as_number,
     )
     normal = f"{_CORRECTION}.rollout_is_batch_normalize"
     if settings.on(normal) and draft.get("algorithm.offPolicy.method"):
@@ -228,7 +248,7 @@ def _rejection(draft: Draft, settings: Settings) -> None:
     )
     if rollout_rs is None or rollout_rs.value is None:
         return
-    names = [name.strip() for name in text(rollout_rs.value).split(",")]
+    names = [name.strip() for name in as_text(rollout_rs.value).split(",")]
     shared = settings.get(f"{_CORRECTION}.rollout_is_threshold")
     known = next((one.value for one in (most, shared) if one and one.value is not None), 2.0)
     limits = [part.strip() for part in str(known).split(",")]
@@ -240,7 +260,7 @@ def _rejection(draft: Draft, settings: Settings) -> None:
         draft.note("not translated", rollout_rs.shown, str(error), rollout_rs.line)
         return
     if least and least.value is not None:
-        rules[0]["low"] = real(least.value)
+        rules[0]["low"] = as_number(least.value)
     draft.set("algorithm.offPolicy.reject", rules, rollout_rs.name)
 
 
@@ -249,14 +269,14 @@ def _rule(name: str, limit: str) -> dict[str, Any]:
     change places.
     """
     if name in _OLDER_SCOPES:
-        return {"over": _OLDER_SCOPES[name], "high": real(limit)}
+        return {"over": _OLDER_SCOPES[name], "high": as_number(limit)}
     if name == "binary_kl":
-        return {"measure": name, "high": real(limit)}
+        return {"measure": name, "high": as_number(limit)}
     scope, _, measure = name.rpartition("_")
     if scope not in _SCOPES or measure not in ("k1", "k2", "k3"):
         raise ValueError(f"algorithm.offPolicy.reject knows no {name!r}")
     if measure != "k1":
-        return {"measure": measure, "over": _SCOPES[scope], "high": real(limit)}
+        return {"measure": measure, "over": _SCOPES[scope], "high": as_number(limit)}
     low, high = _bounds(limit)
     return {
         "over": _SCOPES[scope],
@@ -267,21 +287,90 @@ def _rule(name: str, limit: str) -> dict[str, Any]:
 def _bounds(value: Any) -> tuple[float | None, float]:
     """`2.0` -> (None, 2.0); `0.5_2.0` -> (0.5, 2.0)."""
     low, separator, high = str(value).partition("_")
-    return (real(low), real(high)) if separator else (None, real(low))
+    return (as_number(low), as_number(high)) if separator else (None, as_number(low))
 
 
 def critic(draft: Draft, settings: Settings) -> None:
     if draft.get("algorithm.estimator") != "ppo":
         return
-    put(draft, "algorithm.critic.modelPath", settings.get("critic.model.path"), location)
-    put(draft, "algorithm.critic.lr", settings.get("critic.optim.lr"), real)
+    set_field(draft, "algorithm.critic.modelPath", settings.get("critic.model.path"), as_path)
+    set_field(draft, "algorithm.critic.lr", settings.get("critic.optim.lr"), as_number)
     # verl counts steps from 1, and trains the policy from step `critic_warmup` on.
-    put(
+    set_field(
         draft,
         "algorithm.critic.warmupSteps",
         settings.get("trainer.critic_warmup"),
-        lambda n: max(0, integer(n) - 1),
+        lambda n: max(0, as_integer(n) - 1),
     )
-    if not put(draft, "algorithm.critic.clip", settings.get("critic.cliprange_value"), real):
+    if not set_field(
+        draft, "algorithm.critic.clip", settings.get("critic.cliprange_value"), as_number
+    ):
         draft.set("algorithm.critic.clip", 0.5, "default of critic.cliprange_value")
         draft.note("other default", "algorithm.critic.clip", "0.5 (verl, critic.cliprange_value)")
+
+
+def distillation(draft: Draft, settings: Settings) -> None:
+    """One teacher, whose opinion of the sampled token is an advantage, or of all words a loss."""
+    settings.used |= {name for name in settings if name.startswith("distillation.")}
+    if not settings.on("distillation.enabled"):
+        return
+    mode = settings.get(f"{_DISTILLATION_LOSS}.loss_mode")
+    by_sample, name = (
+        settings.on(f"{_DISTILLATION_LOSS}.use_policy_gradient"),
+        str(mode.value) if mode else "",
+    )
+    if name not in (("kl", "k1") if by_sample else _DIVERGENCES):
+        why = (
+            "sluice has the policy gradient of the sampled token's k1 (use_policy_gradient with "
+            "loss_mode k1), and "
+            "divergences over all words (forward_kl_topk without use_policy_gradient)"
+        )
+        draft.note("not translated", "distillation.enabled", why)
+        return
+    paths = [
+        settings[name]
+        for name in settings
+        if name.startswith(_TEACHERS) and name.endswith(".model_path")
+    ]
+    if len(paths) != 1:
+        draft.note("not translated", "distillation.teacher_models", _SEVERAL)
+        return
+    set_field(
+        draft,
+        "algorithm.distillation.teacher.path",
+        paths[0],
+        as_path,
+        "scored by the trainer; or teacher.url",
+    )
+    if mode and not by_sample:
+        note = "over all words, not the teacher's top k: nothing of either distribution is cut off"
+        set_field(
+            draft,
+            "algorithm.distillation.divergence",
+            mode,
+            lambda value: _DIVERGENCES[str(value)],
+            note,
+        )
+        if name == "jsd_topk":
+            set_field(
+                draft,
+                "algorithm.distillation.beta",
+                settings.get(f"{_DISTILLATION_LOSS}.jsd_beta"),
+                as_number,
+            )
+    set_field(
+        draft,
+        "algorithm.distillation.coef",
+        settings.get(f"{_DISTILLATION_LOSS}.distillation_loss_coef"),
+        as_number,
+    )
+    rewards = settings.get(f"{_DISTILLATION_LOSS}.use_task_rewards")
+    if rewards and rewards.value is False:
+        _without_reward(draft)
+
+
+def _without_reward(draft: Draft) -> None:
+    """Learn from the teacher alone; evaluations are still judged."""
+    reward = draft.spec.pop("reward", None)
+    for dataset in draft.get("evaluation.datasets") or []:
+        dataset["reward"] = reward

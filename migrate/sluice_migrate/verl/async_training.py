@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from sluice_migrate.draft import Draft, Setting, Settings, integer, put, real
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import Setting, Settings, as_integer, as_number, set_field
 
 _ACTOR, _ASYNC = "actor_rollout_ref.actor", "async_training"
 _V1 = "trainer.v1"
@@ -77,11 +78,13 @@ def _of_new_trainer(draft: Draft, settings: Settings) -> bool:
         draft.note("not translated", mode.shown, why, mode.line)
         return False
     for name in ("sampler.max_off_policy_strategy", "separate_async.parameter_sync_step"):
-        settings.seen.add(f"{_V1}.{name}")  # batch / mini-batch says the same
+        settings.used.add(f"{_V1}.{name}")  # batch / mini-batch says the same
     spans = settings.take(f"{_V1}.sampler.max_off_policy_threshold")
     default = Setting("default of trainer.v1.sampler.max_off_policy_threshold", (8,))
     draft.set("rollout.mode", "async", mode.name)
-    put(draft, "rollout.maxStaleness", spans or default, lambda value: max(1, integer(value) - 1))
+    set_field(
+        draft, "rollout.maxStaleness", spans or default, lambda value: max(1, as_integer(value) - 1)
+    )
     if draft.get("rollout.maxStaleness") is None:
         draft.set("rollout.maxStaleness", 7, default.name)
     return True
@@ -101,7 +104,7 @@ def _fully_async(draft: Draft, settings: Settings, entry: str) -> None:
         )
     ]
     for name in ("data.train_batch_size", "data.gen_batch_size"):
-        settings.seen.add(name)  # without an effect there
+        settings.used.add(name)  # without an effect there
     total = settings.take("rollout.total_rollout_steps")
     mini, batches, updates = numbers
     if mini is None or batches is None or updates is None:
@@ -117,15 +120,15 @@ def _fully_async(draft: Draft, settings: Settings, entry: str) -> None:
 def _staleness(draft: Draft, settings: Settings, entry: str) -> None:
     threshold = settings.take(f"{_ASYNC}.staleness_threshold")
     if threshold is None or threshold.missing:
-        put(draft, "rollout.maxStaleness", threshold, real)
+        set_field(draft, "rollout.maxStaleness", threshold, as_number)
         return
-    steps = math.ceil(real(threshold.value))
+    steps = math.ceil(as_number(threshold.value))
     if steps < 1:
-        settings.seen.add(f"{_ASYNC}.partial_rollout")  # without an effect there
+        settings.used.add(f"{_ASYNC}.partial_rollout")  # without an effect there
         return
     draft.set("rollout.mode", "async", entry)
     draft.set("rollout.maxStaleness", steps, threshold.name)
-    if steps != real(threshold.value):
+    if steps != as_number(threshold.value):
         why = (
             f"whole steps: up to {steps} batch of samples may be a step behind, where verl's "
             f"{threshold.value} is a share of one"
@@ -135,13 +138,13 @@ def _staleness(draft: Draft, settings: Settings, entry: str) -> None:
 
 def _whole(draft: Draft, setting: Setting | None) -> int | None:
     """A positive number; None with a note where the script does not say it."""
-    if not put(draft, "rollout.batchSize", setting, _positive) or setting is None:
+    if not set_field(draft, "rollout.batchSize", setting, _positive) or setting is None:
         return None
-    return integer(setting.value)
+    return as_integer(setting.value)
 
 
 def _positive(value: object) -> int:
-    number = integer(value)
+    number = as_integer(value)
     if number < 1:
         raise ValueError(f"expected a number from 1 on, found {value!r}")
     return number
@@ -155,7 +158,7 @@ def _length(draft: Draft, total: Setting | None, size: int) -> None:
         return
     epochs = draft.get("trainer.epochs")
     why = f"total_rollout_steps / batchSize; verl ends after {epochs} epochs if that is earlier"
-    if put(draft, "trainer.steps", total, lambda value: _steps(integer(value), size), why):
+    if set_field(draft, "trainer.steps", total, lambda value: _steps(as_integer(value), size), why):
         draft.drop("trainer.epochs")
         draft.notes = [note for note in draft.notes if note.subject != "trainer.epochs"]
 

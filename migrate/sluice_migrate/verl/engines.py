@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from sluice_migrate.draft import (
-    Draft,
-    Lost,
-    Same,
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import (
+    Covered,
+    Field,
     Settings,
-    To,
+    Table,
     Translation,
-    flag,
-    integer,
-    put,
-    real,
+    Unsupported,
+    as_boolean,
+    as_integer,
+    as_number,
+    set_field,
 )
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-_ARGS = "rollout.engineArgs"
+_ARGS, _KWARGS = "rollout.engineArgs", f"{_ROLLOUT}.engine_kwargs"
 _UNKNOWN = "???"
 """The value in verl's configurations where a command has to give one."""
 
 
 def _several(value: Any) -> bool:
     """VLLM spreads experts over all ranks of an engine, or over none."""
-    return integer(value) > 1
+    return as_integer(value) > 1
 
 
 def _argument(value: Any) -> Any:
@@ -39,51 +40,54 @@ def _argument(value: Any) -> Any:
 
 
 SGLANG: dict[str, Translation] = {
-    f"{_ROLLOUT}.gpu_memory_utilization": To(
+    f"{_ROLLOUT}.gpu_memory_utilization": Field(
         f"{_ARGS}.mem-fraction-static",
-        real,
+        as_number,
         "SGLang's fraction has no activations in it, vLLM's has",
     ),
-    f"{_ROLLOUT}.max_model_len": To(f"{_ARGS}.context-length", integer),
-    f"{_ROLLOUT}.max_num_seqs": To(f"{_ARGS}.max-running-requests", integer),
-    f"{_ROLLOUT}.max_num_batched_tokens": Same("SGLang chooses it"),
-    f"{_ROLLOUT}.enforce_eager": To(f"{_ARGS}.disable-cuda-graph", flag),
-    f"{_ROLLOUT}.expert_parallel_size": To(f"{_ARGS}.ep-size", integer),
-    f"{_ROLLOUT}.engine_kwargs.sglang.enable_fp32_lm_head": To(
-        "model.fp32LmHead", flag, "the trainer's head too"
+    f"{_ROLLOUT}.max_model_len": Field(f"{_ARGS}.context-length", as_integer),
+    f"{_ROLLOUT}.max_num_seqs": Field(f"{_ARGS}.max-running-requests", as_integer),
+    f"{_ROLLOUT}.max_num_batched_tokens": Covered("SGLang chooses it"),
+    f"{_ROLLOUT}.enforce_eager": Field(f"{_ARGS}.disable-cuda-graph", as_boolean),
+    f"{_ROLLOUT}.expert_parallel_size": Field(f"{_ARGS}.ep-size", as_integer),
+    f"{_ROLLOUT}.engine_kwargs.sglang.enable_fp32_lm_head": Field(
+        "model.fp32LmHead", as_boolean, "the trainer's head too"
     ),
-    f"{_ROLLOUT}.enable_chunked_prefill": Same("sluice does it always"),
-    f"{_ROLLOUT}.enable_prefix_caching": Same("sluice does it always"),
+    f"{_ROLLOUT}.enable_chunked_prefill": Covered("sluice does it always"),
+    f"{_ROLLOUT}.enable_prefix_caching": Covered("sluice does it always"),
 }
 VLLM: dict[str, Translation] = {
-    f"{_ROLLOUT}.gpu_memory_utilization": To(f"{_ARGS}.gpu-memory-utilization", real),
-    f"{_ROLLOUT}.max_model_len": To(f"{_ARGS}.max-model-len", integer),
-    f"{_ROLLOUT}.max_num_seqs": To(f"{_ARGS}.max-num-seqs", integer),
-    f"{_ROLLOUT}.max_num_batched_tokens": To(f"{_ARGS}.max-num-batched-tokens", integer),
-    f"{_ROLLOUT}.enforce_eager": To(f"{_ARGS}.enforce-eager", flag),
-    f"{_ROLLOUT}.expert_parallel_size": To(f"{_ARGS}.enable-expert-parallel", _several),
-    f"{_ROLLOUT}.enable_chunked_prefill": To(f"{_ARGS}.enable-chunked-prefill", flag),
-    f"{_ROLLOUT}.enable_prefix_caching": To(f"{_ARGS}.enable-prefix-caching", flag),
+    f"{_ROLLOUT}.gpu_memory_utilization": Field(f"{_ARGS}.gpu-memory-utilization", as_number),
+    f"{_ROLLOUT}.max_model_len": Field(f"{_ARGS}.max-model-len", as_integer),
+    f"{_ROLLOUT}.max_num_seqs": Field(f"{_ARGS}.max-num-seqs", as_integer),
+    f"{_ROLLOUT}.max_num_batched_tokens": Field(f"{_ARGS}.max-num-batched-tokens", as_integer),
+    f"{_ROLLOUT}.enforce_eager": Field(f"{_ARGS}.enforce-eager", as_boolean),
+    f"{_ROLLOUT}.expert_parallel_size": Field(f"{_ARGS}.enable-expert-parallel", _several),
+    f"{_ROLLOUT}.enable_chunked_prefill": Field(f"{_ARGS}.enable-chunked-prefill", as_boolean),
+    f"{_ROLLOUT}.enable_prefix_caching": Field(f"{_ARGS}.enable-prefix-caching", as_boolean),
 }
-_OTHERS = {"sglang": SGLANG, "vllm": VLLM}
+_ENGINES = {"sglang": SGLANG, "vllm": VLLM}
 
 
-def engine(draft: Draft, settings: Settings) -> Mapping[str, Translation]:
+def with_engine(table: Table, draft: Draft, settings: Settings) -> Table:
     """The table of the engine's options. Writes `rollout.engine` where it is not the default."""
     setting = settings.take(f"{_ROLLOUT}.name")
     name = _UNKNOWN if setting is None else str(setting.value)
     if name == "vllm":
-        put(draft, "rollout.engine", setting, str)
+        set_field(draft, "rollout.engine", setting, str)
     elif name not in ("sglang", _UNKNOWN) and setting:
         draft.note("not translated", setting.shown, "the engine is SGLang or vLLM", setting.line)
-    return _OTHERS.get(name, SGLANG)
+    options = _ENGINES.get(name, SGLANG)
+    chosen = "vllm" if options is VLLM else "sglang"
+    prefixes = (
+        (f"{_KWARGS}.{chosen}.", _engine_argument),
+        (
+            f"{_KWARGS}.",
+            Unsupported(f"the engine is {chosen}: rollout.engineArgs has its arguments"),
+        ),
+    )
+    return replace(table, entries={**table.entries, **options}, prefixes=prefixes + table.prefixes)
 
 
-def engine_argument(name: str, table: Mapping[str, Translation]) -> Translation | None:
-    """The entry of an option in verl's words for one engine; None: it is no such option."""
-    if not name.startswith(f"{_ROLLOUT}.engine_kwargs."):
-        return None
-    word = "vllm" if table is VLLM else "sglang"
-    if name.startswith(f"{_ROLLOUT}.engine_kwargs.{word}."):
-        return To(f"{_ARGS}.{name.rpartition('.')[2].replace('_', '-')}", _argument)
-    return Lost(f"the engine is {word}: rollout.engineArgs has its arguments")
+def _engine_argument(name: str) -> Translation:
+    return Field(f"{_ARGS}.{name.rpartition('.')[2].replace('_', '-')}", _argument)

@@ -13,7 +13,8 @@ from ruamel.yaml.error import YAMLError
 from sluice.api.schema import yaml_text
 from sluice.api.schema.yaml_text import DisproportionError
 from sluice_migrate.bash.script import Argument
-from sluice_migrate.draft import ImportFailedError, Setting
+from sluice_migrate.draft import ImportFailedError
+from sluice_migrate.translation import Setting
 
 _OVERRIDE = re.compile(
     r"^(?P<sign>\+\+?|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.DOTALL
@@ -31,7 +32,7 @@ def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
         match = _OVERRIDE.match(word.text)
         if match and match["value"] is not None:
             yield Setting(
-                match["key"], (value_of(match["value"]),), word.line, word.missing, word.doubtful
+                match["key"], (value_of(match["value"]),), word.line, word.missing, word.conditional
             )
 
 
@@ -97,7 +98,7 @@ def _resolve(setting: Setting, settings: Mapping[str, Setting], depth: int) -> S
     if match := _WHOLE.match(value):
         target = _target(match, setting, settings, depth)
         return replace(
-            setting, values=target.values, missing=target.missing, doubtful=target.doubtful
+            setting, values=target.values, missing=target.missing, conditional=target.conditional
         )
     missing: list[str] = []
 

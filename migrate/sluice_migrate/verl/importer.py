@@ -8,39 +8,40 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
 
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
-from sluice_migrate.draft import (
-    Draft,
-    ImportFailedError,
+from sluice_migrate.draft import Draft, job_name
+from sluice_migrate.launches import last_launch, report
+from sluice_migrate.megatron import drop_needless_replay, host_optimizer
+from sluice_migrate.translation import (
     Setting,
     Settings,
-    flag,
-    integer,
-    job_name,
-    put,
-    real,
-    translate,
+    as_boolean,
+    as_integer,
+    as_number,
+    set_field,
 )
-from sluice_migrate.host_optimizer import host_optimizer
-from sluice_migrate.launches import last_launch, report
-from sluice_migrate.routing import replayed
-from sluice_migrate.verl.algorithm import corrections, critic, kl, policy
+from sluice_migrate.verl.algorithm import corrections, critic, distillation, kl, policy
 from sluice_migrate.verl.async_training import (
     asynchronous,
     is_fully_async,
     trainer_of,
     with_defaults,
 )
-from sluice_migrate.verl.distillation import distillation
-from sluice_migrate.verl.engines import engine, engine_argument
+from sluice_migrate.verl.data import (
+    as_list,
+    columns_of,
+    set_prompts,
+    train_files,
+    unlike_text,
+    with_names,
+)
+from sluice_migrate.verl.engines import with_engine
 from sluice_migrate.verl.hydra import overrides, resolved
 from sluice_migrate.verl.placement import PLACES, placement
 from sluice_migrate.verl.reward import overlong, reward
-from sluice_migrate.verl.samples import unlike_text
 from sluice_migrate.verl.sft import ENTRY, import_sft, is_sft, launched
-from sluice_migrate.verl.table import DEFAULTS, FSDP, TABLE, fallback
+from sluice_migrate.verl.table import FSDP, VERL
 
 _ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -100,13 +101,13 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     draft = Draft(job_name(_name(settings, source)))
     unlike_text(draft, settings)
     if is_sft(settings, entry):
-        settings.seen |= {"--config-name", "--config-path", "-cn", "-cp"}
-        return import_sft(draft, settings, _train_files(draft, settings))
+        settings.used |= {"--config-name", "--config-path", "-cn", "-cp"}
+        return import_sft(draft, settings, train_files(draft, settings))
     _config(draft, settings)
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
     if turns is None or turns.value is not True:  # then the rest of the group means nothing
-        settings.seen |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
-    _data(draft, settings)
+        settings.used |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
+    set_prompts(draft, settings)
     _length(draft, settings)
     reward(draft, settings)
     policy(draft, settings)
@@ -118,19 +119,13 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="0")
     apart = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
-    options = engine(draft, settings)
-    translate(
-        draft,
-        settings,
-        {**TABLE, **options},
-        lambda name: engine_argument(name, options) or fallback(name),
-    )
+    with_engine(VERL, draft, settings).translate(draft, settings)
     _defaults(draft)
     overlong(draft, settings)
     critic(draft, settings)
     if not is_fully_async(entry):
         _batches(draft, later)
-    replayed(draft)
+    drop_needless_replay(draft)
     placement(draft, later, apart=apart)
     return draft
 
@@ -158,7 +153,7 @@ def _name(settings: Settings, source: str) -> str:
 
 
 def _config(draft: Draft, settings: Settings) -> None:
-    settings.seen |= {"--config-path", "-cp"}
+    settings.used |= {"--config-path", "-cp"}
     for setting in (settings.take("--config-name"), settings.take("-cn")):
         if setting and not re.fullmatch(
             r"((fully_async|one_step_off)_)?(ppo|dapo)(_megatron)?_trainer(\.yaml)?",
@@ -190,79 +185,14 @@ def _fsdp(draft: Draft, settings: Settings) -> None:
             draft.note("not translated", ranks.shown, why, ranks.line)
 
 
-def _data(draft: Draft, settings: Settings) -> None:
-    source = _columns(settings)
-    prompts = [{"path": path, **source} for path in _train_files(draft, settings)]
-    put(
-        draft,
-        "data.prompts",
-        settings.take("data.train_files"),
-        lambda _: _named(prompts),
-        literal=True,
-    )
-
-
-def _train_files(draft: Draft, settings: Settings) -> list[str]:
-    """Paths of the training rows, with a slice where they are not all taken."""
-    files, most = settings.take("data.train_files"), settings.take("data.train_max_samples")
-    if files is None:
-        raise ImportFailedError("no data.train_files: there is nothing to train on")
-    part = ""
-    if most and isinstance(most.value, int) and most.value > 0:
-        part = f"@[0:{most.value}]"
-        draft.note(
-            "check",
-            "data.prompts",
-            "the first rows, where verl with data.shuffle takes any",
-            most.line,
-        )
-    return [f"{path}{part}" for path in _listed(files.value)]
-
-
-def _columns(settings: Settings) -> dict[str, Any]:
-    key = settings.take("data.prompt_key")
-    columns: dict[str, Any] = {"promptKey": str(key.value)} if key and key.value else {}
-    prefix = "data.apply_chat_template_kwargs."
-    arguments = {
-        name.removeprefix(prefix): s.value
-        for name, s in settings.items()
-        if name.startswith(prefix)
-    }
-    whole = settings.take(prefix.rstrip("."))
-    if whole and isinstance(whole.value, dict):
-        arguments |= whole.value
-    return columns | ({"chatTemplateArgs": arguments} if arguments else {})
-
-
-def _listed(value: Any) -> list[str]:
-    return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
-
-
-def _named(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sources need names of their own:
-    gsm8k/train.parquet and math/train.parquet are gsm8k and math.
-    """
-    stems = [PurePosixPath(str(source["path"]).partition("@")[0]) for source in sources]
-    if len({stem.stem for stem in stems}) == len(stems):
-        return sources
-    return [
-        {
-            "path": source["path"],
-            "name": re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}").strip("-."),
-        }
-        | source
-        for source, path in zip(sources, stems, strict=True)
-    ]
-
-
 def _length(draft: Draft, settings: Settings) -> None:
     steps, epochs = (
         settings.take("trainer.total_training_steps"),
         settings.take("trainer.total_epochs"),
     )
-    if steps and steps.value is not None and put(draft, "trainer.steps", steps, integer):
+    if steps and steps.value is not None and set_field(draft, "trainer.steps", steps, as_integer):
         return
-    if not put(draft, "trainer.epochs", epochs, integer):
+    if not set_field(draft, "trainer.epochs", epochs, as_integer):
         draft.set("trainer.epochs", 30, "default of trainer.total_epochs")
         draft.note("other default", "trainer.epochs", "30 (verl, trainer.total_epochs)")
 
@@ -279,19 +209,19 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
             )
             draft.note("not translated", files.shown, why, files.line)
         return
-    put(draft, "evaluation.everySteps", every, integer)
+    set_field(draft, "evaluation.everySteps", every, as_integer)
     part = f"@[0:{most.value}]" if most and isinstance(most.value, int) and most.value > 0 else ""
-    datasets = _named(
-        [{"path": f"{path}{part}", **_columns(settings)} for path in _listed(files.value)]
+    datasets = with_names(
+        [{"path": f"{path}{part}", **columns_of(settings)} for path in as_list(files.value)]
     )
-    put(draft, "evaluation.datasets", files, lambda _: datasets, literal=True)
-    put(draft, "evaluation.beforeTrain", before, flag)
-    put(draft, "evaluation.samplesPerPrompt", sampling["n"], integer)
-    put(draft, "evaluation.sampling.topP", sampling["top_p"], real)
-    put(draft, "evaluation.sampling.topK", sampling["top_k"], integer)
+    set_field(draft, "evaluation.datasets", files, lambda _: datasets, keep_variables=True)
+    set_field(draft, "evaluation.beforeTrain", before, as_boolean)
+    set_field(draft, "evaluation.samplesPerPrompt", sampling["n"], as_integer)
+    set_field(draft, "evaluation.sampling.topP", sampling["top_p"], as_number)
+    set_field(draft, "evaluation.sampling.topK", sampling["top_k"], as_integer)
     samples = sampling["do_sample"]
     if samples and samples.value is True and sampling["temperature"]:
-        put(draft, "evaluation.sampling.temperature", sampling["temperature"], real)
+        set_field(draft, "evaluation.sampling.temperature", sampling["temperature"], as_number)
     else:
         draft.set("evaluation.sampling.temperature", 0.0, "val_kwargs.do_sample=False")
         if samples is None:
@@ -303,10 +233,7 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
 
 
 def _defaults(draft: Draft) -> None:
-    for path, value, name in DEFAULTS:
-        if draft.get(path) is None:
-            draft.set(path, value, f"default of {name}")
-            draft.note("other default", path, f"{value} (verl, {name})")
+    VERL.write_defaults(draft)
     if draft.get("trainer.maxTokensPerGpu") is None:
         why = "no ppo_max_token_len_per_gpu: sluice begins with 8192 tokens and grows"
         draft.note("check", "trainer.maxTokensPerGpu", why)
@@ -328,11 +255,11 @@ def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
     size = later[f"{_ACTOR}.ppo_mini_batch_size"] or Setting(
         "default of ppo_mini_batch_size", (256,)
     )
-    put(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, integer(value)))
+    set_field(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, as_integer(value)))
     drawn = later["data.gen_batch_size"]
     if drawn and drawn.value == 1 and draft.get("rollout.mode") == "async":
         return  # one prompt after the other, as sluice always does
-    put(draft, "rollout.overSampling", drawn, lambda value: integer(value) / batch)
+    set_field(draft, "rollout.overSampling", drawn, lambda value: as_integer(value) / batch)
 
 
 def _steps(batch: int, size: int) -> int:

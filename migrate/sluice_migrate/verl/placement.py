@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sluice_migrate.draft import Draft, Setting, needs
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import Setting, how_to_supply
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _OFFLOADS = (
@@ -59,7 +60,7 @@ def _ask(draft: Draft, later: Later) -> None:
     """Say which numbers of engines the script leaves open."""
     for setting in (_first(later, _NODES), _first(later, _GPUS)):
         if setting and setting.missing:
-            why = f"the script does not say it: {needs(setting.missing)}"
+            why = f"the value is not in the script: {how_to_supply(setting.missing)}"
             draft.note("check", "rollout.replicas", f"{setting.name}: {why}", setting.line)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from sluice_migrate.draft import Draft, Setting, Settings, integer, put, real
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import Setting, Settings, as_integer, as_number, set_field
 
 _MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
 _BUFFERS = (
@@ -21,12 +22,12 @@ def reward(draft: Draft, settings: Settings) -> None:
         path, name = settings.take(f"{prefix}.path"), settings.take(f"{prefix}.name")
         if path and path.value is not None:
             function = str(name.value) if name and name.value else "compute_score"
-            put(
+            set_field(
                 draft,
                 "reward.function",
                 path,
                 functools.partial("{1}:{0}".format, function),
-                literal=True,
+                keep_variables=True,
             )
     if draft.get("reward.function") is None:
         draft.set("reward.type", "data_source", "verl's default_compute_score")
@@ -40,10 +41,10 @@ def reward(draft: Draft, settings: Settings) -> None:
         why = "a reward model is a server of yours behind SGLang: reward.model.url"
         draft.note("not translated", enabled.shown, why, enabled.line)
     else:
-        settings.seen |= {name for name in settings if name.startswith("reward_model.model.")}
+        settings.used |= {name for name in settings if name.startswith("reward_model.model.")}
     _sandbox(draft, settings)
-    settings.seen |= {name for name in settings if "overlong_buffer" in name}
-    settings.seen |= {name for name in settings if name.endswith(_LONGEST)}
+    settings.used |= {name for name in settings if "overlong_buffer" in name}
+    settings.used |= {name for name in settings if name.endswith(_LONGEST)}
 
 
 def _sandbox(draft: Draft, settings: Settings) -> None:
@@ -55,7 +56,7 @@ def _sandbox(draft: Draft, settings: Settings) -> None:
             "reward.type: code has a sandbox of its own",
             sandbox.line,
         )
-    settings.seen |= {name for name in settings if ".sandbox_fusion." in name}
+    settings.used |= {name for name in settings if ".sandbox_fusion." in name}
 
 
 def overlong(draft: Draft, settings: Settings) -> None:
@@ -72,9 +73,9 @@ def overlong(draft: Draft, settings: Settings) -> None:
         draft.note("check", f"{group}.enable", why)
         return
     buffer, penalty = settings.get(f"{group}.len"), settings.get(f"{group}.penalty_factor")
-    if not put(draft, "algorithm.overlong.buffer", buffer, integer):
+    if not set_field(draft, "algorithm.overlong.buffer", buffer, as_integer):
         return
-    put(draft, "algorithm.overlong.penalty", penalty, real)
+    set_field(draft, "algorithm.overlong.penalty", penalty, as_number)
     _counted_from(draft, longest)
 
 

@@ -6,96 +6,94 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sluice_migrate.bash.script import Argument
-from sluice_migrate.draft import (
-    Draft,
-    Lost,
-    Same,
+from sluice_migrate.draft import Draft
+from sluice_migrate.translation import (
+    ALWAYS,
+    PACKED,
+    Covered,
+    Field,
     Setting,
     Settings,
-    To,
+    Table,
     Translation,
-    flag,
-    integer,
-    location,
-    put,
-    real,
+    Unsupported,
+    as_boolean,
+    as_integer,
+    as_number,
+    as_path,
+    set_field,
 )
-from sluice_migrate.draft import translate as translate_all
-from sluice_migrate.verl.table import TABLE
+from sluice_migrate.verl.table import VERL, schedule
 
 ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py)?$")
 _PROCESSES = re.compile(r"^--(nproc[_-]per[_-]node|nnodes)(?:=(.*))?$")
-_WARMUP = Lost("set trainer.optimizer.warmupSteps to a number of steps", unless=(0,))
-_PACKED = Same("micro-batches are packed by tokens")
-_NESTED = Lost(
+_WARMUP = Unsupported("set trainer.optimizer.warmupSteps to a number of steps", unless=(0,))
+_NESTED = Unsupported(
     "a column is read as it is; write the rows anew with the text in a column of its own",
     unless=(None, []),
 )
-_CHOICE = Same("trainer.backend says what trains")
-_STATE = Lost("the optimizer keeps fp32", unless=(None, "fp32", "float32", True))
-_OPTIMIZER = Lost(
+_CHOICE = Covered("trainer.backend says what trains")
+_STATE = Unsupported("the optimizer keeps fp32", unless=(None, "fp32", "float32", True))
+_OPTIMIZER = Unsupported(
     "trainer.optimizer has all that can be set; its state stays on the GPU",
     unless=(None, False, 0, 0.0),
 )
-_MTP = Lost("layers that predict several tokens are not trained", unless=(None, False, 0))
-_PLACES = Same("weights and optimizer are laid out by trainer.parallelism")
+_MTP = Unsupported("layers that predict several tokens are not trained", unless=(None, False, 0))
+_PLACES = Covered("weights and optimizer are laid out by trainer.parallelism")
 
 
-def _schedule(value: Any) -> str:
-    if value not in ("constant", "linear", "cosine"):
-        raise ValueError("trainer.optimizer.schedule is constant, linear or cosine")
-    return str(value)
-
-
-_TABLE: dict[str, Translation] = {
+_ENTRIES: dict[str, Translation] = {
     **{
         name: entry
-        for name, entry in TABLE.items()
+        for name, entry in VERL.entries.items()
         if name.startswith(("trainer.", "data.shuffle", "data.seed"))
     },
-    "trainer.seed": To("data.seed", integer),
-    "trainer.max_ckpt_to_keep": To("checkpoint.keep", integer),
-    "model.path": To("model.path", location),
-    "model.partial_pretrain": To("model.path", location),
-    "model.trust_remote_code": To("model.trustRemoteCode", flag),
-    "model.lora_rank": Lost("sluice trains all weights", unless=(0,)),
-    "model.lora_alpha": Same("of LoRA"),
-    "model.target_modules": Same("of LoRA"),
-    "model.use_liger": Same("log-probs are computed without the logits of a whole row"),
-    "model.use_remove_padding": Same("sluice does it always"),
-    "use_remove_padding": Same("sluice does it always"),
-    "data.train_batch_size": To("rollout.batchSize", integer),
-    "data.max_length": To("data.maxPromptTokens", integer),
-    "data.micro_batch_size": _PACKED,
-    "data.micro_batch_size_per_gpu": _PACKED,
-    "data.use_dynamic_bsz": _PACKED,
-    "data.pad_mode": _PACKED,
-    "data.balance_dp_token": Same("sluice does it always"),
-    "data.max_token_len_per_gpu": To("trainer.maxTokensPerGpu", integer),
+    "trainer.seed": Field("data.seed", as_integer),
+    "trainer.max_ckpt_to_keep": Field("checkpoint.keep", as_integer),
+    "model.path": Field("model.path", as_path),
+    "model.partial_pretrain": Field("model.path", as_path),
+    "model.trust_remote_code": Field("model.trustRemoteCode", as_boolean),
+    "model.lora_rank": Unsupported("sluice trains all weights", unless=(0,)),
+    "model.lora_alpha": Covered("of LoRA"),
+    "model.target_modules": Covered("of LoRA"),
+    "model.use_liger": Covered("log-probs are computed without the logits of a whole row"),
+    "model.use_remove_padding": ALWAYS,
+    "use_remove_padding": ALWAYS,
+    "data.train_batch_size": Field("rollout.batchSize", as_integer),
+    "data.max_length": Field("data.maxPromptTokens", as_integer),
+    "data.micro_batch_size": PACKED,
+    "data.micro_batch_size_per_gpu": PACKED,
+    "data.use_dynamic_bsz": PACKED,
+    "data.pad_mode": PACKED,
+    "data.balance_dp_token": ALWAYS,
+    "data.max_token_len_per_gpu": Field("trainer.maxTokensPerGpu", as_integer),
     "data.prompt_dict_keys": _NESTED,
     "data.response_dict_keys": _NESTED,
-    "data.custom_cls.path": Lost(
+    "data.custom_cls.path": Unsupported(
         "data.prompts[].source takes a function that yields rows", unless=(None,)
     ),
-    "data.val_files": Lost(
+    "data.val_files": Unsupported(
         "evaluation generates and judges: evaluation.datasets, each with a reward", unless=(None,)
     ),
-    "data.val_max_samples": Same("of data.val_files"),
-    "trainer.test_freq": Same("of data.val_files"),
-    "data.ignore_input_ids_mismatch": Same(
+    "data.val_max_samples": Covered("of data.val_files"),
+    "trainer.test_freq": Covered("of data.val_files"),
+    "data.ignore_input_ids_mismatch": Covered(
         "rows of whose answers the template drops a part are left out, and counted"
     ),
     "model": _CHOICE,
     "model_engine": _CHOICE,
-    "optim.min_lr_ratio": Lost("set trainer.optimizer.minLr to a rate", unless=(None, 0, 0.0)),
+    "optim.min_lr_ratio": Unsupported(
+        "set trainer.optimizer.minLr to a rate", unless=(None, 0, 0.0)
+    ),
     "optim.init_lr_ratio": _WARMUP,
-    "optim.lr_warmup_init": Lost("the warmup begins at 0", unless=(None, 0, 0.0)),
-    "optim.warmup_style": To("trainer.optimizer.schedule", _schedule),
-    "optim.optimizer": Lost("sluice has AdamW", unless=("adam", "AdamW", None)),
-    "optim.optimizer_impl": Same("the backend's own AdamW"),
+    "optim.lr_warmup_init": Unsupported("the warmup begins at 0", unless=(None, 0, 0.0)),
+    "optim.warmup_style": Field("trainer.optimizer.schedule", schedule),
+    "optim.optimizer": Unsupported("sluice has AdamW", unless=("adam", "AdamW", None)),
+    "optim.optimizer_impl": Covered("the backend's own AdamW"),
     **dict.fromkeys(
         (
             "optim.exp_avg_dtype",
@@ -105,37 +103,55 @@ _TABLE: dict[str, Translation] = {
         ),
         _STATE,
     ),
-    "optim.lr": To("trainer.optimizer.lr", real),
-    "optim.weight_decay": To("trainer.optimizer.weightDecay", real),
-    "optim.clip_grad": To("trainer.optimizer.clipGrad", real),
-    "optim.lr_scheduler": To("trainer.optimizer.schedule", _schedule),
-    "optim.lr_scheduler_type": To("trainer.optimizer.schedule", _schedule),
-    "optim.lr_decay_style": To("trainer.optimizer.schedule", _schedule),
-    "optim.min_lr": To("trainer.optimizer.minLr", real),
-    "optim.lr_warmup_steps": To(
-        "trainer.optimizer.warmupSteps", lambda value: max(0, integer(value))
+    "optim.lr": Field("trainer.optimizer.lr", as_number),
+    "optim.weight_decay": Field("trainer.optimizer.weightDecay", as_number),
+    "optim.clip_grad": Field("trainer.optimizer.clipGrad", as_number),
+    "optim.lr_scheduler": Field("trainer.optimizer.schedule", schedule),
+    "optim.lr_scheduler_type": Field("trainer.optimizer.schedule", schedule),
+    "optim.lr_decay_style": Field("trainer.optimizer.schedule", schedule),
+    "optim.min_lr": Field("trainer.optimizer.minLr", as_number),
+    "optim.lr_warmup_steps": Field(
+        "trainer.optimizer.warmupSteps", lambda value: max(0, as_integer(value))
     ),
     "optim.warmup_steps_ratio": _WARMUP,
     "optim.lr_warmup_steps_ratio": _WARMUP,
-    "ulysses_sequence_parallel_size": To("trainer.parallelism.context", integer),
-    "engine.ulysses_sequence_parallel_size": To("trainer.parallelism.context", integer),
-    "engine.tensor_model_parallel_size": To("trainer.parallelism.tensor", integer),
-    "engine.pipeline_model_parallel_size": To("trainer.parallelism.pipeline", integer),
-    "engine.context_parallel_size": To("trainer.parallelism.context", integer),
-    "engine.expert_model_parallel_size": To("trainer.parallelism.expert", integer),
-    "engine.virtual_pipeline_model_parallel_size": To(
-        "trainer.parallelism.virtualPipeline", integer
+    "ulysses_sequence_parallel_size": Field("trainer.parallelism.context", as_integer),
+    "engine.ulysses_sequence_parallel_size": Field("trainer.parallelism.context", as_integer),
+    "engine.tensor_model_parallel_size": Field("trainer.parallelism.tensor", as_integer),
+    "engine.pipeline_model_parallel_size": Field("trainer.parallelism.pipeline", as_integer),
+    "engine.context_parallel_size": Field("trainer.parallelism.context", as_integer),
+    "engine.expert_model_parallel_size": Field("trainer.parallelism.expert", as_integer),
+    "engine.virtual_pipeline_model_parallel_size": Field(
+        "trainer.parallelism.virtualPipeline", as_integer
     ),
     "engine": _PLACES,
     "engine.strategy": _PLACES,
     "optim": _PLACES,
 }
-_DEFAULTS: tuple[tuple[str, Any, str], ...] = (
+_DEFAULTS = (
     ("rollout.batchSize", 256, "data.train_batch_size"),
     ("data.maxPromptTokens", 1024, "data.max_length"),
     ("trainer.optimizer.lr", 1e-5, "optim.lr"),
     ("trainer.optimizer.weightDecay", 0.01, "optim.weight_decay"),
 )
+
+
+_SFT = Table(
+    "verl",
+    _ENTRIES,
+    prefixes=(
+        *(
+            (prefix, _PLACES)
+            for prefix in ("model.fsdp_config.", "engine.", "checkpoint.", "profiler.")
+        ),
+        ("optim.override_optimizer_config.", _OPTIMIZER),
+        ("model.mtp.", _MTP),
+        ("hydra.", Covered("of Hydra")),
+    ),
+    defaults=_DEFAULTS,
+)
+# Default of the older trainer, `fsdp_sft_trainer`.
+_COSINE = ("trainer.optimizer.schedule", "cosine", "optim.lr_scheduler")
 
 
 def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
@@ -145,7 +161,7 @@ def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
         if match := _PROCESSES.match(word.text):
             name = "trainer.nnodes" if match[1] == "nnodes" else "trainer.n_gpus_per_node"
             value = match[2] if match[2] is not None else after.text if after else ""
-            settings[name] = Setting(word.text, (value,), word.line, word.missing, word.doubtful)
+            settings[name] = Setting(word.text, (value,), word.line, word.missing, word.conditional)
     return settings
 
 
@@ -159,39 +175,36 @@ def is_sft(settings: Mapping[str, Setting], entry: str) -> bool:
 def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
     """The rest of the job. prompts: data.train_files, with their slices."""
     draft.set("algorithm.lossFunction", "sft", "verl's SFT trainer")
-    put(
+    set_field(
         draft,
         "data.prompts",
         settings.take("data.train_files"),
         lambda _: _sources(settings, prompts),
-        literal=True,
+        keep_variables=True,
     )
     steps, epochs = (
         settings.take("trainer.total_training_steps"),
         settings.take("trainer.total_epochs"),
     )
-    if not (steps and steps.value is not None and put(draft, "trainer.steps", steps, integer)):
-        put(
+    if not (
+        steps and steps.value is not None and set_field(draft, "trainer.steps", steps, as_integer)
+    ):
+        set_field(
             draft,
             "trainer.epochs",
             epochs or Setting("default of trainer.total_epochs", (4,)),
-            integer,
+            as_integer,
         )
     _truncation(draft, settings)
     betas = settings.take("optim.betas")
-    put(draft, "trainer.optimizer.beta1", betas, lambda value: real(value[0]))
-    put(draft, "trainer.optimizer.beta2", betas, lambda value: real(value[1]))
+    set_field(draft, "trainer.optimizer.beta1", betas, lambda value: as_number(value[0]))
+    set_field(draft, "trainer.optimizer.beta2", betas, lambda value: as_number(value[1]))
     if settings.on("model.enable_gradient_checkpointing"):
         draft.set("trainer.recompute", "full", "model.enable_gradient_checkpointing")
-    translate_all(draft, settings, _TABLE, _fallback)
-    cosine = ("trainer.optimizer.schedule", "cosine", "optim.lr_scheduler")
-    for path, value, name in (
-        *_DEFAULTS,
-        *([cosine] if "model.partial_pretrain" in settings else []),
-    ):
-        if draft.get(path) is None:
-            draft.set(path, value, f"default of {name}")
-            draft.note("other default", path, f"{value} (verl, {name})")
+    older = "model.partial_pretrain" in settings
+    table = replace(_SFT, defaults=(*_DEFAULTS, _COSINE)) if older else _SFT
+    table.translate(draft, settings)
+    table.write_defaults(draft)
     return draft
 
 
@@ -225,13 +238,3 @@ def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
     columns |= {"toolsKey": str(tools.value)} if tools and tools.value else {}
     columns |= {"applyChatTemplate": True} if single else {}
     return [{"path": path, **columns} for path in prompts]
-
-
-def _fallback(name: str) -> Translation:
-    if name.startswith(("model.fsdp_config.", "engine.", "checkpoint.", "profiler.")):
-        return _PLACES
-    if name.startswith("optim.override_optimizer_config."):
-        return _OPTIMIZER
-    if name.startswith("model.mtp."):
-        return _MTP
-    return Same("of Hydra") if name.startswith("hydra.") else Lost("sluice knows no such key")

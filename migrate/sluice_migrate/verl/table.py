@@ -7,31 +7,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_migrate.draft import (
-    Lost,
-    Same,
-    To,
+from sluice_migrate.megatron import recompute, recompute_modules
+from sluice_migrate.translation import (
+    ALWAYS,
+    PACKED,
+    Covered,
+    Field,
+    Table,
     Translation,
-    flag,
-    integer,
-    location,
-    real,
-    text,
+    Unsupported,
+    as_boolean,
+    as_integer,
+    as_number,
+    as_path,
+    as_text,
 )
-from sluice_migrate.recompute import recompute, recompute_modules
 from sluice_migrate.verl.engines import SGLANG
-from sluice_migrate.verl.unsupported_keys import PREFIXES, REST
+from sluice_migrate.verl.unsupported_keys import PREFIXES, UNSUPPORTED
 
-_ALWAYS = Same("sluice does it always")
-_PACKED = Same("micro-batches are packed by tokens")
-_LOGS = Same("metrics go to the run directory, TensorBoard and Prometheus")
-_VOLUME = Lost(
+_LOGS = Covered("metrics go to the run directory, TensorBoard and Prometheus")
+_VOLUME = Unsupported(
     "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
     "itself"
 )
-_PROFILE = Lost("debug.profile: [steps] keeps traces of these steps", unless=(None,))
-_TURNS = Lost("turns and tools are played by a function of yours: rollout.function")
-_MODEL = Lost("the model's code and shape are those of its directory")
+_PROFILE = Unsupported("debug.profile: [steps] keeps traces of these steps", unless=(None,))
+_TURNS = Unsupported("turns and tools are played by a function of yours: rollout.function")
+_MODEL = Unsupported("the model's code and shape are those of its directory")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON, _OPTIM = f"{_ACTOR}.megatron", f"{_ACTOR}.optim"
 _RECOMPUTE = f"{_MEGATRON}.override_transformer_config.recompute"
@@ -40,14 +41,14 @@ _RECOMPUTE = f"{_MEGATRON}.override_transformer_config.recompute"
 def kl_type(value: Any) -> str:
     """Names of verl: kl and k1, mse and k2, low_var_kl and k3 (clamped, as our low_var_kl)."""
     name = {"kl": "k1", "mse": "k2", "k3": "low_var_kl"}.get(
-        text(value).removesuffix("+"), text(value).removesuffix("+")
+        as_text(value).removesuffix("+"), as_text(value).removesuffix("+")
     )
     if name not in ("k1", "k2", "low_var_kl"):
         raise ValueError("algorithm.kl.type is k1, k2, k3 or low_var_kl")
     return name
 
 
-def _schedule(value: Any) -> str:
+def schedule(value: Any) -> str:
     if value not in ("constant", "linear", "cosine"):
         raise ValueError("trainer.optimizer.schedule is constant, linear or cosine")
     return str(value)
@@ -82,193 +83,203 @@ def _backend(value: Any) -> str:
 
 
 def _every(value: Any) -> int:
-    if integer(value) < 1:
+    if as_integer(value) < 1:
         raise ValueError(
             "sluice always checkpoints: every 20 steps, and the last; set checkpoint.everySteps"
         )
-    return integer(value)
+    return as_integer(value)
 
 
-TABLE: dict[str, Translation] = REST | {
+_ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     # model
-    "actor_rollout_ref.model.path": To("model.path", location),
-    "actor_rollout_ref.model.trust_remote_code": To("model.trustRemoteCode", flag),
-    "actor_rollout_ref.model.lora_rank": Lost("sluice trains all weights", unless=(0,)),
-    "actor_rollout_ref.model.use_remove_padding": _ALWAYS,
-    "actor_rollout_ref.model.custom_chat_template": Lost(
+    "actor_rollout_ref.model.path": Field("model.path", as_path),
+    "actor_rollout_ref.model.trust_remote_code": Field("model.trustRemoteCode", as_boolean),
+    "actor_rollout_ref.model.lora_rank": Unsupported("sluice trains all weights", unless=(0,)),
+    "actor_rollout_ref.model.use_remove_padding": ALWAYS,
+    "actor_rollout_ref.model.custom_chat_template": Unsupported(
         "the chat template is the tokenizer's", unless=(None,)
     ),
-    "actor_rollout_ref.model.external_lib": Lost(
+    "actor_rollout_ref.model.external_lib": Unsupported(
         "no code is imported into the trainer", unless=(None,)
     ),
-    "actor_rollout_ref.model.tokenizer_path": Lost(
+    "actor_rollout_ref.model.tokenizer_path": Unsupported(
         "the tokenizer is that of model.path", unless=(None,)
     ),
-    f"{_ACTOR}.router_replay.mode": To("trainer.routingReplay", _routing),
-    f"{_ACTOR}.megatron.router_replay.mode": To("trainer.routingReplay", _routing),
+    f"{_ACTOR}.router_replay.mode": Field("trainer.routingReplay", _routing),
+    f"{_ACTOR}.megatron.router_replay.mode": Field("trainer.routingReplay", _routing),
     # prompts
-    "data.shuffle": To("data.shuffle", flag),
-    "data.seed": To("data.seed", integer),
-    "data.max_prompt_length": To("data.maxPromptTokens", integer),
-    "data.max_response_length": To("rollout.sampling.maxResponseTokens", integer),
-    "data.train_batch_size": To("rollout.batchSize", integer),
-    "data.filter_overlong_prompts": _ALWAYS,
-    "data.truncation": Lost(
+    "data.shuffle": Field("data.shuffle", as_boolean),
+    "data.seed": Field("data.seed", as_integer),
+    "data.max_prompt_length": Field("data.maxPromptTokens", as_integer),
+    "data.max_response_length": Field("rollout.sampling.maxResponseTokens", as_integer),
+    "data.train_batch_size": Field("rollout.batchSize", as_integer),
+    "data.filter_overlong_prompts": ALWAYS,
+    "data.truncation": Unsupported(
         "longer prompts are left out and counted, never cut", unless=("error",)
     ),
-    "data.reward_fn_key": Lost(
+    "data.reward_fn_key": Unsupported(
         "reward.type: data_source reads the column data_source", unless=("data_source",)
     ),
-    "data.custom_cls.path": Lost(
+    "data.custom_cls.path": Unsupported(
         "data.prompts[].source takes a function or class that yields rows, not tensors",
         unless=(None,),
     ),
-    "data.datagen.path": Lost(
+    "data.datagen.path": Unsupported(
         "rows are made once, before the first step: data.prompts[].source", unless=(None,)
     ),
-    "data.sampler.class_path": Lost(
+    "data.sampler.class_path": Unsupported(
         "the order of prompts is data.shuffle, data.seed and the weights", unless=(None,)
     ),
     "data.tool_config_path": _TURNS,
-    "data.dataloader_num_workers": _ALWAYS,
-    "data.return_raw_chat": _ALWAYS,
-    "data.val_batch_size": _ALWAYS,
-    "data.validation_shuffle": _ALWAYS,
-    "actor_rollout_ref.hybrid_engine": Same("engines have GPUs of their own"),
+    "data.dataloader_num_workers": ALWAYS,
+    "data.return_raw_chat": ALWAYS,
+    "data.val_batch_size": ALWAYS,
+    "data.validation_shuffle": ALWAYS,
+    "actor_rollout_ref.hybrid_engine": Covered("engines have GPUs of their own"),
     # policy
-    f"{_ACTOR}.strategy": To("trainer.backend", _backend),
-    f"{_ACTOR}.fsdp_config.strategy": To("trainer.backend", _backend),
-    f"{_ACTOR}.clip_ratio_low": To("algorithm.clip.low", real),
-    f"{_ACTOR}.clip_ratio_high": To("algorithm.clip.high", real),
-    f"{_ACTOR}.entropy_coeff": To("algorithm.entropyCoef", real),
-    f"{_ACTOR}.loss_agg_mode": To("algorithm.aggregation", _aggregation),
-    f"{_ACTOR}.ppo_epochs": Lost("a batch is trained once", unless=(1,)),
-    f"{_ACTOR}.shuffle": _ALWAYS,
-    f"{_ACTOR}.use_dynamic_bsz": _ALWAYS,
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": To("trainer.maxTokensPerGpu", integer),
-    f"{_ACTOR}.ppo_micro_batch_size": _PACKED,
-    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _PACKED,
-    f"{_ACTOR}.use_torch_compile": _ALWAYS,
-    f"{_ACTOR}.grad_clip": To("trainer.optimizer.clipGrad", real),
-    f"{_ACTOR}.tis_imp_ratio_cap": Lost("algorithm.offPolicy.method: tis, high", unless=(-1, None)),
-    f"{_ACTOR}.ulysses_sequence_parallel_size": To(
+    f"{_ACTOR}.strategy": Field("trainer.backend", _backend),
+    f"{_ACTOR}.fsdp_config.strategy": Field("trainer.backend", _backend),
+    f"{_ACTOR}.clip_ratio_low": Field("algorithm.clip.low", as_number),
+    f"{_ACTOR}.clip_ratio_high": Field("algorithm.clip.high", as_number),
+    f"{_ACTOR}.entropy_coeff": Field("algorithm.entropyCoef", as_number),
+    f"{_ACTOR}.loss_agg_mode": Field("algorithm.aggregation", _aggregation),
+    f"{_ACTOR}.ppo_epochs": Unsupported("a batch is trained once", unless=(1,)),
+    f"{_ACTOR}.shuffle": ALWAYS,
+    f"{_ACTOR}.use_dynamic_bsz": ALWAYS,
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": Field("trainer.maxTokensPerGpu", as_integer),
+    f"{_ACTOR}.ppo_micro_batch_size": PACKED,
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": PACKED,
+    f"{_ACTOR}.use_torch_compile": ALWAYS,
+    f"{_ACTOR}.grad_clip": Field("trainer.optimizer.clipGrad", as_number),
+    f"{_ACTOR}.tis_imp_ratio_cap": Unsupported(
+        "algorithm.offPolicy.method: tis, high", unless=(-1, None)
+    ),
+    f"{_ACTOR}.ulysses_sequence_parallel_size": Field(
         "trainer.parallelism.context",
-        integer,
+        as_integer,
         "context parallel in place of Ulysses: ranks that share sequences",
     ),
-    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": To(
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": Field(
         "trainer.parallelism.context",
-        integer,
+        as_integer,
         "context parallel in place of Ulysses: ranks that share sequences",
     ),
-    f"{_ACTOR}.fsdp_config.fsdp_size": Same("the optimizer is spread over all data parallel ranks"),
-    f"{_ACTOR}.checkpoint.async_save": To("checkpoint.async", flag),
+    f"{_ACTOR}.fsdp_config.fsdp_size": Covered(
+        "the optimizer is spread over all data parallel ranks"
+    ),
+    f"{_ACTOR}.checkpoint.async_save": Field("checkpoint.async", as_boolean),
     # optimizer
-    f"{_OPTIM}.lr": To("trainer.optimizer.lr", real),
-    f"{_OPTIM}.min_lr": To("trainer.optimizer.minLr", real),
-    f"{_OPTIM}.lr_warmup_steps": To(
-        "trainer.optimizer.warmupSteps", lambda value: max(0, integer(value))
+    f"{_OPTIM}.lr": Field("trainer.optimizer.lr", as_number),
+    f"{_OPTIM}.min_lr": Field("trainer.optimizer.minLr", as_number),
+    f"{_OPTIM}.lr_warmup_steps": Field(
+        "trainer.optimizer.warmupSteps", lambda value: max(0, as_integer(value))
     ),
-    f"{_OPTIM}.lr_warmup_steps_ratio": Lost(
+    f"{_OPTIM}.lr_warmup_steps_ratio": Unsupported(
         "set trainer.optimizer.warmupSteps to a number of steps", unless=(0,)
     ),
-    f"{_OPTIM}.lr_decay_steps": To("trainer.optimizer.decaySteps", integer),
-    f"{_OPTIM}.lr_decay_style": To("trainer.optimizer.schedule", _schedule),
-    f"{_OPTIM}.lr_scheduler_type": To("trainer.optimizer.schedule", _schedule),
-    f"{_OPTIM}.warmup_style": To("trainer.optimizer.schedule", _schedule),
-    f"{_OPTIM}.weight_decay": To("trainer.optimizer.weightDecay", real),
-    f"{_OPTIM}.clip_grad": To("trainer.optimizer.clipGrad", real),
-    f"{_OPTIM}.optimizer": Lost("sluice has AdamW", unless=("adam", "AdamW", None)),
-    f"{_OPTIM}.total_training_steps": Same("the schedule ends with the job"),
+    f"{_OPTIM}.lr_decay_steps": Field("trainer.optimizer.decaySteps", as_integer),
+    f"{_OPTIM}.lr_decay_style": Field("trainer.optimizer.schedule", schedule),
+    f"{_OPTIM}.lr_scheduler_type": Field("trainer.optimizer.schedule", schedule),
+    f"{_OPTIM}.warmup_style": Field("trainer.optimizer.schedule", schedule),
+    f"{_OPTIM}.weight_decay": Field("trainer.optimizer.weightDecay", as_number),
+    f"{_OPTIM}.clip_grad": Field("trainer.optimizer.clipGrad", as_number),
+    f"{_OPTIM}.optimizer": Unsupported("sluice has AdamW", unless=("adam", "AdamW", None)),
+    f"{_OPTIM}.total_training_steps": Covered("the schedule ends with the job"),
     # parallelism
-    f"{_MEGATRON}.tensor_model_parallel_size": To("trainer.parallelism.tensor", integer),
-    f"{_MEGATRON}.pipeline_model_parallel_size": To("trainer.parallelism.pipeline", integer),
-    f"{_MEGATRON}.context_parallel_size": To("trainer.parallelism.context", integer),
-    f"{_MEGATRON}.expert_model_parallel_size": To("trainer.parallelism.expert", integer),
-    f"{_MEGATRON}.virtual_pipeline_model_parallel_size": To(
-        "trainer.parallelism.virtualPipeline", integer
+    f"{_MEGATRON}.tensor_model_parallel_size": Field("trainer.parallelism.tensor", as_integer),
+    f"{_MEGATRON}.pipeline_model_parallel_size": Field("trainer.parallelism.pipeline", as_integer),
+    f"{_MEGATRON}.context_parallel_size": Field("trainer.parallelism.context", as_integer),
+    f"{_MEGATRON}.expert_model_parallel_size": Field("trainer.parallelism.expert", as_integer),
+    f"{_MEGATRON}.virtual_pipeline_model_parallel_size": Field(
+        "trainer.parallelism.virtualPipeline", as_integer
     ),
-    f"{_MEGATRON}.expert_tensor_parallel_size": Lost(
+    f"{_MEGATRON}.expert_tensor_parallel_size": Unsupported(
         "experts are not split by tensor parallelism", unless=(None, 1)
     ),
-    f"{_MEGATRON}.sequence_parallel": _ALWAYS,
-    f"{_MEGATRON}.use_distributed_optimizer": _ALWAYS,
-    f"{_MEGATRON}.use_mbridge": Same("Hugging Face checkpoints are read directly"),
-    f"{_MEGATRON}.vanilla_mbridge": Same("Hugging Face checkpoints are read directly"),
-    f"{_MEGATRON}.use_dist_checkpointing": Lost(
+    f"{_MEGATRON}.sequence_parallel": ALWAYS,
+    f"{_MEGATRON}.use_distributed_optimizer": ALWAYS,
+    f"{_MEGATRON}.use_mbridge": Covered("Hugging Face checkpoints are read directly"),
+    f"{_MEGATRON}.vanilla_mbridge": Covered("Hugging Face checkpoints are read directly"),
+    f"{_MEGATRON}.use_dist_checkpointing": Unsupported(
         "model.path is a Hugging Face directory", unless=(False,)
     ),
-    f"{_MEGATRON}.dist_checkpointing_path": Lost(
+    f"{_MEGATRON}.dist_checkpointing_path": Unsupported(
         "model.path is a Hugging Face directory", unless=(None,)
     ),
-    f"{_RECOMPUTE}_granularity": To("trainer.recompute", recompute),
-    f"{_RECOMPUTE}_method": Same("part of recompute"),
-    f"{_RECOMPUTE}_num_layers": Same("part of recompute"),
-    f"{_RECOMPUTE}_modules": To("trainer.recomputeModules", recompute_modules),
+    f"{_RECOMPUTE}_granularity": Field("trainer.recompute", recompute),
+    f"{_RECOMPUTE}_method": Covered("part of recompute"),
+    f"{_RECOMPUTE}_num_layers": Covered("part of recompute"),
+    f"{_RECOMPUTE}_modules": Field("trainer.recomputeModules", recompute_modules),
     # rollout
-    f"{_ROLLOUT}.mode": Same(
+    f"{_ROLLOUT}.mode": Covered(
         "verl's way to call its engine; asynchronous training is rollout.mode and maxStaleness"
     ),
-    f"{_ROLLOUT}.n": To("rollout.samplesPerPrompt", integer),
-    f"{_ROLLOUT}.temperature": To("rollout.sampling.temperature", real),
-    f"{_ROLLOUT}.top_p": To("rollout.sampling.topP", real),
-    f"{_ROLLOUT}.top_k": To("rollout.sampling.topK", integer),
+    f"{_ROLLOUT}.n": Field("rollout.samplesPerPrompt", as_integer),
+    f"{_ROLLOUT}.temperature": Field("rollout.sampling.temperature", as_number),
+    f"{_ROLLOUT}.top_p": Field("rollout.sampling.topP", as_number),
+    f"{_ROLLOUT}.top_k": Field("rollout.sampling.topK", as_integer),
     **SGLANG,  # of another engine: verl_engines
-    f"{_ROLLOUT}.data_parallel_size": Lost("more engines: rollout.replicas", unless=(1,)),
-    f"{_ROLLOUT}.ignore_eos": Lost("responses end where the model ends them", unless=(False,)),
-    f"{_ROLLOUT}.calculate_log_probs": _ALWAYS,
-    f"{_ROLLOUT}.free_cache_engine": Same("engines have GPUs of their own"),
-    f"{_ROLLOUT}.load_format": Same("the trainer sends the weights"),
-    f"{_ROLLOUT}.dtype": _ALWAYS,
-    f"{_ROLLOUT}.prompt_length": Same("data.maxPromptTokens"),
-    f"{_ROLLOUT}.response_length": Same("rollout.sampling.maxResponseTokens"),
-    f"{_ROLLOUT}.do_sample": Lost("greedy rollouts teach nothing", unless=(True,)),
-    f"{_ROLLOUT}.update_weights_bucket_megabytes": To("weightSync.bucketMiB", integer),
-    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": To(
-        "weightSync.bucketMiB", integer
+    f"{_ROLLOUT}.data_parallel_size": Unsupported("more engines: rollout.replicas", unless=(1,)),
+    f"{_ROLLOUT}.ignore_eos": Unsupported(
+        "responses end where the model ends them", unless=(False,)
     ),
-    f"{_ROLLOUT}.checkpoint_engine.backend": Same("weightSync.transport: nccl"),
-    f"{_ROLLOUT}.multi_turn.enable": Lost(
+    f"{_ROLLOUT}.calculate_log_probs": ALWAYS,
+    f"{_ROLLOUT}.free_cache_engine": Covered("engines have GPUs of their own"),
+    f"{_ROLLOUT}.load_format": Covered("the trainer sends the weights"),
+    f"{_ROLLOUT}.dtype": ALWAYS,
+    f"{_ROLLOUT}.prompt_length": Covered("data.maxPromptTokens"),
+    f"{_ROLLOUT}.response_length": Covered("rollout.sampling.maxResponseTokens"),
+    f"{_ROLLOUT}.do_sample": Unsupported("greedy rollouts teach nothing", unless=(True,)),
+    f"{_ROLLOUT}.update_weights_bucket_megabytes": Field("weightSync.bucketMiB", as_integer),
+    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": Field(
+        "weightSync.bucketMiB", as_integer
+    ),
+    f"{_ROLLOUT}.checkpoint_engine.backend": Covered("weightSync.transport: nccl"),
+    f"{_ROLLOUT}.multi_turn.enable": Unsupported(
         "turns are played by rollout.function: an agent loop's class, or a ToolLoop",
         unless=(False,),
     ),
     # algorithm
-    "algorithm.gamma": To("algorithm.gamma", real),
-    "algorithm.lam": To("algorithm.lambda", real),
-    "algorithm.norm_adv_by_std_in_grpo": To("algorithm.normalizeStd", flag),
-    "algorithm.kl_ctrl.type": Same("without use_kl_in_reward verl does not look at it"),
-    "algorithm.kl_ctrl.horizon": Same("of the adaptive controller"),
-    "algorithm.kl_ctrl.target_kl": Same("of the adaptive controller"),
-    "algorithm.use_pf_ppo": Lost("no PF-PPO", unless=(False,)),
-    "algorithm.filter_groups.metric": Same("nonzero_std looks at the reward"),
-    "algorithm.filter_groups.max_num_gen_batches": Lost(
+    "algorithm.gamma": Field("algorithm.gamma", as_number),
+    "algorithm.lam": Field("algorithm.lambda", as_number),
+    "algorithm.norm_adv_by_std_in_grpo": Field("algorithm.normalizeStd", as_boolean),
+    "algorithm.kl_ctrl.type": Covered("without use_kl_in_reward verl does not look at it"),
+    "algorithm.kl_ctrl.horizon": Covered("of the adaptive controller"),
+    "algorithm.kl_ctrl.target_kl": Covered("of the adaptive controller"),
+    "algorithm.use_pf_ppo": Unsupported("no PF-PPO", unless=(False,)),
+    "algorithm.filter_groups.metric": Covered("nonzero_std looks at the reward"),
+    "algorithm.filter_groups.max_num_gen_batches": Unsupported(
         "prompts are drawn until the batch is full", unless=(0, None)
     ),
-    "async_training.partial_rollout": To("rollout.partial.enabled", flag),
+    "async_training.partial_rollout": Field("rollout.partial.enabled", as_boolean),
     # trainer
-    "trainer.nnodes": To("trainer.nodes", integer),
-    "trainer.n_gpus_per_node": To("trainer.gpusPerNode", integer),
-    "trainer.save_freq": To("checkpoint.everySteps", _every),
-    "trainer.max_actor_ckpt_to_keep": To("checkpoint.keep", integer),
+    "trainer.nnodes": Field("trainer.nodes", as_integer),
+    "trainer.n_gpus_per_node": Field("trainer.gpusPerNode", as_integer),
+    "trainer.save_freq": Field("checkpoint.everySteps", _every),
+    "trainer.max_actor_ckpt_to_keep": Field("checkpoint.keep", as_integer),
     "trainer.default_local_dir": _VOLUME,
-    "trainer.default_hdfs_dir": Lost(
+    "trainer.default_hdfs_dir": Unsupported(
         "spec.checkpoint.volume is where checkpoints go", unless=(None,)
     ),
-    "trainer.resume_mode": Same("a job resumes from its own checkpoints by itself"),
-    "trainer.resume_from_path": Lost("a job resumes from its own checkpoints", unless=(None,)),
-    "trainer.balance_batch": _ALWAYS,
+    "trainer.resume_mode": Covered("a job resumes from its own checkpoints by itself"),
+    "trainer.resume_from_path": Unsupported(
+        "a job resumes from its own checkpoints", unless=(None,)
+    ),
+    "trainer.balance_batch": ALWAYS,
     "trainer.logger": _LOGS,
     "trainer.project_name": _LOGS,
-    "trainer.log_val_generations": Same("samples/ of the run directory has them"),
-    "trainer.device": Lost("sluice runs on NVIDIA's GPUs", unless=("cuda", "gpu", None)),
-    "trainer.rollout_data_dir": Lost("debug.dumpRollouts: true keeps all samples", unless=(None,)),
+    "trainer.log_val_generations": Covered("samples/ of the run directory has them"),
+    "trainer.device": Unsupported("sluice runs on NVIDIA's GPUs", unless=("cuda", "gpu", None)),
+    "trainer.rollout_data_dir": Unsupported(
+        "debug.dumpRollouts: true keeps all samples", unless=(None,)
+    ),
     "global_profiler.steps": _PROFILE,
     "trainer.profile_steps": _PROFILE,
     # reward
-    "reward_model.launch_reward_fn_async": _ALWAYS,
+    "reward_model.launch_reward_fn_async": ALWAYS,
 }
 
-DEFAULTS: tuple[tuple[str, Any, str], ...] = (
+_DEFAULTS = (
     ("rollout.batchSize", 1024, "data.train_batch_size"),
     ("rollout.samplesPerPrompt", 1, "rollout.n"),
     ("rollout.sampling.maxResponseTokens", 512, "data.max_response_length"),
@@ -278,8 +289,8 @@ DEFAULTS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.optimizer.beta2", 0.999, "actor.optim.betas"),
     ("algorithm.aggregation", "token_mean", "actor.loss_agg_mode"),
 )
-"""(field, verl's default, its key) where sluice's default is another."""
 
+# Groups of keys without a meaning: the reference and the critic are laid out as the policy.
 _QUIET = (
     "actor_rollout_ref.ref.",
     "actor_rollout_ref.nccl",
@@ -297,18 +308,22 @@ _QUIET = (
     f"{_ROLLOUT}.layer_name_map.",
     f"{_ROLLOUT}.skip_",
 )
-"""Keys that mean nothing here: the reference and the critic are laid out as the policy."""
 
-
-def fallback(name: str) -> Translation:
-    """The entry of a key that is not in the table."""
-    if name.startswith("data.apply_chat_template_kwargs") or name.startswith(_QUIET):
-        return Same("taken with the prompts, or without a meaning")
-    if name.startswith(f"{_ROLLOUT}.multi_turn."):
-        return _TURNS
-    if name.startswith("actor_rollout_ref.model."):
-        return _MODEL
-    if name.startswith(f"{_MEGATRON}.override_transformer_config."):
-        return Lost("the transformer's own settings are those of the checkpoint")
-    group = next((entry for prefix, entry in PREFIXES if name.startswith(prefix)), None)
-    return group or Lost("sluice knows no such key")
+VERL = Table(
+    "verl",
+    _ENTRIES,
+    prefixes=(
+        *(
+            (prefix, Covered("taken with the prompts, or without a meaning"))
+            for prefix in ("data.apply_chat_template_kwargs", *_QUIET)
+        ),
+        (f"{_ROLLOUT}.multi_turn.", _TURNS),
+        ("actor_rollout_ref.model.", _MODEL),
+        (
+            f"{_MEGATRON}.override_transformer_config.",
+            Unsupported("the transformer's own settings are those of the checkpoint"),
+        ),
+        *PREFIXES,
+    ),
+    defaults=_DEFAULTS,
+)

@@ -73,7 +73,7 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
 def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) -> None:
     result = slime(tmp_path, "--brand-new-flag 3 --optimizer sgd")
     assert (
-        "# Not translated:\n#   --brand-new-flag 3 (line 1): sluice knows no such argument"
+        "# Not translated:\n#   --brand-new-flag 3 (line 1): sluice does not know this setting"
         in result.stdout
     )
     assert "#   --optimizer sgd (line 1): sluice has AdamW" in result.stdout
@@ -83,7 +83,7 @@ def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) ->
 def test_notes_are_for_machines_too(tmp_path: Path) -> None:
     report = json.loads(slime(tmp_path, "--brand-new-flag 3", "--json").stdout)
     assert {"kind": "not translated", "subject": "--brand-new-flag 3", "line": 1,
-            "text": "sluice knows no such argument"} in report["notes"]  # fmt: skip
+            "text": "sluice does not know this setting"} in report["notes"]  # fmt: skip
     assert YAML(typ="safe").load(report["manifest"])["spec"]["rollout"]["batchSize"] == 8
 
 

@@ -238,8 +238,10 @@ def test_slimes_async_trainer_is_one_step_off(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
     result = slime(tmp_path, "--lr $LR --save-interval ${EVERY:-7}")
-    assert "--lr ${LR} (line 1): the script does not say it: --var gives $LR" in result.stdout
-    assert "$(nproc) would have to be run" in slime(tmp_path, "--lr $(nproc)").stdout
+    assert (
+        "--lr ${LR} (line 1): the value is not in the script: set $LR with --var" in result.stdout
+    )
+    assert "$(nproc) is not run" in slime(tmp_path, "--lr $(nproc)").stdout
     assert spec_of(result)["checkpoint"]["everySteps"] == 7
     assert (
         spec_of(slime(tmp_path, "--lr $LR", "--var", "LR=1e-5"))["trainer"]["optimizer"]["lr"]

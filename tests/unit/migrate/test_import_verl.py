@@ -405,8 +405,8 @@ def test_a_whole_configuration_does_not_drown_what_matters(tmp_path: Path) -> No
     )
     notes = json.loads(run("verl", config, "--json").stdout)["notes"]
     lost = [(note["subject"], note["text"]) for note in notes if note["kind"] == "not translated"]
-    assert lost == [("3 other keys", "sluice knows none of them: new.one, new.two, new.three")]
-    assert "new.one 1 (line 1): sluice knows no such key" in verl("+new.one=1").stdout
+    assert lost == [("3 other keys", "sluice has no counterpart: new.one, new.two, new.three")]
+    assert "new.one 1 (line 1): sluice does not know this setting" in verl("+new.one=1").stdout
 
 
 def test_validation_is_greedy_where_verls_is() -> None:

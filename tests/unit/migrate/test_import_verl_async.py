@@ -67,8 +67,11 @@ def test_defaults_of_the_asynchronous_configuration() -> None:
         ("rollout.total_rollout_steps=50", "50 prompts are less than one batch of 96"),
         (f"{ACTOR}.ppo_mini_batch_size=0", "expected a number from 1 on, found 0"),
         (f"{ACTOR}.ppo_mini_batch_size=\\$MINI", "expected a number, found '$MINI'"),
-        (f"{ACTOR}.ppo_mini_batch_size=$MINI", "--var gives $MINI"),
-        ("rollout.n_gpus_per_node=$GPUS", "rollout.n_gpus_per_node: the script does not say it"),
+        (f"{ACTOR}.ppo_mini_batch_size=$MINI", "set $MINI with --var"),
+        (
+            "rollout.n_gpus_per_node=$GPUS",
+            "rollout.n_gpus_per_node: the value is not in the script",
+        ),
     ],
     ids=["too short", "no mini-batch", "no number", "not known", "engines not known"],
 )

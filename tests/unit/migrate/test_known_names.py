@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from sluice_migrate.draft import Lost, Same, To
-from sluice_migrate.slime import table as slime_table
-from sluice_migrate.verl import table as verl_table
+from sluice_migrate.slime import unsupported_keys as slime_keys
+from sluice_migrate.slime.table import SLIME
+from sluice_migrate.translation import Covered, Field, Table, Translation, Unsupported
+from sluice_migrate.verl import unsupported_keys as verl_keys
+from sluice_migrate.verl.table import VERL
 
-SLIME = """
+SLIME_NAMES = """
 --rollout-data-transport --flush-cache-interval --use-score-centering
 --freeze-params-name-list --ci-test
 --rollout-health-check-interval --wandb-mode --mtp-num-layers
 --sglang-router-ip
 --eval-function-path --rollout-function-path --data-source-path --custom-config-path --dump-details
 """
-VERL = """
+VERL_NAMES = """
 actor_rollout_ref.rollout.enable_rollout_routing_replay actor_rollout_ref.actor.qat.enable
 actor_rollout_ref.actor.loss_scale_factor
 actor_rollout_ref.actor.megatron.override_ddp_config
@@ -31,14 +33,14 @@ reward_model.megatron.seed trainer.val_only algorithm.pf_ppo.weight_pow model_en
 @pytest.mark.parametrize(
     ("table", "name"),
     [
-        *((slime_table, name) for name in SLIME.split()),
-        *((verl_table, name) for name in VERL.split()),
+        *((SLIME, name) for name in SLIME_NAMES.split()),
+        *((VERL, name) for name in VERL_NAMES.split()),
     ],
 )
-def test_a_name_has_an_entry_with_a_reason(table: Any, name: str) -> None:
-    entry = table.TABLE.get(name) or table.fallback(name)
-    assert isinstance(entry, Lost | Same)
-    assert not entry.why.startswith("sluice knows no")
+def test_a_name_has_an_entry_with_a_reason(table: Table, name: str) -> None:
+    entry = table.entry(name)
+    assert isinstance(entry, Unsupported | Covered)
+    assert not entry.why.startswith("sluice does not know")
 
 
 @pytest.mark.parametrize(
@@ -50,19 +52,23 @@ def test_a_name_has_an_entry_with_a_reason(table: Any, name: str) -> None:
     ],
 )
 def test_a_default_loses_nothing(name: str, value: Any, lost: bool) -> None:
-    entry = verl_table.TABLE.get(name) or verl_table.fallback(name)
-    assert isinstance(entry, Lost)
+    entry = VERL.entry(name)
+    assert isinstance(entry, Unsupported)
     assert (value not in entry.unless) == lost
 
 
-@pytest.mark.parametrize("table", [slime_table, verl_table], ids=["slime", "verl"])
-def test_no_name_stands_in_two_tables(table: Any) -> None:
-    """The rest must not hide behind a field, nor a field behind it."""
-    rest = __import__(f"{table.__name__.replace('_table', '_rest')}", fromlist=["REST"]).REST
-    assert [name for name in rest if table.TABLE[name] is not rest[name]] == []
+@pytest.mark.parametrize(
+    ("table", "unsupported"),
+    [(SLIME, slime_keys.UNSUPPORTED), (VERL, verl_keys.UNSUPPORTED)],
+    ids=["slime", "verl"],
+)
+def test_a_name_has_a_field_or_a_reason_not_both(
+    table: Table, unsupported: dict[str, Translation]
+) -> None:
+    assert [name for name in unsupported if table.entries[name] is not unsupported[name]] == []
 
 
-def test_slimes_hooks_on_samples_become_ours() -> None:
-    entry = slime_table.TABLE["--rollout-sample-hook-path"]
-    assert isinstance(entry, To)
+def test_hooks_of_slime_on_samples_become_hooks_of_the_rollout() -> None:
+    entry = SLIME.entry("--rollout-sample-hook-path")
+    assert isinstance(entry, Field)
     assert entry.path == "rollout.hooks.beforeReward"

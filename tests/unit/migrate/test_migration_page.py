@@ -11,13 +11,14 @@ from pydantic import BaseModel
 
 from sluice.api import RLJobSpec
 from sluice_migrate.slime import importer as slime
-from sluice_migrate.slime import learning, sizes
+from sluice_migrate.slime import learning
 from sluice_migrate.slime import sft as slime_sft
-from sluice_migrate.slime import table as slime_table
-from sluice_migrate.verl import algorithm, distillation, engines, reward
+from sluice_migrate.slime.table import SLIME
+from sluice_migrate.translation import Field, Table, Unsupported
+from sluice_migrate.verl import algorithm, data, engines, reward
 from sluice_migrate.verl import importer as verl
 from sluice_migrate.verl import sft as verl_sft
-from sluice_migrate.verl import table as verl_table
+from sluice_migrate.verl.table import VERL
 
 PAGE = Path(__file__).parents[3] / "docs/migration.md"
 
@@ -63,16 +64,16 @@ def test_every_field_of_the_page_exists(heading: str) -> None:
 @pytest.mark.parametrize(
     ("heading", "table", "modules"),
     [
-        ("Arguments of slime", slime_table, (slime, learning, slime_sft, sizes)),
+        ("Arguments of slime", SLIME, (slime, learning, slime_sft)),
         (
             "Keys of verl",
-            verl_table,
-            (verl, algorithm, distillation, engines, reward, verl_sft),
+            VERL,
+            (verl, algorithm, data, engines, reward, verl_sft),
         ),
     ],
 )
 def test_every_name_of_the_page_is_translated(
-    heading: str, table: Any, modules: tuple[Any, ...]
+    heading: str, table: Table, modules: tuple[Any, ...]
 ) -> None:
     code = "".join(Path(module.__file__).read_text() for module in modules)
     code = code.replace("{_ACTOR}", "actor_rollout_ref.actor").replace(
@@ -84,24 +85,24 @@ def test_every_name_of_the_page_is_translated(
     unknown = [
         n
         for n in known
-        if n not in table.TABLE and f'"{n}"' not in code and not n.startswith("--sglang-")
+        if n not in table.entries and f'"{n}"' not in code and not n.startswith("--sglang-")
     ]
     assert unknown == []
-    lost = [n for n in known if isinstance(table.TABLE.get(n), table.Lost)]
+    lost = [n for n in known if isinstance(table.entries.get(n), Unsupported)]
     assert lost == []
 
 
-@pytest.mark.parametrize("table", [slime_table, verl_table], ids=["slime", "verl"])
-def test_every_path_of_a_table_is_a_field(table: Any) -> None:
-    paths = [entry.path for entry in table.TABLE.values() if isinstance(entry, table.To)]
-    paths += [path for path, _, _ in table.DEFAULTS]
+@pytest.mark.parametrize("table", [SLIME, VERL], ids=["slime", "verl"])
+def test_every_path_of_a_table_is_a_field(table: Table) -> None:
+    paths = [entry.path for entry in table.entries.values() if isinstance(entry, Field)]
+    paths += [path for path, _, _ in table.defaults]
     assert [
         path for path in paths if not exists(path) and not path.startswith("rollout.engineArgs.")
     ] == []
 
 
-@pytest.mark.parametrize("table", [slime_table, verl_table], ids=["slime", "verl"])
-def test_a_default_is_written_out_only_where_it_differs(table: Any) -> None:
+@pytest.mark.parametrize("table", [SLIME, VERL], ids=["slime", "verl"])
+def test_a_default_is_written_out_only_where_it_differs(table: Table) -> None:
     """Else the list of other defaults would tell what is not so."""
     from sluice.api import RLJob
 
@@ -114,7 +115,7 @@ def test_a_default_is_written_out_only_where_it_differs(table: Any) -> None:
     whole = RLJob.model_validate({"metadata": {"name": "x"}, "spec": spec}).model_dump(
         by_alias=True
     )["spec"]
-    for path, value, _ in table.DEFAULTS:
+    for path, value, _ in table.defaults:
         default: Any = whole
         for part in path.split("."):
             default = default[part]

@@ -13,7 +13,7 @@ from tests.unit.migrate.import_tools import run, slime, spec_of, unwrapped, verl
 
 def last(text: str, **environment: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     words = read_script(text, environment).commands[-1].words
-    return [(word.text, word.missing, word.doubtful) for word in words[1:]]
+    return [(word.text, word.missing, word.conditional) for word in words[1:]]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,9 @@ def test_a_training_that_only_a_condition_starts_is_said(tmp_path: Path) -> None
 
 def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None:
     result = slime(tmp_path, "--lr $LR --seed 42 $MORE")
-    assert "--lr ${LR} (line 1): the script does not say it: --var gives $LR" in result.stdout
+    assert (
+        "--lr ${LR} (line 1): the value is not in the script: set $LR with --var" in result.stdout
+    )
     assert "$MORE (line 1): nothing sets it" in result.stdout
 
 

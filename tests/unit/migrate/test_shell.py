@@ -132,7 +132,7 @@ def test_the_environment_goes_before_the_script() -> None:
 
 def test_what_only_a_condition_sets_is_doubtful() -> None:
     arguments = read_script("A=1\nif [ -d x ]; then\n A=2\nfi\nB=3\nx $A $B").commands[-1].words
-    assert [(word.text, word.doubtful) for word in arguments[1:]] == [("2", ("A",)), ("3", ())]
+    assert [(word.text, word.conditional) for word in arguments[1:]] == [("2", ("A",)), ("3", ())]
 
 
 def test_lines_are_counted() -> None:
