@@ -15,7 +15,7 @@ from sluice.telemetry.rollouts import read, write
 from sluice.wire import codec
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.batch import credit
-from sluice_trainer.batch.estimator_inputs import key_of
+from sluice_trainer.batch.estimator_inputs import unit_key
 from sluice_trainer.batch.sequences import TrainSequence
 from tests.integration.engines import distance, log_probs, tolerance
 from tests.integration.rollout.pods import House
@@ -34,7 +34,9 @@ GAME = {
 def advantages(group: SampleGroup) -> dict[tuple[int, str], float]:
     """Of each seat of each sample, as a trainer estimates them."""
     samples = {s.index: s for s in group.samples}
-    units = [unit for s in group.samples for unit in credit.units_of((group.group_id, s.index), s)]
+    units = [
+        unit for s in group.samples for unit in credit.units_of_sample((group.group_id, s.index), s)
+    ]
     place = {unit.key: i for i, unit in enumerate(units)}
     sequences = [t for s in samples.values() for t in TrainSequence.of(group.group_id, s, 0.0)]
     masks = [torch.tensor(one.loss_mask) for one in sequences]
@@ -42,7 +44,7 @@ def advantages(group: SampleGroup) -> dict[tuple[int, str], float]:
         Responses(
             rewards=torch.tensor([unit.reward for unit in units]),
             groups=torch.tensor(credit.groups_of(units)),
-            own=torch.tensor([place[key_of(one)] for one in sequences]),
+            own=torch.tensor([place[unit_key(one)] for one in sequences]),
             masks=masks,
             kl=[torch.zeros(len(mask)) for mask in masks],
         ),

@@ -77,10 +77,10 @@ def trained(group: pb.SampleGroup) -> None:
             probs = sequence.rollout_log_probs[sequence.loss_mask > 0]
             assert all(-1e4 <= value <= 0.1 for value in probs)
         assert sample.reward is not None
-        units = credit.units_of((decoded.group_id, sample.index), sample)
+        units = credit.units_of_sample((decoded.group_id, sample.index), sample)
         assert all(abs(unit.reward) <= 1e15 for unit in units)
         assert all(abs(turn) <= 1e15 for unit in units for turn in unit.turns)
-        credit.turn_places(sample)
+        credit.turn_positions(sample)
         assert all(math.isfinite(part) for part in sample.reward_parts.values())
         assert max(sample.versions, default=0) <= LIMITS.newest
         json.dumps(sample.metadata, allow_nan=False, ensure_ascii=False).encode()

@@ -13,9 +13,8 @@ from sluice.samples.sample import Sample, SampleStatus, TokenSequence, WeightSpa
 from sluice.samples.turns import BRANCH_TURNS, TURNS, turn_rewards
 from sluice_trainer.algorithms.estimators import Responses, estimate
 from sluice_trainer.batch import credit
-from sluice_trainer.batch.credit import Unit
-from sluice_trainer.batch.estimator_inputs import key_of
-from sluice_trainer.batch.preparation import by_turn
+from sluice_trainer.batch.credit import CreditUnit
+from sluice_trainer.batch.estimator_inputs import by_turn, unit_key
 from sluice_trainer.batch.sequences import TrainSequence
 
 
@@ -50,11 +49,11 @@ def game(index: int, white: float, black: float) -> Sample:
     return sample
 
 
-def units_of(samples: list[Sample], group: int = 5) -> list[Unit]:
-    return [unit for s in samples for unit in credit.units_of((group, s.index), s)]
+def units_of(samples: list[Sample], group: int = 5) -> list[CreditUnit]:
+    return [unit for s in samples for unit in credit.units_of_sample((group, s.index), s)]
 
 
-def rows(samples: list[Sample], units: list[Unit], **algorithm: Any) -> list[list[float]]:
+def rows(samples: list[Sample], units: list[CreditUnit], **algorithm: Any) -> list[list[float]]:
     """The advantages of these samples' sequences, as a rank prepares them."""
     chosen = Algorithm.model_validate({"normalizeStd": False, **algorithm})
     sequences = [one for s in samples for one in TrainSequence.of(5, s, 0.0)]
@@ -63,10 +62,10 @@ def rows(samples: list[Sample], units: list[Unit], **algorithm: Any) -> list[lis
     responses = Responses(
         rewards=torch.tensor([unit.reward for unit in units]),
         groups=torch.tensor(credit.groups_of(units)),
-        own=torch.tensor([place[key_of(one)] for one in sequences]),
+        own=torch.tensor([place[unit_key(one)] for one in sequences]),
         masks=masks,
         kl=[torch.zeros(len(mask)) for mask in masks],
-        lengths=torch.tensor([unit.trained for unit in units]),
+        lengths=torch.tensor([unit.trained_tokens for unit in units]),
     )
     if chosen.turn_advantage:
         by_key = {(5, s.index): s for s in samples}
@@ -78,14 +77,24 @@ def rows(samples: list[Sample], units: list[Unit], **algorithm: Any) -> list[lis
 def test_a_sample_without_seats_is_one_unit_in_its_prompts_group() -> None:
     sample = Sample(3, reward=0.5, status=SampleStatus.COMPLETED)
     fill(sample, [turn(2, 0)])
-    assert units_of([sample], group=8) == [Unit(8, 3, 0.5, 2, 2, "", (0.0,))]
+    assert units_of([sample], group=8) == [CreditUnit(8, 3, 0.5, 2, 2, "", (0.0,))]
     assert credit.groups_of(units_of([sample], group=8)) == [8]
 
 
 def test_a_seat_is_a_unit_with_the_tokens_that_it_sampled() -> None:
     black, white = units_of([game(0, 1.0, -1.0)])
-    assert (white.seat, white.reward, white.trained, white.response_length) == ("white", 1, 4, 5)
-    assert (black.seat, black.reward, black.trained, black.response_length) == ("black", -1, 3, 3)
+    assert (white.seat, white.reward, white.trained_tokens, white.response_length) == (
+        "white",
+        1,
+        4,
+        5,
+    )
+    assert (black.seat, black.reward, black.trained_tokens, black.response_length) == (
+        "black",
+        -1,
+        3,
+        3,
+    )
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo"])
@@ -116,7 +125,7 @@ def test_metrics_of_seats_look_at_each_seat_alone() -> None:
         "multi_turn/seat/black/reward": -1.0,
         "rollout/zero_std/ratio": 0.5,
     }
-    assert credit.metrics(credit.of_batch([])) == {}
+    assert credit.metrics(credit.units_of_batch([])) == {}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +141,7 @@ def test_metrics_of_seats_look_at_each_seat_alone() -> None:
 def test_the_return_of_a_turn_is_what_comes_from_it_on(
     turns: tuple[float, ...], reward: float, gamma: float, returns: list[float]
 ) -> None:
-    unit = Unit(5, 0, reward, 1, 1, turns=turns)
+    unit = CreditUnit(5, 0, reward, 1, 1, turns=turns)
     assert credit.turn_returns([unit], [reward], gamma).rewards.tolist() == returns
 
 
@@ -174,7 +183,7 @@ def test_a_turn_that_branches_share_is_one_turn() -> None:
     fill(sample, own)
     fill(sample.branches[0], other)
     assert units_of([sample])[0].turns == (0.0, 0.5, 0.0)
-    assert [row.tolist() for row in credit.turn_places(sample)] == [[0, 0, 2, 2], [0, 0, 1]]
+    assert [row.tolist() for row in credit.turn_positions(sample)] == [[0, 0, 2, 2], [0, 0, 1]]
 
 
 def test_turns_of_a_seat_are_counted_for_themselves() -> None:
@@ -186,7 +195,7 @@ def test_turns_of_a_seat_are_counted_for_themselves() -> None:
 def test_a_plain_answer_is_one_turn() -> None:
     sample = Sample(0, reward=1.0, status=SampleStatus.COMPLETED)
     fill(sample, [turn(2, 0)])
-    assert [row.tolist() for row in credit.turn_places(sample)] == [[0, 0]]
+    assert [row.tolist() for row in credit.turn_positions(sample)] == [[0, 0]]
 
 
 def test_a_failed_sample_has_the_turns_of_its_own_tokens_alone() -> None:

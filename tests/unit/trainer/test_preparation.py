@@ -15,16 +15,21 @@ from sluice.samples.sample import BASELINE_REWARD, Sample, SampleStatus, TokenSe
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import common_pb2 as common
 from sluice_trainer.algorithms.estimators import Estimate, EstimatorError, Responses
-from sluice_trainer.batch.batch_sums import metrics, token_sums
-from sluice_trainer.batch.credit import of_batch
-from sluice_trainer.batch.estimator_inputs import baselines, parts_of, taught
+from sluice_trainer.batch.credit import units_of_batch
+from sluice_trainer.batch.estimator_inputs import (
+    greedy_rewards,
+    overlong_rewards,
+    penalised_rewards,
+    reward_parts_of,
+    with_teacher_log_probs,
+    zero_masked,
+)
 from sluice_trainer.batch.preparation import (
     batch_totals,
     by_optimizer_step,
     overlong_metrics,
-    rewards,
-    shaping,
-    within,
+    token_metrics,
+    token_sums,
 )
 from sluice_trainer.batch.sequences import TrainSequence
 
@@ -60,21 +65,21 @@ BATCH = [
 
 
 def test_kl_penalties_come_off_the_rewards() -> None:
-    units = of_batch(BATCH)
-    assert rewards(units, {}).tolist() == [1, 0, 0.5]
-    assert rewards(units, {(9, 0, ""): 0.25}).tolist() == [1, 0, 0.25]
+    units = units_of_batch(BATCH)
+    assert penalised_rewards(units, {}).tolist() == [1, 0, 0.5]
+    assert penalised_rewards(units, {(9, 0, ""): 0.25}).tolist() == [1, 0, 0.25]
 
 
 def test_responses_near_their_limit_lose_reward() -> None:
     """Of 100 tokens the last 20: 80 cost nothing, 85 a quarter, 100 all of the penalty."""
     lengths = enumerate((2, 80, 85, 100))
-    batch = of_batch([sequence(1, i, 1.0, response_length=n) for i, n in lengths])
+    batch = units_of_batch([sequence(1, i, 1.0, response_length=n) for i, n in lengths])
     punished = spec(algorithm={"overlong": {"buffer": 20, "penalty": 2.0}})
-    shaped = shaping(batch, punished)
+    shaped = overlong_rewards(batch, punished)
     assert shaped.tolist() == [0, 0, -0.5, -2]
     assert overlong_metrics(shaped) == {"rollout/overlong_reward": -0.625, "rollout/overlong": 0.5}
-    assert shaping(batch, spec()).tolist() == [0, 0, 0, 0]
-    assert overlong_metrics(shaping([], punished)) == {
+    assert overlong_rewards(batch, spec()).tolist() == [0, 0, 0, 0]
+    assert overlong_metrics(overlong_rewards([], punished)) == {
         "rollout/overlong_reward": 0,
         "rollout/overlong": 0,
     }
@@ -83,8 +88,8 @@ def test_responses_near_their_limit_lose_reward() -> None:
 def test_an_infinite_divergence_of_a_masked_token_is_none() -> None:
     masks = [torch.tensor([1, 0]), torch.tensor([1])]
     rows = [torch.tensor([0.5, float("inf")]), torch.tensor([2.0])]
-    assert [row.tolist() for row in within(masks, rows) or []] == [[0.5, 0], [2]]
-    assert within(masks, None) is None
+    assert [row.tolist() for row in zero_masked(masks, rows) or []] == [[0.5, 0], [2]]
+    assert zero_masked(masks, None) is None
 
 
 def test_totals_of_the_optimizer_steps() -> None:
@@ -111,19 +116,19 @@ def test_shares_follow_the_optimizer_steps_in_batch_order() -> None:
 
 def test_baselines_come_from_the_samples_metadata() -> None:
     sample = Sample(0, reward=1.0, status=SampleStatus.COMPLETED, metadata={BASELINE_REWARD: 0.5})
-    assert baselines([trained(5, 0)] * 2, {(5, 0): sample}).tolist() == [0.5, 0.5]
-    assert baselines([], {}).tolist() == []
+    assert greedy_rewards([trained(5, 0)] * 2, {(5, 0): sample}).tolist() == [0.5, 0.5]
+    assert greedy_rewards([], {}).tolist() == []
     with pytest.raises(EstimatorError, match="group 5 sample 3 has no baseline_reward"):
-        baselines([trained(5, 3)], {(5, 3): Sample(3)})
+        greedy_rewards([trained(5, 3)], {(5, 3): Sample(3)})
 
 
 def test_parts_of_rewards_come_with_the_samples() -> None:
     sample = Sample(0, reward=1.0, reward_parts={"right": 1.0, "format": 0.5})
-    assert parts_of((5, 0), sample, ["format", "right"]) == [0.5, 1.0]
+    assert reward_parts_of((5, 0), sample, ["format", "right"]) == [0.5, 1.0]
     with pytest.raises(EstimatorError, match=r"group 5 sample 0 .* 'length'.*it has format, right"):
-        parts_of((5, 0), sample, ["right", "length"])
+        reward_parts_of((5, 0), sample, ["right", "length"])
     with pytest.raises(EstimatorError, match="its reward is one number"):
-        parts_of((5, 0), Sample(0, reward=1.0), ["right"])
+        reward_parts_of((5, 0), Sample(0, reward=1.0), ["right"])
 
 
 def example(**changes: object) -> Responses:
@@ -142,17 +147,19 @@ def example(**changes: object) -> Responses:
 def test_metrics_are_means_over_the_trained_tokens() -> None:
     estimate = Estimate([torch.tensor([1.0, 2.0]), torch.tensor([6.0, 99.0])])
     sums = token_sums(example(), estimate)
-    assert metrics(sums, Algorithm()) == {"rollout/advantages": pytest.approx(3)}
-    assert metrics(sums, Algorithm.model_validate({"kl": {"coef": 0.1}}))[
+    assert token_metrics(sums, Algorithm()) == {"rollout/advantages": pytest.approx(3)}
+    assert token_metrics(sums, Algorithm.model_validate({"kl": {"coef": 0.1}}))[
         "rollout/kl"
     ] == pytest.approx(0.2)
-    assert metrics(sums, Algorithm(normalize_advantages=True))["rollout/advantages"] == 0
+    assert token_metrics(sums, Algorithm(normalize_advantages=True))["rollout/advantages"] == 0
 
 
 def test_metrics_of_a_critic() -> None:
     goals = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 99.0])]
     responses = example(values=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])])
-    averages = metrics(token_sums(responses, Estimate(goals, goals)), Algorithm(estimator="ppo"))
+    averages = token_metrics(
+        token_sums(responses, Estimate(goals, goals)), Algorithm(estimator="ppo")
+    )
     assert (averages["rollout/returns"], averages["rollout/values"]) == (2, 2)
     assert averages["critic/vf_explained_var"] == 1
 
@@ -170,11 +177,11 @@ BY_URL = Algorithm.model_validate({"distillation": {"teacher": {"url": "http://t
 
 def test_log_probs_of_a_teacher_behind_a_url_come_with_the_samples() -> None:
     sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
-    [sequence_of_teacher] = taught([trained(5, 0)], {(5, 0): sample}, BY_URL)
+    [sequence_of_teacher] = with_teacher_log_probs([trained(5, 0)], {(5, 0): sample}, BY_URL)
     assert sequence_of_teacher.teacher_log_probs is not None
     assert sequence_of_teacher.teacher_log_probs.tolist() == [-0.5, -1.5]
     with pytest.raises(EstimatorError, match="group 5 sample 0 has no log-probs of the teacher"):
-        taught([trained(5, 0)], {(5, 0): Sample(0)}, BY_URL)
+        with_teacher_log_probs([trained(5, 0)], {(5, 0): Sample(0)}, BY_URL)
 
 
 def test_each_branch_has_its_own_log_probs_of_the_teacher() -> None:
@@ -182,7 +189,10 @@ def test_each_branch_has_its_own_log_probs_of_the_teacher() -> None:
     branch = TokenSequence(teacher_log_probs=scores[1])
     sample = Sample(0, teacher_log_probs=scores[0], branches=[branch])
     pair = [trained(5, 0), replace(trained(5, 0), branch=1)]
-    rows = [sequence.teacher_log_probs for sequence in taught(pair, {(5, 0): sample}, BY_URL)]
+    rows = [
+        sequence.teacher_log_probs
+        for sequence in with_teacher_log_probs(pair, {(5, 0): sample}, BY_URL)
+    ]
     assert [row.tolist() for row in rows if row is not None] == scores.tolist()
 
 
@@ -191,5 +201,5 @@ def test_where_the_trainer_scores_or_nobody_teaches_they_are_left_alone() -> Non
     sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
     by_path = Algorithm.model_validate({"distillation": {"teacher": {"path": "t"}}})
     for algorithm in (by_path, Algorithm()):
-        [untaught] = taught([trained(5, 0)], {(5, 0): sample}, algorithm)
-        assert untaught.teacher_log_probs is None
+        [unscored] = with_teacher_log_probs([trained(5, 0)], {(5, 0): sample}, algorithm)
+        assert unscored.teacher_log_probs is None

@@ -1,1 +1,1 @@
-"""Batches on their way from rewards to sequences with advantages."""
+"""Batches, from rewards to sequences with advantages."""

@@ -1,8 +1,7 @@
-"""How a batch was made: at which engines and how fast, how busy their workers were, and in how many
-turns of the model.
+"""The provenance of a batch: its engines and their speed, busy workers, and turns of the model.
 
-Samples tell it in their metadata. A rank has only its own ones, and those of a group may lie on
-several, so what all ranks have is put together before it is counted.
+The facts are in the metadata of samples. A rank has only its share of the samples, and a group may
+be spread over several ranks, so the facts of all ranks are merged before they are counted.
 """
 
 from __future__ import annotations
@@ -16,14 +15,22 @@ from typing import Any
 from sluice.samples.sample import ENGINE_LATENCY, WORKER, WORKER_BUSY, WORKER_TAIL, SampleGroup
 from sluice.samples.turns import TURNS, turn_rewards
 
-_OF_GROUPS = (WORKER, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY)
+_GROUP_KEYS = (WORKER, WORKER_BUSY, WORKER_TAIL, ENGINE_LATENCY)
 
 
 @dataclass(slots=True)
 class Provenance:
-    """Facts that samples tell. groups: of each group whose first sample is here. lengths: tokens of
-    each sequence. turns, branches: of each sample that a generate function has made, turns of the
-    model and sequences.
+    """Facts about the samples of some ranks.
+
+    Attributes
+    ----------
+    groups
+        Metadata of each group whose first sample is among them.
+    lengths
+        Tokens of each sequence.
+    turns, branches
+        Turns of the model, and sequences, of each sample that a generate function made.
+
     """
 
     groups: list[Mapping[str, Any]] = field(default_factory=list)
@@ -33,12 +40,12 @@ class Provenance:
 
     @classmethod
     def of_groups(cls, groups: Sequence[SampleGroup]) -> Provenance:
-        """Of one rank's samples."""
+        """Return the facts about one rank's samples."""
         samples = [sample for group in groups for sample in group.samples]
-        told = ({n: s.metadata[n] for n in _OF_GROUPS if n in s.metadata} for s in samples)
+        recorded = ({n: s.metadata[n] for n in _GROUP_KEYS if n in s.metadata} for s in samples)
         played = [sample for sample in samples if TURNS in sample.metadata]
         return cls(
-            groups=[metadata for metadata in told if metadata],
+            groups=[metadata for metadata in recorded if metadata],
             lengths=[len(sequence.tokens) for s in samples for sequence in s.sequences],
             turns=[sum(map(len, turn_rewards(sample).values())) for sample in played],
             branches=[len(sample.sequences) for sample in played],
@@ -46,7 +53,7 @@ class Provenance:
 
     @classmethod
     def merge(cls, parts: Iterable[Provenance]) -> Provenance:
-        """Of the samples of several ranks."""
+        """Merge the facts of several ranks."""
         whole = cls()
         for part in parts:
             whole.groups += part.groups
@@ -56,9 +63,9 @@ class Provenance:
         return whole
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of a batch; those that its samples tell nothing of are left out."""
-        busy, tails = (self._told(name) for name in (WORKER_BUSY, WORKER_TAIL))
-        workers = self._told(WORKER)
+        """Return the metrics of a batch, without those that no sample has facts for."""
+        busy, tails = (self._recorded(name) for name in (WORKER_BUSY, WORKER_TAIL))
+        workers = self._recorded(WORKER)
         latencies = [
             (group[WORKER], group[ENGINE_LATENCY])
             for group in self.groups
@@ -73,12 +80,12 @@ class Provenance:
             **_mean_and_max("multi_turn/branches", self.branches),
         }
 
-    def _told(self, name: str) -> list[Any]:
+    def _recorded(self, name: str) -> list[Any]:
         return [group[name] for group in self.groups if name in group]
 
 
 def engine_metrics(workers: Sequence[str]) -> dict[str, float]:
-    """How many engines made groups, and the largest share of one. workers: of each group."""
+    """Return the number of engines and the largest share of one, from each group's worker."""
     groups = Counter(workers)
     return {
         "rollout/engines": float(len(groups)),
@@ -87,16 +94,21 @@ def engine_metrics(workers: Sequence[str]) -> dict[str, float]:
 
 
 def latency_metrics(groups: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Seconds that engines take for a token of a response: the slowest, which one that is, and what
-    three quarters of them exceed. An engine's are the median of its groups'. Nothing of one engine
-    alone, which is neither slow nor fast.
+    """Return the seconds that engines take for a token of a response.
 
-    groups: of each its worker, and its seconds.
+    The latency of an engine is the median over its groups. The metrics are the slowest engine, its
+    latency, and the first quartile; empty with one engine, which is neither slow nor fast.
+
+    Parameters
+    ----------
+    groups
+        Worker and seconds of each group.
+
     """
-    of_worker: dict[str, list[float]] = {}
+    by_worker: dict[str, list[float]] = {}
     for worker, seconds in groups:
-        of_worker.setdefault(worker, []).append(seconds)
-    engines = {worker: median(seconds) for worker, seconds in of_worker.items()}
+        by_worker.setdefault(worker, []).append(seconds)
+    engines = {worker: median(seconds) for worker, seconds in by_worker.items()}
     if len(engines) < 2:
         return {}
     slowest = max(engines, key=lambda worker: engines[worker])
