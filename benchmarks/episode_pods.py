@@ -31,8 +31,12 @@ from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan.decide import episodes as places
-from sluice_operator.plan.decide.episodes import Place, Turn
+from sluice_operator.plan.decide.episodes import (
+    EpisodePod,
+    EpisodeSlot,
+    missing_episode_pods,
+    surplus_episode_pods,
+)
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import Images, KubeObject
 from sluice_operator.plan.manifests.episodes import episode_pod
@@ -53,19 +57,21 @@ class OnNode:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     async def create(self, index: int) -> None:
-        turn = Turn(Place(names.EPISODE, 0, 1, index, NODE), next(self.numbers))
-        pod = episode_pod(self.job, turn, Images(rollout=self.image))
+        slot = EpisodeSlot(names.EPISODE, 0, 1, index, NODE)
+        pod = episode_pod(
+            self.job, EpisodePod(slot, next(self.numbers)), Images(rollout=self.image)
+        )
         await self.api.create(collection("Pod", NAMESPACE), pod)
 
     async def keep(self, count: int, *, warm: bool) -> None:
-        """The operator's work: pods that have ended go; where they are warm, each place has one."""
-        wanted = [Place(names.EPISODE, 0, 1, index, NODE) for index in range(count)]
+        """Do the operator's work: delete pods that have ended; if warm, keep a pod in each slot."""
+        slots = [EpisodeSlot(names.EPISODE, 0, 1, index, NODE) for index in range(count)]
         while True:
             pods = await self.pods()
-            for turn in places.turns(wanted, pods) if warm else ():
-                await self.create(turn.place.index)
-            for each in places.over(wanted, pods, datetime.now(UTC)):
-                await self.delete(each.name, each.grace)
+            for missing in missing_episode_pods(slots, pods) if warm else ():
+                await self.create(missing.slot.index)
+            for surplus in surplus_episode_pods(slots, pods, datetime.now(UTC)):
+                await self.delete(surplus.name, surplus.grace)
             await asyncio.sleep(0.1)
 
     async def pods(self) -> list[KubeObject]:

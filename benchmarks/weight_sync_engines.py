@@ -20,7 +20,7 @@ from sluice.runtime.pod_env import free_port
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_operator.cluster.local.gpus import visible_gpus
-from sluice_operator.cluster.local.inherited import NVLINK
+from sluice_operator.cluster.local.translate import NVLINK
 
 ROOT = Path(__file__).parents[1]
 SOURCE, BARE = "benchmarks.weight_sync_source", "benchmarks.weight_sync_bare"

@@ -20,7 +20,7 @@ from sluice_client.local_runs import LocalRuns
 from sluice_client.logs import LogLine, merged
 from sluice_client.status_view import render_status, status_of
 from sluice_client.submission import JobLike, Submission, submission
-from sluice_operator.cluster.view import Happened, Picture, Reader, ReadError
+from sluice_operator.cluster.view import JobEvent, JobSnapshot, Reader, ReadError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,9 +179,9 @@ class Job:
         console.print(render_status(self.picture(), datetime.now(UTC)))
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
-    def picture(self) -> Picture:
+    def picture(self) -> JobSnapshot:
         """Return the RLJob object with its pods and events."""
-        return self._loop.run(self._store.reader(self.name).picture())
+        return self._loop.run(self._store.reader(self.name).snapshot())
 
     @property
     def status(self) -> RLJobStatus:
@@ -189,7 +189,7 @@ class Job:
         return status_of(self.picture().job)
 
     @property
-    def events(self) -> list[Happened]:
+    def events(self) -> list[JobEvent]:
         """Events of the job and warnings about its pods, the oldest first."""
         return list(self.picture().events)
 
@@ -216,7 +216,7 @@ class Job:
 
     async def _until_ended(self, bar: _ProgressBar) -> RLJobStatus:
         while True:
-            status = status_of((await self._store.reader(self.name).picture()).job)
+            status = status_of((await self._store.reader(self.name).snapshot()).job)
             bar.update(status)
             if status.is_true("Succeeded"):
                 return status

@@ -114,7 +114,7 @@ class ClusterJobs:
         raise ClientError(await self._location_of(name, pattern))
 
     async def _location_of(self, name: str, file: str) -> str:
-        job = (await self.reader(name).picture()).job
+        job = (await self.reader(name).snapshot()).job
         claim = (job.get("status") or {}).get("checkpointClaim") or "the job's checkpoint volume"
         return (
             f"{file} of a job in a cluster is in the run directory on {claim}: mount the claim, "

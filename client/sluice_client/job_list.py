@@ -10,7 +10,7 @@ from typing import Any
 from sluice.api import FINISHED, RLJobStatus
 from sluice.telemetry.run_directory import JOB
 from sluice_client.status_view import status_of
-from sluice_operator.cluster.local.run_state import RunDirectoryError, StateFile, held
+from sluice_operator.cluster.local.run_state import RunDirectoryError, StateFile, is_locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _summary_of_run(directory: Path) -> JobSummary:
         status = status_of({"status": StateFile(directory).load().status})
     except (OSError, ValueError, KeyError, RunDirectoryError):
         return JobSummary(directory.name, str(directory), "Unreadable")
-    state = status.state if status.state in FINISHED or held(directory) else "Stopped"
+    state = status.state if status.state in FINISHED or is_locked(directory) else "Stopped"
     # A stopped run has no start time in its status: the clocks of its deadlines do not run.
     started = metadata.get("creationTimestamp") or status.start_time
     return replace(_summary(name, str(directory), state, status), started=started)

@@ -93,7 +93,7 @@ class LocalRuns:
         manifest = folder / run_directory.JOB
         if not manifest.exists():
             raise ClientError(f"{manifest} is missing: the client did not submit {name}")
-        if run_state.held(directory):
+        if run_state.is_locked(directory):
             return
         command = [sys.executable, "-m", "sluice_cli", "run", str(manifest), "--plain"]
         with (folder / "output.log").open("wb") as output:
@@ -115,14 +115,16 @@ class LocalRuns:
     async def _stop(self, name: str) -> None:
         """Stop the run, which saves what is trained, and wait until its process has ended."""
         directory = self._directory / name
-        if not run_state.held(directory):
+        if not run_state.is_locked(directory):
             return
         status = run_state.StateFile(directory).load().status or {}
         # The process of a finished run may still be writing its report: no signal for it.
         if status.get("state") not in FINISHED:
             os.kill(json.loads((directory / run_state.LOCK_FILE).read_text())["pid"], signal.SIGINT)
         process = self._started.pop(name, None)
-        await _until(lambda: not run_state.held(directory), STOP_SECONDS, f"{name} has not stopped")
+        await _until(
+            lambda: not run_state.is_locked(directory), STOP_SECONDS, f"{name} has not stopped"
+        )
         if process:
             await asyncio.to_thread(process.wait)
 

@@ -1,6 +1,6 @@
 """Render a job's status: what it does, what it waits for, its last failure and what to try next.
 
-The functions are pure: they turn a Picture and the current time into text that rich prints.
+The functions are pure: they turn a JobSnapshot and the current time into text that rich prints.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from sluice.api import Condition, ManifestError, RLJob, RLJobStatus, RoleStatus
 from sluice.telemetry.goodput import Goodput, tail_of
 from sluice.telemetry.planner import advice_for
 from sluice_client.advice import advice
-from sluice_operator.cluster.view import Happened, Picture
+from sluice_operator.cluster.view import JobEvent, JobSnapshot
 from sluice_operator.plan import KubeObject, is_finished
-from sluice_operator.plan.decide.deadlines import progress_due, queue_due
-from sluice_operator.plan.decide.gang_facts import gang_facts
-from sluice_operator.plan.decide.gangs import of_gang
-from sluice_operator.plan.decide.ttl import expiry
+from sluice_operator.plan.decide.deadlines import expiry, progress_due, queue_due
+from sluice_operator.plan.decide.gangs import gang_facts, of_gang
 from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.model import Gang
 from sluice_operator.spec_acceptance import parse
@@ -46,22 +44,22 @@ _GOOD_CONDITIONS = {
 }
 
 
-def render_status(picture: Picture, now: datetime) -> RenderableType:
+def render_status(snapshot: JobSnapshot, now: datetime) -> RenderableType:
     """Render a job. Parts without content, such as a failure that did not happen, are left out."""
-    status = status_of(picture.job)
-    job = _job(picture.job)
+    status = status_of(snapshot.job)
+    job = _job(snapshot.job)
     parts = [
-        _head(picture, status, now),
+        _head(snapshot, status, now),
         *_titled("", _progress(status)),
         *_goodput(status),
         *_plan(job, status),
         *_titled("conditions", _conditions(status, now)),
         *_titled("roles", _roles(status)),
-        *_titled("pods", _pods(picture.pods, now)),
-        *_titled("next", _next(job, status, picture.pods, now)),
-        *_titled("last failure", _failure(picture, status, now)),
-        *_titled("events", _events(picture.events, now)),
-        *(Text(f"note: {note}", style="yellow") for note in picture.notes),
+        *_titled("pods", _pods(snapshot.pods, now)),
+        *_titled("next", _next(job, status, snapshot.pods, now)),
+        *_titled("last failure", _failure(snapshot, status, now)),
+        *_titled("events", _events(snapshot.events, now)),
+        *(Text(f"note: {note}", style="yellow") for note in snapshot.notes),
     ]
     return Group(*parts)
 
@@ -97,9 +95,9 @@ def _titled(title: str, body: RenderableType | None) -> list[RenderableType]:
     return [Text(""), *([Text(title, style="bold")] if title else []), body]
 
 
-def _head(picture: Picture, status: RLJobStatus, now: datetime) -> Text:
+def _head(snapshot: JobSnapshot, status: RLJobStatus, now: datetime) -> Text:
     state = status.state or "Pending"
-    head = Text.assemble(("RLJob ", ""), (picture.job["metadata"]["name"], "bold"), "  ")
+    head = Text.assemble(("RLJob ", ""), (snapshot.job["metadata"]["name"], "bold"), "  ")
     head.append(state, STATE_STYLES.get(state, "cyan"))
     begun = clock.parse_optional(status.start_time)
     ended = clock.parse_optional(status.completion_time)
@@ -108,7 +106,7 @@ def _head(picture: Picture, status: RLJobStatus, now: datetime) -> Text:
             f"  {'took' if ended else 'for'} {duration(((ended or now) - begun).total_seconds())}",
             "dim",
         )
-    head.append(f"  {picture.where}", "dim")
+    head.append(f"  {snapshot.where}", "dim")
     return head
 
 
@@ -271,7 +269,7 @@ def _next(
     return grid
 
 
-def _failure(picture: Picture, status: RLJobStatus, now: datetime) -> Group | None:
+def _failure(snapshot: JobSnapshot, status: RLJobStatus, now: datetime) -> Group | None:
     failure = status.last_failure
     if failure is None:
         return None
@@ -284,11 +282,11 @@ def _failure(picture: Picture, status: RLJobStatus, now: datetime) -> Group | No
     return Group(
         head,
         *lines,
-        Text(f"what to do: {advice(failure, picture.job, picture.directory)}", style="yellow"),
+        Text(f"what to do: {advice(failure, snapshot.job, snapshot.directory)}", style="yellow"),
     )
 
 
-def _events(events: Sequence[Happened], now: datetime) -> Table | None:
+def _events(events: Sequence[JobEvent], now: datetime) -> Table | None:
     if not events:
         return None
     rows = []
@@ -365,7 +363,7 @@ def _hang(
     if reported is None:
         return []
     members = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == reported.attempt]
-    due = progress_due(job.spec, status, reported, gang_facts(gang, members, now), gang.size)
+    due = progress_due(job.spec, status, gang_facts(gang, members, now), gang.size)
     text = "the trainer restarts if it has not finished another step (progressDeadlineSeconds)"
     return [(due, text)] if due else []
 

@@ -22,7 +22,7 @@ from sluice_operator import handlers, settings
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube import Api, KubeCluster, Lease, elect, operatorkey
 from sluice_operator.cluster.kube.lease import Timing
-from sluice_operator.cluster.kube.namespace_lock import ALWAYS, Territory
+from sluice_operator.cluster.kube.namespace_lock import ALWAYS, NamespaceLocks
 from sluice_operator.cluster.kube.paths import RLJOBS
 from sluice_operator.controller import Controller
 from sluice_operator.metrics import OperatorMetrics
@@ -43,7 +43,7 @@ async def main() -> int:
     _stop_on_signals(stop)
     async with await Api.connect(metrics.request) as api:
         controller: Controller | None = None
-        territory: Territory | None = None
+        territory: NamespaceLocks | None = None
         ready = asyncio.Event()
 
         pulse = endpoints.Pulse()
@@ -69,7 +69,7 @@ async def main() -> int:
             cluster = await _until_either(_open(api, config), stop)
             if cluster is None:
                 return 0
-            territory = Territory(
+            territory = NamespaceLocks(
                 api, f"{config.namespace}/{config.lease_name}", cluster.namespaces
             )
             controller = Controller(
@@ -82,7 +82,7 @@ async def _run(
     api: Api,
     cluster: KubeCluster,
     controller: Controller,
-    territory: Territory,
+    territory: NamespaceLocks,
     ready: asyncio.Event,
     stop: asyncio.Event,
 ) -> int:

@@ -2,7 +2,7 @@
 what watches missed.
 
 Everything here is level-triggered: a key in the queue says only that something about the job may
-have changed. It knows no Kubernetes: what it needs of a cluster is the protocol `Jobs`.
+have changed. It knows no Kubernetes: what it needs of a cluster is the protocol `JobCluster`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.protocol import Cluster
 from sluice_operator.metrics import CONTROLLER, OperatorMetrics
 from sluice_operator.plan import Event, KubeObject, Plan
-from sluice_operator.plan.decide.drain import drain
+from sluice_operator.plan.decide.deletion import drain
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import JobKey, uid
 from sluice_operator.progress import Prober, key_of
-from sluice_operator.queue import MAX_SECONDS, WorkQueue
 from sluice_operator.reconcile import reconcile
 from sluice_operator.settings import OperatorSettings
 from sluice_operator.spec_acceptance import accept, parse
-from sluice_operator.user_notices import Teller, Told
+from sluice_operator.user_notices import JobNotices, UserNotices
+from sluice_operator.work_queue import MAX_SECONDS, WorkQueue
 
 STUCK_SECONDS = 300.0
 DRAIN_SECONDS = 2.0
@@ -58,7 +58,7 @@ ORPHAN = "orphan"
 log = structlog.get_logger(__name__)
 
 
-class Jobs(Cluster, Protocol):
+class JobCluster(Cluster, Protocol):
     """A cluster with many jobs, as they are stored."""
 
     def stored(self, key: JobKey) -> KubeObject | None: ...
@@ -76,7 +76,7 @@ class Jobs(Cluster, Protocol):
 class Controller:
     def __init__(
         self,
-        cluster: Jobs,
+        cluster: JobCluster,
         settings: OperatorSettings,
         metrics: OperatorMetrics,
         prober: Prober,
@@ -90,7 +90,7 @@ class Controller:
         self._working: dict[JobKey, float] = {}
         metrics.workers.set(settings.workers)
         metrics.active_workers.set_function(lambda: len(self._working))
-        self.teller = Teller(cluster)
+        self.teller = UserNotices(cluster)
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -255,7 +255,9 @@ class Controller:
         await self.teller.refused(stored, accepted.refused)
         return await self._apply(key, stored, accepted.job, self.teller.told(stored))
 
-    async def _apply(self, key: JobKey, stored: KubeObject, job: RLJob, told: Told) -> float | None:
+    async def _apply(
+        self, key: JobKey, stored: KubeObject, job: RLJob, told: JobNotices
+    ) -> float | None:
         progress = await self.prober.latest(self.cluster, stored)
         decision = await reconcile(
             self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note
@@ -275,7 +277,7 @@ class Controller:
             decision.requeue_after or DRAIN_SECONDS,
         )
 
-    def _measure(self, key: JobKey, job: RLJob, decision: Plan, told: Told) -> None:
+    def _measure(self, key: JobKey, job: RLJob, decision: Plan, told: JobNotices) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, decision.status, advice_for(job.spec, decision.status))
         if (

@@ -115,7 +115,7 @@ def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) ->
 Ask = Callable[[ProbeTarget, float], Awaitable[Progress | None]]
 
 
-class Seen(Protocol):
+class ClusterMemory(Protocol):
     """The cluster's knowledge of a job."""
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
@@ -132,7 +132,7 @@ class Prober:
         self._answers: dict[str, Progress | None] = {}
         self._limit = asyncio.Semaphore(AT_ONCE)
 
-    async def latest(self, seen: Seen, stored: KubeObject) -> Progress | None:
+    async def latest(self, seen: ClusterMemory, stored: KubeObject) -> Progress | None:
         """The last answer; a trainer that has just ended is asked for once
         more, for its last step.
         """
@@ -148,7 +148,7 @@ class Prober:
             return await self._ask(target, LAST_WORD_SECONDS) or self._answers.get(key)
         return self._answers.get(key)
 
-    async def ask_all(self, seen: Seen, jobs: Sequence[KubeObject]) -> list[JobKey]:
+    async def ask_all(self, seen: ClusterMemory, jobs: Sequence[KubeObject]) -> list[JobKey]:
         """Ask every job that can answer; those whose answer is a new one."""
         keys = await asyncio.gather(*(self._ask_one(seen, stored) for stored in jobs))
         return [key for key in keys if key is not None]
@@ -156,7 +156,7 @@ class Prober:
     def forget(self, job: str) -> None:
         self._answers.pop(job, None)
 
-    async def _ask_one(self, seen: Seen, stored: KubeObject) -> JobKey | None:
+    async def _ask_one(self, seen: ClusterMemory, stored: KubeObject) -> JobKey | None:
         target = target_of(seen, stored, self._keys)
         if target is None:
             return None
@@ -167,7 +167,7 @@ class Prober:
         return key_of(stored) if answer != before else None
 
 
-def target_of(seen: Seen, stored: KubeObject, keys: JobKeys) -> ProbeTarget | None:
+def target_of(seen: ClusterMemory, stored: KubeObject, keys: JobKeys) -> ProbeTarget | None:
     """The address to ask; None: the job does not run, or what can be asked does not."""
     status = stored.get("status") or {}
     if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):

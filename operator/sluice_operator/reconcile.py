@@ -17,7 +17,7 @@ import structlog
 
 from sluice.api import ConditionType, RLJob, RLJobStatus
 from sluice.telemetry import steady
-from sluice_operator.cluster.protocol import Cluster, Host
+from sluice_operator.cluster.protocol import Cluster, InProcessCluster
 from sluice_operator.plan import Images, Observed, Plan, Progress, is_finished, plan
 from sluice_operator.plan.decide.reopen import reopened
 from sluice_operator.plan.facts import podstate
@@ -62,7 +62,7 @@ async def _settle(
 
 
 async def run_job(
-    cluster: Host,
+    cluster: InProcessCluster,
     job: RLJob,
     *,
     probe: AskProgress | None = None,
@@ -92,7 +92,12 @@ async def run_job(
 
 class _Loop:
     def __init__(
-        self, cluster: Host, job: RLJob, latest: _Latest, on_plan: OnPlan | None, images: Images
+        self,
+        cluster: InProcessCluster,
+        job: RLJob,
+        latest: _Latest,
+        on_plan: OnPlan | None,
+        images: Images,
     ) -> None:
         self.cluster, self.job, self.latest, self.on_plan, self.images = (
             cluster,

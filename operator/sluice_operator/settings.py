@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sluice.api.schema.problems import describe
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator.plan import Images
-from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ARGUMENTS = (

@@ -27,7 +27,7 @@ from sluice_operator.plan.facts import clock, names
 from sluice_operator.plan.facts.constants import RECONCILE_FAILED, UNBEGUN
 from sluice_operator.plan.facts.model import KubeObject
 from sluice_operator.plan.manifests.volume_paths import spelled
-from sluice_operator.plan.report.conditions import Finding, summary, updated
+from sluice_operator.plan.report.conditions import ConditionUpdate, summary, updated
 
 INVALID_SPEC = "InvalidSpec"
 REFUSED = "SpecChangeRefused"
@@ -84,7 +84,7 @@ def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatu
         status = RLJobStatus()
     generation = stored["metadata"].get("generation", 1)
     conditions = updated(
-        status, [Finding("Failed", "True", INVALID_SPEC, message)], generation, now
+        status, [ConditionUpdate("Failed", "True", INVALID_SPEC, message)], generation, now
     )
     update = {
         "observed_generation": generation,
@@ -110,7 +110,7 @@ def hampered(stored: KubeObject, note: str, earlier: str, now: datetime) -> RLJo
     text = (
         before.message.removesuffix(f"; {earlier}").removesuffix(f"; {note}") if before else UNBEGUN
     )
-    finding = Finding(
+    finding = ConditionUpdate(
         "Running", before.status if before else "Unknown", RECONCILE_FAILED.name, f"{text}; {note}"
     )
     conditions = updated(status, [finding], stored["metadata"].get("generation", 1), now)

@@ -33,7 +33,7 @@ class StatusWriter(Protocol):
 
 
 @dataclass
-class Told:
+class JobNotices:
     """The things that a job's user has been told already, so that nothing is told twice."""
 
     refused: str = ""
@@ -55,13 +55,13 @@ class Told:
         return bool(trouble)
 
 
-class Teller:
+class UserNotices:
     def __init__(self, cluster: StatusWriter) -> None:
         self.cluster = cluster
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, JobNotices] = {}
 
-    def told(self, stored: KubeObject) -> Told:
-        return self._told.setdefault(uid(stored), Told())
+    def told(self, stored: KubeObject) -> JobNotices:
+        return self._told.setdefault(uid(stored), JobNotices())
 
     def forget(self, stored: KubeObject) -> None:
         self._told.pop(uid(stored), None)
@@ -87,7 +87,7 @@ class Teller:
         self, stored: KubeObject, error: errors.ApiError | errors.ForeignObjectError
     ) -> None:
         """The API server did not take what the plan wanted, and people can cure that."""
-        told, text = self.told(stored), remedies.with_cure(str(error), remedies.OF_REFUSALS)
+        told, text = self.told(stored), remedies.with_remedy(str(error), remedies.REFUSALS)
         if told.trouble != text:
             told.trouble = text
             await self.cluster.tell(stored, [Event("Warning", spec_acceptance.NOT_APPLIED, text)])

@@ -259,7 +259,7 @@ async def test_so_it_is_of_a_job_that_has_no_status_yet(start: StartOperator, wo
     await world.until(is_told)
     condition = await world.condition("Running")
     assert (condition["status"], (await world.status())["state"]) == ("Unknown", "Pending")
-    assert "nothing was started; " in condition["message"]
+    assert "no pod has been created; " in condition["message"]
     assert "KeyError: 'spec' (spec_acceptance.py:" in condition["message"]
     await world.api.delete(path("ConfigMap", world.namespace, "demo-config"), {})
     await world.until_pods(5)
@@ -345,7 +345,7 @@ async def test_a_webhook_that_is_down_shows_in_the_status_and_as_an_event(
     try:
         await world.until(lambda: creates_no_pod(world))
         await world.create()
-        words = "webhook mpod.kb.io of the cluster does not answer: ask who runs it"
+        words = "the cluster's webhook mpod.kb.io does not answer: ask its administrator"
         await world.until(lambda: says(world, words))
         assert "ApplyFailed" in await world.reasons()
     finally:

@@ -224,7 +224,7 @@ async def test_pods_that_kueue_evicts_come_back_to_their_group(
         (
             "CreateContainerConfigError",
             'secret "hf" not found',
-            "create what it names in the job's namespace",
+            "create the missing object in the job's namespace",
         ),
     ],
 )

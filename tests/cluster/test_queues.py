@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from sluice.api import RLJob
+from sluice.api import RLJob, RLJobStatus
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.cluster import KubeCluster
 from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.plan import Deletion, Observed
+from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.report.admission import cause, workload_of
 from tests.cluster.conftest import CRDS
 from tests.cluster.control_plane import ControlPlane
@@ -372,7 +373,7 @@ async def test_the_words_of_kueue_are_read_from_the_workload(
         async def are_read() -> bool:
             objects = await Workloads(world.api).waited_for(job, pods)
             observed = Observed(tuple(pods), objects=objects)
-            return cause(job, observed, datetime.now(UTC)) == words
+            return cause(JobPass(job, RLJobStatus(), observed, datetime.now(UTC))) == words
 
         await world.until(are_read)
 

@@ -75,7 +75,7 @@ async def test_episodes_come_and_go_with_their_sandboxes(
     release.install("--set", f"crds.install=false,replicas=0,watchNamespaces={{{world.namespace}}}")
     first = await start_under(release)
     await world.create(rollout=ROLLOUT)
-    await is_told(world, f"serves no Sandbox of {GROUP}/v1beta1 or v1alpha1")
+    await is_told(world, f"does not serve Sandbox of {GROUP}/v1beta1 or v1alpha1")
     assert await world.names() == []
     assert "ApiMissing" in await world.reasons()
     controller = SandboxController(world, "v1beta1")

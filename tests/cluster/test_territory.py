@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator.cluster.kube import namespace_lock
-from sluice_operator.cluster.kube.namespace_lock import HeldError, Territory
+from sluice_operator.cluster.kube.namespace_lock import HeldError, NamespaceLocks
 from sluice_operator.cluster.kube.paths import path
 from tests.cluster.conftest import StartOperator
 from tests.cluster.control_plane import ControlPlane
@@ -30,8 +30,8 @@ class Clock:
 
 def territory_of(
     world: World, installation: str, clock: Callable[[], float] = time.monotonic
-) -> Territory:
-    return Territory(world.api, installation, lambda: {world.namespace}, clock)
+) -> NamespaceLocks:
+    return NamespaceLocks(world.api, installation, lambda: {world.namespace}, clock)
 
 
 async def test_a_second_installation_says_why_it_does_not_start(

@@ -26,7 +26,7 @@ import psutil
 from sluice.engines.sglang import Sglang as SglangEngine
 from sluice.engines.sglang.plugin.__main__ import PATH
 from sluice.runtime.pod_env import free_port
-from sluice_operator.cluster.local.inherited import NVLINK
+from sluice_operator.cluster.local.translate import NVLINK
 
 WORDS = 2040
 CONTEXT = 4096

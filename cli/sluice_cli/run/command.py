@@ -133,7 +133,7 @@ def check_gpus(job: RLJob) -> None:
     """Raise ManifestError where this machine has not the GPUs that the trainer and one engine need
     at the same time.
     """
-    wanted, there = gpus.least(render_all(job)), len(gpus.visible_gpus())
+    wanted, there = gpus.required_by(render_all(job)), len(gpus.visible_gpus())
     if wanted > there:
         raise ManifestError(
             f"the trainer and one engine need {wanted} GPU(s), and this machine shows {there} "

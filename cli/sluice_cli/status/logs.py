@@ -19,7 +19,7 @@ from rich.text import Text
 from sluice.telemetry.terminal import escaped
 from sluice_cli.status.readers import job_reader
 from sluice_client.logs import LogLine, merged
-from sluice_operator.cluster.view import Reader, ReadError, Stamped, Stream
+from sluice_operator.cluster.view import LogStream, Reader, ReadError, TimedLine
 
 STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}
 LOOK_SECONDS = 2.0
@@ -41,7 +41,7 @@ class LogFilter:
     attempt: int | None = None
     tail: int | None = None
 
-    def takes(self, stream: Stream) -> bool:
+    def takes(self, stream: LogStream) -> bool:
         return (
             self.role in (None, stream.role)
             and self.replica in (None, stream.replica)
@@ -131,7 +131,7 @@ class Printer:
     async def follow(self) -> None:
         """From the beginning, with what appears later, until the job has ended."""
         lines: asyncio.Queue[LogLine] = asyncio.Queue()
-        reading: dict[Stream, asyncio.Task[None]] = {}
+        reading: dict[LogStream, asyncio.Task[None]] = {}
         printing = asyncio.create_task(self._print_forever(lines))
         try:
             while True:
@@ -149,13 +149,13 @@ class Printer:
             for task in [printing, *reading.values()]:
                 task.cancel()
 
-    async def _streams(self) -> tuple[list[Stream], bool]:
+    async def _streams(self) -> tuple[list[LogStream], bool]:
         streams, ended = await self._reader.streams()
         streams = [stream for stream in streams if self._selected.takes(stream)]
         self._width = max([len(stream.name) for stream in streams], default=self._width)
         return streams, ended
 
-    async def _read(self, stream: Stream) -> list[Stamped] | ReadError:
+    async def _read(self, stream: LogStream) -> list[TimedLine] | ReadError:
         if stream.silent:
             return ReadError(f"{stream.name} has no log yet: {stream.silent}")
         try:
@@ -166,7 +166,7 @@ class Printer:
         except ReadError as error:
             return error
 
-    async def _pump(self, stream: Stream, lines: asyncio.Queue[LogLine]) -> None:
+    async def _pump(self, stream: LogStream, lines: asyncio.Queue[LogLine]) -> None:
         try:
             async for time, text in self._reader.lines(
                 stream, follow=True, tail=self._selected.tail
@@ -177,7 +177,7 @@ class Printer:
 
     async def _print_forever(self, lines: asyncio.Queue[LogLine]) -> None:
         async for batch in _batches(lines):
-            logs: dict[Stream, list[Stamped]] = {}
+            logs: dict[LogStream, list[TimedLine]] = {}
             for line in batch:
                 logs.setdefault(line.stream, []).append((line.time, line.text))
             for line in merged([*logs.items()]):
@@ -198,7 +198,7 @@ async def _batches(lines: asyncio.Queue[LogLine]) -> AsyncIterator[list[LogLine]
         yield batch
 
 
-def _without_silence(stream: Stream) -> Stream:
-    return Stream(
+def _without_silence(stream: LogStream) -> LogStream:
+    return LogStream(
         stream.pod, stream.container, stream.role, stream.replica, stream.attempt, stream.index
     )

@@ -14,7 +14,7 @@ from sluice_cli.options import say
 from sluice_cli.output import Format, written
 from sluice_cli.status.readers import job_reader
 from sluice_client.status_view import render_status, status_of
-from sluice_operator.cluster.view import Picture, Reader
+from sluice_operator.cluster.view import JobSnapshot, Reader
 from sluice_operator.plan import is_finished
 
 REFRESH_SECONDS = 2.0
@@ -36,19 +36,19 @@ def print_status(
         if form is Format.TEXT:
             asyncio.run(_print(name, namespace, run_dir, watch))
         else:
-            picture = asyncio.run(_picture(name, namespace, run_dir, watch))
-            say(written(picture.facts(), form))
+            snapshot = asyncio.run(_snapshot(name, namespace, run_dir, watch))
+            say(written(snapshot.facts(), form))
 
 
-async def _picture(
+async def _snapshot(
     name: str | None, namespace: str | None, run_dir: Path | None, watch: bool
-) -> Picture:
+) -> JobSnapshot:
     """Read the job as it is now; with `watch`, as it is after its end."""
     async with job_reader(name, namespace, run_dir) as reader:
         while True:
-            picture = await reader.picture()
-            if not watch or is_finished(status_of(picture.job)):
-                return picture
+            snapshot = await reader.snapshot()
+            if not watch or is_finished(status_of(snapshot.job)):
+                return snapshot
             await asyncio.sleep(REFRESH_SECONDS)
 
 
@@ -60,7 +60,7 @@ async def _print(
         if watch:
             await _watch(reader, console)
         else:
-            console.print(render_status(await reader.picture(), datetime.now(UTC)))
+            console.print(render_status(await reader.snapshot(), datetime.now(UTC)))
 
 
 async def _watch(reader: Reader, console: Console) -> None:
@@ -75,12 +75,12 @@ async def _watch(reader: Reader, console: Console) -> None:
     ):
         before: object = None
         while True:
-            picture = await reader.picture()
+            snapshot = await reader.snapshot()
             if live is not None:
-                live.update(render_status(picture, datetime.now(UTC)), refresh=True)
-            elif (picture.job.get("status"), picture.events) != before:
-                before = (picture.job.get("status"), picture.events)
-                console.print(render_status(picture, datetime.now(UTC)), "")
-            if is_finished(status_of(picture.job)):
+                live.update(render_status(snapshot, datetime.now(UTC)), refresh=True)
+            elif (snapshot.job.get("status"), snapshot.events) != before:
+                before = (snapshot.job.get("status"), snapshot.events)
+                console.print(render_status(snapshot, datetime.now(UTC)), "")
+            if is_finished(status_of(snapshot.job)):
                 return
             await asyncio.sleep(REFRESH_SECONDS)

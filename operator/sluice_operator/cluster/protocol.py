@@ -46,7 +46,7 @@ class Cluster(Protocol):
         ...
 
 
-class Host(Cluster, Protocol):
+class InProcessCluster(Cluster, Protocol):
     """A cluster inside this process, which wakes its reconciler itself."""
 
     async def changed(self, timeout: float) -> bool:

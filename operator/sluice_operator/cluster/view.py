@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.model import KubeObject
 
-Stamped = tuple[datetime, str]
+TimedLine = tuple[datetime, str]
 """A line of a log, and when it was written."""
 
 
@@ -26,7 +26,7 @@ class MissingJobError(ReadError):
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class JobEvent:
     """An event. about: the pod that it is about; empty: the job. count: how often it was seen."""
 
     time: datetime
@@ -38,7 +38,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class JobSnapshot:
     """A job as it is stored, its pods and its events.
 
     where: cluster namespace or run directory, in words. notes: what could not be read. directory:
@@ -48,7 +48,7 @@ class Picture:
     where: str
     job: KubeObject
     pods: tuple[KubeObject, ...] = ()
-    events: tuple[Happened, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     notes: tuple[str, ...] = ()
     directory: Path | None = None
 
@@ -76,7 +76,7 @@ def _pod_facts(pod: KubeObject) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class LogStream:
     """One container's log. silent: why there is none yet; empty: there is one, or there was."""
 
     pod: str
@@ -95,18 +95,20 @@ class Stream:
 
 
 class Reader(Protocol):
-    async def picture(self) -> Picture:
-        """The picture that `sluice status` shows. Raises ReadError."""
+    async def snapshot(self) -> JobSnapshot:
+        """The snapshot that `sluice status` shows. Raises ReadError."""
         ...
 
-    async def streams(self) -> tuple[list[Stream], bool]:
+    async def streams(self) -> tuple[list[LogStream], bool]:
         """The logs that there are; and whether the job has ended, so that no more will come.
 
         ReadError.
         """
         ...
 
-    def lines(self, stream: Stream, *, follow: bool, tail: int | None) -> AsyncIterator[Stamped]:
+    def lines(
+        self, stream: LogStream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[TimedLine]:
         """A log from its beginning, or its last lines.
 
         follow: until the container has ended. ReadError.
@@ -114,12 +116,12 @@ class Reader(Protocol):
         ...
 
 
-def streams_of(pod: KubeObject) -> list[Stream]:
+def log_streams(pod: KubeObject) -> list[LogStream]:
     """The logs of a pod's containers."""
     waiting = {each["name"]: _silence(each) for each in podstate.container_statuses(pod)}
     nowhere = podstate.unscheduled_because(pod) or "the pod waits for a node"
     return [
-        Stream(
+        LogStream(
             podstate.name(pod),
             container["name"],
             podstate.role(pod),

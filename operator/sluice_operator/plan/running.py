@@ -1,5 +1,6 @@
-"""A pass over a job that runs: its gangs are advanced one by one, until one of them, or a clock,
-ends it.
+"""A pass over a job that should run.
+
+`running` is the whole pass; each of its stages is one of the functions below it, in this order.
 """
 
 from __future__ import annotations
@@ -7,206 +8,239 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sluice.api import LastFailure, RLJob, RLJobStatus
+from sluice.api import LastFailure, RLJobStatus
 from sluice_operator.plan.decide import deadlines
+from sluice_operator.plan.decide.deletion import exit_times
 from sluice_operator.plan.decide.gangs import (
-    Step,
+    GangPlan,
     advance,
     by_gang,
-    exit_times,
-    living,
+    has_succeeded,
     present_facts,
+)
+from sluice_operator.plan.decide.pod_groups import (
+    finished_groups,
+    gangs_to_run,
+    give_back_time,
+    groups_of,
+    job_group,
+    job_group_first,
+    with_whole_group,
 )
 from sluice_operator.plan.decide.restart import GiveUp
 from sluice_operator.plan.decide.scale_down import retired_gangs
-from sluice_operator.plan.decide.success import has_succeeded
 from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.constants import QUEUE_LOOK_SECONDS, SUCCEEDED
-from sluice_operator.plan.facts.model import Gang, Images, KubeObject, Observed, Plan
+from sluice_operator.plan.facts.job_pass import JobPass
+from sluice_operator.plan.facts.model import Deletion, Event, Gang, KubeObject, Plan
 from sluice_operator.plan.facts.names import checkpoint_name, pod_name
-from sluice_operator.plan.manifests import podgroup
-from sluice_operator.plan.manifests.creation import groups_of, missing_pods
 from sluice_operator.plan.manifests.objects import missing_objects
 from sluice_operator.plan.manifests.optional_objects import missing_extras, unwanted_extras
+from sluice_operator.plan.manifests.pods import missing_pods
 from sluice_operator.plan.report import admission, conditions, events
 from sluice_operator.plan.report.blocked import failed_to_start
-from sluice_operator.plan.report.conditions import Finding
-from sluice_operator.plan.report.status import (
-    assembled,
-    last_failure,
-    roles,
-)
+from sluice_operator.plan.report.conditions import ConditionUpdate
+from sluice_operator.plan.report.status import assembled, last_failure, roles
 from sluice_operator.plan.stopping import finish
 
 
-def running(
-    job: RLJob, status: RLJobStatus, observed: Observed, now: datetime, images: Images
-) -> Plan:
-    status = podgroup.renewed(job, status, observed, now)
-    status = status.model_copy(update={"pod_group": podgroup.shared_group(job, status, observed)})
-    known, observed = observed.pods, living(observed)
-    gangs = podgroup.wanted_gangs(job, status, now)
-    due = _progress_due(job, status, observed, now)
-    members = by_gang(observed.pods)
-    steps = [
-        _advance(job, gang, status, members[gang.role, gang.replica], due, now) for gang in gangs
-    ]
-    steps = podgroup.in_order(status.pod_group, steps, observed.pods)
-    status = _clocked(job, status, steps, observed, now)
-    ending = _ending(job, status, steps, observed, now)
+def running(current: JobPass) -> Plan:
+    """Advance every gang of the job, or end the job."""
+    all_pods = current.pods
+
+    # Settle the group in which the job is admitted. A new group means new attempts.
+    current = with_whole_group(current)
+    current = current.updated(pod_group=job_group(current)).without_departed_pods()
+
+    # Decide about each gang: wait, create its pods, restart it or give up.
+    gangs = gangs_to_run(current)
+    hang_time = _hang_time(current)
+    plans = _advance_gangs(current, gangs, hang_time)
+
+    # Stop the clocks while a queue holds the job, and note the newest failure.
+    current = _with_clocks(current, plans)
+
+    # End the job if it has succeeded, if a gang gave up or if a deadline has passed.
+    ending = _ending(current, plans)
     if ending is not None:
-        return finish(job, status, observed, now, ending, steps)
-    retired = retired_gangs(status, gangs, observed.pods, now)
-    new = _running_status(job, status, steps, retired, observed, now)
-    groups = groups_of(job, status, steps)
-    create = missing_objects(job, observed) + missing_extras(job, observed)
-    create += missing_pods(job, steps, groups, observed, images)
-    present = {group.name for group in groups.values() if group is not None}
-    delete = tuple(deletion for step in [*steps, *retired] for deletion in step.delete)
-    delete += unwanted_extras(job, observed, present) + podgroup.ends(known, present)
-    emitted = (
-        events.of_steps(steps, new)
-        + events.of_change(observed.status, new)
-        + events.of_deletions(delete)
+        return finish(current, ending, plans)
+
+    # Retire gangs that are no longer wanted, and report.
+    retired = retired_gangs(current.status, gangs, current.pods, current.now)
+    reported = current.with_status(_status(current, plans, retired))
+
+    # Collect the objects to create and to delete, the events, and the time of the next pass.
+    create, delete = _changes(current, plans, retired, all_pods)
+    return Plan(
+        reported.status,
+        create,
+        delete,
+        _events(reported, plans, delete),
+        clock.until_next(_next_moments(reported, plans, hang_time), current.now),
     )
-    emitted += events.of_defaults(job, observed)
-    moments = deadlines.upcoming(job.spec, new, due) + _retries(steps) + exit_times(observed.pods)
-    moments += [step.due for step in steps if step.due]
-    if any(map(podstate.is_gated, observed.episodes)):
-        moments.append(now + timedelta(seconds=QUEUE_LOOK_SECONDS))
-    if give_back := podgroup.give_back_time(new):
-        moments += [now + timedelta(seconds=QUEUE_LOOK_SECONDS), give_back]
-    return Plan(new, create, delete, emitted, clock.until_next(moments, now))
 
 
-def _clocked(
-    job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
-) -> RLJobStatus:
-    """The status with its clocks, which stand still while a queue holds the job, and with the
-    newest failure.
+def _hang_time(current: JobPass) -> datetime | None:
+    """Return when the trainer counts as hung, or None while that cannot be judged.
+
+    It is not judged while the buffer does not answer, because silence is no hang, nor while a queue
+    holds what the trainer waits for.
     """
-    queued = admission.is_queued(job, steps, observed, now)
-    clocks = {
-        "start_time": None if queued else status.start_time or clock.text(now),
-        "queued_time": status.queued_time or clock.text(now) if queued else None,
-    }
-    return status.model_copy(
-        update=clocks | {"last_failure": _newest_failure(status, steps, observed, now)}
-    )
+    gang = Gang("trainer", 0, current.spec.trainer.nodes)
+    stored = current.status.gang(gang.role, gang.replica)
+    if (
+        stored is None
+        or current.observed.progress is None
+        or current.status.queued_time is not None
+    ):
+        return None
+    facts = present_facts(gang, stored, current.pods, current.now)
+    return deadlines.progress_due(current.spec, current.status, facts, gang.size)
 
 
-def _newest_failure(
-    status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
-) -> LastFailure | None:
-    """The newest failure; what a kubelet refuses to start is one, once: it may be refused under
-    changing names.
-    """
-    newest, before = last_failure(status, steps), status.last_failure
-    refused = failed_to_start(observed.pods, observed.warned)
-    known = (
-        before is not None
-        and refused is not None
-        and (before.pod, before.container) == refused.place
-    )
-    return newest if refused is None or known or newest != before else refused.failure(now)
+def _advance_gangs(
+    current: JobPass, gangs: Sequence[Gang], hang_time: datetime | None
+) -> list[GangPlan]:
+    members = by_gang(current.pods)
+    plans = [_advance(current, gang, members[gang.role, gang.replica], hang_time) for gang in gangs]
+    return job_group_first(current.status.pod_group, plans, current.pods)
 
 
 def _advance(
-    job: RLJob,
-    gang: Gang,
-    status: RLJobStatus,
-    pods: Sequence[KubeObject],
-    due: datetime | None,
-    now: datetime,
-) -> Step:
-    known = status.gang(gang.role, gang.replica)
+    current: JobPass, gang: Gang, pods: Sequence[KubeObject], hang_time: datetime | None
+) -> GangPlan:
+    stored = current.status.gang(gang.role, gang.replica)
     hung = None
-    if gang.role == "trainer" and known is not None:
-        pod = pod_name(job, "trainer", 0, known.attempt, 0)
-        hung = deadlines.hang(due, status, job.spec, pod, now)
-    return advance(gang, known, pods, job.spec.failure_policy, now, hung)
+    if gang.role == "trainer" and stored is not None:
+        pod = pod_name(current.job, "trainer", 0, stored.attempt, 0)
+        hung = deadlines.hang(hang_time, current.status, current.spec, pod, current.now)
+    return advance(gang, stored, pods, current.spec.failure_policy, current.now, hung)
 
 
-def _progress_due(
-    job: RLJob, status: RLJobStatus, observed: Observed, now: datetime
-) -> datetime | None:
-    """When the trainer counts as hung. Not judged while the buffer cannot be asked, for silence is
-    not a hang, nor while a queue holds what the trainer waits for.
-    """
-    gang = Gang("trainer", 0, job.spec.trainer.nodes)
-    known = status.gang(gang.role, gang.replica)
-    if known is None or observed.progress is None or status.queued_time is not None:
-        return None
-    return deadlines.progress_due(
-        job.spec, status, known, present_facts(gang, known, observed.pods, now), gang.size
+def _with_clocks(current: JobPass, plans: Sequence[GangPlan]) -> JobPass:
+    """Set the start or the queueing time, one of which is always empty, and the newest failure."""
+    status, now = current.status, clock.text(current.now)
+    queued = admission.is_queued(current, plans)
+    return current.updated(
+        start_time=None if queued else status.start_time or now,
+        queued_time=status.queued_time or now if queued else None,
+        last_failure=_newest_failure(current, plans),
     )
 
 
-def _ending(
-    job: RLJob, status: RLJobStatus, steps: Sequence[Step], observed: Observed, now: datetime
-) -> Finding | None:
-    """How the job ends in this pass; None: it goes on."""
-    if any(has_succeeded(step.gang, step.facts) for step in steps):
-        return Finding("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
-    for step in steps:
-        if isinstance(step.decision, GiveUp):
-            return Finding("Failed", "True", step.decision.reason, step.decision.message)
-    tired = deadlines.queue_timeout(job.spec, status, now, admission.cause(job, observed, now))
-    if tired is not None:
-        return Finding("Failed", "True", *tired)
-    waiting = _running(job, status, steps, observed, now)
-    late = deadlines.job_deadline(job.spec, status, now, waiting.message)
-    return Finding("Failed", "True", *late) if late else None
-
-
-def _running(
-    job: RLJob,
-    status: RLJobStatus,
-    steps: Sequence[Step],
-    observed: Observed,
-    now: datetime,
-    queued: str | None = None,
-) -> Finding:
-    """Can the job train? queued: as `conditions.running` has it."""
-    return conditions.running(
-        status,
-        steps,
-        observed.pods,
-        observed.progress,
-        now,
-        queued=queued,
-        warned=observed.warned,
-        may_compile=job.spec.on_gpu and job.spec.kernel_cache is None,
+def _newest_failure(current: JobPass, plans: Sequence[GangPlan]) -> LastFailure | None:
+    """Return the newest failure, which may be a container that its kubelet refuses to start."""
+    before = current.status.last_failure
+    newest = last_failure(current.status, plans)
+    refused = failed_to_start(current.pods, current.observed.warned)
+    # A refusal counts once, because a kubelet may report it under changing names.
+    is_reported = (
+        before is not None
+        and refused is not None
+        and (before.pod, before.container) == (refused.pod, refused.container)
     )
+    if refused is None or is_reported or newest != before:
+        return newest
+    return refused.failure(current.now)
 
 
-def _running_status(
-    job: RLJob,
-    status: RLJobStatus,
-    steps: list[Step],
-    retired: list[Step],
-    observed: Observed,
-    now: datetime,
+def _ending(current: JobPass, plans: Sequence[GangPlan]) -> ConditionUpdate | None:
+    """Return the condition with which the job ends in this pass, or None if it goes on."""
+    if any(has_succeeded(plan.gang, plan.facts) for plan in plans):
+        return ConditionUpdate("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
+    for plan in plans:
+        if isinstance(plan.decision, GiveUp):
+            return ConditionUpdate("Failed", "True", plan.decision.reason, plan.decision.message)
+    spec, status, now = current.spec, current.status, current.now
+    failed = deadlines.queue_timeout(spec, status, now, admission.cause(current))
+    if failed is None:
+        waiting = _running_condition(current, plans)
+        failed = deadlines.job_deadline(spec, status, now, waiting.message)
+    return ConditionUpdate("Failed", "True", *failed) if failed else None
+
+
+def _status(
+    current: JobPass, plans: Sequence[GangPlan], retired: Sequence[GangPlan]
 ) -> RLJobStatus:
-    queued = admission.cause(job, observed, now) if status.queued_time else None
-    findings = [
-        admission.admitted(job, observed, now),
-        _running(job, status, steps, observed, now, queued),
-        conditions.weights_in_sync(observed.progress),
+    status = current.status
+    queued = admission.cause(current) if status.queued_time else None
+    updates = [
+        admission.admitted(current),
+        _running_condition(current, plans, queued),
+        conditions.weights_in_sync(current.observed.progress),
     ]
     if status.condition("Suspended"):
-        findings.append(events.resumed_finding())
+        updates.append(events.resumed_condition())
     return assembled(
-        job,
-        status,
-        roles(status, steps, retired),
-        findings,
-        now,
-        last_failure=last_failure(status, steps),
-        rollout_replicas=job.spec.replicas,
-        checkpoint_claim=checkpoint_name(job) if job.spec.checkpoint.claim else None,
+        current,
+        roles(status, plans, retired),
+        updates,
+        last_failure=last_failure(status, plans),
+        rollout_replicas=current.spec.replicas,
+        checkpoint_claim=checkpoint_name(current.job) if current.spec.checkpoint.claim else None,
     )
 
 
-def _retries(steps: Sequence[Step]) -> list[datetime]:
-    return [clock.parse(step.status.retry_time) for step in steps if step.status.retry_time]
+def _running_condition(
+    current: JobPass, plans: Sequence[GangPlan], queued: str | None = None
+) -> ConditionUpdate:
+    """Return the condition Running; `queued` as in `conditions.running`."""
+    spec = current.spec
+    return conditions.running(
+        current.status,
+        plans,
+        current.pods,
+        current.observed.progress,
+        current.now,
+        queued=queued,
+        warned=current.observed.warned,
+        may_compile=spec.on_gpu and spec.kernel_cache is None,
+    )
+
+
+def _changes(
+    current: JobPass,
+    plans: Sequence[GangPlan],
+    retired: Sequence[GangPlan],
+    all_pods: Sequence[KubeObject],
+) -> tuple[tuple[KubeObject, ...], tuple[Deletion, ...]]:
+    """Return the objects to create and the deletions.
+
+    all_pods: the job's pods, including those that only a finalizer of Kueue keeps.
+    """
+    job, observed = current.job, current.observed
+    groups = groups_of(current, plans)
+    create = missing_objects(job, observed) + missing_extras(job, observed)
+    create += missing_pods(current, plans, groups)
+    present = {group.name for group in groups.values() if group is not None}
+    delete = tuple(deletion for plan in [*plans, *retired] for deletion in plan.delete)
+    delete += unwanted_extras(job, observed, present) + finished_groups(all_pods, present)
+    return create, delete
+
+
+def _events(
+    reported: JobPass, plans: Sequence[GangPlan], delete: Sequence[Deletion]
+) -> tuple[Event, ...]:
+    """Return the events of the pass. reported: the pass with its final status."""
+    return (
+        events.of_gangs(plans, reported.status)
+        + events.of_change(reported.observed.status, reported.status)
+        + events.of_deletions(delete)
+        + events.of_defaults(reported.job, reported.observed)
+    )
+
+
+def _next_moments(
+    reported: JobPass, plans: Sequence[GangPlan], hang_time: datetime | None
+) -> list[datetime]:
+    """Return the times at which the plan may change although nothing else happens."""
+    status, queue_look = reported.status, reported.now + timedelta(seconds=QUEUE_LOOK_SECONDS)
+    moments = deadlines.upcoming(reported.spec, status, hang_time)
+    moments += [clock.parse(plan.status.retry_time) for plan in plans if plan.status.retry_time]
+    moments += exit_times(reported.pods)
+    moments += [plan.due for plan in plans if plan.due]
+    if any(map(podstate.is_gated, reported.observed.episodes)):
+        moments.append(queue_look)
+    if give_back := give_back_time(status):
+        moments += [queue_look, give_back]
+    return moments

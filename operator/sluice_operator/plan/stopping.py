@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
-from sluice.api import LastFailure, RLJob, RLJobStatus
-from sluice_operator.plan.decide.drain import drain, to_drain
-from sluice_operator.plan.decide.gangs import (
-    Step,
-    exit_times,
-    living,
-    present_facts,
-)
+from sluice.api import ROLES, LastFailure, RLJobStatus
+from sluice_operator.plan.decide.deadlines import expiry
+from sluice_operator.plan.decide.deletion import drain, exit_times, to_drain
+from sluice_operator.plan.decide.gangs import GangPlan, has_succeeded, present_facts
+from sluice_operator.plan.decide.pod_groups import finished_groups, next_group
 from sluice_operator.plan.decide.scale_down import retired_gangs
-from sluice_operator.plan.decide.success import has_succeeded
-from sluice_operator.plan.decide.ttl import expiry
 from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.constants import (
     NOT_ADMITTED,
@@ -25,117 +19,106 @@ from sluice_operator.plan.facts.constants import (
     SUCCEEDED,
     SUSPENDED,
 )
-from sluice_operator.plan.facts.model import Deletion, Gang, Observed, Plan
-from sluice_operator.plan.manifests import podgroup
+from sluice_operator.plan.facts.job_pass import JobPass
+from sluice_operator.plan.facts.model import Deletion, Gang, Plan
 from sluice_operator.plan.manifests.optional_objects import unwanted_extras
 from sluice_operator.plan.report import events
 from sluice_operator.plan.report.blocked import blocked
-from sluice_operator.plan.report.conditions import Finding
-from sluice_operator.plan.report.status import (
-    assembled,
-    last_failure,
-    roles,
-)
+from sluice_operator.plan.report.conditions import ConditionUpdate
+from sluice_operator.plan.report.status import assembled, last_failure, roles
 
 
-def finish(
-    job: RLJob,
-    status: RLJobStatus,
-    observed: Observed,
-    now: datetime,
-    ending: Finding,
-    steps: Sequence[Step],
-) -> Plan:
-    """The job ends: its terminal condition is written first, then what still runs is stopped."""
-    word = f"has {ending.type.lower()}"
-    findings = [ending, Finding("Running", "False", STOPPED.name, STOPPED.text(state=word))]
-    failure = last_failure(status, steps) if ending.type == "Failed" else status.last_failure
+def finish(current: JobPass, ending: ConditionUpdate, plans: Sequence[GangPlan]) -> Plan:
+    """End the job: write its terminal condition, and stop what still runs."""
+    state = f"has {ending.type.lower()}"
+    updates = [
+        ending,
+        ConditionUpdate("Running", "False", STOPPED.name, STOPPED.text(state=state)),
+    ]
+    failure = current.status.last_failure
+    if ending.type == "Failed":
+        failure = last_failure(current.status, plans)
     if ending.reason == STARTUP_DEADLINE.name and (
-        trouble := blocked(observed.pods, observed.warned)
+        obstacle := blocked(current.pods, current.observed.warned)
     ):
-        failure = trouble.failure(now)
-    ends = {"completion_time": clock.text(now), "queued_time": None}
-    new = _stopped_status(job, status, observed, findings, now, failure, **ends)
-    return Plan(
-        new, (), drain(to_drain(observed.pods), now), events.of_change(observed.status, new)
-    )
+        failure = obstacle.failure(current.now)
+    times = {"completion_time": clock.text(current.now), "queued_time": None}
+    status = _stopped_status(current, updates, failure, **times)
+    delete = drain(to_drain(current.pods), current.now)
+    return Plan(status, (), delete, events.of_change(current.observed.status, status))
 
 
-def finished(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
-    """Terminal states are for ever: drain what is left, and delete the job when its
-    time has come.
-    """
-    new = _stopped_status(job, status, observed, [], now, status.last_failure)
+def finished(current: JobPass) -> Plan:
+    """Drain a job that has ended, and delete it after its time to live."""
+    observed, now = current.observed, current.now
+    status = _stopped_status(current, [], current.status.last_failure)
     delete = (
         drain(to_drain(observed.pods), now)
-        + unwanted_extras(job, observed)
-        + podgroup.ends(observed.pods)
+        + unwanted_extras(current.job, observed)
+        + finished_groups(observed.pods)
     )
-    moment = expiry(job.spec, status)
-    if moment is None or delete or to_drain(observed.pods):
-        return Plan(
-            new,
-            (),
-            delete,
-            events.of_deletions(delete),
-            clock.until_next(exit_times(observed.pods), now),
-        )
-    if now < moment:
-        return Plan(new, requeue_after=clock.until_next([moment], now))
-    return Plan(new, (), (Deletion("RLJob", job.metadata.name),), (events.expired(job),))
+    expires = expiry(current.spec, current.status)
+    if expires is None or delete or to_drain(observed.pods):
+        requeue_after = clock.until_next(exit_times(observed.pods), now)
+        return Plan(status, (), delete, events.of_deletions(delete), requeue_after)
+    if now < expires:
+        return Plan(status, requeue_after=clock.until_next([expires], now))
+    job = current.job
+    return Plan(status, (), (Deletion("RLJob", job.metadata.name),), (events.expired(job),))
 
 
-def suspended(job: RLJob, status: RLJobStatus, observed: Observed, now: datetime) -> Plan:
-    """All pods go; storage, attempts and counts stay.
+def suspended(current: JobPass) -> Plan:
+    """Delete all pods of a suspended job; its storage, attempt numbers and counters stay.
 
-    The clocks of the deadlines start again on resume.
+    The clocks of its deadlines start again on resume.
     """
-    status = status.model_copy(
-        update={"pod_group": podgroup.following(job, status, observed), "queued_time": None}
-    )
-    known, observed = observed.pods, living(observed)
-    trainer = Gang("trainer", 0, job.spec.trainer.nodes)
-    facts = present_facts(trainer, status.gang("trainer", 0), observed.pods, now)
+    all_pods = current.pods
+    current = current.updated(pod_group=next_group(current), queued_time=None)
+    current = current.without_departed_pods()
+    job, status, now = current.job, current.status, current.now
+
+    trainer = Gang("trainer", 0, current.spec.trainer.nodes)
+    facts = present_facts(trainer, status.gang("trainer", 0), current.pods, now)
     if has_succeeded(trainer, facts):
-        done = Finding("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
-        return finish(job, status, observed, now, done, [])
-    findings = [
-        Finding("Suspended", "True", SUSPENDED.name, SUSPENDED.message),
-        Finding("Running", "False", STOPPED.name, STOPPED.text(state="is suspended")),
-        Finding("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state="is suspended")),
+        ending = ConditionUpdate("Succeeded", "True", SUCCEEDED.name, SUCCEEDED.message)
+        return finish(current, ending, [])
+
+    state = "is suspended"
+    updates = [
+        ConditionUpdate("Suspended", "True", SUSPENDED.name, SUSPENDED.message),
+        ConditionUpdate("Running", "False", STOPPED.name, STOPPED.text(state=state)),
+        ConditionUpdate("Admitted", "False", NOT_ADMITTED.name, NOT_ADMITTED.text(state=state)),
     ]
-    retired = retired_gangs(status, [], observed.pods, now)
+    retired = retired_gangs(status, [], current.pods, now)
     new = assembled(
-        job,
-        status,
+        current,
         roles(status, [], retired),
-        findings,
-        now,
+        updates,
         start_time=None,
-        rollout_replicas=job.spec.replicas,
+        rollout_replicas=current.spec.replicas,
     )
-    delete = drain(observed.pods, now) + unwanted_extras(job, observed) + podgroup.ends(known)
-    emitted = events.of_change(observed.status, new) + events.of_deletions(delete)
-    return Plan(new, (), delete, emitted, clock.until_next(exit_times(observed.pods), now))
+    delete = (
+        drain(current.pods, now)
+        + unwanted_extras(job, current.observed)
+        + finished_groups(all_pods)
+    )
+    emitted = events.of_change(current.observed.status, new) + events.of_deletions(delete)
+    return Plan(new, (), delete, emitted, clock.until_next(exit_times(current.pods), now))
 
 
 def _stopped_status(
-    job: RLJob,
-    status: RLJobStatus,
-    observed: Observed,
-    findings: list[Finding],
-    now: datetime,
+    current: JobPass,
+    updates: Sequence[ConditionUpdate],
     failure: LastFailure | None,
-    **update: Any,
+    **fields: Any,
 ) -> RLJobStatus:
-    """Status of a job that has ended: nothing is desired any more;
-    gangs and counts stay as they are.
-    """
-    running = {
-        name: sum(podstate.is_ready(pod) for pod in observed.pods if podstate.role(pod) == name)
-        for name in ("rendezvous", "buffer", "rollout", "trainer")
+    """Return the status of a job that has ended: no pod is desired; gangs and counters stay."""
+    ready = {
+        name: sum(podstate.is_ready(pod) for pod in current.pods if podstate.role(pod) == name)
+        for name in ROLES
     }
     role_list = [
-        role.model_copy(update={"desired": 0, "ready": running[role.name]}) for role in status.roles
+        role.model_copy(update={"desired": 0, "ready": ready[role.name]})
+        for role in current.status.roles
     ]
-    return assembled(job, status, role_list, findings, now, last_failure=failure, **update)
+    return assembled(current, role_list, updates, last_failure=failure, **fields)

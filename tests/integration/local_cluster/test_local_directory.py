@@ -26,11 +26,11 @@ SECOND_TIME = f"""
 async def test_who_holds_the_lock_keeps_the_directory_after_the_cluster(tmp_path: Path) -> None:
     lock = await run_state.lock(tmp_path, 0)
     async with LocalCluster(tmp_path, lock=lock):
-        assert run_state.held(tmp_path)
+        assert run_state.is_locked(tmp_path)
     with pytest.raises(RunDirectoryError, match="is in use by process"):
         await run_state.lock(tmp_path, 0.1)
     os.close(lock)
-    assert not run_state.held(tmp_path)
+    assert not run_state.is_locked(tmp_path)
 
 
 async def test_a_second_host_is_told_who_is_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice_operator.cluster import LocalCluster
-from sluice_operator.cluster.local.targets import TARGETS_FILE
+from sluice_operator.cluster.local.services import TARGETS_FILE
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import make_job
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator import settings
-from sluice_operator.plan.defaults import JobDefaults
+from sluice_operator.plan.facts.job_defaults import JobDefaults
 from tests.helm import CHART, Object, environment, helm, objects, one
 
 SERVED = ("--api-versions", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")

@@ -75,10 +75,10 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(runs: Path, sluice:
 async def test_a_run_that_goes_on_is_listed_so(runs: Path, sluice: Sluice) -> None:
     held = await run_state.lock(runs / "first", 0)
     try:
-        assert run_state.held(runs / "first")
+        assert run_state.is_locked(runs / "first")
     finally:
         os.close(held)
-    assert not run_state.held(runs / "first")
+    assert not run_state.is_locked(runs / "first")
 
 
 def test_a_list_for_programs(runs: Path, sluice: Sluice) -> None:

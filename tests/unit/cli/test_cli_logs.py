@@ -19,7 +19,7 @@ from sluice_cli.status import logs
 from sluice_cli.status.logs import LogFilter, Printer, rendered
 from sluice_client.logs import LogLine, merged
 from sluice_operator.cluster.local.reader import RunReader, stamp
-from sluice_operator.cluster.view import Picture, ReadError, Stamped, Stream, streams_of
+from sluice_operator.cluster.view import JobSnapshot, LogStream, ReadError, TimedLine, log_streams
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -30,8 +30,8 @@ def at(second: float) -> datetime:
 
 def stream(
     role: str = "trainer", replica: int = 0, attempt: int = 1, container: str = "", silent: str = ""
-) -> Stream:
-    return Stream(
+) -> LogStream:
+    return LogStream(
         f"demo-{role}-{replica}-{attempt}-0", container or role, role, replica, attempt, 0, silent
     )
 
@@ -148,18 +148,18 @@ class Fake:
     """A reader whose logs a test writes."""
 
     def __init__(self) -> None:
-        self.logs: dict[Stream, list[Stamped] | str] = {}
+        self.logs: dict[LogStream, list[TimedLine] | str] = {}
         self.ended = False
 
-    async def picture(self) -> Picture:
+    async def snapshot(self) -> JobSnapshot:
         raise NotImplementedError
 
-    async def streams(self) -> tuple[list[Stream], bool]:
+    async def streams(self) -> tuple[list[LogStream], bool]:
         return [*self.logs], self.ended
 
     async def lines(
-        self, stream: Stream, *, follow: bool, tail: int | None
-    ) -> AsyncIterator[Stamped]:
+        self, stream: LogStream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[TimedLine]:
         log = self.logs[stream]
         if isinstance(log, str):
             raise ReadError(log)
@@ -244,15 +244,15 @@ def test_a_container_that_waits_says_for_what() -> None:
         "spec": {"containers": [{"name": "trainer"}]},
         "status": {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]},
     }
-    assert streams_of(pod)[0].silent == 'CreateContainerConfigError: secret "demo-token" not found'
+    assert log_streams(pod)[0].silent == 'CreateContainerConfigError: secret "demo-token" not found'
     assert (
-        streams_of({**pod, "status": {"phase": "Pending"}})[0].silent == "the pod waits for a node"
+        log_streams({**pod, "status": {"phase": "Pending"}})[0].silent == "the pod waits for a node"
     )
     running = {
         "phase": "Running",
         "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
     }
-    assert streams_of({**pod, "status": running})[0].silent == ""
+    assert log_streams({**pod, "status": running})[0].silent == ""
 
 
 def run_directory(directory: Path, phase: str = "Running") -> RunReader:

@@ -15,7 +15,7 @@ from rich.console import Console
 from sluice.api import LastFailure
 from sluice_client.advice import advice
 from sluice_client.status_view import pod_state, render_status
-from sluice_operator.cluster.view import Happened, Picture
+from sluice_operator.cluster.view import JobEvent, JobSnapshot
 
 GOLDEN = Path(__file__).with_name("golden")
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -90,7 +90,7 @@ ROLES = [
         "gangs": [{"replica": 0, "attempt": 1}],
     },
 ]
-RUNNING = Picture(
+RUNNING = JobSnapshot(
     "namespace team",
     job(
         {
@@ -146,13 +146,13 @@ RUNNING = Picture(
         ),
     ),
     (
-        Happened(
+        JobEvent(
             datetime(2026, 1, 31, 11, 59, 51, tzinfo=UTC),
             "Warning",
             "GangRestarting",
             "rollout-0 failed",
         ),
-        Happened(
+        JobEvent(
             datetime(2026, 1, 31, 11, 59, 58, tzinfo=UTC),
             "Warning",
             "Failed",
@@ -163,7 +163,7 @@ RUNNING = Picture(
     ),
     ("you have no right to read something",),
 )
-FINISHED = Picture(
+FINISHED = JobSnapshot(
     "run directory runs/demo",
     job(
         {
@@ -174,19 +174,19 @@ FINISHED = Picture(
             "completionTime": "2026-01-31T11:50:00Z",
             "conditions": [
                 condition(
-                    "Succeeded", "True", "TrainerSucceeded", "all trainer pods have done their work"
+                    "Succeeded", "True", "TrainerSucceeded", "all trainer pods have completed"
                 )
             ],
         },
         ttlSecondsAfterFinished=3600,
     ),
 )
-PICTURES = {"running": RUNNING, "finished": FINISHED, "new": Picture("namespace team", job({}))}
+PICTURES = {"running": RUNNING, "finished": FINISHED, "new": JobSnapshot("namespace team", job({}))}
 
 
-def text(picture: Picture) -> str:
+def text(snapshot: JobSnapshot) -> str:
     console = Console(width=110, file=io.StringIO(), color_system=None)
-    console.print(render_status(picture, NOW))
+    console.print(render_status(snapshot, NOW))
     printed: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
 
@@ -210,9 +210,9 @@ def test_it_says_which_split_of_the_gpus_would_be_faster() -> None:
     rollout = {"replicas": 3, "mode": "async", "maxStaleness": 1}
     assert (
         "plan engines wait 85%, the trainer 5%: 2 engine GPUs fewer, 2 trainer GPUs more gives "
-        "about 3.0x" in " ".join(text(Picture("here", job(status, rollout=rollout))).split())
+        "about 3.0x" in " ".join(text(JobSnapshot("here", job(status, rollout=rollout))).split())
     )
-    assert "plan" not in text(Picture("here", job({"step": 10})))
+    assert "plan" not in text(JobSnapshot("here", job({"step": 10})))
 
 
 def test_it_says_what_the_last_responses_of_a_batch_cost() -> None:
@@ -227,7 +227,7 @@ def test_it_says_what_the_last_responses_of_a_batch_cost() -> None:
     status = {"step": 10, "goodput": {"ratio": "0.5", "seconds": seconds, "states": states}}
     shown = " ".join(
         text(
-            Picture(
+            JobSnapshot(
                 "here",
                 job(status, trainer={"gpusPerNode": 1, "steps": 20}, rollout={"replicas": 1}),
             )
@@ -247,19 +247,19 @@ def test_an_invalid_spec_does_not_hide_why_it_failed() -> None:
     }
     document = job(status)
     document["spec"] = {"trainer": {"steps": "many"}}
-    assert "Failed=True" in text(Picture("namespace team", document))
-    assert "spec.trainer.steps: no" in text(Picture("namespace team", document))
+    assert "Failed=True" in text(JobSnapshot("namespace team", document))
+    assert "spec.trainer.steps: no" in text(JobSnapshot("namespace team", document))
 
 
 def test_a_status_of_another_version_is_shown_as_far_as_it_can_be_read() -> None:
     assert "RLJob demo  Odd" in text(
-        Picture("namespace team", job({"state": "Odd", "roles": "new form"}))
+        JobSnapshot("namespace team", job({"state": "Odd", "roles": "new form"}))
     )
 
 
 def test_words_in_brackets_are_not_taken_for_markup() -> None:
     assert "[/red] [bold]" in text(
-        Picture("x", job({"conditions": [condition("Running", "True", "A", "[/red] [bold]")]}))
+        JobSnapshot("x", job({"conditions": [condition("Running", "True", "A", "[/red] [bold]")]}))
     )
 
 
@@ -332,7 +332,7 @@ def test_an_attempt_that_never_ran_is_not_shown() -> None:
     shown = [
         line.split()
         for gang in (waiting, partly, {"replica": 0, "attempt": 2})
-        for line in text(Picture("x", job({"roles": [role | {"gangs": [gang]}]}))).splitlines()
+        for line in text(JobSnapshot("x", job({"roles": [role | {"gangs": [gang]}]}))).splitlines()
         if line.startswith("trainer ")
     ]
     assert [line[2] for line in shown] == ["1", "2", "2"]

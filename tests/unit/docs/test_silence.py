@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sluice_operator.plan.manifests.probes import probes
+from sluice_operator.plan.manifests.containers import probes
 from sluice_rendezvous.service import MEMBER_TIMEOUT_SECONDS
 from sluice_trainer.weights.lateness import CONNECTING, FACTOR
 from tests.unit.operator.world import make_job

@@ -178,7 +178,7 @@ async def test_an_error_of_ours_is_told_before_anything_is_started(
         "ReconcileFailed",
         "Pending",
     )
-    assert condition.message == f"nothing was started; {jobs.told[0].message}"
+    assert condition.message == f"no pod has been created; {jobs.told[0].message}"
     del jobs.config
     await settle(controller)
     assert "KeyError" not in _message(jobs)

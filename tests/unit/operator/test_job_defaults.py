@@ -11,7 +11,7 @@ import pytest
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_operator import settings
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
-from sluice_operator.plan.defaults import JobDefaults, filled_in, with_defaults
+from sluice_operator.plan.facts.job_defaults import JobDefaults, defaulted_fields, with_job_defaults
 from sluice_operator.plan.manifests.objects import config_map
 from sluice_operator.spec_acceptance import accept
 from tests.unit.operator.world import START, World, make_job
@@ -110,7 +110,7 @@ def test_jobs_on_gpus_keep_kernels_where_the_cluster_says(
     job = make_job(
         trainer={"gpusPerNode": gpus, "steps": 1}, rollout={"gpusPerReplica": gpus}, **spec
     )
-    result = with_defaults(job, JobDefaults.model_validate(cache)).spec.kernel_cache
+    result = with_job_defaults(job, JobDefaults.model_validate(cache)).spec.kernel_cache
     assert (result and result.volume["nfs"]["server"]) == expected
 
 
@@ -164,8 +164,8 @@ def test_a_running_job_takes_no_notice_of_new_defaults() -> None:
 
 def test_without_defaults_a_job_is_what_it_says() -> None:
     job = make_job()
-    assert with_defaults(job, JobDefaults()) is job
-    assert filled_in(job, JobDefaults()) == []
+    assert with_job_defaults(job, JobDefaults()) is job
+    assert defaulted_fields(job, JobDefaults()) == []
     assert list(config_map(job)["data"]) == ["rljob.json"]
 
 

@@ -14,8 +14,7 @@ from kubernetes.aio.client.configuration import Configuration
 from multidict import CIMultiDict
 
 from sluice_operator.cluster import errors
-from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.patch import merge_patch, without_empty
+from sluice_operator.cluster.kube.api import Api, merge_patch, without_empty
 
 
 class Server:

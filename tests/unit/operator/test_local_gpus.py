@@ -37,4 +37,4 @@ def test_one_engine_is_enough_to_begin(
     if rollout.get("replicas") == 0:
         spec |= {"debug": {"replay": "dump"}}
     job = RLJob.model_validate({"metadata": {"name": "x"}, "spec": spec})
-    assert gpus.least(render_all(job)) == expected
+    assert gpus.required_by(render_all(job)) == expected

@@ -9,7 +9,13 @@ import pytest
 from sluice_operator.cluster.local.gpus import assign
 from sluice_operator.cluster.local.readiness import url
 from sluice_operator.cluster.local.services import named_addresses, pod_ports
-from sluice_operator.cluster.local.translate import PodError, PodPlace, commands, expand, translate
+from sluice_operator.cluster.local.translate import (
+    HostBindings,
+    PodError,
+    commands,
+    expand,
+    translate,
+)
 from sluice_operator.cluster.local.volumes import prepare
 
 PATHS = {"/sluice/model": "/tmp/m", "/sluice/model/lora": "/tmp/l"}
@@ -62,7 +68,9 @@ OBJECTS = {
     },
     "ConfigMap/settings": {"kind": "ConfigMap", "data": {"mode": "fast"}},
 }
-PLACE = PodPlace({"model": Path("/tmp/m")}, {"http": 20001}, {"SLUICE_BIND": "127.0.0.1"}, OBJECTS)
+PLACE = HostBindings(
+    {"model": Path("/tmp/m")}, {"http": 20001}, {"SLUICE_BIND": "127.0.0.1"}, OBJECTS
+)
 
 
 def env_of(*entries: dict[str, Any], **container: Any) -> dict[str, str]:
@@ -269,7 +277,7 @@ def test_a_name_that_only_a_clusters_dns_knows_is_an_address_of_this_machine_to_
     here = [named_addresses(pod, ports, {20001}) for pod in pods]
     assert here[0] == here[1] == {address: f"127.0.0.1:{ports[address]}"}
     assert ports[address] != 20001
-    place = PodPlace({"m": Path("/tmp/m")}, {}, {}, {}, here[0])
+    place = HostBindings({"m": Path("/tmp/m")}, {}, {}, {}, here[0])
     assert commands(pods[1], place, {})[0].argv[-4:] == [
         "--dist-init-addr",
         here[0][address],

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.cluster.local.inherited import inherited_env
-from sluice_operator.cluster.local.translate import PodPlace, commands
+from sluice_operator.cluster.local.translate import HostBindings, commands, inherited_env
 from sluice_operator.plan.facts.model import Gang, Images, KubeObject
 from sluice_operator.plan.manifests.pods import pod
 from tests.unit.operator.world import make_job
@@ -33,7 +32,7 @@ def on_one_machine(manifest: KubeObject, container: str) -> dict[str, str]:
     for each in manifest["spec"]["containers"]:
         each["volumeMounts"] = []
         each["env"] = [entry for entry in each["env"] if "valueFrom" not in entry]
-    (command,) = commands(manifest, PodPlace({}, {}, {}, {}), inherited_env())
+    (command,) = commands(manifest, HostBindings({}, {}, {}, {}), inherited_env())
     return {name: command.env[name] for name in (CUMEM, NVLS)}
 
 

@@ -8,7 +8,7 @@ import pytest
 from sluice_operator.plan import KubeObject, Observed, Progress, plan
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.report.admission import admitted, is_queued, waits
-from tests.unit.operator.world import START, World, make_job, make_pod
+from tests.unit.operator.world import START, World, job_pass, make_job, make_pod
 
 WHOLE = "demo-group-1234-1"
 KUEUE = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
@@ -194,19 +194,19 @@ def test_where_gangs_get_their_places_together_a_pod_without_one_waits(
     job = make_job(**({"podGroupPolicy": policy} if policy else {}))
     assert waits(job, pod) is expected
     if expected:
-        text = admitted(job, Observed((pod,)), START).message
+        text = admitted(job_pass(job, Observed((pod,)))).message
         assert text.endswith(": 2/3 tasks in gang unschedulable")
 
 
 def test_a_gate_of_somebody_else_is_respected_without_a_policy() -> None:
     pod = make_pod(phase="Pending")
     pod["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
-    finding = admitted(make_job(), Observed((pod,)), START)
+    finding = admitted(job_pass(make_job(), Observed((pod,))))
     assert finding.reason == "WaitingForQueue"
     assert finding.message == (
         "demo-trainer-0-1-0 waits for admission by a queue: scheduling gate example.com/wait"
     )
-    assert admitted(make_job(), Observed((make_pod(),)), START).status == "True"
+    assert admitted(job_pass(make_job(), Observed((make_pod(),)))).status == "True"
 
 
 @pytest.mark.parametrize("role", ["trainer", "buffer", "rendezvous"])
@@ -241,7 +241,7 @@ def test_a_pod_that_is_queued_apart_is_named_with_its_queue_its_workload_and_a_c
     world.settle()
     words = "insufficient unused quota for pods, 1 more needed"
     cure = (
-        "Kueue queues each pod of this job apart, so jobs can wait for each other: set "
+        "Kueue queues each pod of this job separately, so jobs can block each other: set "
         "podGroupPolicy.kueue.queueName"
     )
     assert message(world, "Admitted") == (
@@ -281,14 +281,14 @@ def test_a_job_none_of_whose_episodes_may_run_is_queued(
 ) -> None:
     """Pods of a pool come and go, each through its gate: a moment is not told."""
     job, now = make_job(**KUEUE), START + timedelta(seconds=60)
-    observed = Observed(episodes=tuple(episodes))
-    assert is_queued(job, [], observed, now) is held
-    finding = admitted(job, observed, now)
+    current = job_pass(job, Observed(episodes=tuple(episodes)), now)
+    assert is_queued(current, []) is held
+    finding = admitted(current)
     assert finding.status == str(not held)
     if held:
         who = "demo-episode-0-1-0 and 1 more wait for admission by queue default"
         assert finding.message.startswith(who)
-        assert "episodes need quota besides the jobs'" in finding.message
+        assert "episode pods need quota in addition to the job's" in finding.message
 
 
 def test_a_trainer_whose_episodes_a_queue_holds_does_not_hang() -> None:
@@ -346,7 +346,7 @@ def evicted(reason: str, message: str, unmet: str, *, active: bool = True) -> Ku
         ),
         pytest.param(
             evicted("Deactivated", "The workload is deactivated", "", active=False),
-            "The workload is deactivated; somebody, or an admission check, has set the Workload's "
+            "The workload is deactivated; a person or an admission check has set the Workload's "
             "spec.active to false: suspend and resume the job to queue again",
             id="deactivated by somebody",
         ),

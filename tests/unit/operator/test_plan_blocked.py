@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluice_operator.plan import KubeObject
-from sluice_operator.plan.facts.model import Progress, Warned
+from sluice_operator.plan.facts.model import KubeletWarning, Progress
 from sluice_operator.plan.report.blocked import blocked
 from tests.unit.operator.world import World, make_job, make_pod
 
@@ -36,12 +36,12 @@ def unscheduled(message: str) -> KubeObject:
         (
             waiting("CreateContainerConfigError", 'secret "hf" not found'),
             "CreateContainerConfigError",
-            ['secret "hf" not found', "create what it names in the job's namespace"],
+            ['secret "hf" not found', "create the missing object in the job's namespace"],
         ),
         (
             unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
             "Unschedulable",
-            ["no node has enough free nvidia.com/gpu: wait, add nodes, or ask for less"],
+            ["no node has enough free nvidia.com/gpu: wait, add nodes, or request less"],
         ),
         (
             unscheduled("0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient rdma/hca."),
@@ -184,36 +184,41 @@ def placed() -> KubeObject:
     ("warning", "words"),
     [
         (
-            Warned(
+            KubeletWarning(
                 "FailedMount", 'MountVolume.SetUp failed for volume "x" : secret "hf" not found'
             ),
             "create the secret hf",
         ),
         (
-            Warned(
+            KubeletWarning(
                 "FailedAttachVolume",
                 "Multi-Attach error for volume pvc-1 Volume is already used by pod(s) a",
             ),
-            "another node holds the volume",
+            "the volume is attached to another node",
         ),
         (
-            Warned("FailedCreatePodSandBox", "Failed to create pod sandbox: rpc error"),
+            KubeletWarning("FailedCreatePodSandBox", "Failed to create pod sandbox: rpc error"),
             "container runtime or network",
         ),
-        (Warned("SomethingNew", "who knows"), "SomethingNew: who knows"),
+        (KubeletWarning("SomethingNew", "who knows"), "SomethingNew: who knows"),
     ],
 )
-def test_what_a_kubelet_warns_of_is_why_a_pod_does_not_start(warning: Warned, words: str) -> None:
+def test_what_a_kubelet_warns_of_is_why_a_pod_does_not_start(
+    warning: KubeletWarning, words: str
+) -> None:
     block = blocked([placed()], {"demo-trainer-0-1-0": warning})
     assert block is not None
-    assert block.place == ("demo-trainer-0-1-0", "")
+    assert (block.pod, block.container) == ("demo-trainer-0-1-0", "")
     assert f"{warning.reason}: {warning.message}" in block.text()
     assert words in block.text()
 
 
 def test_a_warning_about_a_pod_that_runs_is_nothing_to_tell() -> None:
     assert (
-        blocked([make_pod("trainer")], {"demo-trainer-0-1-0": Warned("FailedMount", "it was late")})
+        blocked(
+            [make_pod("trainer")],
+            {"demo-trainer-0-1-0": KubeletWarning("FailedMount", "it was late")},
+        )
         is None
     )
 
@@ -221,13 +226,13 @@ def test_a_warning_about_a_pod_that_runs_is_nothing_to_tell() -> None:
 def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> None:
     world = World(make_job())
     start(world, placed())
-    world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device")}
+    world.warned = {"demo-trainer-0-1-0": KubeletWarning("FailedMount", "no such device")}
     world.step()
     running = world.status.condition("Running")
     assert running is not None
     assert "demo-trainer-0-1-0: FailedMount: no such device" in running.message
     assert world.status.last_failure is None
-    world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device", 3)}
+    world.warned = {"demo-trainer-0-1-0": KubeletWarning("FailedMount", "no such device", 3)}
     world.step()
     failure = world.status.last_failure
     assert failure is not None
@@ -237,7 +242,7 @@ def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> Non
         "FailedMount",
     )
     world.advance(30)
-    world.warned = {"demo-trainer-0-1-0": Warned("FailedMount", "no such device", 9)}
+    world.warned = {"demo-trainer-0-1-0": KubeletWarning("FailedMount", "no such device", 9)}
     world.step()
     assert world.status.last_failure == failure
 
@@ -256,29 +261,29 @@ def failing(world: World, message: str) -> tuple[int, str]:
     return failure.times, running.message
 
 
-def test_a_start_that_fails_of_one_cause_alone_will_not_be_mended_by_trying_again() -> None:
+def test_a_start_that_fails_in_the_same_way_again_and_again_is_called_hopeless() -> None:
     world = World(make_job())
     world.settle()
     assert failing(world, "error: port 30001 is taken")[0] == 1
     times, message = failing(world, "error: port 30002 is taken")
-    assert (times, "trying again" in message) == (2, False)
+    assert (times, "further attempts" in message) == (2, False)
     times, message = failing(world, "error: port 30003 is taken")
     assert times == 3
     assert (
-        "port 30003 is taken; the same end 3 times in a row, and no step yet: trying again will "
-        "not help" in message
+        "port 30003 is taken; failed 3 times in a row in the same way, before the first step: "
+        "further attempts will not help until the cause is fixed" in message
     )
     told = [event.message for event in world.events if event.reason == "GangRestarting"]
-    assert ["trying again will not help" in text for text in told] == [False, False, True]
+    assert ["further attempts will not help" in text for text in told] == [False, False, True]
     times, message = failing(world, "error: no such model")
-    assert (times, "trying again" in message) == (1, False)
+    assert (times, "further attempts" in message) == (1, False)
 
 
-def test_once_a_step_was_trained_trying_again_has_helped() -> None:
+def test_after_a_step_was_trained_no_failure_is_called_hopeless() -> None:
     world = World(make_job())
     world.settle()
     world.progress = Progress(step=1)
     for _ in range(3):
         times, message = failing(world, "error: port is taken")
     assert times == 3
-    assert "trying again" not in message
+    assert "further attempts" not in message

@@ -6,11 +6,11 @@ import pytest
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice.api.status import RoleName
 from sluice_operator.plan import Progress
-from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.model import Gang, GangFacts
 from sluice_operator.plan.report.conditions import (
-    Finding,
+    ConditionUpdate,
     running,
     state_word,
     summary,
@@ -39,10 +39,10 @@ RUNNING = STARTED.model_copy(
 TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=clock.text(START))
 
 
-def steps(**facts: GangFacts) -> list[Step]:
+def steps(**facts: GangFacts) -> list[GangPlan]:
     roles: dict[RoleName, GangFacts] = {role: facts.get(role, UP) for role in get_args(RoleName)}
     return [
-        Step(Gang(role, 0, 1), RESTARTED if observed is DOWN and facts else FRESH, observed)
+        GangPlan(Gang(role, 0, 1), RESTARTED if observed is DOWN and facts else FRESH, observed)
         for role, observed in roles.items()
     ]
 
@@ -56,8 +56,13 @@ def steps(**facts: GangFacts) -> list[Step]:
         (RUNNING, steps(), Progress(0, engines=1), ("True", "Running")),
         (TRAINED, steps(), None, ("True", "Running")),
         (TRAINED, steps(trainer=DOWN), Progress(1), ("False", "Restarting")),
-        (STARTED, [Step(Gang("trainer", 0, 1), FRESH)], Progress(1), ("False", "PodsPending")),
-        (TRAINED, [*steps(), Step(Gang("rollout", 1, 1), RESTARTED)], None, ("True", "Running")),
+        (STARTED, [GangPlan(Gang("trainer", 0, 1), FRESH)], Progress(1), ("False", "PodsPending")),
+        (
+            TRAINED,
+            [*steps(), GangPlan(Gang("rollout", 1, 1), RESTARTED)],
+            None,
+            ("True", "Running"),
+        ),
         (STARTED, steps(rollout=DOWN), Progress(1), ("False", "Restarting")),
     ],
     ids=[
@@ -85,7 +90,7 @@ def test_running(status, gang_steps, progress, expected) -> None:  # type: ignor
         (
             Progress(0),
             True,
-            "no engine has started yet, which takes minutes where kernels are compiled first "
+            "no engine has started yet; the first start compiles kernels, which takes minutes "
             "(kernelCache keeps them)",
         ),
         (Progress(0, engines=1), True, "no engine holds the weights yet"),
@@ -100,7 +105,7 @@ def test_a_job_that_starts_says_what_it_waits_for(
     progress: Progress | None, may_compile: bool, waits: str
 ) -> None:
     others = [step for step in steps() if step.gang.role != "rollout"]
-    engine = Step(Gang("rollout", 0, 1), FRESH, GangFacts(running=1))
+    engine = GangPlan(Gang("rollout", 0, 1), FRESH, GangFacts(running=1))
     finding = running(STARTED, [*others, engine], [], progress, START, may_compile=may_compile)
     assert finding.message == f"pods are running; {waits}"
 
@@ -113,7 +118,7 @@ def test_running_says_why_a_pod_waits() -> None:
         "message": "no GPUs",
     }
     pod = make_pod(phase="Pending", conditions=[condition])
-    finding = running(STARTED, [Step(Gang("trainer", 0, 1), FRESH)], [pod], None, START)
+    finding = running(STARTED, [GangPlan(Gang("trainer", 0, 1), FRESH)], [pod], None, START)
     assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable: no GPUs"
 
 
@@ -140,12 +145,16 @@ def test_an_engine_that_is_behind_says_why() -> None:
 
 
 def test_transition_time_moves_only_with_the_status() -> None:
-    first = updated(RLJobStatus(), [Finding("Running", "False", "A", "a")], 1, START)
+    first = updated(RLJobStatus(), [ConditionUpdate("Running", "False", "A", "a")], 1, START)
     later = START + timedelta(seconds=9)
-    same = updated(RLJobStatus(conditions=first), [Finding("Running", "False", "B", "b")], 2, later)
+    same = updated(
+        RLJobStatus(conditions=first), [ConditionUpdate("Running", "False", "B", "b")], 2, later
+    )
     assert same[0].last_transition_time == clock.text(START)
     assert (same[0].reason, same[0].observed_generation) == ("B", 2)
-    other = updated(RLJobStatus(conditions=same), [Finding("Running", "True", "C", "c")], 2, later)
+    other = updated(
+        RLJobStatus(conditions=same), [ConditionUpdate("Running", "True", "C", "c")], 2, later
+    )
     assert other[0].last_transition_time == clock.text(later)
 
 

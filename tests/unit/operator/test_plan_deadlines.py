@@ -2,7 +2,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from sluice.api import GangStatus, RLJobStatus
+from sluice.api import RLJobStatus
 from sluice_operator.plan.decide.deadlines import hang, job_deadline, progress_due, upcoming
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.model import GangFacts
@@ -61,7 +61,7 @@ def test_progress_due(
     )
     status = RLJobStatus(start_time=clock.text(START), last_progress_time=seen)
     job = make_job(progressDeadlineSeconds=deadline, trainer={"nodes": 2})
-    due = progress_due(job.spec, status, GangStatus(replica=0, attempt=1), facts, 2)
+    due = progress_due(job.spec, status, facts, 2)
     assert due == (START + timedelta(seconds=expected) if expected is not None else None)
 
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from sluice.api import LastFailure, RLJobStatus
-from sluice_operator.plan.decide.drain import drain, to_drain
-from sluice_operator.plan.decide.success import has_succeeded
-from sluice_operator.plan.decide.ttl import expiry
+from sluice_operator.plan.decide.deadlines import expiry
+from sluice_operator.plan.decide.deletion import drain, to_drain
+from sluice_operator.plan.decide.gangs import has_succeeded
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.model import Gang, GangFacts
 from tests.unit.operator.world import START, make_job, make_pod

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
-from sluice_operator.plan.decide.episodes import Place, Turn
+from sluice_operator.plan.decide.episodes import EpisodePod, EpisodeSlot
 from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.episodes import episode_pod, episode_policies
 from sluice_operator.plan.manifests.network import network_policy
@@ -153,7 +153,7 @@ def test_episodes_without_a_place_are_told_where_none_runs() -> None:
 
 
 def pod_of(**environment: Any) -> KubeObject:
-    turn = Turn(Place("episode", 0, 1, 0, "10.0.0.7"), 4)
+    turn = EpisodePod(EpisodeSlot("episode", 0, 1, 0, "10.0.0.7"), 4)
     return episode_pod(agent_job(environment), turn, Images())
 
 
@@ -186,7 +186,9 @@ def test_the_template_is_merged_and_identity_is_not() -> None:
 
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
-    pod = episode_pod(agent_job(), Turn(Place("episode", 0, 1, 0, "fd00::7"), 1), Images())
+    pod = episode_pod(
+        agent_job(), EpisodePod(EpisodeSlot("episode", 0, 1, 0, "fd00::7"), 1), Images()
+    )
     env = pod["spec"]["containers"][1]["env"]
     assert {"name": "SLUICE_WORKER", "value": "http://[fd00::7]:7702"} in env
 
@@ -275,7 +277,7 @@ def test_a_verifier_without_a_place_is_told_though_episodes_run() -> None:
 
 def verifier_pod(**fields: Any) -> KubeObject:
     job = agent_job({"verifier": {"command": ["judge", "--strict"], **fields}, "env": {"A": "b"}})
-    return episode_pod(job, Turn(Place("verifier", 0, 1, 0, "10.0.0.7"), 4), Images())
+    return episode_pod(job, EpisodePod(EpisodeSlot("verifier", 0, 1, 0, "10.0.0.7"), 4), Images())
 
 
 def test_a_verifier_has_no_model_and_nothing_of_the_program() -> None:

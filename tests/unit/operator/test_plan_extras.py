@@ -6,9 +6,13 @@ import pytest
 
 from sluice_operator.plan import Deletion, Observed
 from sluice_operator.plan.facts import podstate
-from sluice_operator.plan.manifests.disruption import disruption_budget
 from sluice_operator.plan.manifests.network import network_policy
-from sluice_operator.plan.manifests.optional_objects import covers, extra_objects, missing_extras
+from sluice_operator.plan.manifests.optional_objects import (
+    covers,
+    disruption_budget,
+    extra_objects,
+    missing_extras,
+)
 from tests.unit.operator.world import World, make_job, settled
 
 BUDGET, POLICY = ("PodDisruptionBudget", "demo-rollout"), ("NetworkPolicy", "demo-ingress")

@@ -5,12 +5,8 @@ import pytest
 
 from sluice.api import GangStatus
 from sluice.api.groups.lifecycle import FailurePolicy
-from sluice_operator.plan.decide.gangs import (
-    advance,
-    deletions,
-    desired_gangs,
-    retire,
-)
+from sluice_operator.plan.decide.deletion import deletions
+from sluice_operator.plan.decide.gangs import advance, desired_gangs, retire
 from sluice_operator.plan.decide.restart import Restart
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.constants import BROKEN_GRACE, ENGINE_GRACE, GRACE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_operator.plan.decide.missing import lacks_pods
+from sluice_operator.plan.decide.gangs import lacks_pods
 from tests.unit.operator.world import World, make_job, settled
 
 

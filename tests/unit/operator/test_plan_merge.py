@@ -1,6 +1,6 @@
 import pytest
 
-from sluice_operator.plan.merge import merge
+from sluice_operator.plan.facts.merge import merge
 
 ENGINE = {"name": "engine", "image": "a", "env": [{"name": "A", "value": "1"}]}
 WORKER = {"name": "worker", "image": "b"}

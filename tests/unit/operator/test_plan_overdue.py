@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.constants import FORCE_DELETE_AFTER
-from sluice_operator.plan.report.overdue import overdue
+from sluice_operator.plan.report.conditions import overdue
 from tests.unit.operator.world import START, World, make_pod, settled
 
 TRAINER = "demo-trainer-0-1-0"
@@ -40,8 +40,8 @@ def test_past_its_grace_the_next_attempt_says_for_which_pod_it_waits_and_until_w
     world.now += timedelta(seconds=GRACE)
     plan = world.step()
     assert message(world) == (
-        f"waiting for trainer-0 (attempt 2); {TRAINER} was deleted and has not ended in its "
-        f"grace: its node may be dead; the operator removes it at {until}"
+        f"waiting for trainer-0 (attempt 2); {TRAINER} was deleted but did not end in its "
+        f"grace period: its node may be dead; the operator deletes it by force at {until}"
     )
     assert plan.requeue_after is not None
     assert plan.requeue_after <= FORCE_DELETE_AFTER
@@ -52,7 +52,7 @@ def test_once_it_is_removed_the_next_attempt_starts() -> None:
     world.now += timedelta(seconds=GRACE + FORCE_DELETE_AFTER)
     world.step()
     assert world.events[-1].reason == "PodForceDeleted"
-    assert message(world).endswith(f"{TRAINER} is being removed by force")
+    assert message(world).endswith(f"{TRAINER} is being deleted by force")
     world.step()
     assert "demo-trainer-0-2-0" in world.pods
     assert TRAINER not in message(world)
@@ -63,7 +63,7 @@ def test_who_keeps_a_pod_that_force_does_not_remove_is_told() -> None:
     pod["metadata"] |= {"deletionTimestamp": clock.text(START), "finalizers": ["example.org/keep"]}
     later = START + timedelta(seconds=FORCE_DELETE_AFTER)
     assert overdue([make_pod("buffer"), pod], later) == (
-        f"{TRAINER} was removed by force, and its finalizers keep it (example.org/keep)"
+        f"{TRAINER} was deleted by force, but its finalizers keep it (example.org/keep)"
     )
 
 
@@ -73,5 +73,5 @@ def test_a_pod_that_has_ended_is_not_blamed_on_its_node() -> None:
     finalizers = ["kueue.x-k8s.io/managed"]
     pod["metadata"] |= {"deletionTimestamp": clock.text(START), "finalizers": finalizers}
     assert overdue([pod], START) == (
-        f"{TRAINER} has ended, and its finalizers keep it (kueue.x-k8s.io/managed)"
+        f"{TRAINER} has ended, but its finalizers keep it (kueue.x-k8s.io/managed)"
     )

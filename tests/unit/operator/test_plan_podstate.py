@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.gangs import gang_facts
 from sluice_operator.plan.facts import podstate
 from sluice_operator.plan.facts.model import Gang, KubeObject
 from tests.unit.operator.world import START, make_pod

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from sluice_operator.plan.facts.model import Gang, Images
+from sluice_operator.plan.manifests.containers import probes
 from sluice_operator.plan.manifests.pods import pod
-from sluice_operator.plan.manifests.probes import probes
 from tests.unit.operator.world import make_job
 
 

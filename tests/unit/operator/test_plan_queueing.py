@@ -9,9 +9,10 @@ from kubernetes.client.models.v1beta1_pod_group import V1beta1PodGroup
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import KubeObject
+from sluice_operator.plan.decide.pod_groups import group_of
 from sluice_operator.plan.facts.model import Gang, Images, PodGroup
 from sluice_operator.plan.manifests.pods import gang_pods
-from sluice_operator.plan.manifests.queueing import group_object, group_of, requests
+from sluice_operator.plan.manifests.queueing import group_object, requests
 from sluice_operator.plan.manifests.render import render_all
 from tests.unit.operator.world import make_job
 

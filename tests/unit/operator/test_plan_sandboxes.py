@@ -9,8 +9,8 @@ import pytest
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, Observed, Plan, plan
-from sluice_operator.plan.decide.drain import drain
-from sluice_operator.plan.decide.episodes import Place, Turn
+from sluice_operator.plan.decide.deletion import drain
+from sluice_operator.plan.decide.episodes import EpisodePod, EpisodeSlot
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.model import Images
 from sluice_operator.plan.manifests.episodes import episode_pod
@@ -78,7 +78,7 @@ def said(decided: Plan) -> str:
 def of_pod(version: str = "v1beta1", **template: Any) -> tuple[KubeObject, KubeObject]:
     """A pod, and the Sandbox that makes it."""
     job = agent_job({"template": template})
-    pod = episode_pod(job, Turn(Place("episode", 0, 1, 0, "10.0.0.7"), 4), Images())
+    pod = episode_pod(job, EpisodePod(EpisodeSlot("episode", 0, 1, 0, "10.0.0.7"), 4), Images())
     return pod, sandbox(job, pod, version)
 
 
@@ -226,7 +226,7 @@ def test_a_cluster_without_sandboxes_is_told_once_and_starts_nothing() -> None:
     first = planned(agent_job(), version="")
     assert (first.create, first.requeue_after) == ((), 10)
     (event,) = (each for each in first.events if each.reason == "ApiMissing")
-    assert "install kubernetes-sigs' agent-sandbox, or leave the field out" in event.message
+    assert "install kubernetes-sigs' agent-sandbox, or remove the field" in event.message
     assert said(first).endswith(event.message)
     again = planned(agent_job(), version="", status=first.status)
     assert "ApiMissing" not in [each.reason for each in again.events]
@@ -257,12 +257,12 @@ REFUSED = "Error seen: exceeded quota: small, requested"
         pytest.param(a_sandbox(0), "", id="new"),
         pytest.param(
             a_sandbox(0, seconds=31),
-            "0-1-0-1: NoPod: nobody has made the pod of this Sandbox; check that agent-sandbox's",
+            "0-1-0-1: NoPod: this Sandbox has no pod; check that agent-sandbox's",
             id="nobody takes it up",
         ),
         pytest.param(
             a_sandbox(0, reason="ReconcilerError", message=REFUSED),
-            "0-1-0-1: ReconcilerError: Error seen: exceeded quota: small, requested; wait until",
+            "0-1-0-1: ReconcilerError: Error seen: exceeded quota: small, requested; wait for",
             id="its pod is refused",
         ),
         pytest.param(

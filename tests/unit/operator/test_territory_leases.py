@@ -13,7 +13,7 @@ from sluice_operator.cluster.kube.namespace_lock import (
     NAME,
     RENEWALS_AT_ONCE,
     HeldError,
-    Territory,
+    NamespaceLocks,
 )
 
 NAMESPACES = [f"team-{number}" for number in range(5000)]
@@ -70,9 +70,9 @@ def occupied() -> set[str]:
 
 
 @pytest.fixture
-async def territory(leases: Leases, occupied: set[str]) -> Territory:
+async def territory(leases: Leases, occupied: set[str]) -> NamespaceLocks:
     """An installation for all namespaces that works in 5,000 of them."""
-    mine = Territory(leases, "sluice-system/sluice", lambda: occupied)  # type: ignore[arg-type]
+    mine = NamespaceLocks(leases, "sluice-system/sluice", lambda: occupied)  # type: ignore[arg-type]
     await mine.settle([ALWAYS])
     for namespace in NAMESPACES:
         assert await mine.is_ours(namespace)
@@ -82,7 +82,7 @@ async def territory(leases: Leases, occupied: set[str]) -> Territory:
 
 
 async def test_many_namespaces_are_renewed_side_by_side(
-    territory: Territory, leases: Leases
+    territory: NamespaceLocks, leases: Leases
 ) -> None:
     """One after the other would take longer than a Lease lasts."""
     await territory.renew()
@@ -91,7 +91,7 @@ async def test_many_namespaces_are_renewed_side_by_side(
 
 
 async def test_a_namespace_without_jobs_is_given_up_and_taken_again(
-    territory: Territory, leases: Leases, occupied: set[str]
+    territory: NamespaceLocks, leases: Leases, occupied: set[str]
 ) -> None:
     occupied -= set(NAMESPACES[10:])
     await territory.renew()
@@ -103,7 +103,7 @@ async def test_a_namespace_without_jobs_is_given_up_and_taken_again(
 
 
 async def test_a_namespace_that_is_gone_is_asked_for_once(
-    territory: Territory, leases: Leases
+    territory: NamespaceLocks, leases: Leases
 ) -> None:
     """Its jobs are not: a watch may tell of them late."""
     leases.gone = set(NAMESPACES[10:])
@@ -115,7 +115,7 @@ async def test_a_namespace_that_is_gone_is_asked_for_once(
 
 
 async def test_a_namespace_that_another_has_taken_ends_the_work(
-    territory: Territory, leases: Leases
+    territory: NamespaceLocks, leases: Leases
 ) -> None:
     leases.stored[NAMESPACES[7]]["spec"]["holderIdentity"] = "elsewhere/other"
     with pytest.raises(HeldError, match=r"namespace team-7 belongs to .* elsewhere/other"):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.cluster.kube.warnings import newest
-from sluice_operator.plan.facts.model import Warned
+from sluice_operator.cluster.kube.events import newest
+from sluice_operator.plan.facts.model import KubeletWarning
 
 PODS = {"u1": "demo-trainer-0-1-0"}
 
@@ -56,7 +56,7 @@ def event(reason: str, uid: str = "u1", **fields: Any) -> dict[str, Any]:
 )
 def test_newest(events: list[dict[str, Any]], expected: tuple[str, int] | None) -> None:
     by_pod = (
-        {"demo-trainer-0-1-0": Warned(expected[0], f"of {expected[0]}", expected[1])}
+        {"demo-trainer-0-1-0": KubeletWarning(expected[0], f"of {expected[0]}", expected[1])}
         if expected
         else {}
     )

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sluice_operator.metrics import QueueMetrics
-from sluice_operator.queue import WorkQueue
+from sluice_operator.work_queue import WorkQueue
 
 
 class Clock:

@@ -10,7 +10,8 @@ from typing import Any
 from sluice.api import RLJob, RLJobStatus, manifest
 from sluice_operator.plan import Event, KubeObject, Observed, Plan, Progress, plan
 from sluice_operator.plan.facts import clock, podstate
-from sluice_operator.plan.facts.model import Warned
+from sluice_operator.plan.facts.job_pass import JobPass
+from sluice_operator.plan.facts.model import KubeletWarning
 
 START = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -84,6 +85,10 @@ def _container(
     return {"name": name, "state": {"terminated": end | ({"message": message} if message else {})}}
 
 
+def job_pass(job: RLJob, observed: Observed, now: datetime = START) -> JobPass:
+    return JobPass(job, observed.status or RLJobStatus(), observed, now)
+
+
 class World:
     """Applies plans in the reconciler's order, through JSON, as a real store would keep them."""
 
@@ -99,7 +104,7 @@ class World:
         self.job_deleted = False
         self.seen: set[str] = set()
         self.gated_roles: tuple[str, ...] = ()
-        self.warned: dict[str, Warned] = {}
+        self.warned: dict[str, KubeletWarning] = {}
 
     @property
     def status(self) -> RLJobStatus:

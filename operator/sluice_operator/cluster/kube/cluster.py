@@ -22,15 +22,14 @@ import structlog
 from sluice.api import KIND, RLJob, RLJobStatus, manifest
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube import extras
-from sluice_operator.cluster.kube.advice import Advice, Said, listener
-from sluice_operator.cluster.kube.api import Api
-from sluice_operator.cluster.kube.events import event_object
+from sluice_operator.cluster.kube import optional_objects
+from sluice_operator.cluster.kube.api import Api, merge_patch, without_empty
+from sluice_operator.cluster.kube.events import PodWarnings, event_object
 from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
-from sluice_operator.cluster.kube.patch import merge_patch, without_empty
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.sandboxes import Sandboxes
+from sluice_operator.cluster.kube.server_warnings import Said, ServerWarnings, listener
 from sluice_operator.cluster.kube.store import (
     Store,
     job_uid,
@@ -38,12 +37,11 @@ from sluice_operator.cluster.kube.store import (
     lean_pod,
     version,
 )
-from sluice_operator.cluster.kube.warnings import PodWarnings
-from sluice_operator.plan.decide.missing import lacks_pods
-from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
+from sluice_operator.plan.decide.gangs import lacks_pods
+from sluice_operator.plan.decide.pod_groups import finished_groups, pods_by_group
 from sluice_operator.plan.facts import clock, names, podstate
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 from sluice_operator.plan.facts.model import Deletion, Event, JobKey, KubeObject, Observed, uid
-from sluice_operator.plan.manifests import podgroup
 
 POD_SELECTOR = names.LABEL_JOB
 
@@ -72,7 +70,7 @@ class KubeCluster:
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
         self._owned = OwnedObjects(api, keys, self._pods)
         self._warnings = PodWarnings(api)
-        self._advice = Advice()
+        self._advice = ServerWarnings()
         self._workloads = Workloads(api)
         self._sandboxes = Sandboxes(api)
         self._ending_namespaces: set[str] = set()
@@ -84,7 +82,7 @@ class KubeCluster:
         is_first_look = not self._owned.known(job.metadata.uid).read
         owned = await self._owned.read(job)
         if owned.absent and is_first_look and not (job.status and job.status.observed_generation):
-            await self.emit(job, [extras.missing(owned.absent)])
+            await self.emit(job, [optional_objects.missing(owned.absent)])
         if lacks_pods(job, self._pods(job)):
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
@@ -268,13 +266,13 @@ class KubeCluster:
                     path("RLJob", job.metadata.namespace, job.metadata.name), options
                 )
             return
-        if deletion.kind == podgroup.WORKLOAD:
+        if deletion.kind == names.WORKLOAD:
             await self._end_group(deletion.name, self._pods(job))
             return
         if deletion.kind == names.SANDBOX:
             await self._sandboxes.delete(job, deletion.name, self._pods(job))
             return
-        if deletion.kind in extras.KINDS:
+        if deletion.kind in optional_objects.KINDS:
             await self._owned.delete(job, deletion)
             return
         for pod in self._pods(job):
@@ -317,11 +315,11 @@ class KubeCluster:
             for pod in self.pods.of(key)
             if not (lives and stored and job_uid(pod) == uid(stored))
         ]
-        for deletion in podgroup.ends(left):
+        for deletion in finished_groups(left):
             await self._end_group(deletion.name, left)
 
     async def _end_group(self, group: str, pods: Sequence[KubeObject]) -> None:
-        members = podgroup.of_groups(pods).get(group)
+        members = pods_by_group(pods).get(group)
         if members:
             await self._workloads.end(group, members)
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
+
+import structlog
 
 from sluice.api import API_VERSION, KIND
-from sluice_operator.plan.facts import clock
-from sluice_operator.plan.facts.model import Event, KubeObject, uid
+from sluice_operator.cluster import errors
+from sluice_operator.cluster.kube.api import Api
+from sluice_operator.cluster.kube.paths import collection
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.model import Event, JobKey, KubeletWarning, KubeObject, uid
 
 NOTE_LIMIT = 1024
 REPORTER = "sluice.dev/operator"
@@ -39,3 +46,73 @@ def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
         "note": event.message[:NOTE_LIMIT],
         "regarding": regarding,
     }
+
+
+PATIENCE_SECONDS, AGAIN_SECONDS = 5.0, 15.0
+"""Time for a pod to start before its events are read, and their greatest age."""
+_TOLD_OTHERWISE = ("BackOff", "Failed", "FailedScheduling", "Unhealthy")
+"""Of containers and of schedulers: the pod's status has the same, and in more words."""
+
+log = structlog.get_logger(__name__)
+
+
+class PodWarnings:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[JobKey, tuple[float, dict[str, KubeletWarning]]] = {}
+
+    async def about(self, key: JobKey, pods: Sequence[KubeObject]) -> Mapping[str, KubeletWarning]:
+        """Pod -> the newest warning, of those of a job's pods that take long to start."""
+        slow = {uid(pod): podstate.name(pod) for pod in pods if _is_slow(pod)}
+        if not slow:
+            self._known.pop(key, None)
+            return {}
+        read, warned = self._known.get(key, (0.0, {}))
+        if not read or time.monotonic() - read > AGAIN_SECONDS:
+            warned = newest(await self._list(key[0]), slow)
+            self._known[key] = time.monotonic(), warned
+        return warned
+
+    def forget(self, key: JobKey) -> None:
+        self._known.pop(key, None)
+
+    async def _list(self, namespace: str) -> list[KubeObject]:
+        query = {"fieldSelector": "regarding.kind=Pod,type=Warning"}
+        try:
+            events: list[KubeObject] = (await self._api.get(collection("Event", namespace), query))[
+                "items"
+            ] or []
+        except errors.ApiError as error:  # a status with fewer words must not stop a job
+            log.warning("cannot read the events of pods that do not start", error=str(error))
+            return []
+        return events
+
+
+def newest(events: Sequence[KubeObject], pods: Mapping[str, str]) -> dict[str, KubeletWarning]:
+    """The newest warning about each of these pods, uid -> name. Another pod of the same name may
+    have had its own.
+    """
+    about = [event for event in events if event["regarding"].get("uid") in pods]
+    told = [event for event in about if event.get("reason") not in _TOLD_OTHERWISE]
+    return {
+        pods[event["regarding"]["uid"]]: KubeletWarning(
+            event.get("reason", ""), event.get("note", ""), _times(event)
+        )
+        for event in sorted(told, key=_last)
+    }
+
+
+def _last(event: Mapping[str, Any]) -> str:
+    """When it was last seen, by whichever of the ways in which events say that."""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    return str(series or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")
+
+
+def _times(event: Mapping[str, Any]) -> int:
+    return int((event.get("series") or {}).get("count") or event.get("deprecatedCount") or 1)
+
+
+def _is_slow(pod: KubeObject) -> bool:
+    created = clock.parse_optional(pod["metadata"].get("creationTimestamp"))
+    waits = created is None or (datetime.now(UTC) - created).total_seconds() > PATIENCE_SECONDS
+    return waits and podstate.is_starting(pod)

@@ -17,10 +17,10 @@ from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
-from sluice_operator.plan.decide.episodes import split
+from sluice_operator.plan.decide.episodes import split_episodes
+from sluice_operator.plan.decide.pod_groups import all_ended
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import KubeObject, Observed
-from sluice_operator.plan.manifests.podgroup import WORKLOAD, all_ended
 from sluice_operator.plan.report import admission
 
 GROUP = "kueue.x-k8s.io"
@@ -40,12 +40,16 @@ class Workloads:
 
         pods: the job's, those of its episodes too.
         """
-        gangs, episodes = split(pods)
+        gangs, episodes = split_episodes(pods)
         observed = Observed(gangs, episodes=episodes)
         waiting = admission.waiting(job, observed, datetime.now(UTC))
         held = next((pod for pod in waiting if podstate.is_gated(pod)), None)
         workload = await self._of(held) if held is not None else None
-        return {(WORKLOAD, workload["metadata"]["name"]): workload} if workload is not None else {}
+        return (
+            {(names.WORKLOAD, workload["metadata"]["name"]): workload}
+            if workload is not None
+            else {}
+        )
 
     async def end(self, group: str, pods: Sequence[KubeObject]) -> None:
         """pods: all that are left of the group."""
@@ -59,7 +63,9 @@ class Workloads:
         version = await self._served()
         if version:
             with contextlib.suppress(errors.NotFoundError):
-                await self._api.delete(path(WORKLOAD, namespace, group, group_version=version), {})
+                await self._api.delete(
+                    path(names.WORKLOAD, namespace, group, group_version=version), {}
+                )
 
     async def give_up(self, pod: KubeObject) -> KubeObject:
         """Say for a dead node that its pod has failed, as Kubernetes' own collector of pods does.
@@ -78,12 +84,14 @@ class Workloads:
             if not version:
                 return None
             if group:
-                return await self._api.get(path(WORKLOAD, namespace, group, group_version=version))
+                return await self._api.get(
+                    path(names.WORKLOAD, namespace, group, group_version=version)
+                )
             async for page in self._api.pages(
-                collection(WORKLOAD, namespace, group_version=version)
+                collection(names.WORKLOAD, namespace, group_version=version)
             ):
                 workloads = {
-                    (WORKLOAD, each["metadata"]["name"]): each for each in page["items"] or []
+                    (names.WORKLOAD, each["metadata"]["name"]): each for each in page["items"] or []
                 }
                 if (workload := admission.workload_of(pod, workloads)) is not None:
                     return workload

@@ -1,4 +1,4 @@
-"""Territory: the namespaces that an installation works in, so that two never run the same jobs.
+"""Locks of the namespaces that an installation works in, so that two never run the same jobs.
 
 Each such namespace holds a Lease that names the installation (its namespace and the Lease of its
 election) and that its leader renews. It lies where the jobs are, because that is the one place that
@@ -46,7 +46,7 @@ class HeldError(Exception):
         )
 
 
-class Territory:
+class NamespaceLocks:
     """installation: what all replicas of one release call themselves. occupied: namespaces that
     have jobs. clock: seconds that only go forward.
     """

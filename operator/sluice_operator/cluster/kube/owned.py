@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sluice.api import RLJob
 from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
-from sluice_operator.cluster.kube import extras
+from sluice_operator.cluster.kube import optional_objects
 from sluice_operator.cluster.kube.api import Api, Listener
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import compact, owner_uid
@@ -75,7 +75,7 @@ class OwnedObjects:
         present = {
             key: stored for key, stored in zip(wanted, answers, strict=True) if stored is not None
         }
-        more = await extras.read(self._api, job)
+        more = await optional_objects.read(self._api, job)
         present |= {key: _lean(stored) for key, stored in more.objects.items()}
         secrets = {key: manifest for key, manifest in supporting.items() if key[0] == "Secret"}
         for (kind, name), stored in present.items():
@@ -115,7 +115,7 @@ class OwnedObjects:
             stored = manifest
         else:
             answer = await self._api.apply(
-                extras.location(job, kind, name), _with_protocols(manifest), warned
+                optional_objects.location(job, kind, name), _with_protocols(manifest), warned
             )
             stored = _lean(answer)
         self._of(job).objects[kind, name] = stored
@@ -127,7 +127,9 @@ class OwnedObjects:
             return
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid(stored)}}
         with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
-            await self._api.delete(extras.location(job, deletion.kind, deletion.name), options)
+            await self._api.delete(
+                optional_objects.location(job, deletion.kind, deletion.name), options
+            )
         owned.objects.pop((deletion.kind, deletion.name), None)
 
     def _of(self, job: RLJob) -> Owned:

@@ -21,13 +21,13 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.view import (
-    Happened,
+    JobEvent,
+    JobSnapshot,
+    LogStream,
     MissingJobError,
-    Picture,
     ReadError,
-    Stamped,
-    Stream,
-    streams_of,
+    TimedLine,
+    log_streams,
 )
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject
@@ -55,11 +55,11 @@ class KubeReader:
     def __init__(self, api: Api, name: str, namespace: str) -> None:
         self._api, self._name, self._namespace = api, name, namespace
 
-    async def picture(self) -> Picture:
+    async def snapshot(self) -> JobSnapshot:
         job = await self._job()
         pods, (events, notes) = await asyncio.gather(self._pods(), self._events())
         where = f"namespace {self._namespace}"
-        return Picture(
+        return JobSnapshot(
             where, job, tuple(pods), tuple(sorted(events, key=lambda each: each.time)), notes
         )
 
@@ -73,14 +73,14 @@ class KubeReader:
             text = "this cluster knows no RLJobs: the CRD rljobs.sluice.dev is not installed"
             raise ReadError(f"{text} (helm install sluice charts/sluice)") from error
 
-    async def streams(self) -> tuple[list[Stream], bool]:
+    async def streams(self) -> tuple[list[LogStream], bool]:
         job, pods = await asyncio.gather(self._job(), self._pods())
         ended = (job.get("status") or {}).get("state") in FINISHED
-        return [stream for pod in pods for stream in streams_of(pod)], ended
+        return [stream for pod in pods for stream in log_streams(pod)], ended
 
     async def lines(
-        self, stream: Stream, *, follow: bool, tail: int | None
-    ) -> AsyncIterator[Stamped]:
+        self, stream: LogStream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[TimedLine]:
         """A connection that breaks is made anew, from the last line on."""
         where = path("Pod", self._namespace, stream.pod, "log")
         query: dict[str, Any] = {"container": stream.container, "timestamps": "true"}
@@ -134,7 +134,7 @@ class KubeReader:
         with self._explained("list", "pods"):
             return (await self._api.get(collection("Pod", self._namespace), query))["items"] or []
 
-    async def _events(self) -> tuple[list[Happened], tuple[str, ...]]:
+    async def _events(self) -> tuple[list[JobEvent], tuple[str, ...]]:
         """Events of the job, and warnings about its pods. Who may not read them sees the rest."""
         mine = f"regarding.kind=RLJob,regarding.name={self._name}"
         try:
@@ -182,7 +182,7 @@ def current_namespace() -> str:
     return str((active.get("context") or {}).get("namespace") or "default")
 
 
-def _happened(event: KubeObject) -> Happened:
+def _happened(event: KubeObject) -> JobEvent:
     """An event of the new API; one of an old client has its time elsewhere."""
     series = event.get("series") or {}
     time = (
@@ -191,7 +191,7 @@ def _happened(event: KubeObject) -> Happened:
         or event.get("eventTime")
     )
     regarding = event["regarding"]
-    return Happened(
+    return JobEvent(
         datetime.fromisoformat(time or event["metadata"]["creationTimestamp"]),
         event.get("type") or "Normal",
         event.get("reason") or "",

@@ -32,18 +32,17 @@ from sluice_operator.cluster.local import (
     readiness,
     run_state,
     services,
-    targets,
     volumes,
 )
-from sluice_operator.cluster.local.inherited import inherited_env
 from sluice_operator.cluster.local.pod import LocalContainer, LocalPod, lost_pod, new_pod, now_text
 from sluice_operator.cluster.local.supervisor import become_subreaper
 from sluice_operator.cluster.local.translate import (
     LOOPBACK,
     ContainerCommand,
+    HostBindings,
     PodError,
-    PodPlace,
     commands,
+    inherited_env,
 )
 from sluice_operator.plan.facts import podstate
 from sluice_operator.plan.facts.model import Deletion, Event, KubeObject, Observed
@@ -201,7 +200,7 @@ class LocalCluster:
                 }
                 file.write(json.dumps(line) + "\n")
 
-    # -- Host
+    # -- InProcessCluster
     # ----------------------------------------------------------------------------------------------
 
     async def changed(self, timeout: float) -> bool:
@@ -273,7 +272,7 @@ class LocalCluster:
             "SLUICE_EPISODES": "processes",
         }
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
-        place = PodPlace(directories, named_ports, overrides, self._state.objects, addresses)
+        place = HostBindings(directories, named_ports, overrides, self._state.objects, addresses)
         pod.commands = commands(pod.manifest, place, inherited_env() | self._env)
         specs = pod.manifest["spec"]["containers"]
         pod.urls = [readiness.url(spec, named_ports) for spec in specs]
@@ -377,7 +376,7 @@ class LocalCluster:
         if not self._closing:
             self._state.pods = {name: pod.observed() for name, pod in self._pods.items()}
         self._store.save(self._state)
-        targets.write(self.run_dir, targets.of_pods(self._pods.values()))
+        services.write_targets(self.run_dir, self._pods.values())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

@@ -25,7 +25,7 @@ def requested(container: Mapping[str, Any]) -> int:
     return int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
 
 
-def least(objects: Sequence[KubeObject]) -> int:
+def required_by(objects: Sequence[KubeObject]) -> int:
     """GPUs without which a job cannot begin: those of the first gang of each role, and of claims,
     which gangs share.
     """

@@ -16,7 +16,7 @@ from typing import Any
 from sluice.api import FINISHED
 from sluice.telemetry import run_directory
 from sluice_operator.cluster.local.run_state import RunDirectoryError, State, StateFile
-from sluice_operator.cluster.view import Happened, Picture, ReadError, Stamped, Stream
+from sluice_operator.cluster.view import JobEvent, JobSnapshot, LogStream, ReadError, TimedLine
 
 LOGS = "logs"
 POLL_SECONDS = 0.25
@@ -28,7 +28,7 @@ class RunReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def picture(self) -> Picture:
+    async def snapshot(self) -> JobSnapshot:
         state = self._state()
         try:
             job = json.loads((self._directory / run_directory.JOB).read_text())
@@ -38,12 +38,12 @@ class RunReader:
             ) from error
         job["status"] = state.status or {}
         events = [
-            Happened(
+            JobEvent(
                 datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"]
             )
             for each in _records(self._directory / run_directory.EVENTS)
         ]
-        return Picture(
+        return JobSnapshot(
             f"run directory {self._directory}",
             job,
             tuple(state.pods.values()),
@@ -51,15 +51,15 @@ class RunReader:
             directory=self._directory,
         )
 
-    async def streams(self) -> tuple[list[Stream], bool]:
+    async def streams(self) -> tuple[list[LogStream], bool]:
         """All that was ever written there, older attempts too."""
         state = self._state().status or {}
         streams = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
         return [stream for stream in streams if stream], state.get("state") in FINISHED
 
     async def lines(
-        self, stream: Stream, *, follow: bool, tail: int | None
-    ) -> AsyncIterator[Stamped]:
+        self, stream: LogStream, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[TimedLine]:
         path = self._directory / LOGS / f"{stream.pod}.{stream.container}.log"
         with path.open("rb") as file:
             *there, rest = file.read().split(b"\n")
@@ -77,7 +77,7 @@ class RunReader:
             for line in _decoded([rest] if rest else []):
                 yield datetime.now(UTC), line
 
-    def _has_ended(self, stream: Stream) -> bool:
+    def _has_ended(self, stream: LogStream) -> bool:
         """The pod is gone, or has ended: its state is written down after its last line."""
         pod = self._state().pods.get(stream.pod)
         return pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
@@ -98,7 +98,7 @@ def _decoded(lines: Iterable[bytes]) -> list[str]:
     return [line.decode(errors="replace") for line in lines]
 
 
-def stamp(lines: Iterable[str]) -> Iterator[Stamped]:
+def stamp(lines: Iterable[str]) -> Iterator[TimedLine]:
     """When each line was written, as far as it says so itself.
 
     One that does not, as a line of a traceback, was written with the one before it; and those
@@ -126,7 +126,7 @@ def _moment(line: str) -> datetime | None:
     return datetime.fromisoformat(match.group(1).replace(",", ".")).astimezone() if match else None
 
 
-def _stream(path: Path) -> Stream | None:
+def _stream(path: Path) -> LogStream | None:
     """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`;
     None: it is no container's.
     """
@@ -134,7 +134,7 @@ def _stream(path: Path) -> Stream | None:
     parts = pod.rsplit("-", 4)
     if len(parts) != 5 or not all(part.isdigit() for part in parts[2:]):
         return None
-    return Stream(pod, container, parts[1], int(parts[2]), int(parts[3]), int(parts[4]))
+    return LogStream(pod, container, parts[1], int(parts[2]), int(parts[3]), int(parts[4]))
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -135,7 +135,7 @@ async def lock(directory: Path, wait_seconds: float) -> int:
     return descriptor
 
 
-def held(directory: Path) -> bool:
+def is_locked(directory: Path) -> bool:
     """True while a run works on the directory."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)

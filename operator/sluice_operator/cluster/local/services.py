@@ -1,25 +1,90 @@
-"""Services and container ports as ports of this machine."""
+"""Services, container ports and metrics targets as ports of this machine."""
 
 from __future__ import annotations
 
+import json
+import random
 import re
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from sluice_operator.cluster.local.ports import free_port, is_free
-from sluice_operator.cluster.local.translate import LOOPBACK
+from sluice_operator.cluster.local.pod import LocalPod
+from sluice_operator.cluster.local.translate import LOOPBACK, PodError
 from sluice_operator.plan.facts.model import KubeObject
+from sluice_operator.plan.facts.names import LABEL_JOB, LABEL_REPLICA, LABEL_ROLE
+
+# Below the range from which the kernel takes the ports of outgoing connections: a port of that
+# range may be gone again before the container that was promised it binds it.
+_FIRST, _LAST, _TRIES = 20000, 32000, 400
+TARGETS_FILE = "targets.json"
+# The path is a label too, because otherwise a worker's two targets would share their series `up`.
+_ENGINE_LABELS = {"__metrics_path__": "/engine/metrics", "metrics_path": "/engine/metrics"}
+
+# -- ports
+
+
+def is_free(port: int) -> bool:
+    """Return True if a server could bind the port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Connections of an earlier server in TIME_WAIT do not keep the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port(taken: set[int]) -> int:
+    """Return a free port that is not in `taken`."""
+    for _ in range(_TRIES):
+        port = random.randrange(_FIRST, _LAST)
+        if port not in taken and is_free(port):
+            return port
+    raise PodError(f"no free port between {_FIRST} and {_LAST} on {LOOPBACK}")
+
+
+def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -> dict[str, int]:
+    """Return a port of this machine for each named container port of the pod.
+
+    It is the Service's port if one selects the pod, and a free port otherwise.
+    """
+    served = {}
+    for stored in objects:
+        if has_address(stored) and _selects(stored, pod):
+            served[stored["spec"]["ports"][0]["targetPort"]] = stored["spec"]["ports"][0]["port"]
+    result: dict[str, int] = {}
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports", []):
+            if "name" in port:
+                free = served.get(port["name"]) or free_port(taken | set(result.values()))
+                result[port["name"]] = free
+    return result
+
+
+def _selects(service: KubeObject, pod: KubeObject) -> bool:
+    selector: dict[str, str] = service["spec"].get("selector") or {}
+    labels: dict[str, str] = pod["metadata"].get("labels", {})
+    return bool(selector and selector.items() <= labels.items())
+
+
+# -- Services
 
 
 def has_address(manifest: KubeObject) -> bool:
-    """A Service with an address of its own; a headless one only gives names in DNS, which a laptop
-    has not.
+    """Return True for a Service with an address.
+
+    A headless Service only gives DNS names, which a laptop does not have.
     """
     return bool(manifest["kind"] == "Service" and manifest["spec"].get("clusterIP") != "None")
 
 
 def accepted(manifest: KubeObject, ports: dict[str, int], taken: set[int]) -> KubeObject:
-    """The object as it is stored: a Service gets this machine's address and a free port, which it
-    keeps in `ports`.
+    """Return the object as it is stored.
+
+    A Service gets this machine's address and a free port, which is added to `ports`.
     """
     if not has_address(manifest):
         return manifest
@@ -30,8 +95,9 @@ def accepted(manifest: KubeObject, ports: dict[str, int], taken: set[int]) -> Ku
 
 
 def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken: set[int]) -> None:
-    """A port that somebody else took since the last run is replaced: no pod lives that could know
-    the old one.
+    """Replace ports that another program took since the last run.
+
+    No pod of that run is alive, so none can know the old port.
     """
     for name, port in ports.items():
         if not is_free(port):
@@ -48,29 +114,12 @@ def with_address(service: KubeObject, port: int) -> KubeObject:
     }
 
 
-def pod_ports(pod: KubeObject, objects: Iterable[KubeObject], taken: set[int]) -> dict[str, int]:
-    """Container port's name -> port of this machine: the Service's where one selects the pod, else
-    a free one.
-    """
-    served = {}
-    for stored in objects:
-        if has_address(stored) and _selects(stored, pod):
-            served[stored["spec"]["ports"][0]["targetPort"]] = stored["spec"]["ports"][0]["port"]
-    result: dict[str, int] = {}
-    for container in pod["spec"]["containers"]:
-        for name in (
-            declared["name"] for declared in container.get("ports", []) if "name" in declared
-        ):
-            result[name] = served.get(name) or free_port(taken | set(result.values()))
-    return result
-
-
 def named_addresses(pod: KubeObject, ports: dict[str, int], taken: set[int]) -> dict[str, str]:
-    """`POD.SUBDOMAIN:PORT` in the pod's arguments, which a cluster's DNS knows -> an address of
-    this machine.
+    """Map each `POD.SUBDOMAIN:PORT` in the pod's arguments to an address of this machine.
 
-    The first pod that names one has a port promised for it, in `ports`; the pod that is meant
-    listens there, since its arguments have the same text.
+    A cluster's DNS would resolve these names. The first pod that mentions one reserves a port for
+    it, which is added to `ports`; the pod that is meant listens there, because the same text is in
+    its arguments.
     """
     subdomain = pod["spec"].get("subdomain")
     if not subdomain:
@@ -84,7 +133,36 @@ def named_addresses(pod: KubeObject, ports: dict[str, int], taken: set[int]) -> 
     return {text: f"{LOOPBACK}:{ports[text]}" for text in texts}
 
 
-def _selects(service: KubeObject, pod: KubeObject) -> bool:
-    selector: dict[str, str] = service["spec"].get("selector") or {}
-    labels: dict[str, str] = pod["metadata"].get("labels", {})
-    return bool(selector and selector.items() <= labels.items())
+# -- metrics targets
+
+
+def write_targets(directory: Path, pods: Iterable[LocalPod]) -> None:
+    """Write targets.json, with which a Prometheus finds the running pods (`file_sd_configs`)."""
+    by_name = sorted(pods, key=lambda pod: pod.name)
+    groups = [group for pod in by_name for group in _target_groups(pod)]
+    path = directory / TARGETS_FILE
+    text = json.dumps(groups, indent=2) + "\n"
+    if path.exists() and path.read_text() == text:
+        return
+    # Replaced as a whole, because Prometheus reads the file whenever it changes.
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+def _target_groups(pod: LocalPod) -> Iterator[dict[str, Any]]:
+    """Yield the targets of a pod that runs, with the labels that a cluster's PodMonitor gives."""
+    if pod.ended or "metrics" not in pod.ports:
+        return
+    metadata = pod.manifest["metadata"]
+    labels = {
+        "job": metadata["labels"][LABEL_JOB],
+        "namespace": metadata["namespace"],
+        "role": metadata["labels"][LABEL_ROLE],
+        "replica": metadata["labels"][LABEL_REPLICA],
+        "pod": pod.name,
+    }
+    targets = [f"{LOOPBACK}:{pod.ports['metrics']}"]
+    yield {"targets": targets, "labels": labels}
+    if labels["role"] == "rollout":
+        yield {"targets": targets, "labels": labels | _ENGINE_LABELS}

@@ -7,6 +7,7 @@ silently that would change what runs.
 from __future__ import annotations
 
 import base64
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ class ContainerCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class PodPlace:
+class HostBindings:
     """Where a pod runs: what this machine gives it.
 
     volumes: volume name -> directory; ports: container port's name -> port; overrides:
@@ -59,7 +60,7 @@ def all_containers(pod: KubeObject) -> list[dict[str, Any]]:
 
 
 def commands(
-    pod: KubeObject, place: PodPlace, inherited: Mapping[str, str]
+    pod: KubeObject, place: HostBindings, inherited: Mapping[str, str]
 ) -> list[ContainerCommand]:
     """Of all containers. inherited: the environment that every container starts from."""
     check(pod)
@@ -80,7 +81,7 @@ def check(pod: KubeObject) -> None:
 
 
 def _command(
-    pod: KubeObject, container: dict[str, Any], place: PodPlace, inherited: Mapping[str, str]
+    pod: KubeObject, container: dict[str, Any], place: HostBindings, inherited: Mapping[str, str]
 ) -> ContainerCommand:
     paths = mount_paths(container, place.volumes)
     variables = environment(pod, container, place, paths, inherited)
@@ -132,7 +133,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def environment(
     pod: KubeObject,
     container: dict[str, Any],
-    place: PodPlace,
+    place: HostBindings,
     paths: Mapping[str, str],
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
@@ -160,7 +161,7 @@ def environment(
     return variables
 
 
-def _is_elsewhere(entry: dict[str, Any], place: PodPlace) -> bool:
+def _is_elsewhere(entry: dict[str, Any], place: HostBindings) -> bool:
     """The variable comes from a Secret that only a cluster has."""
     reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
     return reference is not None and f"Secret/{reference['name']}" not in place.objects
@@ -172,7 +173,7 @@ def _is_undecided(entry: dict[str, Any]) -> bool:
 
 
 def _value(
-    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: PodPlace
+    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: HostBindings
 ) -> str | None:
     source = entry.get("valueFrom")
     if source is None:
@@ -190,7 +191,7 @@ def _value(
     )
 
 
-def _env_from(source: dict[str, Any], place: PodPlace) -> dict[str, str]:
+def _env_from(source: dict[str, Any], place: HostBindings) -> dict[str, str]:
     kind, field = (
         ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
     )
@@ -204,7 +205,7 @@ def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     raise PodError(f"valueFrom {', '.join(source)} needs a cluster")
 
 
-def _data(place: PodPlace, kind: str, reference: dict[str, Any]) -> dict[str, str]:
+def _data(place: HostBindings, kind: str, reference: dict[str, Any]) -> dict[str, str]:
     stored = place.objects.get(f"{kind}/{reference['name']}")
     if stored is None and not reference.get("optional"):
         raise PodError(
@@ -237,3 +238,25 @@ def _field(pod: KubeObject, path: str) -> str:
     if path not in simple:
         raise PodError(f"fieldRef {path} needs a cluster")
     return str(simple[path])
+
+
+_LOOPBACK = "lo"
+COLLECTIVES = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
+"""Everybody of a run is on this machine. gloo and NCCL, left to themselves, listen on its network.
+"""
+
+NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+"""On one machine ranks open each other's memory without these. Containers and virtual machines
+often show GPUs whose fabric manager they cannot reach, and there NCCL's own choice ends with an
+error. The host's environment goes first."""
+
+
+def inherited_env() -> dict[str, str]:
+    """The host's environment, but for the variables of a job that the host itself may
+    be part of.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    unbuffered = {
+        "PYTHONUNBUFFERED": "1"
+    }  # a log that lags behind cannot tell why its process died
+    return NVLINK | env | COLLECTIVES | unbuffered

@@ -1,10 +1,10 @@
-"""Decisions of time alone: the job ran too long, never started, or hangs."""
+"""Decisions that depend on time alone: a job ran too long, never started, hangs, or has expired."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sluice.api import GangStatus, LastFailure, RLJobSpec, RLJobStatus
+from sluice.api import LastFailure, RLJobSpec, RLJobStatus
 from sluice_operator.plan.facts import clock
 from sluice_operator.plan.facts.constants import (
     DEADLINE_EXCEEDED,
@@ -18,12 +18,24 @@ from sluice_operator.plan.facts.model import GangFacts
 def job_deadline(
     spec: RLJobSpec, status: RLJobStatus, now: datetime, detail: str = ""
 ) -> tuple[str, str] | None:
-    """(reason, message) where the job has to fail; None: it may go on.
+    """Decide whether the job fails by activeDeadlineSeconds or startupDeadlineSeconds.
 
-    Both clocks start again on resume.
+    Both clocks start again on resume. The start-up deadline is over with the first step ever: a
+    trainer that restarts and rewinds to step 0 does not start the job again.
 
-    detail: what the job is waiting for, in words. A trainer that restarts may rewind to step 0;
-    that is no start of the job, so the first step ever counts.
+    Parameters
+    ----------
+    spec, status
+        The job.
+    now
+        The time of this pass.
+    detail
+        What the job waits for, in words.
+
+    Returns
+    -------
+    (reason, message), or None if the job may continue.
+
     """
     start = clock.parse_optional(status.start_time)
     if start is None:
@@ -40,8 +52,21 @@ def job_deadline(
 def queue_timeout(
     spec: RLJobSpec, status: RLJobStatus, now: datetime, cause: str
 ) -> tuple[str, str] | None:
-    """(reason, message) where a queue has held the job for too long; None: it may wait. cause: the
-    queue's words.
+    """Decide whether the job fails by queueTimeoutSeconds.
+
+    Parameters
+    ----------
+    spec, status
+        The job.
+    now
+        The time of this pass.
+    cause
+        Why the job waits, in the queue's words.
+
+    Returns
+    -------
+    (reason, message), or None if the job may go on waiting.
+
     """
     due = queue_due(spec, status)
     if due is None or now < due:
@@ -51,7 +76,7 @@ def queue_timeout(
 
 
 def queue_due(spec: RLJobSpec, status: RLJobStatus) -> datetime | None:
-    """When a job that waits in a queue has waited too long."""
+    """Return when a job that waits in a queue has waited too long."""
     since = clock.parse_optional(status.queued_time)
     if since is None or spec.queue_timeout_seconds is None:
         return None
@@ -59,12 +84,12 @@ def queue_due(spec: RLJobSpec, status: RLJobStatus) -> datetime | None:
 
 
 def progress_due(
-    spec: RLJobSpec, status: RLJobStatus, trainer: GangStatus, facts: GangFacts, size: int
+    spec: RLJobSpec, status: RLJobStatus, facts: GangFacts, size: int
 ) -> datetime | None:
-    """When the trainer counts as hung; None while it cannot be judged.
+    """Return when the trainer counts as hung, or None while it cannot be judged.
 
-    The clock runs only while all trainer pods run, and from the start of the present attempt:
-    waiting in a queue, or the step that a predecessor made, is no fault of this attempt.
+    The clock runs only while all `size` trainer pods run, and from the start of the present
+    attempt: neither time in a queue nor the last step of an earlier attempt counts against it.
     """
     if spec.progress_deadline_seconds is None or facts.running < size or facts.started is None:
         return None
@@ -79,7 +104,7 @@ def progress_due(
 def hang(
     due: datetime | None, status: RLJobStatus, spec: RLJobSpec, pod: str, now: datetime
 ) -> LastFailure | None:
-    """A hang of the trainer, as a failure of its first pod."""
+    """Return a hang of the trainer as a failure of its first pod, or None if it is not hung."""
     if due is None or now < due:
         return None
     text = HUNG.text(seconds=spec.progress_deadline_seconds, step=status.step)
@@ -94,7 +119,7 @@ def hang(
 
 
 def upcoming(spec: RLJobSpec, status: RLJobStatus, due: datetime | None) -> list[datetime]:
-    """Moments at which one of the above may change its mind."""
+    """Return the times at which one of the decisions above may change."""
     start = clock.parse_optional(status.start_time)
     moments = [moment for moment in (due, queue_due(spec, status)) if moment]
     if start and spec.active_deadline_seconds is not None:
@@ -102,3 +127,10 @@ def upcoming(spec: RLJobSpec, status: RLJobStatus, due: datetime | None) -> list
     if start and spec.startup_deadline_seconds and not status.last_progress_time:
         moments.append(start + timedelta(seconds=spec.startup_deadline_seconds))
     return moments
+
+
+def expiry(spec: RLJobSpec, status: RLJobStatus) -> datetime | None:
+    """Return when a finished job is deleted (ttlSecondsAfterFinished); None if it never is."""
+    if spec.ttl_seconds_after_finished is None or status.completion_time is None:
+        return None
+    return clock.parse(status.completion_time) + timedelta(seconds=spec.ttl_seconds_after_finished)

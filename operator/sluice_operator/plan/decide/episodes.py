@@ -1,10 +1,10 @@
-"""Episode pods: which ones there should be.
+"""Which pods of episodes and verifiers should exist.
 
-Each engine has so many places for episodes, and for verifiers so many where the job has one; a
-place has one pod after another, each of which plays, or judges, one episode.
-Pods that wait for an episode are the warm pool, so a place is filled again as soon as its pod has
-ended, and none is filled before the worker that they join has its address. A Sandbox that has no
-pod yet counts as the pod that it makes.
+Each engine has a number of slots for episodes, and for verifiers if the job has one. A slot has one
+pod after another, and each pod plays or judges one episode. Pods that wait for an episode are the
+warm pool, so a slot is filled again as soon as its pod has ended. No slot is filled before the
+worker that its pod joins has an address. A Sandbox that has no pod yet counts as the pod that it
+makes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sluice.api import RLJob
-from sluice_operator.plan.decide.gangs import deletions
+from sluice_operator.plan.decide.deletion import deletions
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import Deletion, KubeObject
 
-Key = tuple[str, int, int, int]
-"""Role, replica, attempt and index of a place."""
+SlotKey = tuple[str, int, int, int]  # role, replica, attempt and index
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place at a worker: of replica and attempt, at an IP address. role: one of EPISODES."""
+class EpisodeSlot:
+    """A slot for pods that join one worker.
+
+    role: `episode` or `verifier`. replica, attempt: those of the worker's pod. worker: its IP
+    address.
+    """
 
     role: str
     replica: int
@@ -34,37 +37,39 @@ class Place:
     worker: str
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SlotKey:
         return self.role, self.replica, self.attempt, self.index
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A pod to create: the place's next."""
+class EpisodePod:
+    """The next pod of a slot. number: how many pods the slot has had with it."""
 
-    place: Place
+    slot: EpisodeSlot
     number: int
 
 
-def split(pods: Sequence[KubeObject]) -> tuple[tuple[KubeObject, ...], tuple[KubeObject, ...]]:
-    """(the pods of the job's gangs, the pods of its episodes)."""
+def split_episodes(
+    pods: Sequence[KubeObject],
+) -> tuple[tuple[KubeObject, ...], tuple[KubeObject, ...]]:
+    """Split a job's pods into those of its gangs and those of episodes and verifiers."""
     episodes = tuple(pod for pod in pods if podstate.role(pod) in names.EPISODES)
     return tuple(pod for pod in pods if podstate.role(pod) not in names.EPISODES), episodes
 
 
-def places(job: RLJob, pods: Sequence[KubeObject]) -> list[Place]:
-    """All places. pods: of the job's gangs."""
+def episode_slots(job: RLJob, pods: Sequence[KubeObject]) -> list[EpisodeSlot]:
+    """Return all slots of the workers that run now, given the pods of the job's gangs."""
     return [
-        Place(role, podstate.replica(pod), podstate.attempt(pod), index, address)
+        EpisodeSlot(role, podstate.replica(pod), podstate.attempt(pod), index, address)
         for pod in pods
-        if (address := _worker(pod))
-        for role, count in _of_engine(job)
+        if (address := _worker_address(pod))
+        for role, count in _slots_per_engine(job)
         for index in range(count)
     ]
 
 
-def _of_engine(job: RLJob) -> list[tuple[str, int]]:
-    """(role, how many places) of each engine."""
+def _slots_per_engine(job: RLJob) -> list[tuple[str, int]]:
+    """Return (role, number of slots)."""
     environment = job.spec.rollout.environment
     if environment is None or environment.image is None:
         return []
@@ -73,55 +78,69 @@ def _of_engine(job: RLJob) -> list[tuple[str, int]]:
     return [(names.EPISODE, environment.pods), *verifiers]
 
 
-def _worker(pod: KubeObject) -> str:
-    """The address of the worker in this pod; empty: there is none that works."""
+def _worker_address(pod: KubeObject) -> str:
+    """Return the address of the worker in this pod; empty if the pod has no running worker."""
     leads = podstate.role(pod) == "rollout" and podstate.index(pod) == 0
     if not leads or podstate.is_terminating(pod) or not podstate.is_running(pod):
         return ""
     return podstate.address(pod)
 
 
-def turns(wanted: Sequence[Place], episodes: Sequence[KubeObject]) -> list[Turn]:
-    """The pods to create: one for each place that has none that goes on."""
-    known = _by_place(episodes)
+def missing_episode_pods(
+    slots: Sequence[EpisodeSlot], episodes: Sequence[KubeObject]
+) -> list[EpisodePod]:
+    """Return the pods to create: one for each slot without a pod that goes on."""
+    pods_by_slot = _by_slot(episodes)
     return [
-        Turn(place, 1 + max(map(podstate.number, pods), default=0))
-        for place in wanted
-        if not any(map(_goes_on, pods := known[place.key]))
+        EpisodePod(slot, 1 + max(map(podstate.number, pods), default=0))
+        for slot in slots
+        if not any(map(_goes_on, pods := pods_by_slot[slot.key]))
     ]
 
 
-def over(
-    wanted: Sequence[Place],
+def surplus_episode_pods(
+    slots: Sequence[EpisodeSlot],
     episodes: Sequence[KubeObject],
     now: datetime,
     sandboxes: Sequence[KubeObject] = (),
 ) -> tuple[Deletion, ...]:
-    """The deletions of pods that have ended, and of those whose worker is gone.
+    """Delete episode pods that have ended, and those whose worker is gone.
 
-    sandboxes: the job's; one of them would make its pod anew, whoever has deleted that.
+    Parameters
+    ----------
+    slots
+        All slots of the job.
+    episodes
+        Its pods of episodes and verifiers.
+    now
+        The time of this pass.
+    sandboxes
+        The job's Sandboxes. A pod that one of them made is deleted with it, because the Sandbox
+        would create the pod again.
+
     """
-    kept = {place.key for place in wanted}
+    kept = {slot.key for slot in slots}
     gone = [pod for pod in episodes if _key(pod) not in kept or not _goes_on(pod)]
-    makers = {podstate.name(each) for each in sandboxes if not podstate.is_terminating(each)}
+    makers = {
+        podstate.name(sandbox) for sandbox in sandboxes if not podstate.is_terminating(sandbox)
+    }
     ending = sorted(makers & {podstate.sandbox(pod) for pod in gone})
     others = [pod for pod in gone if podstate.sandbox(pod) not in ending]
     return tuple(Deletion(names.SANDBOX, name) for name in ending) + deletions(others, now)
 
 
-def _by_place(episodes: Sequence[KubeObject]) -> defaultdict[Key, list[KubeObject]]:
-    pods = defaultdict[Key, list[KubeObject]](list)
+def _by_slot(episodes: Sequence[KubeObject]) -> defaultdict[SlotKey, list[KubeObject]]:
+    pods = defaultdict[SlotKey, list[KubeObject]](list)
     for pod in episodes:
         pods[_key(pod)].append(pod)
     return pods
 
 
-def _key(pod: KubeObject) -> Key:
-    place = podstate.replica(pod), podstate.attempt(pod), podstate.index(pod)
-    return podstate.role(pod), *place
+def _key(pod: KubeObject) -> SlotKey:
+    return podstate.role(pod), podstate.replica(pod), podstate.attempt(pod), podstate.index(pod)
 
 
 def _goes_on(pod: KubeObject) -> bool:
-    """None of its containers has ended: neither the program nor the sidecar goes on alone."""
+    # Neither the program nor the sidecar goes on without the other.
     ended = podstate.is_finished(pod) or podstate.has_ended_container(pod)
     return not (ended or podstate.is_terminating(pod))

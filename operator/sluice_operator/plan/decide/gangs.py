@@ -1,41 +1,34 @@
-"""The gangs of a job, and what one pass does for one of them.
+"""The gangs of a job, and what one pass does for each of them.
 
-The one state that a gang needs is its attempt number. `retryTime` is set while an attempt is still
-to be created (it starts no earlier) and cleared once all its pods have been seen: from then on a
-missing pod is a lost pod, and the gang needs a new attempt. So pods that were created just before a
-crash of the operator are found again, not created twice. Until then `seen` has those that were
-there: one of them that is missing is lost, too, and never created again.
+The state of a gang is its attempt number. `retryTime` is set while the pods of an attempt are still
+to be created, and is the earliest time for that. It is cleared once all pods of the attempt have
+been seen: from then on a missing pod is a lost pod, and the gang needs a new attempt. So pods that
+were created just before a crash of the operator are found again and not created twice. Until then,
+`seen` lists the pods that existed; one of them that is missing is lost as well.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sluice.api import GangStatus, LastFailure, RLJob
 from sluice.api.groups.lifecycle import FailurePolicy
-from sluice_operator.plan.decide.gang_facts import gang_facts
+from sluice_operator.plan.decide.deletion import deletions
 from sluice_operator.plan.decide.restart import GiveUp, Restart, is_due, restart
-from sluice_operator.plan.facts import clock, names, podstate
-from sluice_operator.plan.facts.constants import (
-    BROKEN_GRACE,
-    ENGINE_GRACE,
-    FORCE_DELETE_AFTER,
-    GRACE,
-    PEER_GRACE,
-)
-from sluice_operator.plan.facts.model import Deletion, Gang, GangFacts, KubeObject, Observed
+from sluice_operator.plan.facts import clock, podstate
+from sluice_operator.plan.facts.constants import BROKEN_GRACE, ENGINE_GRACE, PEER_GRACE
+from sluice_operator.plan.facts.model import Deletion, Gang, GangFacts, KubeObject
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GangPlan:
     """The work of one pass for one gang.
 
-    create: indices of the pods to create, all of `status.attempt`.
-
-    due: when the gang must be looked at again, though nothing else happens.
+    create: indices of the pods to create, all of `status.attempt`. due: time at which the gang has
+    to be looked at again even if nothing else happens.
     """
 
     gang: Gang
@@ -48,7 +41,7 @@ class Step:
 
 
 def desired_gangs(job: RLJob) -> list[Gang]:
-    """All gangs that the spec asks for."""
+    """Return all gangs that the spec asks for."""
     spec = job.spec
     services = [Gang("rendezvous", 0, 1), Gang("buffer", 0, 1)]
     rollouts = [
@@ -58,9 +51,8 @@ def desired_gangs(job: RLJob) -> list[Gang]:
 
 
 def by_gang(pods: Iterable[KubeObject]) -> Mapping[tuple[str, int], list[KubeObject]]:
-    """The pods of each gang, by role and replica; none for others. Made once for a pass: a job may
-    have a thousand engines.
-    """
+    """Return the pods of each gang, by (role, replica); a missing key is an empty list."""
+    # A job may have a thousand engines, so a pass groups its pods once.
     members = defaultdict[tuple[str, int], list[KubeObject]](list)
     for pod in pods:
         members[podstate.role(pod), podstate.replica(pod)].append(pod)
@@ -71,75 +63,149 @@ def of_gang(gang: Gang, pods: Iterable[KubeObject]) -> list[KubeObject]:
     return by_gang(pods)[gang.role, gang.replica]
 
 
+def gang_facts(gang: Gang, pods: Sequence[KubeObject], now: datetime) -> GangFacts:
+    """Read the facts of one attempt from its pods.
+
+    Parameters
+    ----------
+    gang
+        The gang.
+    pods
+        All pods of the attempt, and no others.
+    now
+        The time of this pass, for failures that carry no time.
+
+    """
+    present = {podstate.index(pod) for pod in pods}
+    failures = [failure for pod in pods for failure in podstate.failures(pod, now)]
+    undisturbed = [pod for pod in pods if not podstate.disruption(pod)]
+    config_errors = [error for pod in undisturbed if (error := podstate.config_error(pod, now))]
+    starts = [start for pod in pods if (start := podstate.started(pod))]
+    return GangFacts(
+        seen=len(pods),
+        ready=sum(podstate.is_ready(pod) for pod in pods),
+        running=sum(podstate.is_running(pod) for pod in pods),
+        succeeded=sum(podstate.succeeded(pod) for pod in pods),
+        missing=tuple(index for index in range(gang.size) if index not in present),
+        failure=min(failures, key=podstate.root_cause_order) if failures else None,
+        config_error=config_errors[0] if config_errors else None,
+        disruption=next((text for pod in pods if (text := podstate.disruption(pod))), ""),
+        started=min(starts) if starts else None,
+    )
+
+
+def present_facts(
+    gang: Gang, status: GangStatus | None, pods: Sequence[KubeObject], now: datetime
+) -> GangFacts:
+    """Read the facts of the gang's present attempt from the pods of the whole job."""
+    attempt = status.attempt if status else 1
+    members = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == attempt]
+    return gang_facts(gang, members, now)
+
+
+def has_succeeded(gang: Gang, facts: GangFacts) -> bool:
+    """Return True if the job has succeeded: all trainer pods have ended with exit code 0.
+
+    The other roles do not count: without a trainer, samples are of no use.
+    """
+    return gang.role == "trainer" and facts.succeeded == gang.size and facts.failure is None
+
+
+def advance(
+    gang: Gang,
+    stored: GangStatus | None,
+    pods: Sequence[KubeObject],
+    policy: FailurePolicy,
+    now: datetime,
+    hung: LastFailure | None = None,
+) -> GangPlan:
+    """Decide what to do in this pass for a gang that should run.
+
+    Pods of older attempts are deleted first. Nothing else happens before they are gone, so two
+    attempts never overlap.
+
+    Parameters
+    ----------
+    gang
+        The gang.
+    stored
+        Its status after the last pass; None before the first one.
+    pods
+        All pods of the gang, of any attempt.
+    policy
+        The job's failure policy.
+    now
+        The time of this pass.
+    hung
+        Set if the gang runs without progress; that counts as its failure.
+
+    """
+    status = present_attempt(gang, stored, pods, now)
+    older = [pod for pod in pods if podstate.attempt(pod) < status.attempt]
+    if older:
+        return GangPlan(gang, status, delete=deletions(older, now))
+    facts = gang_facts(gang, pods, now)
+    status = _with_seen_pods(gang, status, facts, pods, now)
+    judged = _with_lost_pods_and_hang(facts, status, hung)
+
+    cause_due = _cause_due(judged, pods)
+    if cause_due is not None and now < cause_due:
+        return GangPlan(gang, status, facts, due=cause_due)
+
+    decision = restart(gang, judged, status, policy, now)
+    if isinstance(decision, Restart):
+        at_most = _grace_after_failure(gang, pods) if decision.failure is not None else None
+        delete = deletions(pods, now, at_most)
+        following = next_attempt(status, decision, now)
+        return GangPlan(gang, following, facts, delete=delete, decision=decision)
+    if isinstance(decision, GiveUp):
+        return GangPlan(gang, status, facts, decision=decision)
+
+    retry_time = clock.parse_optional(status.retry_time)
+    due = retry_time is not None and is_due(retry_time, gang, policy, now)
+    return GangPlan(gang, status, facts, create=facts.missing if due else ())
+
+
 def present_attempt(
     gang: Gang, status: GangStatus | None, pods: Sequence[KubeObject], now: datetime
 ) -> GangStatus:
-    """The gang's status; pods of a newer attempt than it knows (a lost status) are believed, so
-    that it never falls.
+    """Return the gang's status, at the attempt number of its newest pod or higher.
+
+    If a status was lost, the pods tell the attempt, so that the number never falls.
     """
     newest = max((podstate.attempt(pod) for pod in pods), default=0)
     if status is None:
         return GangStatus(replica=gang.replica, attempt=max(newest, 1), retry_time=clock.text(now))
     if newest > status.attempt:
-        return _another(status, newest, clock.text(now))
+        return _at_attempt(status, newest, clock.text(now))
     return status
 
 
-def _another(status: GangStatus, attempt: int, retry_time: str) -> GangStatus:
-    """The status with another attempt, none of whose pods was seen yet."""
+def _at_attempt(status: GangStatus, attempt: int, retry_time: str) -> GangStatus:
+    """Return the status at another attempt, none of whose pods has been seen yet."""
     update = {"attempt": attempt, "retry_time": retry_time, "ready_time": None, "seen": []}
     return status.model_copy(update=update)
 
 
-def advance(
-    gang: Gang,
-    known: GangStatus | None,
-    pods: Sequence[KubeObject],
-    policy: FailurePolicy,
-    now: datetime,
-    hung: LastFailure | None = None,
-) -> Step:
-    """One pass over a gang that should run. pods: all pods of the gang, of any attempt.
-
-    hung: the gang runs but makes no progress; that counts as its failure. Pods of older attempts go
-    first; nothing else happens before they are gone, so two attempts never overlap.
-    """
-    status = present_attempt(gang, known, pods, now)
-    older = [pod for pod in pods if podstate.attempt(pod) < status.attempt]
-    if older:
-        return Step(gang, status, delete=deletions(older, now))
-    facts = gang_facts(gang, pods, now)
+def _with_seen_pods(
+    gang: Gang, status: GangStatus, facts: GangFacts, pods: Sequence[KubeObject], now: datetime
+) -> GangStatus:
+    """Note in the status which pods exist, and when a restarted engine became ready."""
     if status.retry_time and not facts.missing:
         status = status.model_copy(update={"retry_time": None, "seen": []})
     elif status.retry_time and pods:
-        there = {podstate.index(pod) for pod in pods}.union(status.seen)
-        status = status.model_copy(update={"seen": sorted(there)})
+        seen = {podstate.index(pod) for pod in pods}.union(status.seen)
+        status = status.model_copy(update={"seen": sorted(seen)})
     failed_before = gang.role == "rollout" and status.restarts > 0
     if failed_before and status.ready_time is None and facts.ready >= gang.size:
         status = status.model_copy(update={"ready_time": clock.text(now)})
-    judged = _judged(facts, status, hung)
-    cause_due = _cause_due(judged, pods)
-    if cause_due is not None and now < cause_due:
-        return Step(gang, status, facts, due=cause_due)
-    decision = restart(gang, judged, status, policy, now)
-    if isinstance(decision, Restart):
-        at_most = _grace_of_broken(gang, pods) if decision.failure is not None else None
-        delete = deletions(pods, now, at_most)
-        return Step(
-            gang, next_attempt(status, decision, now), facts, delete=delete, decision=decision
-        )
-    if isinstance(decision, GiveUp):
-        return Step(gang, status, facts, decision=decision)
-    due = status.retry_time is not None and is_due(
-        clock.parse(status.retry_time), gang, policy, now
-    )
-    return Step(gang, status, facts, create=facts.missing if due else ())
+    return status
 
 
-def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> GangFacts:
-    """The facts with what only time or history can tell: a lost pod is a disruption,
-    a hang is a failure.
-    """
+def _with_lost_pods_and_hang(
+    facts: GangFacts, status: GangStatus, hung: LastFailure | None
+) -> GangFacts:
+    """Add what the pods do not show: a lost pod is a disruption, a hang is a failure."""
     lost = (
         bool(facts.missing)
         if status.retry_time is None
@@ -154,9 +220,7 @@ def _judged(facts: GangFacts, status: GangStatus, hung: LastFailure | None) -> G
 
 
 def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
-    """Until when to wait for the reason of a pod that was lost, where only those have ended that
-    miss it.
-    """
+    """Return until when to wait for the cause, if only pods that lost another pod have ended."""
     failure = facts.failure
     if failure is None or not podstate.lost_peer(failure) or facts.disruption or facts.config_error:
         return None
@@ -165,8 +229,8 @@ def _cause_due(facts: GangFacts, pods: Sequence[KubeObject]) -> datetime | None:
     return clock.parse(failure.time) + timedelta(seconds=PEER_GRACE)
 
 
-def _grace_of_broken(gang: Gang, pods: Sequence[KubeObject]) -> int | None:
-    """The most seconds for what is left of a gang that failed, where it has nothing to save."""
+def _grace_after_failure(gang: Gang, pods: Sequence[KubeObject]) -> int | None:
+    """Return the upper bound of the grace for the remaining pods of a gang that failed."""
     if gang.role == "trainer":
         return BROKEN_GRACE
     return ENGINE_GRACE if any(podstate.has_ended(pod, "worker") for pod in pods) else None
@@ -176,76 +240,49 @@ def next_attempt(status: GangStatus, decision: Restart, now: datetime) -> GangSt
     restarted = status.model_copy(
         update={"restarts": decision.restarts, "last_restart_time": clock.text(now)}
     )
-    return _another(restarted, status.attempt + 1, clock.later(now, decision.delay))
+    return _at_attempt(restarted, status.attempt + 1, clock.later(now, decision.delay))
 
 
 def retire(status: GangStatus, pods: Sequence[KubeObject], now: datetime) -> GangStatus:
-    """The status of a gang that is to have no pods for a while (suspended, scaled down).
+    """Return the status of a gang that has no pods for a while (suspended or scaled down).
 
-    Its next attempt number is written before its pods are deleted, so they are never mistaken for
-    lost ones, and the number does not fall when the gang comes back.
+    The next attempt number is written before the pods are deleted. So they never count as lost, and
+    the number does not fall when the gang returns.
     """
-    there = any(podstate.attempt(pod) >= status.attempt for pod in pods)
-    if status.retry_time and not status.seen and not there:
+    present = any(podstate.attempt(pod) >= status.attempt for pod in pods)
+    if status.retry_time and not status.seen and not present:
         return status
     newest = max((podstate.attempt(pod) for pod in pods), default=0)
-    return _another(status, max(status.attempt, newest) + 1, clock.text(now))
+    return _at_attempt(status, max(status.attempt, newest) + 1, clock.text(now))
 
 
-def deletions(
-    pods: Sequence[KubeObject], now: datetime, at_most: int | None = None
-) -> tuple[Deletion, ...]:
-    """Delete these pods: with their grace, `at_most` seconds, and by force where a dead node keeps
-    one for ever. One that a Sandbox makes goes with that, which would make it anew.
+def lacks_pods(job: RLJob, pods: Sequence[KubeObject]) -> bool:
+    """Return True if a gang, all of whose pods were seen, has fewer pods now.
+
+    A job that is suspended or has ended lacks no pods.
+
+    Parameters
+    ----------
+    job
+        The job, with its stored status.
+    pods
+        All pods of the job.
+
     """
-    planned = []
-    for pod in pods:
-        if podstate.sandbox(pod) and not podstate.is_terminating(pod):
-            planned.append(Deletion(names.SANDBOX, podstate.sandbox(pod)))
-        elif not podstate.is_terminating(pod):
-            grace = _grace(pod) if at_most is None else min(_grace(pod), at_most)
-            planned.append(Deletion("Pod", podstate.name(pod), grace))
-        elif is_stuck(pod, now) and pod.get("kind") != names.SANDBOX:
-            planned.append(Deletion("Pod", podstate.name(pod), 0))
-    return tuple(planned)
-
-
-def _grace(pod: KubeObject) -> int:
-    """The grace that the pod was created with, which its role's template may say.
-    0 would be by force.
-    """
-    seconds = pod.get("spec", {}).get("terminationGracePeriodSeconds")
-    return max(seconds if seconds is not None else GRACE.get(podstate.role(pod), 30), 1)
-
-
-def is_stuck(pod: KubeObject, now: datetime) -> bool:
-    return now >= force_time(pod)
-
-
-def exit_times(pods: Sequence[KubeObject]) -> list[datetime]:
-    """When pods that are being deleted have had their grace, and when they count as stuck."""
-    leaving = [pod for pod in pods if podstate.is_terminating(pod)]
-    return [moment(pod) for pod in leaving for moment in (grace_end, force_time)]
-
-
-def grace_end(pod: KubeObject) -> datetime:
-    """DeletionTimestamp already contains the grace."""
-    return clock.parse(pod["metadata"]["deletionTimestamp"])
-
-
-def force_time(pod: KubeObject) -> datetime:
-    return grace_end(pod) + timedelta(seconds=FORCE_DELETE_AFTER)
-
-
-def living(observed: Observed) -> Observed:
-    """Without pods that only a finalizer keeps: for all but Kueue they are gone."""
-    return replace(observed, pods=tuple(pod for pod in observed.pods if not podstate.has_left(pod)))
-
-
-def present_facts(
-    gang: Gang, known: GangStatus | None, pods: Sequence[KubeObject], now: datetime
-) -> GangFacts:
-    attempt = known.attempt if known else 1
-    return gang_facts(
-        gang, [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == attempt], now
-    )
+    status = job.status
+    if (
+        status is None
+        or job.spec.suspend
+        or status.is_true("Succeeded")
+        or status.is_true("Failed")
+    ):
+        return False
+    members = by_gang(pods)
+    for gang in desired_gangs(job):
+        stored = status.gang(gang.role, gang.replica)
+        if stored is None or stored.retry_time is not None:
+            continue
+        present = members[gang.role, gang.replica]
+        if sum(podstate.attempt(pod) == stored.attempt for pod in present) < gang.size:
+            return True
+    return False

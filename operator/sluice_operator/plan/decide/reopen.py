@@ -1,5 +1,6 @@
-"""A failed job is tried again, or one that has succeeded becomes longer, at a person's wish: the
-one way back from a terminal state.
+"""Reopening a finished job when a person asks for it, the only way back from a terminal state.
+
+A failed job is tried again; a job that has succeeded is trained for more steps.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from sluice_operator.plan.decide.gangs import retire
 
 
 def reopened(status: RLJobStatus, now: datetime) -> RLJobStatus:
-    """The status of a job that starts again where it ended: new attempts, a fresh budget, its
-    counts and data kept.
+    """Return the status of a job that continues after its end.
+
+    Every gang gets a new attempt and a fresh restart budget. Counters and data are kept.
     """
     return status.model_copy(
         update={

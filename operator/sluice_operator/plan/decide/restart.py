@@ -1,4 +1,4 @@
-"""When a gang gets another attempt, after how long, and when the job gives up."""
+"""When a gang gets another attempt, after which delay, and when the job gives up."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from sluice_operator.plan.facts.podstate import headline
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Another attempt. restarts: the gang's count after it; failure: None for a disruption, which
-    counts nothing.
+    """Start another attempt after `delay` seconds.
+
+    restarts: the gang's restart count afterwards. failure: None for a disruption, which does not
+    count against the budget.
     """
 
     delay: float
@@ -33,7 +35,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job fails."""
+    """Fail the job."""
 
     reason: str
     message: str
@@ -43,33 +45,36 @@ class GiveUp:
 def restart(
     gang: Gang, facts: GangFacts, status: GangStatus, policy: FailurePolicy, now: datetime
 ) -> Restart | GiveUp | None:
-    """Decide whether a gang that lost a pod gets another attempt; None: nothing is wrong.
+    """Decide whether a gang gets another attempt.
 
-    A configuration error (exit code 2) fails the job at once, whatever else happened. Disruptions
-    that the cluster caused (preemption, eviction, a pod that others deleted) never use up the
-    budget, even where the gang's other pods died of it. Rollout, buffer and rendezvous restart
-    without bound, after ``min(base * 2**n, max)`` seconds: what they hold is durable or soft, and a
-    crash loop shows in status; n starts again from 0 once a gang was stable. So an engine waits
-    longer only for failures in a row, not for those of other days and causes: it was stable if it
-    was ready for twice as long as its last pause, and a disruption ends the row. A trainer gang
-    fails the job once ``maxRestarts`` is used up, and its count never falls.
+    - A configuration error (exit code 2) fails the job at once, whatever else happened.
+    - A disruption that the cluster caused (preemption, eviction, a pod deleted by somebody else)
+      never counts against the budget, even if other pods of the gang failed because of it.
+    - Rollout, buffer and rendezvous restart without bound, after ``min(base * 2**n, max)`` seconds.
+      What they hold is durable or can be rebuilt, and the status shows a crash loop. n starts from
+      0 again once the gang was stable, so only failures in a row make an engine wait longer. An
+      engine was stable if it was ready for twice as long as its last delay; a disruption ends the
+      row as well.
+    - A trainer gang fails the job once ``maxRestarts`` is used up. Its count never falls.
+
+    Returns
+    -------
+    The decision, or None if nothing is wrong with the gang.
+
     """
     if facts.config_error:
-        return GiveUp(
-            INVALID_CONFIGURATION.name,
-            INVALID_CONFIGURATION.text(
-                pod=facts.config_error.pod, headline=headline(facts.config_error)
-            ),
-            facts.config_error,
+        message = INVALID_CONFIGURATION.text(
+            pod=facts.config_error.pod, headline=headline(facts.config_error)
         )
+        return GiveUp(INVALID_CONFIGURATION.name, message, facts.config_error)
     if facts.disruption:
         kept = 0 if gang.role == "rollout" else status.restarts
         return Restart(DISRUPTION_DELAY, kept, disruption=facts.disruption)
     if facts.failure is None:
         return None
     if gang.role == "trainer" and status.restarts >= policy.max_restarts:
-        text = MAX_RESTARTS.text(restarts=status.restarts, headline=headline(facts.failure))
-        return GiveUp(MAX_RESTARTS.name, text, facts.failure)
+        message = MAX_RESTARTS.text(restarts=status.restarts, headline=headline(facts.failure))
+        return GiveUp(MAX_RESTARTS.name, message, facts.failure)
     base, limit = backoff(gang, policy)
     stable = _was_stable(gang, facts, limit, now) or _has_worked(gang, status, policy, now)
     before = 0 if stable else status.restarts
@@ -77,28 +82,26 @@ def restart(
 
 
 def backoff(gang: Gang, policy: FailurePolicy) -> tuple[int, int]:
-    """(base, maximum) seconds."""
+    """Return (base, maximum) of the gang's restart delay in seconds."""
     if gang.role == "rollout":
         return policy.rollout_backoff.base_seconds, policy.rollout_backoff.max_seconds
     return SERVICE_BACKOFF
 
 
 def delay(base: int, limit: int, failures: int) -> float:
-    """min(base * 2**failures, limit); the exponent is bounded so that a year of failures is
-    still a number.
-    """
+    """Return ``min(base * 2**failures, limit)`` seconds."""
+    # The exponent is bounded: after a year of failures the power would no longer fit a float.
     return float(min(base * 2 ** min(failures, 32), limit))
 
 
 def is_due(retry: datetime, gang: Gang, policy: FailurePolicy, now: datetime) -> bool:
-    """True once the time of the next attempt has come.
+    """Return True once the next attempt may start.
 
-    A time that is further ahead than any delay was written before the clock was set back, or by a
-    machine whose clock is ahead: the attempt starts now, and not an hour later.
+    A retry time further ahead than any delay was written before the clock was set back, or by a
+    machine whose clock is fast. Such an attempt starts now instead of an hour later.
     """
-    longest = (
-        max(backoff(gang, policy)[1], DISRUPTION_DELAY) + 1
-    )  # second, to which the time was rounded up
+    # The retry time is rounded up to a whole second.
+    longest = max(backoff(gang, policy)[1], DISRUPTION_DELAY) + 1
     return not now < retry <= now + timedelta(seconds=longest)
 
 
@@ -109,9 +112,9 @@ def _was_stable(gang: Gang, facts: GangFacts, limit: int, now: datetime) -> bool
 
 
 def _has_worked(gang: Gang, status: GangStatus, policy: FailurePolicy, now: datetime) -> bool:
-    """True if an engine was ready for long enough that its next failure is another one."""
+    """Return True if an engine was ready for so long that its failures no longer are in a row."""
     ready = clock.parse_optional(status.ready_time)
     if gang.role != "rollout" or ready is None:
         return False
-    last_pause = delay(*backoff(gang, policy), max(status.restarts - 1, 0))
-    return (now - ready).total_seconds() >= STABLE_AFTER_BACKOFFS * last_pause
+    last_delay = delay(*backoff(gang, policy), max(status.restarts - 1, 0))
+    return (now - ready).total_seconds() >= STABLE_AFTER_BACKOFFS * last_delay

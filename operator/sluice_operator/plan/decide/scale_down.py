@@ -1,4 +1,4 @@
-"""Gangs that are not wanted any more."""
+"""Gangs that the spec no longer asks for."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from datetime import datetime
 from typing import cast
 
 from sluice.api import GangStatus, RLJobStatus, RoleName
-from sluice_operator.plan.decide.gangs import (
-    Step,
-    by_gang,
-    deletions,
-    retire,
-)
+from sluice_operator.plan.decide.deletion import deletions
+from sluice_operator.plan.decide.gangs import GangPlan, by_gang, retire
 from sluice_operator.plan.facts.model import Gang, KubeObject
 
 
 def retired_gangs(
-    status: RLJobStatus, wanted: Sequence[Gang], pods: Sequence[KubeObject], now: datetime
-) -> list[Step]:
-    """Gangs that have a status, or pods, and are not wanted: they get their next attempt number and
-    lose their pods.
+    status: RLJobStatus, desired: Sequence[Gang], pods: Sequence[KubeObject], now: datetime
+) -> list[GangPlan]:
+    """Retire every gang that has a status or pods and is not desired.
+
+    A retired gang moves to its next attempt number and loses its pods.
     """
-    keep = {(gang.role, gang.replica) for gang in wanted}
+    keep = {(gang.role, gang.replica) for gang in desired}
     members = by_gang(pods)
-    unknown = {
+    # A gang without a status has pods only if the status was lost.
+    without_status = {
         (cast(RoleName, role), replica): GangStatus(replica=replica, attempt=1)
         for role, replica in members
     }
-    known = {(role.name, gang.replica): gang for role in status.roles for gang in role.gangs}
-    steps = []
-    for (role, replica), gang_status in (unknown | known).items():
+    stored = {(role.name, gang.replica): gang for role in status.roles for gang in role.gangs}
+    plans = []
+    for (role, replica), gang_status in (without_status | stored).items():
         if (role, replica) not in keep:
             gang = Gang(role, replica, 1)
             left = members[role, replica]
-            steps.append(Step(gang, retire(gang_status, left, now), delete=deletions(left, now)))
-    return steps
+            plans.append(
+                GangPlan(gang, retire(gang_status, left, now), delete=deletions(left, now))
+            )
+    return plans

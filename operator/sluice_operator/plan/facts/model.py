@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from sluice.api import LastFailure, RLJobStatus, RoleName
-from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 
 KubeObject = dict[str, Any]
 """A Kubernetes object as plain data: a pod, a service, a config map, a secret, a claim."""
@@ -43,7 +43,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class KubeletWarning:
     """The last warning of a kubelet about a pod that does not start. times: how often it has."""
 
     reason: str
@@ -71,7 +71,7 @@ class Observed:
     progress: Progress | None = None
     absent_kinds: frozenset[str] = frozenset()
     operator_namespace: str | None = None
-    warned: Mapping[str, Warned] = field(default_factory=dict)
+    warned: Mapping[str, KubeletWarning] = field(default_factory=dict)
     sandboxes: tuple[KubeObject, ...] = ()
     sandbox_version: str = ""
     defaults: JobDefaults = NO_DEFAULTS

@@ -26,6 +26,8 @@ KEPT_BY_KUEUE = "kueue.x-k8s.io/managed"
 LABEL_UID = f"{GROUP}/job-uid"
 """On an object that its job does not own, since it outlives the job or a Sandbox owns it: whose it
 is."""
+POD_GROUP = "PodGroup"
+WORKLOAD = "Workload"  # Kueue's object for a group of pods
 SANDBOX, SANDBOX_GROUP = "Sandbox", "agents.x-k8s.io"
 """Kind and API group of kubernetes-sigs' agent-sandbox."""
 GENERATE = f"{GROUP}/generate"

@@ -7,6 +7,8 @@ idle for ever.
 
 from __future__ import annotations
 
+import itertools
+import re
 import signal
 from collections.abc import Iterator
 from datetime import datetime
@@ -32,7 +34,6 @@ from sluice_operator.plan.facts.names import (
     SANDBOX,
     SANDBOX_GROUP,
 )
-from sluice_operator.plan.lastwords import last_exception
 
 _DISRUPTIONS = {
     "Evicted",
@@ -370,3 +371,20 @@ def _condition(pod: KubeObject, kind: str, field: str = "status") -> str:
         if condition["type"] == kind:
             return str(condition.get(field, ""))
     return ""
+
+
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: |:?$)")
+_LONGEST = 300
+
+
+def last_exception(log: str) -> str:
+    """`RuntimeError: out of memory`: the line behind the last frames of a traceback; empty: there
+    is none.
+    """
+    lines = [line for line in log.splitlines() if line.strip()]
+    ends = [
+        line
+        for before, line in itertools.pairwise(lines)
+        if before.startswith("  ") and _EXCEPTION.match(line)
+    ]
+    return ends[-1].strip()[:_LONGEST] if ends else ""

@@ -1,22 +1,31 @@
-"""Parts of a pod of ours: a container, its variables, and the rights that it has."""
+"""Containers of sluice's pods: variables, credentials, rights and probes."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sluice.api import RLJob
+from sluice.api.groups.lifecycle import SecretKey
+from sluice.engines import engine_of
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import Gang
 from sluice_operator.plan.manifests.resources import Container
 
 Env = list[dict[str, Any]]
-ACCOUNT = 65532
-"""User and group in our images (docker/Dockerfile)."""
+Probe = dict[str, Any]
+ACCOUNT = 65532  # user and group of sluice's images (docker/Dockerfile)
 RESTRICTED: dict[str, Any] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
 NOT_ROOT = {"runAsNonRoot": True, "runAsUser": ACCOUNT, "runAsGroup": ACCOUNT}
+START_SECONDS = 1800
+ENGINE_START_SECONDS = 3600
+ENGINE_PERIOD = 30
+# Containers that may load models or data from the Hugging Face hub.
+_HUB_CONTAINERS = ("trainer", "engine", "worker", "rows")
+_OFFLINE = "HF_HUB_OFFLINE"
 
 
 def container(
@@ -28,7 +37,7 @@ def container(
     ports: dict[str, int],
     mounts: list[dict[str, Any]],
 ) -> Container:
-    """A container of ours. Each of its ports is also a variable, `SLUICE_PORT_NAME`."""
+    """Return one of sluice's containers. Each port is also a variable, `SLUICE_PORT_NAME`."""
     return {
         "name": name,
         "image": image,
@@ -43,8 +52,11 @@ def container(
     }
 
 
+# -- variables
+
+
 def common_env(gang: Gang, attempt: int, index: int, rendezvous: str) -> Env:
-    """Variables of every container of ours in a pod."""
+    """Return the variables that every container of sluice has in a pod."""
     settings = {
         "SLUICE_JOB_FILE": f"{names.CONFIG_DIR}/{names.JOB_FILE}",
         "SLUICE_RENDEZVOUS": rendezvous,
@@ -53,9 +65,9 @@ def common_env(gang: Gang, attempt: int, index: int, rendezvous: str) -> Env:
         "SLUICE_ATTEMPT": str(attempt),
         "SLUICE_REPLICA": str(gang.replica),
         "SLUICE_INDEX": str(index),
-        "SLUICE_BIND": "0.0.0.0",  # noqa: S104 - a pod's own network
+        "SLUICE_BIND": "0.0.0.0",  # noqa: S104 - the pod's own network
         # Models are directories; a look-up over the network only delays and fails.
-        "HF_HUB_OFFLINE": "1",
+        _OFFLINE: "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     address = {"name": "SLUICE_ADVERTISE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -79,24 +91,54 @@ def secret_variable(secret: str, name: str = "SLUICE_TOKEN") -> Env:
     ]
 
 
+def with_credentials(job: RLJob, manifest: Container) -> Container:
+    """Return the container with the tokens of other services that it uses.
+
+    These are HF_TOKEN, WANDB_API_KEY and the keys of other models, as far as the job names Secrets
+    for them. A container gets only the tokens that it uses.
+    """
+    secrets, name = job.spec.secrets, manifest["name"]
+    env: list[dict[str, Any]] = manifest["env"]
+    if secrets.hugging_face is not None and name in _HUB_CONTAINERS:
+        # A job that has a token for the hub wants the hub to be used.
+        env = [
+            {"name": _OFFLINE, "value": "0"} if variable["name"] == _OFFLINE else variable
+            for variable in env
+        ]
+        env = [*env, _from_secret(secrets.hugging_face, "HF_TOKEN")]
+    if secrets.wandb is not None and name == "trainer":
+        env = [*env, _from_secret(secrets.wandb, "WANDB_API_KEY")]
+    if name == "worker":
+        models = job.spec.rollout.models
+        env = [*env, *(_from_secret(m.key, m.key_variable) for m in models if m.key)]
+    return manifest | {"env": env}
+
+
+def _from_secret(secret: SecretKey, name: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+
+
+# -- rights
+
+
 def security(job: RLJob, name: str) -> dict[str, Any]:
-    """The restricted standard. SGLang's image keeps root, whose capabilities let it write to
-    volumes of others.
+    """Return the security context of a container: the restricted standard, except for the engine.
+
+    An engine in SGLang's image keeps root, whose capabilities let it write to volumes of other
+    users.
     """
     if name == "engine" and has_root(job, "rollout"):
         return {"allowPrivilegeEscalation": False}
-    beside_root = name in ("worker", "plugin", "openenv") and has_root(job, "rollout")
-    return {
-        **RESTRICTED,
-        **(NOT_ROOT if beside_root else {}),
-    }
+    # The pod's own context does not set a user if its engine runs as root.
+    sets_user = name in ("worker", "plugin", "openenv") and has_root(job, "rollout")
+    return {**RESTRICTED, **(NOT_ROOT if sets_user else {})}
 
 
 def pod_security(job: RLJob, role: str) -> dict[str, Any]:
-    """The restricted standard, but for the user of a pod whose engine is SGLang's own image.
+    """Return the security context of a pod: the restricted standard.
 
-    The group is that of our images' account,
-    which so can write to volumes (checkpoints, the run's directory).
+    It sets no user if the pod's engine is SGLang's own image. The group is that of sluice's
+    images, so that they can write to volumes (checkpoints, the run directory).
     """
     # Without OnRootMismatch every start would change the group of each file of the model's and the
     # data's volumes.
@@ -106,5 +148,63 @@ def pod_security(job: RLJob, role: str) -> dict[str, Any]:
 
 
 def has_root(job: RLJob, role: str) -> bool:
-    """An engine on GPUs is SGLang's image, which runs as root; without GPUs it is ours."""
+    """Return True if the engine runs as root.
+
+    It does on GPUs, in SGLang's image; without GPUs it runs in sluice's own.
+    """
     return role == "rollout" and job.spec.rollout.gpus_per_replica > 0
+
+
+# -- probes
+#
+# Ready means at work, and status.roles[].ready counts it: a service serves, a trainer has joined
+# the rendezvous, an engine holds weights that may be used. For an engine its worker answers, which
+# hears about the weights from the rendezvous; it stays ready during an update. Probes use HTTP,
+# which every Kubernetes version supports (gRPC probes: since 1.24).
+#
+# A pod whose container fails its liveness probe has failed, and its gang restarts. So a container
+# that may be silent while it works is not killed: a trainer has no liveness probe, because its
+# first step may compile for long, and spec.progressDeadlineSeconds detects hangs. An engine's probe
+# tolerates more than any pause for an update.
+
+
+def probes(job: RLJob, name: str) -> dict[str, Probe]:
+    """Return the probes of one of sluice's containers, by field."""
+    if name == "engine":
+        return _engine_probes(job)
+    ready = {"readinessProbe": _http("metrics", "/readyz", period=5, timeout=5, failures=3)}
+    if name == "trainer":
+        return ready
+    return {
+        "startupProbe": _http(
+            "metrics", "/healthz", period=2, timeout=5, failures=START_SECONDS // 2
+        ),
+        **ready,
+        "livenessProbe": _http("metrics", "/healthz", period=20, timeout=10, failures=6),
+    }
+
+
+def _engine_probes(job: RLJob) -> dict[str, Probe]:
+    health, silence = engine_of(job.spec).launch.health, job.spec.weight_sync.pause_seconds
+    return {
+        "startupProbe": _http(
+            "http", health, period=5, timeout=5, failures=ENGINE_START_SECONDS // 5
+        ),
+        "readinessProbe": _http("http", health, period=10, timeout=10, failures=3),
+        "livenessProbe": _http(
+            "http",
+            health,
+            period=ENGINE_PERIOD,
+            timeout=ENGINE_PERIOD,
+            failures=math.ceil(silence / ENGINE_PERIOD),
+        ),
+    }
+
+
+def _http(port: str, path: str, *, period: int, timeout: int, failures: int) -> Probe:
+    return {
+        "httpGet": {"port": port, "path": path},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }

@@ -6,6 +6,7 @@ from sluice.api import RLJob
 from sluice.engines import engine_of
 from sluice.engines.protocol import Plugin, ServerPlacement
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.merge import merge
 from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests import resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
@@ -18,7 +19,6 @@ from sluice_operator.plan.manifests.containers import (
 )
 from sluice_operator.plan.manifests.resources import Container, of_spec
 from sluice_operator.plan.manifests.volume_paths import model_path
-from sluice_operator.plan.merge import merge
 
 
 def rollout_containers(

@@ -1,9 +1,9 @@
-"""The pod of an episode, or of its verifier: the user's container, and our sidecar, which joins the
-worker.
+"""The pod of an episode or of its verifier: the user's container, and a sidecar of sluice.
 
-The user's container gets no account, no token of the job, no service's address and no network but
-its own: its model is at the sidecar, on the pod's loopback. Both share the episode's directory. A
-verifier has no model.
+The sidecar joins the rollout worker. The user's container gets no service account, no token of the
+job, no Service's address and no network except its own: it reaches its model through the sidecar,
+on the pod's loopback interface. Both containers share the episode's directory. A verifier has no
+model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.groups.environment import RolloutEnvironment, Verifier
 from sluice.samples.episode_protocol import ARTIFACTS, SHELL
-from sluice_operator.plan.decide.episodes import Turn
+from sluice_operator.plan.decide.episodes import EpisodePod
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.constants import GRACE
+from sluice_operator.plan.facts.merge import merge
 from sluice_operator.plan.facts.model import Images, KubeObject
 from sluice_operator.plan.manifests.containers import (
     ACCOUNT,
@@ -29,29 +30,26 @@ from sluice_operator.plan.manifests.containers import (
 from sluice_operator.plan.manifests.network import KIND as POLICY
 from sluice_operator.plan.manifests.pods import identified
 from sluice_operator.plan.manifests.resources import EPISODE_LIMITS, with_memory_limit
-from sluice_operator.plan.merge import merge
 
 _MOUNT = {"name": "episode", "mountPath": names.EPISODE_DIR}
 
 
-def episode_pod(job: RLJob, turn: Turn, images: Images) -> KubeObject:
-    """A pod for one episode: ours, and the user's template over it."""
-    environment = job.spec.rollout.environment
+def episode_pod(job: RLJob, pod: EpisodePod, images: Images) -> KubeObject:
+    """Return the manifest of a pod for one episode, with the user's template over sluice's."""
+    environment, role = job.spec.rollout.environment, pod.slot.role
     assert environment is not None
-    identity = _identity(job, turn)
-    if turn.place.role == names.EPISODE:
+    identity = _identity(job, pod)
+    if role == names.EPISODE:
         program, template = _program(job, environment), environment.template
     else:
-        assert environment.verifier is not None
-        program, template = (
-            _verifier(environment, environment.verifier),
-            environment.verifier.template,
-        )
-    ours: dict[str, Any] = {
+        verifier = environment.verifier
+        assert verifier is not None
+        program, template = _verifier(environment, verifier), verifier.template
+    base: dict[str, Any] = {
         "metadata": {"labels": {}},
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE[turn.place.role],
+            "terminationGracePeriodSeconds": GRACE[role],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {
@@ -59,39 +57,40 @@ def episode_pod(job: RLJob, turn: Turn, images: Images) -> KubeObject:
                 "fsGroup": ACCOUNT,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [program, _sidecar(job, turn, identity["name"], images)],
+            "containers": [program, _sidecar(job, pod, identity["name"], images)],
             "volumes": [{"name": "episode", "emptyDir": {"sizeLimit": "1Gi"}}],
         },
     }
-    merged = merge(ours, template)
+    merged = merge(base, template)
     merged["spec"]["containers"] = [
-        with_memory_limit(each, EPISODE_LIMITS[each["name"]])
-        if each["name"] in EPISODE_LIMITS
-        else each
-        for each in merged["spec"]["containers"]
+        with_memory_limit(container, EPISODE_LIMITS[container["name"]])
+        if container["name"] in EPISODE_LIMITS
+        else container
+        for container in merged["spec"]["containers"]
     ]
     return identified(merged, identity)
 
 
-def _identity(job: RLJob, turn: Turn) -> dict[str, Any]:
-    place = turn.place
+def _identity(job: RLJob, pod: EpisodePod) -> dict[str, Any]:
+    slot = pod.slot
     labels = {
-        **names.selector(job, place.role),
-        names.LABEL_REPLICA: str(place.replica),
-        names.LABEL_ATTEMPT: str(place.attempt),
-        names.LABEL_INDEX: str(place.index),
-        names.LABEL_NUMBER: str(turn.number),
+        **names.selector(job, slot.role),
+        names.LABEL_REPLICA: str(slot.replica),
+        names.LABEL_ATTEMPT: str(slot.attempt),
+        names.LABEL_INDEX: str(slot.index),
+        names.LABEL_NUMBER: str(pod.number),
     }
-    name = names.pod_name(job, place.role, place.replica, place.attempt, place.index)
-    return names.metadata(job, f"{name}-{turn.number}", labels)
+    name = names.pod_name(job, slot.role, slot.replica, slot.attempt, slot.index)
+    return names.metadata(job, f"{name}-{pod.number}", labels)
 
 
-def _sidecar(job: RLJob, turn: Turn, pod: str, images: Images) -> dict[str, Any]:
-    worker = f"[{turn.place.worker}]" if ":" in turn.place.worker else turn.place.worker
+def _sidecar(job: RLJob, pod: EpisodePod, name: str, images: Images) -> dict[str, Any]:
+    """Return the sidecar of the pod of this name."""
+    worker = f"[{pod.slot.worker}]" if ":" in pod.slot.worker else pod.slot.worker
     settings = {
         "SLUICE_WORKER": f"http://{worker}:{names.PORTS['gateway']}",
-        "SLUICE_POD": pod,
-        "SLUICE_ROLE": turn.place.role,
+        "SLUICE_POD": name,
+        "SLUICE_ROLE": pod.slot.role,
         "SLUICE_EPISODE": names.EPISODE_DIR,
         "SLUICE_PORT_MODEL": str(names.PORTS["model"]),
     }
@@ -132,19 +131,19 @@ def _verifier(environment: RolloutEnvironment, verifier: Verifier) -> dict[str, 
 def _container(
     name: str, image: str | None, command: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The user's container: its image is there and a shell runs before there is an episode, and
-    then nothing but the program itself has to start.
-    """
-    own = {
+    """Return the user's container."""
+    paths = {
         "SLUICE_EPISODE": names.EPISODE_DIR,
         "SLUICE_ARTIFACTS": f"{names.EPISODE_DIR}/{ARTIFACTS}",
     }
     return {
         "name": name,
         "image": image,
+        # The image is pulled and a shell runs before there is an episode, so that only the program
+        # itself has to start then.
         "command": ["/bin/sh", "-c", SHELL, "sh"],
         "args": list(command),
-        "env": variables({**settings, **own}),
+        "env": variables({**settings, **paths}),
         "volumeMounts": [_MOUNT],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
         "securityContext": RESTRICTED,
@@ -153,8 +152,10 @@ def _container(
 
 
 def episode_policies(job: RLJob) -> tuple[KubeObject, ...]:
-    """Nobody connects to an episode's pod or its verifier's, and they connect to their worker's
-    gateway alone; the program also to what the environment allows.
+    """Return the network policies of episode pods and verifiers.
+
+    They accept no connections. They may connect to their worker's gateway, and the program also to
+    what the environment's `egressTo` allows.
     """
     environment = job.spec.rollout.environment
     if not (job.spec.network_policy.enabled and job.spec.rollout.has_episode_pods and environment):

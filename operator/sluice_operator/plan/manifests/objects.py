@@ -9,8 +9,8 @@ from typing import Any
 
 from sluice.api import RLJob, manifest
 from sluice.api.groups.storage import BufferStorage, CheckpointStorage
-from sluice_operator.plan.defaults import NO_DEFAULTS, JobDefaults, with_defaults
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults, with_job_defaults
 from sluice_operator.plan.facts.model import KubeObject, Observed
 from sluice_operator.plan.manifests import resource_claims
 from sluice_operator.plan.manifests.volume_paths import mounted
@@ -18,7 +18,7 @@ from sluice_operator.plan.manifests.volume_paths import mounted
 
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:
     """Everything but the pods, in the order of creation."""
-    full = with_defaults(job, defaults)
+    full = with_job_defaults(job, defaults)
     objects = [
         config_map(job, defaults),
         token_secret(job),

@@ -1,8 +1,6 @@
-"""Objects that a job could run without: its budget for disruptions, its network policy, the groups
-of its gangs.
+"""Objects that come and go while a job lives: disruption budget, network policies, pod groups.
 
-They come and go while a job lives. An API server that does not know a budget or a policy runs the
-job all the same.
+An API server that does not know disruption budgets or network policies runs the job without them.
 """
 
 from __future__ import annotations
@@ -13,43 +11,46 @@ from typing import Any
 from sluice.api import RLJob
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import Deletion, KubeObject, Observed
-from sluice_operator.plan.manifests import disruption, network, queueing
-from sluice_operator.plan.manifests.disruption import disruption_budget
+from sluice_operator.plan.manifests import network
 from sluice_operator.plan.manifests.episodes import episode_policies
 from sluice_operator.plan.manifests.network import network_policy
 
-OPTIONAL = (disruption.KIND, network.KIND)
+DISRUPTION_BUDGET = "PodDisruptionBudget"
+# Kinds that a cluster may lack.
+OPTIONAL = (DISRUPTION_BUDGET, network.KIND)
 
 
 def extra_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
-    """Budget and policy, as far as the spec wants them and the cluster knows them."""
+    """Return the budget and the policies that the spec asks for and the cluster knows."""
     optional = (
         disruption_budget(job, job.spec.replicas),
         network_policy(job, observed.operator_namespace),
         *episode_policies(job),
     )
     return tuple(
-        each for each in optional if each is not None and each["kind"] not in observed.absent_kinds
+        manifest
+        for manifest in optional
+        if manifest is not None and manifest["kind"] not in observed.absent_kinds
     )
 
 
 def extra_keys(job: RLJob) -> tuple[tuple[str, str], ...]:
-    """(kind, name) of what may be there, wanted or not."""
+    """Return (kind, name) of the budget and the policies that may exist, desired or not."""
     return (
-        (disruption.KIND, names.rollout_budget_name(job)),
+        (DISRUPTION_BUDGET, names.rollout_budget_name(job)),
         (network.KIND, names.network_policy_name(job)),
         *((network.KIND, names.episode_policy_name(job, role)) for role in names.EPISODES),
     )
 
 
 def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
-    """The extras that are not there as they should be."""
+    """Return the budget and the policies that are missing or differ from the spec."""
     return tuple(
-        wanted
-        for wanted in extra_objects(job, observed)
+        manifest
+        for manifest in extra_objects(job, observed)
         if not covers(
-            observed.objects.get((wanted["kind"], wanted["metadata"]["name"])),
-            wanted["spec"],
+            observed.objects.get((manifest["kind"], manifest["metadata"]["name"])),
+            manifest["spec"],
             "spec",
         )
     )
@@ -58,48 +59,88 @@ def missing_extras(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
 def unwanted_extras(
     job: RLJob, observed: Observed, groups: Collection[str] = ()
 ) -> tuple[Deletion, ...]:
-    """Budget and policy that the spec does not want any more,
-    and groups that have no pods any more.
+    """Delete a budget and policies that the spec no longer asks for, and groups without pods.
 
-    groups: those that go on, whose pods may not be there yet.
+    groups: names of groups to keep, whose pods may not exist yet.
     """
-    wanted = {(each["kind"], each["metadata"]["name"]) for each in extra_objects(job, observed)}
-    unwanted = [key for key in extra_keys(job) if key in observed.objects and key not in wanted]
+    desired = {
+        (manifest["kind"], manifest["metadata"]["name"])
+        for manifest in extra_objects(job, observed)
+    }
+    unwanted = [key for key in extra_keys(job) if key in observed.objects and key not in desired]
     return tuple(Deletion(kind, name) for kind, name in unwanted) + _old_groups(
         job, observed, groups
     )
 
 
 def _old_groups(job: RLJob, observed: Observed, present: Collection[str]) -> tuple[Deletion, ...]:
-    """A group goes after its pods: a scheduler would not know what to do with those
-    that are left.
-    """
-    used = set(present) | {podstate.group(pod) or _of_attempt(job, pod) for pod in observed.pods}
+    """Delete groups after their pods: a scheduler could not place pods whose group is gone."""
+    used = set(present) | {podstate.group(pod) or _old_group(job, pod) for pod in observed.pods}
     return tuple(
         Deletion(kind, name)
         for kind, name in observed.objects
-        if kind == queueing.KIND and name not in used
+        if kind == names.POD_GROUP and name not in used
     )
 
 
-def _of_attempt(job: RLJob, pod: KubeObject) -> str:
-    """The group of a pod that an older release has made: there was one for each
-    attempt of a gang.
-    """
+def _old_group(job: RLJob, pod: KubeObject) -> str:
+    # Older releases made a group for each attempt of a gang, and did not label its pods.
     return names.attempt_name(job, podstate.role(pod), podstate.replica(pod), podstate.attempt(pod))
 
 
-def covers(actual: Any, wanted: Any, field: str = "") -> bool:
-    """`actual` says all that `wanted` says; an API server adds its defaults. field: look only below
-    this one.
+def covers(actual: Any, desired: Any, field: str = "") -> bool:
+    """Return True if `actual` says all that `desired` says; an API server adds its defaults.
+
+    field: compare `desired` with this field of `actual`.
     """
     if field:
-        return isinstance(actual, dict) and covers(actual.get(field), wanted)
-    if isinstance(wanted, dict):
+        return isinstance(actual, dict) and covers(actual.get(field), desired)
+    if isinstance(desired, dict):
         return isinstance(actual, dict) and all(
-            covers(actual.get(key), value) for key, value in wanted.items()
+            covers(actual.get(key), value) for key, value in desired.items()
         )
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        same = isinstance(actual, Sequence) and len(actual) == len(wanted)
-        return same and all(covers(left, right) for left, right in zip(actual, wanted, strict=True))
-    return bool(actual == wanted)
+    if isinstance(desired, Sequence) and not isinstance(desired, str):
+        same = isinstance(actual, Sequence) and len(actual) == len(desired)
+        return same and all(
+            covers(left, right) for left, right in zip(actual, desired, strict=True)
+        )
+    return bool(actual == desired)
+
+
+def disruption_budget(job: RLJob, replicas: int) -> KubeObject | None:
+    """Return the budget for what a drain of nodes may evict at once.
+
+    Only engines have a budget: one engine stays until another is ready, so that training goes on
+    while nodes are upgraded one after the other. All other gangs are needed whole, so a budget for
+    them would either allow everything or block the node until the job ends. An evicted trainer
+    checkpoints between two steps, within its grace period, and continues elsewhere; a buffer
+    continues from its storage.
+
+    Parameters
+    ----------
+    job
+        The job.
+    replicas
+        Number of engines that should run.
+
+    Returns
+    -------
+    The budget, or None if the spec disables it or there is only one engine.
+
+    """
+    if not job.spec.pod_disruption_budget.enabled or replicas < 2:
+        return None
+    return {
+        "apiVersion": "policy/v1",
+        "kind": DISRUPTION_BUDGET,
+        "metadata": names.metadata(job, names.rollout_budget_name(job)),
+        "spec": {
+            # A number of pods, because `maxUnavailable` is counted against /scale, which knows
+            # engines and not pods.
+            "minAvailable": job.spec.rollout.nodes_per_replica,
+            "selector": {"matchLabels": names.selector(job, "rollout")},
+            # An engine that is not ready (it loads its model, or fails again and again) does not
+            # hold up a drain.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

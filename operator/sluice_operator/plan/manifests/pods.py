@@ -1,18 +1,24 @@
-"""Pods of the four roles as Kubernetes objects. docs/contracts.md says what every container may
-rely on.
+"""Pods of the four roles as Kubernetes objects.
+
+docs/contracts.md says what every container may rely on.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluice.api import RLJob
 from sluice.api.schema.containers import NAMES
 from sluice.engines import engine_of
 from sluice.runtime import kernel_cache
+from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.constants import GRACE
+from sluice_operator.plan.facts.job_defaults import with_job_defaults
+from sluice_operator.plan.facts.job_pass import JobPass
+from sluice_operator.plan.facts.merge import fitting, merge
 from sluice_operator.plan.facts.model import Gang, Images, KubeObject, PodGroup
 from sluice_operator.plan.manifests import placement, queueing, resource_claims, volumes
 from sluice_operator.plan.manifests.containers import (
@@ -20,23 +26,53 @@ from sluice_operator.plan.manifests.containers import (
     common_env,
     container,
     pod_security,
+    probes,
     secret_variable,
     variables,
+    with_credentials,
 )
-from sluice_operator.plan.manifests.credentials import with_credentials
 from sluice_operator.plan.manifests.engines import (
     openenv,
     plugin_container,
     rollout_containers,
 )
-from sluice_operator.plan.manifests.probes import probes
+from sluice_operator.plan.manifests.objects import rendezvous_address
 from sluice_operator.plan.manifests.resources import (
     Container,
     of_spec,
-    with_defaults,
+    with_default_resources,
     with_shared_memory_limit,
 )
-from sluice_operator.plan.merge import fitting, merge
+
+
+def missing_pods(
+    current: JobPass, plans: Sequence[GangPlan], groups: Mapping[Gang, PodGroup | None]
+) -> tuple[KubeObject, ...]:
+    """Return the pods that the gangs' plans create, with the objects of their groups.
+
+    Pods name the rendezvous by its IP address, so none is created before it has one.
+    """
+    observed = current.observed
+    address = rendezvous_address(current.job, observed)
+    if address is None:
+        return ()
+    job = with_job_defaults(current.job, observed.defaults)
+    # The object of a group sums up the requests of all its pods, including those that exist.
+    joined = {groups[plan.gang] for plan in plans if plan.create and groups[plan.gang] is not None}
+    pods = {
+        plan.gang: gang_pods(
+            job, plan.gang, plan.status.attempt, address, current.images, groups[plan.gang]
+        )
+        for plan in plans
+        if plan.create or groups[plan.gang] in joined
+    }
+    group_objects = queueing.group_objects(job, {gang: groups[gang] for gang in pods}, pods)
+    missing = [
+        manifest
+        for manifest in group_objects
+        if (manifest["kind"], manifest["metadata"]["name"]) not in observed.objects
+    ]
+    return (*missing, *(pods[plan.gang][index] for plan in plans for index in plan.create))
 
 
 def gang_pods(
@@ -47,9 +83,7 @@ def gang_pods(
     images: Images,
     group: PodGroup | None = None,
 ) -> list[KubeObject]:
-    """The gang's pods. rendezvous: host:port. group: what a queue admits them with; None: they do
-    not queue.
-    """
+    """Return all pods of a gang's attempt; parameters as in `pod`."""
     return [pod(job, gang, attempt, index, rendezvous, images, group) for index in range(gang.size)]
 
 
@@ -62,14 +96,25 @@ def pod(
     images: Images,
     group: PodGroup | None = None,
 ) -> KubeObject:
-    """One pod: ours, the role's template over it, podTemplateOverrides over both.
+    """Return one pod: sluice's own template, with the role's template and podTemplateOverrides.
 
-    Identity is never overridden.
+    Later layers override earlier ones, but no layer overrides the pod's identity.
+
+    Parameters
+    ----------
+    job, gang, attempt, index
+        Which pod to make.
+    rendezvous
+        Address of the rendezvous service, as host:port.
+    images
+        Container images of the roles.
+    group
+        The group with which a queue admits the pod; None if it does not queue.
+
     """
     identity = _identity(job, gang, attempt, index)
     common = common_env(gang, attempt, index, rendezvous)
-    containers = _containers(job, gang, attempt, index, common, images)
-    ours: dict[str, Any] = {
+    merged: dict[str, Any] = {
         "metadata": {"labels": {}, **placement.metadata(job, gang)},
         "spec": {
             "restartPolicy": "Never",
@@ -80,38 +125,45 @@ def pod(
             **placement.placement(job, gang),
             **resource_claims.of_pod(job, gang, index),
             "containers": [
-                with_credentials(job, each) | probes(job, each["name"]) for each in containers
+                with_credentials(job, manifest) | probes(job, manifest["name"])
+                for manifest in _containers(job, gang, attempt, index, common, images)
             ],
             "volumes": volumes.volumes(job, gang.role),
         },
     }
+    spec = merged["spec"]
     if gang.role == "buffer" and job.spec.row_sources:
-        ours["spec"]["initContainers"] = [with_credentials(job, _rows(job, common, images))]
-    ours["spec"]["containers"] += openenv(job, gang, index)
+        spec["initContainers"] = [with_credentials(job, _rows(job, common, images))]
+    spec["containers"] += openenv(job, gang, index)
     if gang.role == "rollout" and (plugin := engine_of(job.spec).launch.plugin(job.spec)):
-        ours["spec"]["initContainers"] = [plugin_container(job, plugin, images)]
+        spec["initContainers"] = [plugin_container(job, plugin, images)]
     if gang.role == "rollout" and gang.size > 1:
-        ours["spec"] |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
-    metadata, scheduling = queueing.marks(job, gang, index, group)
+        spec |= {"hostname": identity["name"], "subdomain": names.engines_name(job)}
+
+    metadata, scheduling = queueing.group_fields(job, gang, index, group)
     layers: list[dict[str, Any]] = [{"spec": scheduling}, *_templates(job, gang.role)]
-    # No template moves a pod out of its group: a queue waits for ever for the group to be whole.
+    # The group comes last, so that no template moves a pod out of it: a queue would wait for ever
+    # for the group to be whole.
     for layer in [*layers, {"metadata": metadata}]:
-        ours = merge(ours, fitting(layer, ours, _names(gang.role)))
+        merged = merge(merged, fitting(layer, merged, _own_containers(gang.role)))
+
     for kind in ("initContainers", "containers"):
-        if kind in ours["spec"]:
-            ours["spec"][kind] = [with_defaults(job, each) for each in ours["spec"][kind]]
-    ours["spec"] = with_shared_memory_limit(ours["spec"])
-    return identified(ours, identity)
+        if kind in merged["spec"]:
+            merged["spec"][kind] = [
+                with_default_resources(job, manifest) for manifest in merged["spec"][kind]
+            ]
+    merged["spec"] = with_shared_memory_limit(merged["spec"])
+    return identified(merged, identity)
 
 
 def identified(merged: dict[str, Any], identity: dict[str, Any]) -> KubeObject:
-    """The pod of a merged template, with the metadata by which we know it over the template's.
+    """Return the pod of a merged template, with sluice's own metadata over the template's.
 
-    Labels that are for people, `app.kubernetes.io/*`, go below those of the template.
+    The labels `app.kubernetes.io/*` are for people, so those of the template override them.
     """
     metadata = merged["metadata"] | {key: identity[key] for key in identity if key != "labels"}
-    ours = names.own_labels(identity["labels"])
-    metadata["labels"] = identity["labels"] | merged["metadata"].get("labels", {}) | ours
+    own = names.own_labels(identity["labels"])
+    metadata["labels"] = identity["labels"] | merged["metadata"].get("labels", {}) | own
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -120,18 +172,17 @@ def identified(merged: dict[str, Any], identity: dict[str, Any]) -> KubeObject:
     }
 
 
-def _names(role: str) -> set[str]:
-    """Names of the containers that pods of this role may have."""
+def _own_containers(role: str) -> set[str]:
+    """Return the names of sluice's containers in pods of this role."""
     return {name for by_role in NAMES.values() for name in by_role.get(role, ())}
 
 
 def _grace(job: RLJob, role: str) -> int:
-    """Seconds to end in. An update that waits for a lost engine, up to its timeout, must not cost
-    the checkpoint.
-    """
-    return GRACE[role] + (
-        math.ceil(job.spec.weight_sync.timeout_seconds) if role == "trainer" else 0
-    )
+    """Return the grace period in seconds."""
+    # A trainer may first wait for a lost engine until the weight update times out. That must not
+    # cost it the time for its checkpoint.
+    update = math.ceil(job.spec.weight_sync.timeout_seconds) if role == "trainer" else 0
+    return GRACE[role] + update
 
 
 def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any]:
@@ -145,19 +196,15 @@ def _identity(job: RLJob, gang: Gang, attempt: int, index: int) -> dict[str, Any
 
 
 def _templates(job: RLJob, role: str) -> list[dict[str, Any]]:
-    of_role = {
+    role_template = {
         "trainer": job.spec.trainer.template,
         "rollout": job.spec.rollout.template,
         "buffer": job.spec.buffer.template,
     }.get(role, {})
-    return [
-        of_role,
-        *(
-            override.template
-            for override in job.spec.pod_template_overrides
-            if role in override.roles
-        ),
+    overrides = [
+        override.template for override in job.spec.pod_template_overrides if role in override.roles
     ]
+    return [role_template, *overrides]
 
 
 def _containers(
@@ -173,9 +220,8 @@ def _containers(
     if gang.role == "buffer":
         ports = {"grpc": names.PORTS["buffer"], "metrics": names.PORTS["metrics"]}
         env = common + token + variables({"SLUICE_STORAGE": names.STORAGE_DIR})
-        buffer = container(
-            job, "buffer", images.buffer, ["python", "-m", "sluice_buffer"], env, ports, mounts
-        )
+        command = ["python", "-m", "sluice_buffer"]
+        buffer = container(job, "buffer", images.buffer, command, env, ports, mounts)
         memory = str(job.spec.buffer.memory)
         return [
             buffer | {"resources": {"requests": {"memory": memory}, "limits": {"memory": memory}}}
@@ -186,25 +232,18 @@ def _containers(
 
 
 def _rows(job: RLJob, common: Env, images: Images) -> Container:
-    """Makes prompt files of the user's code, before the buffer starts: with the worker's image, and
-    without the token.
+    """Return the container that makes prompt files with the job's own code.
 
-    Of the storage it sees its own directory alone.
+    It runs before the buffer starts, in the worker's image and without the job's token, and sees
+    only its own directory of the storage.
     """
     mounts = [
-        each for each in volumes.mounts(job, "buffer") if each["mountPath"] != names.STORAGE_DIR
+        mount for mount in volumes.mounts(job, "buffer") if mount["mountPath"] != names.STORAGE_DIR
     ]
     mounts.append(volumes.rows_mount())
     command = ["python", "-m", "sluice.data.make"]
-    return container(
-        job,
-        "rows",
-        images.rollout,
-        command,
-        common + variables({"SLUICE_ROWS": names.ROWS_DIR}),
-        {},
-        mounts,
-    )
+    env = common + variables({"SLUICE_ROWS": names.ROWS_DIR})
+    return container(job, "rows", images.rollout, command, env, {}, mounts)
 
 
 def _trainer(job: RLJob, env: Env, mounts: list[dict[str, Any]], images: Images) -> Container:

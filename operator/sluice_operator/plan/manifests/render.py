@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from sluice.api import RLJob, RLJobStatus
 from sluice_operator.plan.decide.gangs import desired_gangs
+from sluice_operator.plan.decide.pod_groups import group_of, job_group
 from sluice_operator.plan.facts import names
+from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.model import Images, KubeObject, Observed
-from sluice_operator.plan.manifests import queueing
 from sluice_operator.plan.manifests.objects import supporting_objects
 from sluice_operator.plan.manifests.optional_objects import extra_objects
-from sluice_operator.plan.manifests.podgroup import group_objects, shared_group
 from sluice_operator.plan.manifests.pods import gang_pods
+from sluice_operator.plan.manifests.queueing import group_objects
 
 OPERATOR_NAMESPACE = "sluice-system"
 
 
 def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
-    """All objects of the first attempt of every gang,
-    for an operator in the namespace `sluice-system`.
+    """Return all objects of the first attempt of every gang.
 
-    The rendezvous' address is its name in DNS here; the operator waits for the Service and writes
-    its IP.
+    They are those of an operator in the namespace `sluice-system`, except for the address of the
+    rendezvous: here it is a DNS name, whereas the operator waits for the Service and writes its IP.
     """
     address = (
         f"{names.rendezvous_name(job)}.{job.metadata.namespace}.svc:{names.PORTS['rendezvous']}"
@@ -28,8 +30,10 @@ def render_all(job: RLJob, images: Images | None = None) -> list[KubeObject]:
     observed = Observed(status=job.status, operator_namespace=OPERATOR_NAMESPACE)
     objects = [*supporting_objects(job), *extra_objects(job, observed)]
     gangs = desired_gangs(job)
-    shared = shared_group(job, job.status or RLJobStatus(), observed)
-    groups = {gang: queueing.group_of(job, gang, 1, shared) for gang in gangs}
+    # No decision that is made here depends on the time.
+    now = datetime.min.replace(tzinfo=UTC)
+    admitted_by = job_group(JobPass(job, job.status or RLJobStatus(), observed, now))
+    groups = {gang: group_of(job, gang, 1, admitted_by) for gang in gangs}
     pods = {
         gang: gang_pods(job, gang, 1, address, images or Images(), groups[gang]) for gang in gangs
     }

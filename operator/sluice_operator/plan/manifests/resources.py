@@ -43,7 +43,7 @@ def of_spec(resources: Resources) -> dict[str, Any]:
     return resources.model_dump(mode="json", exclude_defaults=True)
 
 
-def with_defaults(job: RLJob, container: Container) -> Container:
+def with_default_resources(job: RLJob, container: Container) -> Container:
     """The container with requests for what it has neither a request nor a limit for, and with a
     limit for memory; others' containers as they are.
     """

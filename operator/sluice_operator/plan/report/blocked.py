@@ -1,7 +1,7 @@
-"""Why a pod does not start, in words that say what to do.
+"""Why a pod does not start, with what to do about it.
 
-What a kubelet or a scheduler reports is known to those who run clusters; who applied the job gets a
-cure with it.
+The reports of kubelets and schedulers are written for those who run clusters. Remedies are added
+for the person who applied the job.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 
 from sluice.api import LastFailure, RoleName
 from sluice_operator.plan.facts import clock, names, podstate
 from sluice_operator.plan.facts.constants import SANDBOX_PATIENCE
-from sluice_operator.plan.facts.model import KubeObject, Warned
+from sluice_operator.plan.facts.model import KubeletWarning, KubeObject
 from sluice_operator.plan.report import remedies
 
 _ORDINARY = (None, "ContainerCreating", "PodInitializing")
 _IMAGE = "check the image's name, and imagePullSecrets in the role's template"
-_CURES = {
-    "CreateContainerConfigError": "create what it names in the job's namespace",
+_REMEDIES = {
+    "CreateContainerConfigError": "create the missing object in the job's namespace",
     "CreateContainerError": "the node's container runtime refused it; check command and mounts in "
     "the role's template",
     "ErrImageNeverPull": _IMAGE,
@@ -31,17 +32,16 @@ _CURES = {
     "role's template",
 }
 _REFUSED_SANDBOX = "ReconcilerError"
-_IDLE_SANDBOX = (
-    "nobody has made the pod of this Sandbox; check that agent-sandbox's controller runs"
-)
-TIMES = 3
-"""Warnings of a kubelet that make a failure: one of a pod's start is often over a second later."""
+_IDLE_SANDBOX = "this Sandbox has no pod; check that agent-sandbox's controller is running"
+# Warnings after which a pod's start counts as failed. A single one is often over a second later.
+_LASTING_WARNINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """role, pod, container: who cannot start; container empty: the whole pod. message: why, and
-    what to do.
+    """A pod or container that cannot start.
+
+    container: empty if the whole pod cannot start. message: why, and what to do.
     """
 
     role: RoleName
@@ -50,15 +50,9 @@ class Blocked:
     reason: str
     message: str
 
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.pod, self.container
-
     def text(self) -> str:
-        where = f"{self.pod} ({self.container})" if self.container else self.pod
-        return (
-            f"{where}: {self.reason}: {self.message}" if self.message else f"{where}: {self.reason}"
-        )
+        subject = f"{self.pod} ({self.container})" if self.container else self.pod
+        return ": ".join(filter(None, (subject, self.reason, self.message)))
 
     def failure(self, now: datetime) -> LastFailure:
         return LastFailure(
@@ -71,77 +65,90 @@ class Blocked:
         )
 
 
-def blocked(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
-    """The first pod that cannot start.
+def blocked(pods: Sequence[KubeObject], warned: Mapping[str, KubeletWarning]) -> Blocked | None:
+    """Return the first pod that cannot start.
 
-    Containers that were refused come before pods whose volumes or networks are missing, and these
-    before pods that nobody has a place for. warned: pod -> what its kubelet warns of.
+    Refused containers come first, then pods whose volumes or networks are missing, then pods that
+    no node has room for.
+
+    Parameters
+    ----------
+    pods
+        The pods to look at.
+    warned
+        The latest warning of a kubelet, by pod name.
+
     """
-    refused = next((obstacle for pod in pods if (obstacle := refused_container(pod))), None)
-    refused = refused or next(
-        (obstacle for pod in pods if (obstacle := _warned(pod, warned))), None
+    return failed_to_start(pods, warned, warnings=1) or next(
+        (obstacle for pod in pods if (obstacle := _unscheduled(pod))), None
     )
-    return refused or next((obstacle for pod in pods if (obstacle := _unscheduled(pod))), None)
 
 
-def failed_to_start(pods: Sequence[KubeObject], warned: Mapping[str, Warned]) -> Blocked | None:
-    """The first pod whose start has failed: its node does not want it as it is."""
-    lasting = {pod: warning for pod, warning in warned.items() if warning.times >= TIMES}
+def failed_to_start(
+    pods: Sequence[KubeObject],
+    warned: Mapping[str, KubeletWarning],
+    warnings: int = _LASTING_WARNINGS,
+) -> Blocked | None:
+    """Return the first pod whose node has failed to start it.
+
+    A kubelet's warning counts once it was repeated `warnings` times.
+    """
+    lasting = {pod: warning for pod, warning in warned.items() if warning.times >= warnings}
     refused = next((obstacle for pod in pods if (obstacle := refused_container(pod))), None)
     return refused or next((obstacle for pod in pods if (obstacle := _warned(pod, lasting))), None)
 
 
 def blocked_episodes(
-    pods: Sequence[KubeObject], warned: Mapping[str, Warned], now: datetime
+    pods: Sequence[KubeObject], warned: Mapping[str, KubeletWarning], now: datetime
 ) -> Blocked | None:
-    """The first pod of an episode, or of a verifier, that cannot start. One without a place, or a
-    Sandbox without a pod, is told where none of its role runs: else the pool is smaller than was
-    asked for, and the job goes on.
+    """Return the first pod of an episode or a verifier that cannot start.
+
+    A pod without a node, or a Sandbox without a pod, counts only if no pod of its role runs.
+    Otherwise the warm pool is only smaller than requested, and the job goes on.
     """
     pools = [[pod for pod in pods if podstate.role(pod) == role] for role in names.EPISODES]
-    return next((stuck for pool in pools if (stuck := _blocked_pool(pool, warned, now))), None)
+    return next(
+        (obstacle for pool in pools if (obstacle := _blocked_pool(pool, warned, now))), None
+    )
 
 
 def _blocked_pool(
-    pods: Sequence[KubeObject], warned: Mapping[str, Warned], now: datetime
+    pods: Sequence[KubeObject], warned: Mapping[str, KubeletWarning], now: datetime
 ) -> Blocked | None:
     if any(map(podstate.is_running, pods)):
         return failed_to_start(pods, warned)
-    unmade = (obstacle for pod in pods if (obstacle := _unmade(pod, now)))
-    return blocked(pods, warned) or next(unmade, None)
+    without_pod = (obstacle for pod in pods if (obstacle := _sandbox_without_pod(pod, now)))
+    return blocked(pods, warned) or next(without_pod, None)
 
 
-def _unmade(stored: KubeObject, now: datetime) -> Blocked | None:
-    """A Sandbox whose pod is refused, in the words of its controller; or that has had none for
-    long.
-    """
+def _sandbox_without_pod(stored: KubeObject, now: datetime) -> Blocked | None:
+    """Return a Sandbox whose pod was refused, or that has had no pod for long."""
     if stored["kind"] != names.SANDBOX or podstate.is_terminating(stored):
         return None
     reason, message = podstate.readiness(stored)
     if reason != _REFUSED_SANDBOX and podstate.age(stored, now) < SANDBOX_PATIENCE:
         return None
-    text = remedies.with_cure(message, remedies.OF_REFUSALS) if message else _IDLE_SANDBOX
-    name = podstate.name(stored)
-    return Blocked(podstate.role(stored), name, "", reason or "NoPod", text)  # type: ignore[arg-type]
+    text = remedies.with_remedy(message, remedies.REFUSALS) if message else _IDLE_SANDBOX
+    return _blocked(stored, reason or "NoPod", text)
 
 
-def _warned(pod: KubeObject, warned: Mapping[str, Warned]) -> Blocked | None:
-    """A pod that has its node, and is not started there."""
+def _warned(pod: KubeObject, warned: Mapping[str, KubeletWarning]) -> Blocked | None:
+    """Return a pod that has a node and is not started there."""
     warning = warned.get(podstate.name(pod))
     if warning is None or not podstate.is_starting(pod):
         return None
-    text = remedies.with_cure(warning.message, remedies.OF_WARNINGS)
-    return Blocked(podstate.role(pod), podstate.name(pod), "", warning.reason, text)  # type: ignore[arg-type]
+    text = remedies.with_remedy(warning.message, remedies.KUBELET_WARNINGS)
+    return _blocked(pod, warning.reason, text)
 
 
 def refused_container(pod: KubeObject) -> Blocked | None:
-    """A container that its kubelet cannot start."""
+    """Return a container of the pod that its kubelet cannot start."""
     for status in podstate.container_statuses(pod):
         waiting = status.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason")
         if reason not in _ORDINARY:
-            message = remedies.joined(waiting.get("message", ""), _CURES.get(reason, ""))
-            return Blocked(podstate.role(pod), podstate.name(pod), status["name"], reason, message)  # type: ignore[arg-type]
+            text = remedies.joined(waiting.get("message", ""), _REMEDIES.get(reason, ""))
+            return _blocked(pod, reason, text, status["name"])
     return None
 
 
@@ -149,5 +156,9 @@ def _unscheduled(pod: KubeObject) -> Blocked | None:
     message = podstate.unscheduled_because(pod)
     if not message or podstate.is_gated(pod):
         return None
-    text = remedies.with_cure(message, remedies.OF_PLACEMENT)
-    return Blocked(podstate.role(pod), podstate.name(pod), "", "Unschedulable", text)  # type: ignore[arg-type]
+    return _blocked(pod, "Unschedulable", remedies.with_remedy(message, remedies.PLACEMENT))
+
+
+def _blocked(pod: KubeObject, reason: str, message: str, container: str = "") -> Blocked:
+    role = cast(RoleName, podstate.role(pod))
+    return Blocked(role, podstate.name(pod), container, reason, message)

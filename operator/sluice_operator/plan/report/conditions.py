@@ -1,4 +1,4 @@
-"""Conditions, in Kubernetes' sense, and the one word for people that is derived from them."""
+"""Conditions in Kubernetes' sense, and the one-word state that is derived from them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from itertools import chain
 from typing import Literal
 
 from sluice.api import Condition, ConditionType, RLJobStatus
-from sluice_operator.plan.decide.gangs import Step, by_gang
-from sluice_operator.plan.facts import clock
+from sluice_operator.plan.decide.deletion import force_time, grace_end
+from sluice_operator.plan.decide.gangs import GangPlan, by_gang
+from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.constants import (
     HOPELESS,
     HOPELESS_AFTER,
@@ -25,12 +26,11 @@ from sluice_operator.plan.facts.constants import (
     SYNC_UNKNOWN,
     UNREACHABLE,
 )
-from sluice_operator.plan.facts.model import KubeObject, Progress, Warned
+from sluice_operator.plan.facts.model import KubeletWarning, KubeObject, Progress
 from sluice_operator.plan.facts.podstate import headline
 from sluice_operator.plan.report.blocked import blocked
-from sluice_operator.plan.report.overdue import overdue
 
-Value = Literal["True", "False", "Unknown"]
+ConditionStatus = Literal["True", "False", "Unknown"]
 _ORDER: tuple[ConditionType, ...] = (
     "Admitted",
     "Running",
@@ -39,35 +39,36 @@ _ORDER: tuple[ConditionType, ...] = (
     "Succeeded",
     "Failed",
 )
-_STANDSTILLS: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended")
+_AT_REST: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended")
 _MESSAGE_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """The present content of a condition."""
+class ConditionUpdate:
+    """The content that a condition should have now."""
 
     type: ConditionType
-    status: Value
+    status: ConditionStatus
     reason: str
     message: str
 
 
 def updated(
-    status: RLJobStatus, findings: Sequence[Finding], generation: int, now: datetime
+    status: RLJobStatus, updates: Sequence[ConditionUpdate], generation: int, now: datetime
 ) -> list[Condition]:
-    """The status's conditions with these findings;
-    lastTransitionTime moves only where `status` changes.
+    """Return the status's conditions after these updates.
+
+    lastTransitionTime changes only if the condition's `status` does.
     """
     by_type = {condition.type: condition for condition in status.conditions}
-    for finding in findings:
-        before = by_type.get(finding.type)
-        same = before is not None and before.status == finding.status
-        by_type[finding.type] = Condition(
-            type=finding.type,
-            status=finding.status,
-            reason=finding.reason,
-            message=finding.message[:_MESSAGE_LIMIT],
+    for update in updates:
+        before = by_type.get(update.type)
+        same = before is not None and before.status == update.status
+        by_type[update.type] = Condition(
+            type=update.type,
+            status=update.status,
+            reason=update.reason,
+            message=update.message[:_MESSAGE_LIMIT],
             last_transition_time=before.last_transition_time
             if same and before
             else clock.text(now),
@@ -77,7 +78,10 @@ def updated(
 
 
 def state_word(conditions: Sequence[Condition]) -> str:
-    """Pending, Queued, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
+    """Return the job's state in one word.
+
+    Pending, Queued, Starting, Running, Restarting, Suspended, Succeeded or Failed.
+    """
     running = _decisive(conditions)
     if running is None:
         return "Pending"
@@ -93,99 +97,120 @@ def state_word(conditions: Sequence[Condition]) -> str:
 
 
 def summary(conditions: Sequence[Condition]) -> dict[str, str]:
-    """Fields of the status that say in two words how the job is: `state`, and the reason of it."""
+    """Return the status fields that summarize the job: `state`, and the `reason` for it."""
     decisive = _decisive(conditions)
     return {"state": state_word(conditions), "reason": decisive.reason if decisive else ""}
 
 
 def _decisive(conditions: Sequence[Condition]) -> Condition | None:
-    """The condition that matters most: how the job ended, that it is suspended, or else Running."""
+    """Return the condition that matters most: how the job ended, Suspended, or else Running."""
     by_type = {condition.type: condition for condition in conditions}
-    ends = (by_type.get(kind) for kind in _STANDSTILLS)
+    ends = (by_type.get(kind) for kind in _AT_REST)
     return next((end for end in ends if end and end.status == "True"), by_type.get("Running"))
 
 
 def running(
     status: RLJobStatus,
-    steps: Sequence[Step],
+    plans: Sequence[GangPlan],
     pods: Sequence[KubeObject],
     progress: Progress | None,
     now: datetime,
     *,
     queued: str | None = None,
-    warned: Mapping[str, Warned] | None = None,
+    warned: Mapping[str, KubeletWarning] | None = None,
     may_compile: bool = False,
-) -> Finding:
-    """True while the job can train: trainer, buffer, rendezvous and at least one engine are ready,
-    and began to work.
+) -> ConditionUpdate:
+    """Return the condition Running, which is True while the job can train.
 
-    A rollout replica that is down while another serves is no matter of this condition: training
-    goes on. queued: why a queue has not admitted the job, as far as that is known; None: no queue
-    holds it. warned: as Observed has it. may_compile: engines find no kernels in a `kernelCache`.
+    It can if trainer, buffer, rendezvous and at least one engine are ready and have begun to work.
+    Training goes on while a rollout replica is down and another one serves, so that does not
+    change the condition.
+
+    Parameters
+    ----------
+    status
+        The job's status.
+    plans
+        The plans of its gangs.
+    pods
+        Its pods, without those of episodes.
+    progress
+        The answer of buffer and rendezvous; None if they do not answer.
+    now
+        The time of this pass.
+    queued
+        Why a queue has not admitted the job, empty if the cause is not known; None if no queue
+        holds it.
+    warned
+        The latest warning of a kubelet, by pod name.
+    may_compile
+        True if engines do not find compiled kernels in a `kernelCache`.
+
     """
     if queued is not None:
-        return Finding(
-            "Running", "False", QUEUED.name, QUEUED.text(detail=f": {queued}" if queued else "")
-        )
-    missing = [step for step in _required(steps) if not is_up(step)]
-    ready = sum(step.facts.ready for step in steps)
-    desired = sum(step.gang.size for step in steps)
-    trouble = blocked(pods, warned or {})
-    recovering = [step for step in missing if _is_recovering(step, status)]
+        return _not_running(QUEUED.name, QUEUED.text(detail=f": {queued}" if queued else ""))
+
+    missing = [plan for plan in _required(plans) if not is_up(plan)]
+    ready = sum(plan.facts.ready for plan in plans)
+    desired = sum(plan.gang.size for plan in plans)
+    obstacle = blocked(pods, warned or {})
+
+    recovering = [plan for plan in missing if _is_recovering(plan, status)]
     if recovering:
         gangs = ", ".join(
-            f"{step.gang.name} (attempt {step.status.attempt})" for step in recovering
+            f"{plan.gang.name} (attempt {plan.status.attempt})" for plan in recovering
         )
         causes = (
-            _staying(recovering, pods, now),
-            trouble.text() if trouble else _last_failure(status),
+            _overdue_member(recovering, pods, now),
+            obstacle.text() if obstacle else _last_failure(status),
         )
-        text = RESTARTING.text(gangs=gangs, detail=_detail("; ".join(filter(None, causes))))
-        return Finding("Running", "False", RESTARTING.name, text)
-    if any(step.facts.running + step.facts.succeeded < step.gang.size for step in missing):
-        text = PENDING.text(
-            ready=ready, desired=desired, detail=_detail(trouble.text() if trouble else "")
-        )
-        return Finding("Running", "False", PENDING.name, text)
+        detail = _detail("; ".join(filter(None, causes)))
+        return _not_running(RESTARTING.name, RESTARTING.text(gangs=gangs, detail=detail))
+
+    if any(plan.facts.running + plan.facts.succeeded < plan.gang.size for plan in missing):
+        detail = _detail(obstacle.text() if obstacle else "")
+        text = PENDING.text(ready=ready, desired=desired, detail=detail)
+        return _not_running(PENDING.name, text)
+
     fresh = status.last_progress_time is None
-    unready = [step.gang.name for step in missing if step.gang.role != "rollout"]
+    unready = [plan.gang.name for plan in missing if plan.gang.role != "rollout"]
     if unready:
-        return Finding(
-            "Running",
-            "False",
-            STARTING.name,
-            STARTING.text(waiting=f"waiting for {', '.join(unready)}"),
-        )
+        return _starting(f"waiting for {', '.join(unready)}")
     if fresh and not missing and progress is None:
-        return Finding("Running", "False", UNREACHABLE.name, UNREACHABLE.message)
-    # A job that runs goes on running while its engines take their next weights.
+        return _not_running(UNREACHABLE.name, UNREACHABLE.message)
+
+    # A job that runs stays Running while its engines take their next weights.
     first = fresh and not status.is_true("Running")
     if missing or (first and progress is not None and progress.engines_in_sync == 0):
-        return Finding(
-            "Running",
-            "False",
-            STARTING.name,
-            STARTING.text(waiting=_engines(progress, may_compile=may_compile)),
-        )
-    return Finding("Running", "True", RUNNING.name, RUNNING.text(ready=ready, desired=desired))
+        return _starting(_engine_start(progress, may_compile=may_compile))
+    text = RUNNING.text(ready=ready, desired=desired)
+    return ConditionUpdate("Running", "True", RUNNING.name, text)
 
 
-def _engines(progress: Progress | None, *, may_compile: bool) -> str:
-    """The next thing to come of the engines, of which none can generate yet."""
+def _not_running(reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate("Running", "False", reason, message)
+
+
+def _starting(waiting: str) -> ConditionUpdate:
+    return _not_running(STARTING.name, STARTING.text(waiting=waiting))
+
+
+def _engine_start(progress: Progress | None, *, may_compile: bool) -> str:
+    """Return what the engines, none of which can generate yet, are waiting for."""
     if progress is None:
         return "no engine is ready yet"
     if progress.engines:
         return f"no engine holds the weights yet{_detail(progress.dropped)}"
     text = "no engine has started yet"
     if may_compile:
-        text += ", which takes minutes where kernels are compiled first (kernelCache keeps them)"
+        text += "; the first start compiles kernels, which takes minutes (kernelCache keeps them)"
     return text
 
 
-def _staying(steps: Sequence[Step], pods: Sequence[KubeObject], now: datetime) -> str:
-    """The pod for whose end one of these gangs waits too long."""
+def _overdue_member(plans: Sequence[GangPlan], pods: Sequence[KubeObject], now: datetime) -> str:
+    """Return the pod of these gangs that takes too long to end; empty if there is none."""
     members = by_gang(pods)
-    gangs = (members[step.gang.role, step.gang.replica] for step in steps)
+    gangs = (members[plan.gang.role, plan.gang.replica] for plan in plans)
     return overdue(list(chain.from_iterable(gangs)), now)
 
 
@@ -194,8 +219,10 @@ def _detail(text: str) -> str:
 
 
 def _last_failure(status: RLJobStatus) -> str:
-    """A pod that fails again and again waits, most of the time, for its next attempt: say what it
-    failed of.
+    """Return the last failure in words.
+
+    A pod that fails again and again waits for its next attempt most of the time, so its status
+    rarely shows the failure.
     """
     failure = status.last_failure
     if failure is None:
@@ -204,40 +231,60 @@ def _last_failure(status: RLJobStatus) -> str:
 
 
 def hopeless(status: RLJobStatus) -> str:
-    """That trying again will not help, where the start has failed in the same way several times;
-    else empty.
-    """
+    """Return a note if the start has failed several times in the same way; empty otherwise."""
     failure = status.last_failure
     if failure is None or failure.times < HOPELESS_AFTER or status.last_progress_time is not None:
         return ""
     return HOPELESS.format(times=failure.times)
 
 
-def weights_in_sync(progress: Progress | None) -> Finding:
+def weights_in_sync(progress: Progress | None) -> ConditionUpdate:
     if progress is None:
-        return Finding("WeightsInSync", "Unknown", SYNC_UNKNOWN.name, SYNC_UNKNOWN.message)
+        return ConditionUpdate("WeightsInSync", "Unknown", SYNC_UNKNOWN.name, SYNC_UNKNOWN.message)
     if progress.engines == 0:
-        return Finding("WeightsInSync", "False", NO_ENGINES.name, NO_ENGINES.message)
+        return ConditionUpdate("WeightsInSync", "False", NO_ENGINES.name, NO_ENGINES.message)
     if progress.engines_in_sync < progress.engines:
         text = OUT_OF_SYNC.text(detail=_detail(progress.dropped))
-        return Finding("WeightsInSync", "False", OUT_OF_SYNC.name, text)
-    return Finding("WeightsInSync", "True", IN_SYNC.name, IN_SYNC.message)
+        return ConditionUpdate("WeightsInSync", "False", OUT_OF_SYNC.name, text)
+    return ConditionUpdate("WeightsInSync", "True", IN_SYNC.name, IN_SYNC.message)
 
 
-def is_up(step: Step) -> bool:
-    return step.facts.ready + step.facts.succeeded >= step.gang.size
+def is_up(plan: GangPlan) -> bool:
+    return plan.facts.ready + plan.facts.succeeded >= plan.gang.size
 
 
-def _required(steps: Sequence[Step]) -> list[Step]:
-    """The gangs without which nothing is trained; of the rollout replicas any one will do."""
-    rollouts = [step for step in steps if step.gang.role == "rollout"]
-    others = [step for step in steps if step.gang.role != "rollout"]
-    return others if any(is_up(step) for step in rollouts) else others + rollouts
+def _required(plans: Sequence[GangPlan]) -> list[GangPlan]:
+    """Return the gangs that training needs; of the engines, any one is enough."""
+    rollouts = [plan for plan in plans if plan.gang.role == "rollout"]
+    others = [plan for plan in plans if plan.gang.role != "rollout"]
+    return others if any(is_up(plan) for plan in rollouts) else others + rollouts
 
 
-def _is_recovering(step: Step, status: RLJobStatus) -> bool:
-    """The gang was restarted since the job's (last) start;
-    after a resume everything is merely pending.
-    """
-    restarted, start = step.status.last_restart_time, status.start_time
+def _is_recovering(plan: GangPlan, status: RLJobStatus) -> bool:
+    """Return True if the gang was restarted since the last start or resume of the job."""
+    restarted, start = plan.status.last_restart_time, status.start_time
     return restarted is not None and (start is None or clock.parse(restarted) >= clock.parse(start))
+
+
+def overdue(pods: Sequence[KubeObject], now: datetime) -> str:
+    """Return the first pod that has outlived its grace period, and what will happen to it.
+
+    The next attempt of its gang waits for it, because two attempts never overlap. Empty if there is
+    no such pod.
+    """
+    late = (pod for pod in pods if podstate.is_terminating(pod) and now >= grace_end(pod))
+    pod = next(late, None)
+    if pod is None:
+        return ""
+    name, moment = podstate.name(pod), force_time(pod)
+    if podstate.is_finished(pod):
+        kept = ", ".join(pod["metadata"].get("finalizers") or ["none is named"])
+        return f"{name} has ended, but its finalizers keep it ({kept})"
+    if now < moment:
+        return (
+            f"{name} was deleted but did not end in its grace period: its node may be dead; "
+            f"the operator deletes it by force at {clock.text(moment)}"
+        )
+    if finalizers := pod["metadata"].get("finalizers"):
+        return f"{name} was deleted by force, but its finalizers keep it ({', '.join(finalizers)})"
+    return f"{name} is being deleted by force"

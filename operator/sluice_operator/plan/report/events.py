@@ -1,7 +1,7 @@
-"""Kubernetes events: what a person wants to read about in `kubectl describe`. Emitted only after
-the status write.
+"""Kubernetes events: what a person reads in `kubectl describe`.
 
-Each comes from a decision that changes the status, so an unchanged world emits nothing.
+An event belongs to a decision that changes the status, and is emitted only after that status has
+been written. So a pass over an unchanged cluster emits no events.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.api import RLJob, RLJobStatus
-from sluice_operator.plan.decide.gangs import Step
+from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.decide.restart import Restart
-from sluice_operator.plan.defaults import filled_in
 from sluice_operator.plan.facts.constants import (
     DEFAULTED,
     EXPIRED,
@@ -24,43 +23,41 @@ from sluice_operator.plan.facts.constants import (
     SCALED,
     SUSPENDED,
 )
+from sluice_operator.plan.facts.job_defaults import defaulted_fields
 from sluice_operator.plan.facts.model import Deletion, Event, Observed
 from sluice_operator.plan.facts.names import config_name
 from sluice_operator.plan.facts.podstate import headline
 from sluice_operator.plan.report import remedies
-from sluice_operator.plan.report.conditions import Finding, hopeless
+from sluice_operator.plan.report.conditions import ConditionUpdate, hopeless
 
 
-def of_steps(steps: Sequence[Step], status: RLJobStatus) -> tuple[Event, ...]:
-    """status: the one that is written with them."""
+def of_gangs(plans: Sequence[GangPlan], status: RLJobStatus) -> tuple[Event, ...]:
+    """Return the events of gangs that restart. status: the one that this pass writes."""
     return tuple(
-        _of_restart(step, step.decision, status)
-        for step in steps
-        if isinstance(step.decision, Restart)
+        _restart_event(plan, plan.decision, status)
+        for plan in plans
+        if isinstance(plan.decision, Restart)
     )
 
 
-def _of_restart(step: Step, decision: Restart, status: RLJobStatus) -> Event:
-    attempt = step.status.attempt
-    if decision.failure is None:
-        what = remedies.with_cure(decision.disruption, remedies.OF_QUEUES)
-        text = GANG_DISRUPTED.text(gang=step.gang.name, what=what, attempt=attempt)
+def _restart_event(plan: GangPlan, decision: Restart, status: RLJobStatus) -> Event:
+    gang, attempt = plan.gang.name, plan.status.attempt
+    failure = decision.failure
+    if failure is None:
+        cause = remedies.with_remedy(decision.disruption, remedies.QUEUEING)
+        text = GANG_DISRUPTED.text(gang=gang, what=cause, attempt=attempt)
         return Event("Normal", GANG_DISRUPTED.name, text)
     text = GANG_FAILED.text(
-        gang=step.gang.name,
-        headline=headline(decision.failure),
-        attempt=attempt,
-        delay=f"{decision.delay:g}",
+        gang=gang, headline=headline(failure), attempt=attempt, delay=f"{decision.delay:g}"
     )
-    if status.last_failure and status.last_failure.pod == decision.failure.pod:
+    if status.last_failure and status.last_failure.pod == failure.pod:
         text = "; ".join(filter(None, (text, hopeless(status))))
-    return Event(
-        "Warning", HUNG.name if decision.failure.reason == HUNG.name else GANG_FAILED.name, text
-    )
+    reason = HUNG if failure.reason == HUNG.name else GANG_FAILED
+    return Event("Warning", reason.name, text)
 
 
 def of_change(before: RLJobStatus | None, after: RLJobStatus) -> tuple[Event, ...]:
-    """Events of the job as a whole: the end, suspension, scaling."""
+    """Return the events of the job as a whole: its end, suspension and scaling."""
     old = before or RLJobStatus()
     events = []
     for kind, type_ in (("Succeeded", "Normal"), ("Failed", "Warning")):
@@ -78,7 +75,7 @@ def of_change(before: RLJobStatus | None, after: RLJobStatus) -> tuple[Event, ..
 
 
 def of_deletions(deletions: Sequence[Deletion]) -> tuple[Event, ...]:
-    """Only of pods that are removed by force."""
+    """Return the events of pods that are deleted by force."""
     forced = [deletion for deletion in deletions if deletion.kind == "Pod" and deletion.grace == 0]
     return tuple(
         Event("Warning", FORCED.name, FORCED.text(pod=pod.name, seconds=FORCE_DELETE_AFTER))
@@ -87,10 +84,9 @@ def of_deletions(deletions: Sequence[Deletion]) -> tuple[Event, ...]:
 
 
 def of_defaults(job: RLJob, observed: Observed) -> tuple[Event, ...]:
-    """Once, when the job starts: what it gets that its spec does not say."""
-    if ("ConfigMap", config_name(job)) in observed.objects or not (
-        fields := filled_in(job, observed.defaults)
-    ):
+    """Return an event about the cluster's defaults, once, when the job starts."""
+    has_started = ("ConfigMap", config_name(job)) in observed.objects
+    if has_started or not (fields := defaulted_fields(job, observed.defaults)):
         return ()
     return (Event("Normal", DEFAULTED.name, DEFAULTED.text(fields="; ".join(fields))),)
 
@@ -99,5 +95,5 @@ def expired(job: RLJob) -> Event:
     return Event("Normal", EXPIRED.name, EXPIRED.text(seconds=job.spec.ttl_seconds_after_finished))
 
 
-def resumed_finding() -> Finding:
-    return Finding("Suspended", "False", RESUMED.name, RESUMED.message)
+def resumed_condition() -> ConditionUpdate:
+    return ConditionUpdate("Suspended", "False", RESUMED.name, RESUMED.message)

@@ -1,4 +1,4 @@
-"""The goodput of a job in its status, counted on over restarts of rendezvous and operator."""
+"""The goodput in a job's status, which goes on across restarts of rendezvous and operator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from sluice.api import GoodputStatus, RLJob, RLJobStatus
 from sluice.telemetry.goodput import DeviceSeconds, Goodput
 from sluice_operator.plan.facts.model import Progress
 
-_WORTH_TELLING = 1.05
-"""Growth of the device time after which it is told without a new step: a status is not written
-for each second that passes."""
+# Growth of the device time that is written without a new step. A status is not written for every
+# second that passes.
+_NOTABLE_GROWTH = 1.05
 
 
 def with_goodput(job: RLJob, status: RLJobStatus, progress: Progress | None) -> RLJobStatus:
-    """The status with the device time until now, where a step was made or much time has passed.
+    """Return the status with the device time so far, if a step was made or much time has passed.
 
-    status: as it was before this progress.
+    Parameters
+    ----------
+    job
+        The job.
+    status
+        Its status before `progress`.
+    progress
+        The latest answer of buffer and rendezvous.
+
     """
     if progress is None or not progress.device_seconds:
         return status
@@ -24,8 +32,8 @@ def with_goodput(job: RLJob, status: RLJobStatus, progress: Progress | None) -> 
     clock = DeviceSeconds.recalled(before.states, before.earlier)
     clock.add(progress.device_seconds)
     total = clock.total()
-    much = sum(total.values()) > _WORTH_TELLING * sum(before.states.values())
-    if progress.step == status.step and not much:
+    has_grown = sum(total.values()) > _NOTABLE_GROWTH * sum(before.states.values())
+    if progress.step == status.step and not has_grown:
         return status
     goodput = Goodput.of(
         total, progress.counters, progress.step, colocated=job.spec.trainer.colocate
@@ -40,5 +48,5 @@ def with_goodput(job: RLJob, status: RLJobStatus, progress: Progress | None) -> 
 
 
 def _whole(seconds: Mapping[str, float]) -> dict[str, int]:
-    """Rounded down: the next answer of the same process is never less than what is written."""
+    # Rounded down, so that the next answer of the same process is never less than what is written.
     return {key: int(value) for key, value in seconds.items() if int(value)}

@@ -1,5 +1,6 @@
-"""Cures for what a cluster complains of, for those who did not build it. Looked up by the cluster's
-own words.
+"""Remedies for the complaints of a cluster, for people who do not run it.
+
+A remedy is looked up by the text of the complaint.
 """
 
 from __future__ import annotations
@@ -7,9 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-Cures = Sequence[tuple[str, str]]
-"""Patterns and cures, the first that fits. `{}` in a cure is a group of its pattern."""
-OF_PLACEMENT: Cures = (
+# Patterns and remedies; the first pattern that matches counts. `{}` in a remedy is a group of the
+# pattern.
+Remedies = Sequence[tuple[str, str]]
+
+# Messages of a scheduler about a pod.
+PLACEMENT: Remedies = (
     (r'persistentvolumeclaim "?([^"\s]+)"? not found', "create the PersistentVolumeClaim {}"),
     (
         r"unbound immediate PersistentVolumeClaims",
@@ -18,24 +22,28 @@ OF_PLACEMENT: Cures = (
     (r"volume node affinity conflict", "a volume is in another zone than the nodes that have room"),
     (
         r"Insufficient (\S+?\.\S+/\S+?|nvidia\.com/gpu)[,.]?(?:\s|$)",
-        "no node has enough free {}: wait, add nodes, or ask for less",
+        "no node has enough free {}: wait, add nodes, or request less",
     ),
     (
         r"Insufficient (cpu|memory|ephemeral-storage)",
-        "no node has enough free {}: wait, add nodes, or ask for less",
+        "no node has enough free {}: wait, add nodes, or request less",
     ),
     (r"untolerated taint", "add tolerations to the role's template"),
     (
         r"didn't match Pod's node affinity/selector",
         "no node has the labels of the template's nodeSelector or affinity",
     ),
-    (r"didn't have free ports", "hostNetwork allows one pod of a port on a node: add nodes"),
+    (
+        r"didn't have free ports",
+        "with hostNetwork only one pod of a node can use a port: add nodes",
+    ),
 )
-"""Of what a scheduler says of a pod."""
-OF_WARNINGS: Cures = (
+
+# Warnings of a kubelet.
+KUBELET_WARNINGS: Remedies = (
     (
         r"Multi-Attach error",
-        "another node holds the volume, which one node may have at a time: ReadWriteMany, or wait",
+        "the volume is attached to another node: wait, or use a ReadWriteMany volume",
     ),
     (
         r'(secret|configmap|persistentvolumeclaim)s? "([^"]+)" not found',
@@ -43,40 +51,42 @@ OF_WARNINGS: Cures = (
     ),
     (
         r"[Ff]ailed to create pod sandbox|FailedCreatePodSandBox",
-        "the node's container runtime or network is at fault",
+        "the node's container runtime or network is failing",
     ),
 )
-"""Of what a kubelet warns of."""
-OF_REFUSALS: Cures = (
+
+# Answers of an API server that refuses an object.
+REFUSALS: Remedies = (
     (
         r"exceeded quota: ([^,\s]+)",
-        "wait until others give some back, have ResourceQuota {} raised, or ask for less",
+        "wait for free quota, have ResourceQuota {} raised, or request less",
     ),
     (
         r"failed quota: ([^:\s]+): must specify ([^\n]+?)\.?$",
-        "ResourceQuota {} wants {} of every container: set resources of the role, and of "
+        "ResourceQuota {} requires {} of every container: set the role's resources, and those of "
         "containers in its template",
     ),
     (
         r'violates PodSecurity "([^":]+)',
-        "the namespace takes pods of level {} alone: change what is named in the role's template, "
+        "the namespace only accepts pods of level {}: change these fields in the role's template, "
         "or have the namespace's label pod-security.kubernetes.io/enforce lowered",
     ),
     (
         r"(?:maximum|minimum) (\S+) usage per (?:Container|Pod)",
-        "a LimitRange of the namespace bounds {}: set resources of the role within it",
+        "a LimitRange of the namespace bounds {}: set the role's resources within it",
     ),
     (
         r'admission webhook "([^"]+)" denied',
-        "a policy of the cluster, {}, does not allow it: ask who runs it",
+        "the cluster's policy {} forbids it: ask its administrator",
     ),
     (
         r'failed calling webhook "([^"]+)"',
-        "webhook {} of the cluster does not answer: ask who runs it; it is tried again within 30 s",
+        "the cluster's webhook {} does not answer: ask its administrator; the operator tries again "
+        "within 30 s",
     ),
     (
         r"ValidatingAdmissionPolicy '([^']+)'",
-        "a policy of the cluster, {}, does not allow it: ask who runs it",
+        "the cluster's policy {} forbids it: ask its administrator",
     ),
     (
         r'User "system:serviceaccount:([^"]+)" cannot (\S+) resource "([^"]+)"',
@@ -89,8 +99,9 @@ OF_REFUSALS: Cures = (
     ),
     (r"because it is being terminated", "the namespace is being deleted"),
 )
-"""Of what an API server answers to an object that it does not take."""
-OF_QUEUES: Cures = (
+
+# Messages of Kueue about a Workload.
+QUEUEING: Remedies = (
     (
         r"maximum number of re-queuing retries",
         "Kueue's waitForPodsReady.timeout is shorter than this job takes to start: have it raised, "
@@ -98,7 +109,7 @@ OF_QUEUES: Cures = (
     ),
     (
         r"[Dd]eactivated",
-        "somebody, or an admission check, has set the Workload's spec.active to false: suspend and "
+        "a person or an admission check has set the Workload's spec.active to false: suspend and "
         "resume the job to queue again",
     ),
     (
@@ -106,16 +117,15 @@ OF_QUEUES: Cures = (
         "Kueue's waitForPodsReady.timeout is shorter than this job takes to start: have it raised",
     ),
 )
-"""Of what Kueue says of a Workload."""
 
 
-def with_cure(message: str, cures: Cures) -> str:
-    """The message, and what to do where that is known."""
-    for pattern, cure in cures:
+def with_remedy(message: str, remedies: Remedies) -> str:
+    """Return the message, with what to do about it if that is known."""
+    for pattern, remedy in remedies:
         if match := re.search(pattern, message):
-            return joined(message, cure.format(*match.groups()))
+            return joined(message, remedy.format(*match.groups()))
     return joined(message, "")
 
 
-def joined(message: str, cure: str) -> str:
-    return "; ".join(filter(None, (message.strip().rstrip("."), cure)))
+def joined(message: str, remedy: str) -> str:
+    return "; ".join(filter(None, (message.strip().rstrip("."), remedy)))

@@ -1,27 +1,29 @@
-"""Assembles RLJob.status from what the policies found."""
+"""Assembles RLJob.status from the decisions of a pass."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
-from sluice.api import ROLES, LastFailure, RLJob, RLJobStatus, RoleName, RoleStatus
-from sluice_operator.plan.decide.gangs import Step
+from sluice.api import LastFailure, RLJobStatus, RoleName, RoleStatus
+from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.decide.restart import GiveUp, Restart
 from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.model import Progress
 from sluice_operator.plan.facts.names import leaders, selector_text
 from sluice_operator.plan.facts.podstate import headline
-from sluice_operator.plan.report.conditions import Finding, summary, updated
+from sluice_operator.plan.report.conditions import ConditionUpdate, summary, updated
 
 _LONGEST_NOTE = 2048
 
 
 def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime) -> RLJobStatus:
-    """The status with the buffer's answer; what it does not tell stays, so that a restarting buffer
-    hides nothing.
+    """Return the status with the buffer's answer.
+
+    Fields that the answer lacks keep their values, so a buffer that restarts hides no progress.
     """
     if progress is None:
         return status
@@ -42,63 +44,66 @@ def with_progress(status: RLJobStatus, progress: Progress | None, now: datetime)
 
 
 def with_note(status: RLJobStatus, note: str) -> RLJobStatus:
-    """The note at the end of what the condition Running says, once."""
+    """Return the status with the note at the end of the message of Running, once."""
     running, end = status.condition("Running"), f"; {note[:_LONGEST_NOTE]}"
     if not note or running is None or running.message.endswith(end):
         return status
-    told = running.model_copy(update={"message": f"{running.message}{end}"})
-    conditions = [told if condition is running else condition for condition in status.conditions]
+    with_end = running.model_copy(update={"message": f"{running.message}{end}"})
+    conditions = [
+        with_end if condition is running else condition for condition in status.conditions
+    ]
     return status.model_copy(update={"conditions": conditions})
 
 
 def roles(
-    status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step] = ()
+    status: RLJobStatus, plans: Sequence[GangPlan], retired: Sequence[GangPlan] = ()
 ) -> list[RoleStatus]:
-    """One entry for each role. desired and ready count pods; restarts only grow, whatever happens
-    to the gangs.
+    """Return one entry for each role.
+
+    `desired` and `ready` count pods. `restarts` only grows, whatever happens to the gangs.
     """
-    return [_role(name, status, steps, retired) for name in ROLES]  # type: ignore[arg-type]
+    return [_role(name, status, plans, retired) for name in get_args(RoleName)]
 
 
 def _role(
-    name: RoleName, status: RLJobStatus, steps: Sequence[Step], retired: Sequence[Step]
+    name: RoleName, status: RLJobStatus, plans: Sequence[GangPlan], retired: Sequence[GangPlan]
 ) -> RoleStatus:
     before = next((role for role in status.roles if role.name == name), RoleStatus(name=name))
-    wanted = [step for step in steps if step.gang.role == name]
+    present = [plan for plan in plans if plan.gang.role == name]
     gangs = [
-        step.status for step in [*wanted, *(step for step in retired if step.gang.role == name)]
+        plan.status for plan in [*present, *(plan for plan in retired if plan.gang.role == name)]
     ]
     return RoleStatus(
         name=name,
-        desired=sum(step.gang.size for step in wanted),
-        ready=sum(step.facts.ready for step in wanted),
+        desired=sum(plan.gang.size for plan in present),
+        ready=sum(plan.facts.ready for plan in present),
         attempt=max((gang.attempt for gang in gangs), default=0),
-        restarts=before.restarts + sum(_counts(step) for step in wanted),
+        restarts=before.restarts + sum(map(_counts_as_restart, present)),
         gangs=sorted(gangs, key=lambda gang: gang.replica),
     )
 
 
-def _counts(step: Step) -> int:
-    return int(isinstance(step.decision, Restart) and step.decision.failure is not None)
+def _counts_as_restart(plan: GangPlan) -> bool:
+    return isinstance(plan.decision, Restart) and plan.decision.failure is not None
 
 
-def last_failure(status: RLJobStatus, steps: Sequence[Step]) -> LastFailure | None:
-    """The newest failure; one that ended the job goes before all others."""
-    ends = [step.decision.failure for step in steps if isinstance(step.decision, GiveUp)]
+def last_failure(status: RLJobStatus, plans: Sequence[GangPlan]) -> LastFailure | None:
+    """Return the newest failure, or the one that ended the job."""
+    ends = [plan.decision.failure for plan in plans if isinstance(plan.decision, GiveUp)]
     if ends:
         return counted(ends[0], status.last_failure)
-    of_restarts = [step.decision.failure for step in steps if isinstance(step.decision, Restart)]
+    of_restarts = [plan.decision.failure for plan in plans if isinstance(plan.decision, Restart)]
     failures = [failure for failure in of_restarts if failure is not None]
     if not failures:
         return status.last_failure
-    return counted(
-        max(failures, key=lambda failure: clock.parse(failure.time)), status.last_failure
-    )
+    newest = max(failures, key=lambda failure: clock.parse(failure.time))
+    return counted(newest, status.last_failure)
 
 
 def counted(failure: LastFailure, before: LastFailure | None) -> LastFailure:
-    """The failure, with how often in a row it has had the same cause. A failure that is looked at
-    again is no other.
+    """Return the failure, with how many times in a row the same cause has occurred.
+
+    A failure that is read again in another pass does not count twice.
     """
     if before is None or before.model_copy(update={"times": failure.times}) == failure:
         return before or failure
@@ -107,22 +112,19 @@ def counted(failure: LastFailure, before: LastFailure | None) -> LastFailure:
 
 
 def _cause(failure: LastFailure) -> tuple[str, str, str]:
-    """The role and the cause of a failure, without numbers: ports, sizes and process ids are others
-    each time.
-    """
+    # Without numbers: ports, sizes and process ids differ each time.
     return failure.role, failure.container, re.sub(r"\d+", "#", headline(failure))
 
 
 def assembled(
-    job: RLJob,
-    status: RLJobStatus,
+    current: JobPass,
     role_list: list[RoleStatus],
-    findings: Sequence[Finding],
-    now: datetime,
-    **update: Any,
+    updates: Sequence[ConditionUpdate],
+    **fields: Any,
 ) -> RLJobStatus:
-    """The new status. update: further fields."""
-    conditions = updated(status, findings, job.metadata.generation, now)
+    """Return the new status: these roles, conditions and further fields."""
+    job = current.job
+    conditions = updated(current.status, updates, job.metadata.generation, current.now)
     changes: dict[str, Any] = {
         "observed_generation": job.metadata.generation,
         "conditions": conditions,
@@ -131,4 +133,4 @@ def assembled(
         "restarts": sum(role.restarts for role in role_list),
         "rollout_selector": selector_text(leaders(job)),
     }
-    return status.model_copy(update=changes | update)
+    return current.status.model_copy(update=changes | fields)

@@ -9,8 +9,8 @@ import pytest
 
 from sluice.api import PodGroupStatus
 from sluice_operator.plan import Deletion, KubeObject
+from sluice_operator.plan.decide.pod_groups import finished_groups
 from sluice_operator.plan.facts import clock, podstate
-from sluice_operator.plan.manifests.podgroup import ends
 from tests.unit.operator.world import START, World, make_job, make_pod
 
 KUEUE: dict[str, Any] = {"podGroupPolicy": {"kueue": {"queueName": "team-a"}}}
@@ -65,14 +65,16 @@ def of_group(
 def test_kueue_is_told_the_end_of_a_group_once_none_of_its_pods_runs(
     pods: list[KubeObject], expected: bool
 ) -> None:
-    assert ends(pods) == ((Deletion("Workload", FIRST),) if expected else ())
-    assert ends(pods, present=[FIRST]) == (), "while the group goes on, its pods are replaced"
+    assert finished_groups(pods) == ((Deletion("Workload", FIRST),) if expected else ())
+    assert finished_groups(pods, present=[FIRST]) == (), (
+        "while the group goes on, its pods are replaced"
+    )
 
 
 def test_pods_that_kueue_does_not_keep_need_no_end() -> None:
     pod = of_group("trainer", "Succeeded")
     del pod["metadata"]["finalizers"]
-    assert ends([pod]) == ()
+    assert finished_groups([pod]) == ()
 
 
 @pytest.mark.parametrize(

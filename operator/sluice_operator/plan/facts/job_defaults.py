@@ -19,7 +19,7 @@ from sluice.api.groups.storage import KernelCache
 from sluice.api.job import RLJobSpec
 from sluice.api.schema.base import FreeForm, Model
 from sluice.api.schema.mutability import differences
-from sluice_operator.plan.merge import merge
+from sluice_operator.plan.facts.merge import merge
 
 Tolerations = Annotated[list[FreeForm], Field(max_length=32)]
 
@@ -62,7 +62,7 @@ class JobDefaults(PodDefaults):
 NO_DEFAULTS = JobDefaults()
 
 
-def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
+def with_job_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
     """The job as if its spec said what the defaults say and it does not."""
     if defaults == NO_DEFAULTS:
         return job
@@ -93,11 +93,11 @@ def with_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
     return job.model_copy(update={"spec": spec.model_copy(update=groups)})
 
 
-def filled_in(job: RLJob, defaults: JobDefaults) -> list[str]:
+def defaulted_fields(job: RLJob, defaults: JobDefaults) -> list[str]:
     """The fields that the defaults fill in for this job:
     `spec.buffer.storage.storageClassName: fast`.
     """
-    before, after = (_plain(each) for each in (job, with_defaults(job, defaults)))
+    before, after = (_plain(each) for each in (job, with_job_defaults(job, defaults)))
     return [_new(each) for each in differences(before, after)]
 
 

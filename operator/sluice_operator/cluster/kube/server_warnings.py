@@ -34,7 +34,7 @@ def listener(said: list[Said], manifest: KubeObject) -> Callable[[str], None]:
     return lambda text: said.append((manifest["kind"], manifest["metadata"]["name"], text))
 
 
-class Advice:
+class ServerWarnings:
     """Remembers what each job's user was told."""
 
     def __init__(self) -> None:

@@ -16,23 +16,23 @@ from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.store import owner_uid
 from sluice_operator.plan import Event
+from sluice_operator.plan.decide.pod_groups import group_version
 from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject
-from sluice_operator.plan.manifests import queueing
 from sluice_operator.plan.manifests.optional_objects import OPTIONAL, extra_keys
 
-KINDS = (*OPTIONAL, queueing.KIND)
+KINDS = (*OPTIONAL, names.POD_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
+class OptionalObjects:
     """objects: by (kind, name). absent: kinds that the API server does not know."""
 
     objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
 
 
-async def read(api: Api, job: RLJob) -> Extras:
+async def read(api: Api, job: RLJob) -> OptionalObjects:
     """Groups are listed, since those of older attempts may be left."""
     keys = extra_keys(job)
     answers = await asyncio.gather(
@@ -46,7 +46,7 @@ async def read(api: Api, job: RLJob) -> Extras:
         for (kind, _), answer in zip(keys, answers, strict=True)
         if answer is errors.MissingApiError
     }
-    return Extras(objects | await _groups(api, job), frozenset(absent))
+    return OptionalObjects(objects | await _groups(api, job), frozenset(absent))
 
 
 def location(job: RLJob, kind: str, name: str) -> str:
@@ -73,20 +73,20 @@ async def _get(
 
 
 async def _groups(api: Api, job: RLJob) -> dict[tuple[str, str], KubeObject]:
-    version = _group_version(job, queueing.KIND)
+    version = _group_version(job, names.POD_GROUP)
     if not version:
         return {}
-    at = collection(queueing.KIND, job.metadata.namespace, version)
+    at = collection(names.POD_GROUP, job.metadata.namespace, version)
     groups: dict[tuple[str, str], KubeObject] = {}
     with contextlib.suppress(errors.MissingApiError):  # the first that is made will tell
         async for page in api.pages(at, names.selector_text(names.selector(job))):
             owned = [each for each in page["items"] or [] if owner_uid(each) == job.metadata.uid]
             groups |= {
-                (queueing.KIND, each["metadata"]["name"]): {**each, "kind": queueing.KIND}
+                (names.POD_GROUP, each["metadata"]["name"]): {**each, "kind": names.POD_GROUP}
                 for each in owned
             }
     return groups
 
 
 def _group_version(job: RLJob, kind: str) -> str:
-    return queueing.group_version(job) or "" if kind == queueing.KIND else ""
+    return group_version(job) or "" if kind == names.POD_GROUP else ""

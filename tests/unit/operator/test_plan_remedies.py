@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_operator.plan.report.remedies import OF_REFUSALS, with_cure
+from sluice_operator.plan.report.remedies import REFUSALS, with_remedy
 
 FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
 
@@ -16,29 +16,29 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
         (
             "exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: "
             "requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8",
-            "wait until others give some back, have ResourceQuota gpus raised, or ask for less",
+            "wait for free quota, have ResourceQuota gpus raised, or request less",
         ),
         (
             "failed quota: compute: must specify limits.cpu for: proxy; limits.memory for: proxy",
-            "ResourceQuota compute wants limits.cpu for: proxy; limits.memory for: proxy of every "
-            "container: set resources of the role, and of containers in its template",
+            "ResourceQuota compute requires limits.cpu for: proxy; limits.memory for: proxy of "
+            "every container: set the role's resources, and those of containers in its template",
         ),
         (
             'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false '
             '(container "engine" must set '
             "securityContext.allowPrivilegeEscalation=false)",
-            "the namespace takes pods of level restricted alone: change what is named in the "
+            "the namespace only accepts pods of level restricted: change these fields in the "
             "role's template, or have "
             "the namespace's label pod-security.kubernetes.io/enforce lowered",
         ),
         (
             "maximum memory usage per Container is 8Gi, but limit is 64Gi",
-            "a LimitRange of the namespace bounds memory: set resources of the role within it",
+            "a LimitRange of the namespace bounds memory: set the role's resources within it",
         ),
         (
             "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: registry is "
             "not allowed",
-            "a policy of the cluster, images, does not allow it: ask who runs it",
+            "the cluster's policy images forbids it: ask its administrator",
         ),
         (
             'User "system:serviceaccount:sluice:operator" cannot create resource "pods" in API '
@@ -67,13 +67,13 @@ FORBIDDEN = 'pods "demo-trainer-0-1-0" is forbidden: '
     ],
 )
 def test_a_refusal_says_what_to_do(message: str, cure: str) -> None:
-    assert with_cure(FORBIDDEN + message, OF_REFUSALS) == f"{FORBIDDEN}{message}; {cure}"
+    assert with_remedy(FORBIDDEN + message, REFUSALS) == f"{FORBIDDEN}{message}; {cure}"
 
 
 def test_a_webhook_is_named() -> None:
     text = 'admission webhook "validate.kyverno.svc-fail" denied the request: no root'
-    assert with_cure(text, OF_REFUSALS).endswith(
-        "; a policy of the cluster, validate.kyverno.svc-fail, does not allow it: ask who runs it"
+    assert with_remedy(text, REFUSALS).endswith(
+        "; the cluster's policy validate.kyverno.svc-fail forbids it: ask its administrator"
     )
 
 
@@ -83,11 +83,11 @@ def test_a_webhook_that_is_down_is_named() -> None:
         'Post "https://kueue-webhook-service.kueue-system.svc:443/mutate--v1-pod?timeout=10s": no '
         'endpoints available for service "kueue-webhook-service"'
     )
-    assert with_cure(text, OF_REFUSALS) == (
-        f"{text}; webhook mpod.kb.io of the cluster does not answer: ask who runs it; it is tried "
-        "again within 30 s"
+    assert with_remedy(text, REFUSALS) == (
+        f"{text}; the cluster's webhook mpod.kb.io does not answer: ask its administrator; the "
+        "operator tries again within 30 s"
     )
 
 
 def test_what_is_not_known_stays_as_it_is() -> None:
-    assert with_cure("something new.", OF_REFUSALS) == "something new"
+    assert with_remedy("something new.", REFUSALS) == "something new"
