@@ -60,8 +60,8 @@ def check(spec: RLJobSpec) -> None:
     algorithm, rollout, trainer = spec.algorithm, spec.rollout, spec.trainer
     refused = {
         "algorithm.estimator": (algorithm.estimator != "grpo", "expected grpo"),
-        "algorithm.loss": (algorithm.policy_loss != "clip", "expected clip"),
-        "algorithm.lossFunction": (algorithm.loss_function is not None, "expected none"),
+        "algorithm.loss.type": (algorithm.policy_loss != "ppo", "expected ppo"),
+        "algorithm.loss.function": (algorithm.loss.function is not None, "expected none"),
         "algorithm.aggregation": (
             algorithm.loss_aggregation not in LOSS_AGGREGATIONS,
             f"expected one of {', '.join(LOSS_AGGREGATIONS)}",
@@ -124,6 +124,7 @@ def _batches(spec: RLJobSpec, prompt_tokens: int, chat: bool) -> list[Setting]:
 
 def _loss(spec: RLJobSpec) -> list[Setting]:
     algorithm = spec.algorithm
+    clip = algorithm.loss.clip
     aggregation = LOSS_AGGREGATIONS[algorithm.loss_aggregation]
     return [
         Setting("algorithm.adv_estimator", "grpo", "algorithm.estimator"),
@@ -131,18 +132,16 @@ def _loss(spec: RLJobSpec) -> list[Setting]:
             "algorithm.norm_adv_by_std_in_grpo", algorithm.normalize_std, "algorithm.normalizeStd"
         ),
         Setting("algorithm.use_kl_in_reward", False, "algorithm.kl.coef"),
-        Setting(f"{ACTOR}.policy_loss.loss_mode", "vanilla", "algorithm.loss"),
+        Setting(f"{ACTOR}.policy_loss.loss_mode", "vanilla", "algorithm.loss.type"),
         Setting(f"{ACTOR}.loss_agg_mode", aggregation, "algorithm.aggregation"),
         Setting(
             f"{ACTOR}.loss_scale_factor",
             spec.rollout.sampling.max_response_tokens if aggregation.endswith("norm") else None,
             "rollout.sampling.maxResponseTokens",
         ),
-        Setting(f"{ACTOR}.clip_ratio_low", algorithm.clip.low, "algorithm.clip.low"),
-        Setting(f"{ACTOR}.clip_ratio_high", algorithm.clip.highest, "algorithm.clip.high"),
-        Setting(
-            f"{ACTOR}.clip_ratio_c", algorithm.clip.dual or NO_DUAL_CLIP, "algorithm.clip.dual"
-        ),
+        Setting(f"{ACTOR}.clip_ratio_low", clip.low, "algorithm.loss.clip.low"),
+        Setting(f"{ACTOR}.clip_ratio_high", clip.highest, "algorithm.loss.clip.high"),
+        Setting(f"{ACTOR}.clip_ratio_c", clip.dual or NO_DUAL_CLIP, "algorithm.loss.clip.dual"),
         Setting(f"{ACTOR}.use_kl_loss", algorithm.kl.loss_coef != 0, "algorithm.kl.lossCoef"),
         Setting(f"{ACTOR}.kl_loss_coef", algorithm.kl.loss_coef, "algorithm.kl.lossCoef"),
         Setting(f"{ACTOR}.kl_loss_type", "k3", "algorithm.kl.type"),

@@ -63,9 +63,9 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     ({"estimator": "gspo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage is of grpo"),
     ({"gamma": 0.9}, "gamma", "only ppo and reinforce_plus_plus discount"),
     ({"estimator": "reinforce_plus_plus", "lambda": 0.9}, "lambda", "only ppo has a lambda"),
-    ({"loss": "clip", "lossFunction": "a.b"}, "lossFunction", "cannot both be set"),
-    ({"estimator": "cispo", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
-    ({"loss": "reinforce", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
+    ({"loss": {"type": "ppo", "function": "a.b"}}, "function", "cannot both be set"),
+    ({"estimator": "cispo", "loss": {"clip": {"dual": 3.0}}}, "loss.clip.dual", "nothing to bound"),
+    ({"loss": {"type": "reinforce", "clip": {"dual": 3.0}}}, "clip", "clip needs one of"),
     ({"kl": {"unbiased": True}}, "unbiased", "unbiased needs lossCoef"),
     ({"estimator": "gdpo"}, "rewardParts", "gdpo needs rewardParts"),
     ({"rewardParts": [{"name": "a"}]}, "rewardParts", "gdpo needs rewardParts"),
@@ -78,13 +78,25 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     ({"offPolicy": {"method": "tis", "oldLogProbs": "rollout"}}, "oldLogProbs", "leave method out"),
     ({"offPolicy": {"level": "sequence"}}, "level", "no effect without method"),
     ({"offPolicy": {"method": "tis", "low": 3.0}}, "low", "low must not exceed high"),
-    ({"gate": {"positive": 2.0}}, "gate", "only the loss sapo has a gate"),
+    ({"loss": {"gate": {"positive": 2.0}}}, "gate", "gate needs type: sapo"),
     ({"offPolicy": {"normalize": True}}, "normalize", "no effect without method"),
-    ({"clipCov": {"ratio": 0.1}}, "clipCov", "only the loss clip_cov looks at it"),
-    ({"loss": "clip_cov", "klCov": {}}, "klCov", "only the loss kl_cov looks at it"),
-    ({"loss": "clip_cov", "clipCov": {"lower": 5.0}}, "lower", "no token lies between"),
-    ({"loss": "clip_cov", "clip": {"dual": 3.0}}, "clip.dual", "nothing to bound"),
-    ({"lossFunction": "sft", "clipCov": {}}, "lossFunction", "leave out what belongs to these"),
+    ({"loss": {"covariance": {"ratio": 0.1}}}, "covariance", "needs type: clip_cov or kl_cov"),
+    (
+        {"loss": {"type": "kl_cov", "covariance": {"upper": 9.0}}},
+        "covariance",
+        "covariance.upper need type: clip_cov",
+    ),
+    (
+        {"loss": {"type": "clip_cov", "covariance": {"lower": 5.0}}},
+        "lower",
+        "no token lies between",
+    ),
+    ({"loss": {"type": "clip_cov", "clip": {"dual": 3.0}}}, "loss.clip.dual", "nothing to bound"),
+    (
+        {"loss": {"type": "sft", "covariance": {}}},
+        "covariance",
+        "needs type: clip_cov or kl_cov",
+    ),
     (
         {"offPolicy": {"reject": [{"measure": "k3", "low": 0.5, "high": 2.0}]}},
         "low",
@@ -99,16 +111,16 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
         "looks at single tokens",
     ),
     (
-        {"lossFunction": "sft", "estimator": "rloo"},
-        "lossFunction",
+        {"loss": {"type": "sft"}, "estimator": "rloo"},
+        "loss.type",
         "leave out what belongs to these",
     ),
     (
-        {"lossFunction": "sft", "clip": {"low": 0.1}},
-        "lossFunction",
-        "leave out what belongs to these",
+        {"loss": {"type": "sft", "clip": {"low": 0.1}}},
+        "clip",
+        "clip needs one of",
     ),
-    ({"lossFunction": "sft", "kl": {"coef": 0.1}}, "kl.coef", "sft has none"),
+    ({"loss": {"type": "sft"}, "kl": {"coef": 0.1}}, "kl.coef", "sft has none"),
 ]
 SEATS = {"function": "play.py:play", "seats": [{"name": "white"}, {"name": "black"}]}
 TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
@@ -144,7 +156,7 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "algorithm.offPolicy.opsmDelta",
         "no sequence is ever masked",
     ),
-    ({"loss": "kl_cov"}, {}, "algorithm.loss", "holds nothing back"),
+    ({"loss": {"type": "kl_cov"}}, {}, "algorithm.loss.type", "holds nothing back"),
     (
         {},
         {"trainer": {"steps": 4, "routingReplay": "trainer"}},
@@ -152,7 +164,7 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
         "there is no log-prob pass before it",
     ),
     (
-        {"lossFunction": "sft"},
+        {"loss": {"type": "sft"}},
         {
             "reward": None,
             "trainer": {"steps": 4, "routingReplay": "trainer", "stepsPerBatch": 2},
@@ -239,18 +251,18 @@ TOGETHER += [
         "of its own",
     ),
 ]
-SFT = {"lossFunction": "sft"}
+SFT = {"loss": {"type": "sft"}}
 TOGETHER += [
     (
         SFT,
         {"rollout": {"mode": "async", "maxStaleness": 1}},
-        "algorithm.lossFunction",
+        "algorithm.loss.type",
         "about generated samples",
     ),
     (
         SFT,
         {"rollout": {"dynamicFilter": "nonzero_std"}},
-        "algorithm.lossFunction",
+        "algorithm.loss.type",
         "about generated samples",
     ),
     (
@@ -311,17 +323,17 @@ SENSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"estimator": "custom", "function": "mine.py:advantages", "gamma": 0.9, "lambda": 0.9}, {}),
     ({"estimator": "ppo", "gamma": 0.99, "lambda": 0.95, "critic": CRITIC}, {}),
     ({"estimator": "ppo"}, {"rollout": {"samplesPerPrompt": 1}}),
-    ({"estimator": "cispo", "clip": {"dual": 3.0}, "lossFunction": "a.b"}, {}),
-    ({"estimator": "cispo", "clip": {"dual": 3.0}, "loss": "clip"}, {}),
-    ({"loss": "dppo_tv", "clip": {"dual": 20.0, "low": 0.15}}, {}),
-    ({"loss": "sapo", "gate": {"negative": 2.0}}, {}),
-    ({"loss": "clip_cov", "clipCov": {"ratio": 0.02, "lower": 6.0, "upper": 7.0}}, {}),
+    ({"estimator": "cispo", "loss": {"function": "a.b", "clip": {"dual": 3.0}}}, {}),
+    ({"estimator": "cispo", "loss": {"type": "ppo", "clip": {"dual": 3.0}}}, {}),
+    ({"loss": {"type": "dppo_tv", "clip": {"dual": 20.0, "low": 0.15}}}, {}),
+    ({"loss": {"type": "sapo", "gate": {"negative": 2.0}}}, {}),
+    ({"loss": {"type": "clip_cov", "covariance": {"ratio": 0.02, "lower": 6.0, "upper": 7.0}}}, {}),
     (
-        {"loss": "kl_cov", "klCov": {"ppoKlCoef": 2.0}},
+        {"loss": {"type": "kl_cov"}},
         {"trainer": {"steps": 4, "stepsPerBatch": 2}},
     ),
-    ({"loss": "kl_cov", "offPolicy": {"oldLogProbs": "rollout"}}, {}),
-    ({"clipCov": {}, "lossFunction": "a.b"}, {}),
+    ({"offPolicy": {"oldLogProbs": "rollout"}, "loss": {"type": "kl_cov"}}, {}),
+    ({"loss": {"function": "a.b", "covariance": {}}}, {}),
     ({"offPolicy": {"method": "icepop", "normalize": True}}, {}),
     (
         {

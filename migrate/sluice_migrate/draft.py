@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sluice.api.groups.losses import CLIPPED
+
 NoteKind = Literal["not translated", "check", "other default"]
 
 
@@ -76,3 +78,13 @@ def job_name(title: str) -> str:
     ).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[:40].rstrip("-")
     return slug or "imported"
+
+
+def drop_unused_clip(draft: Draft) -> None:
+    """Remove the bounds of the policy ratio if the loss does not clip, with a note for each."""
+    loss = draft.get("algorithm.loss.type", "ppo")
+    if loss in CLIPPED:
+        return
+    for path in [path for path in draft.origins if path.startswith("algorithm.loss.clip.")]:
+        draft.note("not translated", draft.origins[path], f"the loss {loss} does not clip")
+        draft.drop(path)

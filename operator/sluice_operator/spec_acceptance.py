@@ -22,6 +22,7 @@ from sluice.api import ManifestError, RLJob, RLJobStatus
 from sluice.api.schema.load import check_foreign
 from sluice.api.schema.mutability import MUTABLE, differences
 from sluice.api.schema.problems import describe
+from sluice.api.schema.renamed_fields import migrate_spec, old_fields
 from sluice_operator.plan import Event
 from sluice_operator.plan.facts import clock, names
 from sluice_operator.plan.facts.constants import RECONCILE_FAILED, UNBEGUN
@@ -62,7 +63,12 @@ def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
 
 
 def parse(stored: KubeObject) -> RLJob:
-    """The object as a job, without the fields that this version does not know."""
+    """The object as a job, without the fields that this version does not know.
+
+    A field that was renamed is an error that says its new name.
+    """
+    if old := old_fields(stored.get("spec")):
+        raise ManifestError("; ".join(field.sentence() for field in old))
     document = copy.deepcopy(stored)
     while True:
         try:
@@ -160,6 +166,7 @@ def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
     if text is None:
         return None
     spec: dict[str, Any] = json.loads(text)["spec"]
+    migrate_spec(spec)  # An operator of an earlier version may have started the pods.
     return spec
 
 

@@ -67,7 +67,7 @@ class RLJobSpec(Model):
     reward: Reward | None = Field(
         None,
         description="Needed, unless the job distils (algorithm.distillation) and learns from its "
-        "teacher alone, or learns from given answers (algorithm.lossFunction: sft).",
+        "teacher alone, or learns from given answers (algorithm.loss.type: sft).",
     )
     algorithm: Algorithm = Field(default_factory=Algorithm)
     trainer: Trainer
@@ -208,7 +208,7 @@ class RLJobSpec(Model):
             f"{REWARDED} || has(self.algorithm.distillation) || {IS_SFT}",
             lambda s: s.rewarded or s.algorithm.distillation is not None or s.algorithm.sft,
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
-            "or algorithm.lossFunction: sft with given answers",
+            "or algorithm.loss.type: sft with given answers",
             "reward",
             reason="FieldValueRequired",
         ),

@@ -31,8 +31,7 @@ SMALL = (
     "evaluation.everySteps=40",
     "weightSync.timeoutSeconds=15",
     "failurePolicy.maxRestarts=1000",
-    "failurePolicy.rolloutBackoff.baseSeconds=1",
-    "failurePolicy.rolloutBackoff.maxSeconds=2",
+    "failurePolicy.rolloutBackoffSeconds=1",
 )
 MODES = (
     ("rollout.mode=async", "rollout.maxStaleness=2"),

@@ -23,7 +23,7 @@ from tests.cluster.world import Object, World
 SPEC: Object = {
     "rollout": {"replicas": 2, "gpusPerReplica": 0, "nodesPerReplica": 2},
     "trainer": {"nodes": 2, "steps": 10, "gpusPerNode": 0},
-    "failurePolicy": {"maxRestarts": 1000, "rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 60}},
+    "failurePolicy": {"maxRestarts": 1000, "rolloutBackoffSeconds": 1},
 }
 """A gang that lives for twice maxSeconds counts its restarts anew: none does here."""
 PODS = 8

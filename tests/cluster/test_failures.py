@@ -51,7 +51,7 @@ async def test_a_trainer_gang_restarts_only_when_all_its_old_pods_are_gone(
 async def test_a_rollout_restarts_alone_with_growing_back_off(
     operator: Operator, world: World
 ) -> None:
-    backoff = {"rolloutBackoff": {"baseSeconds": 2, "maxSeconds": 60}}
+    backoff = {"rolloutBackoffSeconds": 2}
     await world.running(5, failurePolicy=backoff)
     waits = []
     for attempt in (1, 2):

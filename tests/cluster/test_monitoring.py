@@ -106,7 +106,7 @@ async def test_an_operator_that_is_killed_leaves_no_leader_until_another_one_lea
 async def test_an_engine_that_crashes_again_and_again(
     world: World, operator: Operator, prometheus: Prometheus
 ) -> None:
-    await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 1}})
+    await world.running(5, failurePolicy={"rolloutBackoffSeconds": 1})
     await quiet(prometheus, "SluiceRestarts")
     attempt = 1
     while "SluiceRestarts" not in prometheus.firing():

@@ -27,7 +27,7 @@ async def test_a_pod_that_a_finalizer_keeps_holds_up_its_gangs_next_attempt(
     operator: Operator, world: World
 ) -> None:
     """It may run still, for all that anybody knows; others go on."""
-    await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 1}})
+    await world.running(5, failurePolicy={"rolloutBackoffSeconds": 1})
     await keep(world, TRAINER, KEEP)
     await world.finish(TRAINER, 1, "error: boom")
     await world.until(lambda: attempt_is(world, "trainer", 2))

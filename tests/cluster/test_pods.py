@@ -278,7 +278,7 @@ async def test_a_pod_that_no_node_can_take(
 async def test_a_container_that_used_too_much_memory_again_and_again(
     operator: Operator, world: World
 ) -> None:
-    await world.running(5, failurePolicy={"rolloutBackoff": {"baseSeconds": 30, "maxSeconds": 60}})
+    await world.running(5, failurePolicy={"rolloutBackoffSeconds": 30})
     for name in await world.names("rollout"):
         end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now()}
         status = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}

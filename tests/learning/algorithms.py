@@ -31,7 +31,7 @@ RUNS: dict[str, Run] = {
         "quickstart",
         (
             "algorithm.estimator=gspo",
-            "algorithm.clip={low: 0.03, high: 0.04}",
+            "algorithm.loss.clip={low: 0.03, high: 0.04}",
             "trainer.stepsPerBatch=2",
         ),
     ),
@@ -39,7 +39,7 @@ RUNS: dict[str, Run] = {
         "quickstart",
         (
             "algorithm.estimator=cispo",
-            "algorithm.clip={low: 1.0, high: 0.28}",
+            "algorithm.loss.clip={low: 1.0, high: 0.28}",
             "trainer.stepsPerBatch=2",
         ),
     ),

@@ -67,7 +67,7 @@ def start(run: Quickstart, openenv: Object, **container: Any) -> None:
         },
         reward=None,
         buffer={"storage": {"size": "1Gi"}},  # the volume that is there for it
-        failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 10}},
+        failurePolicy={"rolloutBackoffSeconds": 1},
     )
 
 

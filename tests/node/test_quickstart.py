@@ -100,7 +100,7 @@ def test_faults(quickstart: Quickstart, node: Node, record: Callable[..., None])
     quickstart.start(
         trainer={"steps": steps},
         checkpoint={"everySteps": 5},
-        failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 10}},
+        failurePolicy={"rolloutBackoffSeconds": 1},
     )
     quickstart.until_step(4, START_SECONDS)
     quickstart.replace("rollout")

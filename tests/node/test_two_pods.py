@@ -36,7 +36,7 @@ def test_a_pod_of_an_engine_of_two_pods_is_killed(
     quickstart.start(
         trainer={"steps": STEPS},
         rollout={"nodesPerReplica": 2},
-        failurePolicy={"rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 10}},
+        failurePolicy={"rolloutBackoffSeconds": 1},
     )
     for index in (1, 0):
         reached = quickstart.step()

@@ -117,7 +117,7 @@ def inspect(
         bool,
         typer.Option(
             "--sft",
-            help="lossFunction: sft: rows with given answers; with --model, which are trained.",
+            help="loss.type sft: rows with given answers; with --model, which are trained.",
         ),
     ] = False,
     max_prompt_tokens: Annotated[

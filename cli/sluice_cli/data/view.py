@@ -91,7 +91,7 @@ def show(facts: dict[str, Any], inspection: Inspection) -> None:
         ("tools", str(inspection.tools) if inspection.tools else ""),
         (
             "loss masks",
-            f"{inspection.masked} rows; they count with lossFunction: sft"
+            f"{inspection.masked} rows; they count with loss.type: sft"
             if inspection.masked
             else "",
         ),

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
-from sluice_migrate.draft import Draft, ImportFailedError, job_name
+from sluice_migrate.draft import Draft, ImportFailedError, drop_unused_clip, job_name
 from sluice_migrate.launches import last_launch, report
 from sluice_migrate.megatron import drop_needless_replay, host_optimizer
 from sluice_migrate.slime.learning import algorithm, distillation, reward
@@ -89,6 +89,7 @@ def import_slime(script: Script, source: str) -> Draft:
     SLIME.translate(draft, settings)
     _defaults(draft)
     _batches(draft, settings)
+    drop_unused_clip(draft)
     drop_needless_replay(draft)
     _placement(draft, settings)
     if sft:

@@ -73,7 +73,7 @@ def supervised(draft: Draft, settings: Settings) -> bool:
             why = "sluice learns from rewards, a teacher or given answers (sft_loss)"
             draft.note("not translated", loss.shown, why, loss.line)
         return False
-    draft.set("algorithm.lossFunction", "sft", loss.name)
+    draft.set("algorithm.loss.type", "sft", loss.name)
     draft.drop("rollout.mode")
     draft.drop("rollout.maxStaleness")
     function, kind = (

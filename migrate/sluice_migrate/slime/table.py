@@ -33,7 +33,7 @@ def _engine_value(value: Any) -> Any:
 
 def _pg_loss(value: Any) -> str:
     if value != "reinforce":
-        raise ValueError("algorithm.loss follows the estimator, as slime's ppo does")
+        raise ValueError("algorithm.loss.type follows the estimator, as slime's ppo does")
     return "reinforce"
 
 
@@ -107,20 +107,20 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--eval-function-path": Unsupported("evaluation.datasets[].function is for one prompt"),
     # algorithm
     "--advantage-estimator": Field("algorithm.estimator", as_text),
-    "--pg-loss-type": Field("algorithm.loss", _pg_loss),
+    "--pg-loss-type": Field("algorithm.loss.type", _pg_loss),
     "--normalize-advantages": Field("algorithm.normalizeAdvantages", as_boolean),
     "--gamma": Field("algorithm.gamma", as_number),
     "--lambd": Field("algorithm.lambda", as_number),
-    "--eps-clip": Field("algorithm.clip.low", as_number),
-    "--eps-clip-high": Field("algorithm.clip.high", as_number),
-    "--eps-clip-c": Field("algorithm.clip.dual", as_number),
+    "--eps-clip": Field("algorithm.loss.clip.low", as_number),
+    "--eps-clip-high": Field("algorithm.loss.clip.high", as_number),
+    "--eps-clip-c": Field("algorithm.loss.clip.dual", as_number),
     "--kl-coef": Field("algorithm.kl.coef", as_number),
     "--kl-loss-type": Field("algorithm.kl.type", as_text),
     "--entropy-coef": Field("algorithm.entropyCoef", as_number),
     "--tis-clip": Field("algorithm.offPolicy.high", as_number),
     "--tis-clip-low": Field("algorithm.offPolicy.low", as_number),
     "--custom-loss-function-path": Field(
-        "algorithm.lossFunction", as_text, "its parameters differ: docs/algorithms.md"
+        "algorithm.loss.function", as_text, "its parameters differ: docs/algorithms.md"
     ),
     "--disable-rewards-normalization": Unsupported(
         "a group's mean is part of grpo; reinforce_plus_plus has no baseline"
@@ -133,7 +133,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     ),
     "--custom-tis-function-path": Unsupported(
         "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; other corrections are a "
-        "lossFunction"
+        "loss.function"
     ),
     "--get-mismatch-metrics": ALWAYS,
     "--ref-update-interval": Unsupported("the reference stays as it is"),

@@ -20,7 +20,8 @@ _BUFFER = Covered(
     "the buffer moves samples between rollout and trainer, and keeps them: spec.buffer"
 )
 _HEALTH = Covered(
-    "engines are watched always; failurePolicy.rolloutBackoff says when a dead one is replaced"
+    "engines are watched always; failurePolicy.rolloutBackoffSeconds is the pause before one that "
+    "died is replaced"
 )
 _OLD_BUFFER = Unsupported(
     "every job has a buffer of its own; an agent server is called by rollout.function"
@@ -175,7 +176,7 @@ UNSUPPORTED: dict[str, Translation] = {
         Covered("trainer.maxTokensPerGpu is what bounds memory"),
         "log-probs-chunk-size recompute-loss-function",
     ),
-    "--balance-by-flops": Field("trainer.balance.by", _by_flops),
+    "--balance-by-flops": Field("trainer.balance", _by_flops),
     # evaluation
     "--eval-max-prompt-len": Unsupported("data.maxPromptTokens is for training and evaluation"),
     "--eval-max-context-len": Unsupported(

@@ -48,16 +48,13 @@ _LOSSES = {
     "kl-cov": "kl_cov",
 }
 _OF_LOSSES = {
-    "sapo": {"tau_pos": "gate.positive", "tau_neg": "gate.negative"},
+    "sapo": {"tau_pos": "loss.gate.positive", "tau_neg": "loss.gate.negative"},
     "clip_cov": {
-        "policy_loss.clip_cov_ratio": "clipCov.ratio",
-        "policy_loss.clip_cov_lb": "clipCov.lower",
-        "policy_loss.clip_cov_ub": "clipCov.upper",
+        "policy_loss.clip_cov_ratio": "loss.covariance.ratio",
+        "policy_loss.clip_cov_lb": "loss.covariance.lower",
+        "policy_loss.clip_cov_ub": "loss.covariance.upper",
     },
-    "kl_cov": {
-        "policy_loss.kl_cov_ratio": "klCov.ratio",
-        "policy_loss.ppo_kl_coef": "klCov.ppoKlCoef",
-    },
+    "kl_cov": {"policy_loss.kl_cov_ratio": "loss.covariance.ratio"},
 }
 """Keys that only one loss looks at."""
 _SCOPES = {
@@ -103,7 +100,7 @@ def policy(draft: Draft, settings: Settings) -> None:
         _loss(draft, mode, loss)
     if estimator == "gdpo":
         _parts(draft, settings)
-    for key, field in _OF_LOSSES.get(draft.get("algorithm.loss"), {}).items():
+    for key, field in _OF_LOSSES.get(draft.get("algorithm.loss.type"), {}).items():
         setting = settings.take(f"{_ACTOR}.{key}")
         set_field(
             draft,
@@ -111,6 +108,9 @@ def policy(draft: Draft, settings: Settings) -> None:
             None if setting is None or setting.value is None else setting,
             as_number,
         )
+    coef = settings.get(f"{_ACTOR}.policy_loss.ppo_kl_coef")
+    if coef and draft.get("algorithm.loss.type") == "kl_cov" and coef.value not in (1, "1", "1.0"):
+        draft.note("not translated", coef.shown, "kl_cov's penalty has the weight 1", coef.line)
     settings.used |= {
         name for name in settings if name.startswith((f"{_ACTOR}.policy_loss.", f"{_ACTOR}.tau_"))
     }
@@ -142,10 +142,10 @@ def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
     if mode is None or loss == "vanilla":
         return
     if loss in _LOSSES:
-        draft.set("algorithm.loss", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
+        draft.set("algorithm.loss.type", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
     else:
         losses = ", ".join(get_args(PolicyLossName))
-        why = f"algorithm.loss is {losses}; another one is a lossFunction"
+        why = f"algorithm.loss.type is {losses}; another one is a loss.function"
         draft.note("not translated", mode.shown, why, mode.line)
 
 
@@ -156,13 +156,13 @@ def _pair(value: Any) -> tuple[float, float]:
 
 
 def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
-    set_field(draft, "algorithm.clip.low", settings.take(f"{_ACTOR}.clip_ratio"), as_number)
+    set_field(draft, "algorithm.loss.clip.low", settings.take(f"{_ACTOR}.clip_ratio"), as_number)
     dual = settings.take(f"{_ACTOR}.clip_ratio_c")
-    if bounded and not set_field(draft, "algorithm.clip.dual", dual, as_number):
-        draft.set("algorithm.clip.dual", 3.0, "default of actor.clip_ratio_c")
+    if bounded and not set_field(draft, "algorithm.loss.clip.dual", dual, as_number):
+        draft.set("algorithm.loss.clip.dual", 3.0, "default of actor.clip_ratio_c")
         draft.note(
             "other default",
-            "algorithm.clip.dual",
+            "algorithm.loss.clip.dual",
             "3.0 (verl, actor.clip_ratio_c); sluice has none",
         )
 
@@ -223,7 +223,7 @@ def corrections(draft: Draft, settings: Settings) -> None:
         if (
             kind and kind.value == "reinforce"
         ):  # no ratio to the engine's policy: the weights above are all of it
-            draft.set("algorithm.loss", "reinforce", kind.name)
+            draft.set("algorithm.loss.type", "reinforce", kind.name)
         else:
             draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
     _rejection(draft, settings)

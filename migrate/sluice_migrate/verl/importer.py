@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from sluice_migrate.bash.script import Argument, Script, ScriptCommand
-from sluice_migrate.draft import Draft, job_name
+from sluice_migrate.draft import Draft, drop_unused_clip, job_name
 from sluice_migrate.launches import last_launch, report
 from sluice_migrate.megatron import drop_needless_replay, host_optimizer
 from sluice_migrate.translation import (
@@ -125,6 +125,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     critic(draft, settings)
     if not is_fully_async(entry):
         _batches(draft, later)
+    drop_unused_clip(draft)
     drop_needless_replay(draft)
     placement(draft, later, apart=apart)
     return draft

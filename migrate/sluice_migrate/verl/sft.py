@@ -174,7 +174,7 @@ def is_sft(settings: Mapping[str, Setting], entry: str) -> bool:
 
 def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
     """The rest of the job. prompts: data.train_files, with their slices."""
-    draft.set("algorithm.lossFunction", "sft", "verl's SFT trainer")
+    draft.set("algorithm.loss.type", "sft", "verl's SFT trainer")
     set_field(
         draft,
         "data.prompts",

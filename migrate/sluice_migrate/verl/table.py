@@ -139,8 +139,8 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     # policy
     f"{_ACTOR}.strategy": Field("trainer.backend", _backend),
     f"{_ACTOR}.fsdp_config.strategy": Field("trainer.backend", _backend),
-    f"{_ACTOR}.clip_ratio_low": Field("algorithm.clip.low", as_number),
-    f"{_ACTOR}.clip_ratio_high": Field("algorithm.clip.high", as_number),
+    f"{_ACTOR}.clip_ratio_low": Field("algorithm.loss.clip.low", as_number),
+    f"{_ACTOR}.clip_ratio_high": Field("algorithm.loss.clip.high", as_number),
     f"{_ACTOR}.entropy_coeff": Field("algorithm.entropyCoef", as_number),
     f"{_ACTOR}.loss_agg_mode": Field("algorithm.aggregation", _aggregation),
     f"{_ACTOR}.ppo_epochs": Unsupported("a batch is trained once", unless=(1,)),

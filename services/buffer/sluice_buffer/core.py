@@ -237,7 +237,6 @@ class Buffer:
             costs([f.length for _, _, f in facts], balance_tokens),
             trainer.steps_per_batch,
             ranks,
-            equal_counts=trainer.balance.equal_counts,
         )
         return [
             pb.Sequence(

@@ -19,14 +19,12 @@ from sluice.api.groups.estimators import (
 from sluice.api.groups.losses import (
     BY_COVARIANCE,
     DUAL_CLIPPED,
-    Clip,
-    ClipCov,
-    Gate,
-    KLCov,
+    SFT,
+    Loss,
     PolicyLossName,
 )
 from sluice.api.groups.off_policy import OffPolicy
-from sluice.api.groups.sft import IS_SFT, SFT, WITHOUT_ADVANTAGES
+from sluice.api.groups.sft import IS_SFT, WITHOUT_ADVANTAGES
 from sluice.api.groups.shaping import OF_PARTS, OVERLONG_ACROSS_GROUPS, Overlong, RewardPart
 from sluice.api.schema.base import (
     Fraction,
@@ -38,8 +36,8 @@ from sluice.api.schema.base import (
     PositiveInt,
     Rule,
 )
-from sluice.api.schema.cel import differs, listed
-from sluice.api.schema.paths import LossFunction, ModelPath, UserFunction
+from sluice.api.schema.cel import listed
+from sluice.api.schema.paths import ModelPath, UserFunction
 
 
 class AdaptiveKL(Model):
@@ -137,7 +135,7 @@ class Algorithm(Model):
     )
     gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
     lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
-    clip: Clip = Field(default_factory=Clip)
+    loss: Loss = Field(default_factory=Loss)
     kl: KL = Field(default_factory=KL)
     entropy_coef: float = Field(0.0, description="Weight of the entropy bonus in the loss.")
     aggregation: Aggregation | None = Field(
@@ -148,23 +146,6 @@ class Algorithm(Model):
         "divided by rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for "
         "dr_grpo; token_mean for sft.",
     )
-    loss: PolicyLossName | None = Field(
-        None,
-        description="Policy loss. clip: PPO's; gspo: PPO's on the ratio of the sequence; cispo; "
-        "reinforce: -A log pi; geo_mean: GMPO; sapo: a soft gate in place of the clip; dppo_tv, "
-        "dppo_kl: tokens whose probability moved less than clip.low and clip.high, by total "
-        "variation or KL; clip_cov, kl_cov: tokens of large covariance of log-prob and advantage "
-        "are left out, or held back. Default: gspo and cispo for the estimators of that name, else "
-        "clip.",
-    )
-    loss_function: LossFunction | None = Field(
-        None,
-        description="`sft`: supervised fine-tuning, -log pi of given answers (docs/data.md has "
-        "their rows). Or an own policy loss by dotted path, in place of `loss`.",
-    )
-    gate: Gate = Field(default_factory=Gate, description="Of the loss sapo.")
-    clip_cov: ClipCov | None = Field(None, description="Of the loss clip_cov.")
-    kl_cov: KLCov | None = Field(None, description="Of the loss kl_cov.")
     off_policy: OffPolicy = Field(default_factory=OffPolicy)
     critic: Critic | None = Field(
         None, description="Value model; ppo has one also where this is left out."
@@ -219,32 +200,19 @@ class Algorithm(Model):
             "lambda",
         ),
         Rule(
-            "!has(self.loss) || !has(self.lossFunction)",
-            lambda a: a.loss is None or a.loss_function is None,
-            "loss and lossFunction cannot both be set",
-            "lossFunction",
-            reason="FieldValueForbidden",
-        ),
-        Rule(
-            "!has(self.clip.dual) || has(self.lossFunction) || "
-            f"(has(self.loss) ? self.loss in {listed(DUAL_CLIPPED)} : self.estimator != 'cispo')",
+            "!has(self.loss.clip.dual) || has(self.loss.__function__) || "
+            "self.loss.?type.orValue(self.estimator == 'cispo' ? 'cispo' : 'ppo') in "
+            f"{listed(DUAL_CLIPPED)}",
             lambda a: (
-                a.clip.dual is None or a.loss_function is not None or a.policy_loss in DUAL_CLIPPED
+                a.loss.clip.dual is None
+                or a.loss.function is not None
+                or (a.loss.type or a.kind.loss) in DUAL_CLIPPED
             ),
-            "the dual clip bounds the losses clip, gspo, dppo_tv and dppo_kl; the others have "
-            "nothing to bound",
-            "clip.dual",
+            f"the dual clip bounds the losses {', '.join(DUAL_CLIPPED[:-1])} and "
+            f"{DUAL_CLIPPED[-1]}; the others have nothing to bound",
+            "loss.clip.dual",
             reason="FieldValueForbidden",
         ),
-        Rule(
-            "self.?loss.orValue('') == 'sapo' || has(self.lossFunction) || "
-            f"!({differs('self.gate', Gate())})",
-            lambda a: a.gate == Gate() or a.policy_loss == "sapo" or a.loss_function is not None,
-            "only the loss sapo has a gate",
-            "gate",
-            reason="FieldValueForbidden",
-        ),
-        *BY_COVARIANCE,
         *OF_PARTS,
         *OF_TURNS,
         *WITHOUT_ADVANTAGES,
@@ -256,8 +224,8 @@ class Algorithm(Model):
 
     @property
     def sft(self) -> bool:
-        """True where the job learns from given answers, and so has no rewards and no advantages."""
-        return self.loss_function == SFT
+        """True if the job learns from given answers, without rewards and advantages."""
+        return self.loss.type == SFT
 
     @property
     def whitens(self) -> bool:
@@ -271,12 +239,15 @@ class Algorithm(Model):
 
     @property
     def policy_loss(self) -> PolicyLossName:
-        return self.loss or self.kind.loss
+        """The policy loss; meaningless if `loss.function` is set or the job is `sft`."""
+        if self.loss.type is None or self.loss.type == "sft":
+            return self.kind.loss
+        return self.loss.type
 
     @property
     def by_covariance(self) -> bool:
-        """True where the loss picks tokens out of all of an optimizer step."""
-        return self.loss_function is None and self.policy_loss in ("clip_cov", "kl_cov")
+        """True if the loss chooses tokens among all of an optimizer step."""
+        return self.loss.type in BY_COVARIANCE
 
     @property
     def value_model(self) -> Critic | None:
@@ -334,15 +305,15 @@ ACROSS_GROUPS = (
         "algorithm.offPolicy.opsmDelta",
     ),
     Rule(
-        f"self.algorithm.?loss.orValue('') != 'kl_cov' || {_HAS_OLD_POLICY}",
+        f"self.algorithm.loss.?type.orValue('') != 'kl_cov' || {_HAS_OLD_POLICY}",
         lambda s: (
-            s.algorithm.loss != "kl_cov"
+            s.algorithm.loss.type != "kl_cov"
             or s.algorithm.off_policy.old_log_probs == "rollout"
             or s.trainer.steps_per_batch > 1
         ),
         "with one optimizer step a batch the old policy is the present one and kl_cov holds "
         "nothing back; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
-        "algorithm.loss",
+        "algorithm.loss.type",
     ),
     *OVERLONG_ACROSS_GROUPS,
     *WITH_SEATS,

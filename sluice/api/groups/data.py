@@ -200,7 +200,7 @@ class Data(Model):
     )
     truncation: Literal["left", "right"] | None = Field(
         None,
-        description="Of lossFunction sft: longer rows lose their first (left) or last (right) "
+        description="loss.type: sft: longer rows lose their first (left) or last (right) "
         "tokens, and are not left out.",
     )
 

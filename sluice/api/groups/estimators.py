@@ -60,7 +60,7 @@ class EstimatorKind:
     energies: bool = False
     token_kl: bool = False
     turns: bool = False
-    loss: PolicyLossName = "clip"
+    loss: PolicyLossName = "ppo"
     aggregation: Aggregation = "sequence_mean"
 
 

@@ -13,27 +13,10 @@ from sluice.api.schema.base import (
     ObjectName,
     Once,
     PositiveInt,
-    Rule,
     SecretEntry,
     exactly_one,
 )
 from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate
-
-
-class RolloutBackoff(Model):
-    """Pause before an engine that failed is started again: doubled with each failure."""
-
-    base_seconds: PositiveInt = Field(10, description="Pause after the first failure.")
-    max_seconds: PositiveInt = Field(300, description="Longest pause.")
-
-    rules = (
-        Rule(
-            "self.baseSeconds <= self.maxSeconds",
-            lambda b: b.base_seconds <= b.max_seconds,
-            "baseSeconds must not exceed maxSeconds",
-            "baseSeconds",
-        ),
-    )
 
 
 class FailurePolicy(Model):
@@ -42,7 +25,16 @@ class FailurePolicy(Model):
     max_restarts: NonNegativeInt = Field(
         3, description="Restarts of the trainer gang before the job fails."
     )
-    rollout_backoff: RolloutBackoff = Field(default_factory=RolloutBackoff)
+    rollout_backoff_seconds: PositiveInt = Field(
+        10,
+        description="Pause before an engine that failed is started again. It doubles with each "
+        "failure in a row, up to 30 times this.",
+    )
+
+    @property
+    def longest_rollout_backoff(self) -> int:
+        """The longest pause, in seconds."""
+        return 30 * self.rollout_backoff_seconds
 
 
 class Kueue(Model):

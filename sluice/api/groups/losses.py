@@ -1,15 +1,23 @@
-"""spec.algorithm.loss: the policy losses, and the settings that belong to them."""
+"""spec.algorithm.loss: the loss, its type and the settings that this type has.
+
+The object is flat: `type`, then the settings of that type. Kubernetes' structural schemas cannot
+choose between objects, and a member per type (`loss: {ppo: {clip: {...}}}`) would repeat `clip` in
+seven of them and make every manifest a level deeper. Most jobs leave `type` out and write
+`loss: {clip: {high: 0.28}}`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from sluice.api.schema.base import Model, NonNegativeFloat, PositiveFloat, Rule
+from sluice.api.schema.cel import differs, listed
+from sluice.api.schema.paths import UserFunction
 
 PolicyLossName = Literal[
-    "clip",
+    "ppo",
     "gspo",
     "cispo",
     "reinforce",
@@ -20,12 +28,29 @@ PolicyLossName = Literal[
     "clip_cov",
     "kl_cov",
 ]
-DUAL_CLIPPED = ("clip", "gspo", "dppo_tv", "dppo_kl")
+LossType = Literal[
+    "ppo",
+    "gspo",
+    "cispo",
+    "reinforce",
+    "geo_mean",
+    "sapo",
+    "dppo_tv",
+    "dppo_kl",
+    "clip_cov",
+    "kl_cov",
+    "sft",
+]
+SFT: LossType = "sft"
+POLICY_LOSSES: tuple[PolicyLossName, ...] = get_args(PolicyLossName)
+CLIPPED = ("ppo", "gspo", "cispo", "geo_mean", "dppo_tv", "dppo_kl", "clip_cov")
+DUAL_CLIPPED = ("ppo", "gspo", "dppo_tv", "dppo_kl")
+BY_COVARIANCE = ("clip_cov", "kl_cov")
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Clip(Model):
-    """Bounds of the policy ratio."""
+    """Bounds of the policy ratio pi / pi_old."""
 
     low: Annotated[float, Field(ge=0, le=1)] = Field(
         0.2, description="Ratios below 1 - low are clipped."
@@ -34,7 +59,9 @@ class Clip(Model):
         None, description="Ratios above 1 + high are clipped. Default: low."
     )
     dual: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="Dual clip c for negative advantages."
+        None,
+        description="Dual clip: the loss of a token with a negative advantage A is at most "
+        "-dual * A. Types ppo, gspo, dppo_tv and dppo_kl. Default: no bound.",
     )
 
     @property
@@ -44,27 +71,30 @@ class Clip(Model):
 
 
 class Gate(Model):
-    """Steepness of sapo's gate; the larger, the sooner a token that moves away from ratio 1 stops
-    to count.
+    """Steepness of sapo's gate. The larger it is, the sooner a token that moves away from ratio 1
+    stops to count.
     """
 
-    positive: PositiveFloat = Field(1.0, description="For positive advantages.")
-    negative: PositiveFloat = Field(1.05, description="For negative advantages.")
+    positive: PositiveFloat = Field(1.0, description="For tokens with a positive advantage.")
+    negative: PositiveFloat = Field(1.05, description="For tokens with a negative advantage.")
 
 
-class ClipCov(Model):
-    """Which tokens the loss clip_cov leaves out, by their covariance: (log pi - mean) * (advantage
-    - mean).
+class Covariance(Model):
+    """The tokens that clip_cov leaves out or kl_cov holds back. They are chosen by covariance:
+    (log pi - mean) * (advantage - mean).
     """
 
     ratio: Share = Field(
         2e-4,
-        description="Share of an optimizer step's trained tokens that is left out; at least 1.",
+        description="Fraction of the trained tokens of an optimizer step that is chosen, at least "
+        "one token.",
     )
     lower: float = Field(
-        1.0, description="They are drawn from the tokens whose covariance is above this,"
+        1.0, description="clip_cov: tokens are drawn from those with a covariance above this."
     )
-    upper: float = Field(5.0, description="and below this.")
+    upper: float = Field(
+        5.0, description="clip_cov: tokens are drawn from those with a covariance below this."
+    )
 
     rules = (
         Rule(
@@ -76,30 +106,73 @@ class ClipCov(Model):
     )
 
 
-class KLCov(Model):
-    """Which tokens the loss kl_cov holds back, by their covariance:
-    (log pi - mean) * (advantage - mean).
+class Loss(Model):
+    """The loss of a token. Each type has settings of its own; the API refuses those of other
+    types. An own function may read all of them.
     """
 
-    ratio: Share = Field(
-        2e-4, description="Share of an optimizer step's trained tokens, the largest; at least 1."
+    type: LossType | None = Field(
+        None,
+        description="ppo: PPO's clipped surrogate. gspo: the same on the ratio of the sequence. "
+        "cispo: a clipped weight. reinforce: -A log pi. geo_mean: GMPO. sapo: a soft gate in place "
+        "of the clip. dppo_tv, dppo_kl: only tokens whose probability moved less than clip.low and "
+        "clip.high, by total variation or KL. clip_cov, kl_cov: tokens with a large covariance of "
+        "log-prob and advantage are left out, or held back. sft: supervised fine-tuning on given "
+        "answers, -log pi (docs/data.md describes the rows). Default: gspo and cispo for the "
+        "estimators of that name, ppo for the others.",
     )
-    ppo_kl_coef: NonNegativeFloat = Field(
-        1.0, description="Weight of abs(log pi - log pi_old) at these tokens."
+    function: UserFunction | None = Field(
+        None, description="Own policy loss, a Python function by dotted path, in place of `type`."
+    )
+    clip: Clip = Field(default_factory=Clip)
+    gate: Gate | None = Field(None, description="Type sapo: its gate.")
+    covariance: Covariance | None = Field(
+        None, description="Types clip_cov and kl_cov: the tokens that are chosen."
     )
 
-
-def _belongs(field: str, attribute: str, loss: str) -> Rule:
-    return Rule(
-        f"!has(self.{field}) || self.?loss.orValue('') == '{loss}' || has(self.lossFunction)",
-        lambda a: (
-            getattr(a, attribute) is None or a.policy_loss == loss or a.loss_function is not None
+    rules = (
+        Rule(
+            "!has(self.type) || !has(self.__function__)",
+            lambda loss: loss.type is None or loss.function is None,
+            "type and function cannot both be set",
+            "function",
+            reason="FieldValueForbidden",
+            alternatives=("type", "function"),
         ),
-        f"only the loss {loss} looks at it",
-        field,
-        reason="FieldValueForbidden",
+        Rule(
+            f"!({differs('self.clip', Clip())}) || self.?type.orValue('ppo') in {listed(CLIPPED)}",
+            lambda loss: loss.clip == Clip() or loss.type in (None, *CLIPPED),
+            f"clip needs one of the types {', '.join(CLIPPED)}; leave it out",
+            "clip",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "!has(self.gate) || self.?type.orValue('') == 'sapo' || has(self.__function__)",
+            lambda loss: loss.gate is None or loss.type == "sapo" or loss.function is not None,
+            "gate needs type: sapo; leave it out",
+            "gate",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            f"!has(self.covariance) || self.?type.orValue('') in {listed(BY_COVARIANCE)} || "
+            "has(self.__function__)",
+            lambda loss: (
+                loss.covariance is None or loss.type in BY_COVARIANCE or loss.function is not None
+            ),
+            "covariance needs type: clip_cov or kl_cov; leave it out",
+            "covariance",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            "self.?type.orValue('') != 'kl_cov' || !has(self.covariance) || "
+            "self.covariance.lower == 1.0 && self.covariance.upper == 5.0",
+            lambda loss: (
+                loss.type != "kl_cov"
+                or loss.covariance is None
+                or (loss.covariance.lower, loss.covariance.upper) == (1.0, 5.0)
+            ),
+            "covariance.lower and covariance.upper need type: clip_cov; kl_cov takes the largest",
+            "covariance",
+            reason="FieldValueForbidden",
+        ),
     )
-
-
-BY_COVARIANCE = (_belongs("clipCov", "clip_cov", "clip_cov"), _belongs("klCov", "kl_cov", "kl_cov"))
-"""Rules of spec.algorithm."""

@@ -1,4 +1,4 @@
-"""algorithm.lossFunction: sft.
+"""algorithm.loss.type: sft.
 
 Such a job learns from given answers; nothing is generated, nothing judged.
 
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.api.groups.losses import Clip, Gate
+from sluice.api.groups.losses import SFT
 from sluice.api.groups.off_policy import OffPolicy
 from sluice.api.groups.rollout import Partial
 from sluice.api.schema.base import Rule
 from sluice.api.schema.cel import differs, escaped
 
-SFT = "sft"
-IS_SFT = f"(self.algorithm.?lossFunction.orValue('') == '{SFT}')"
+IS_SFT = f"(self.algorithm.loss.?type.orValue('') == '{SFT}')"
 """CEL, on the job's spec."""
-_IS_NO_SFT = f"self.?lossFunction.orValue('') != '{SFT}'"
+_IS_NO_SFT = f"self.loss.?type.orValue('') != '{SFT}'"
 """Its opposite, on spec.algorithm."""
 
 OF_ADVANTAGES: dict[str, Any] = {
@@ -29,13 +28,9 @@ OF_ADVANTAGES: dict[str, Any] = {
     "normalizeAdvantages": None,
     "gamma": 1.0,
     "lambda": 1.0,
-    "clip": Clip(),
     "offPolicy": OffPolicy(),
     "critic": None,
     "distillation": None,
-    "gate": Gate(),
-    "clipCov": None,
-    "klCov": None,
     "overlong": None,
     "rewardParts": [],
     "turnAdvantage": None,
@@ -71,7 +66,7 @@ WITHOUT_ADVANTAGES = (
         "sft learns from given answers, without rewards and advantages: leave out what belongs to "
         "these {} "
         f"({', '.join(OF_ADVANTAGES)})",
-        "lossFunction",
+        "loss.type",
         lambda a: ", ".join(_set(a, OF_ADVANTAGES)),
     ),
     Rule(
@@ -97,7 +92,7 @@ SFT_ACROSS_GROUPS = (
         lambda s: not s.algorithm.sft or not _set(s.rollout, OF_SAMPLES),
         "sft generates nothing to train on: leave out what is about generated samples {} "
         f"(of rollout: {', '.join(OF_SAMPLES)})",
-        "algorithm.lossFunction",
+        "algorithm.loss.type",
         lambda s: ", ".join(_set(s.rollout, OF_SAMPLES)),
     ),
     Rule(

@@ -12,7 +12,6 @@ from sluice.api.schema.base import (
     Model,
     NonNegativeFloat,
     NonNegativeInt,
-    ObjectName,
     PositiveFloat,
     PositiveInt,
     Rule,
@@ -117,20 +116,6 @@ class Optimizer(Model):
     )
 
 
-class Balance(Model):
-    """How a batch is shared out to data-parallel ranks. The loss does not depend on it."""
-
-    by: Literal["tokens", "flops"] = Field(
-        "tokens",
-        description="What every rank gets equally much of. flops: a sequence of n tokens costs "
-        "n (1 + n / n0), n0 from the model's config.json: attention makes long ones dearer than "
-        "their tokens.",
-    )
-    equal_counts: bool = Field(
-        False, description="Every rank gets as many sequences as any other, or one less."
-    )
-
-
 def _whole(field: str) -> Rule:
     """FSDP2 spreads parameters and sequences over all ranks: there is no other way to share."""
     return Rule(
@@ -171,11 +156,6 @@ class Trainer(Model):
         description="How much of the optimizer lies in host memory, with cpuOffload: optimizer; "
         "the GPU takes the step of the rest. Default: 1, all of it.",
     )
-    device_class: ObjectName = Field(
-        "gpu.nvidia.com",
-        description="DeviceClass of the GPUs in the ResourceClaims that colocate makes in a "
-        "cluster.",
-    )
     processes_per_node: PositiveInt | None = Field(
         None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
     )
@@ -201,7 +181,12 @@ class Trainer(Model):
         "CPU; on GPUs 8192 at first, then up to 32768, as far as the memory that steps took "
         "allows (with deterministic 8192).",
     )
-    balance: Balance = Field(default_factory=Balance)
+    balance: Literal["tokens", "flops"] = Field(
+        "tokens",
+        description="What every data-parallel rank gets equally much of in a batch. The loss does "
+        "not depend on it. flops: a sequence of n tokens costs n (1 + n / n0), with n0 from the "
+        "model's config.json, because attention makes long sequences dearer than their tokens.",
+    )
     recompute: Recompute = Field(
         "none",
         description="Activations that the backward pass computes again instead of keeping them. "

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from sluice.api.job import KIND, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
 from sluice.api.schema.base import GROUP, VERSION, Model, Rule, nested
 from sluice.api.schema.mutability import transitions
+from sluice.api.schema.renamed_fields import RENAMED, RenamedField
 from sluice.api.status import RLJobStatus
 
 Models = Mapping[str, type[Model]]
@@ -47,7 +48,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": _name()}},
-            "spec": schema_of(RLJobSpec),
+            "spec": _spec(),
             "status": _status(),
         },
         "x-kubernetes-validations": transitions(RLJobSpec),
@@ -94,6 +95,39 @@ def custom_resource_definition() -> dict[str, Any]:
             "versions": [version],
         },
     }
+
+
+def _spec() -> dict[str, Any]:
+    """The schema of spec, with the old names of fields: each is refused with its new name.
+
+    Without them an API server would drop the fields in silence, and train something else.
+    """
+    schema = schema_of(RLJobSpec)
+    for renamed in RENAMED:
+        _refuse(schema, renamed)
+    return schema
+
+
+def _refuse(schema: dict[str, Any], renamed: RenamedField) -> None:
+    *parents, name = renamed.old.split(".")
+    for parent in parents:
+        schema = schema.get("properties", {}).get(parent, {})
+    # A name that has another meaning now is refused by its type.
+    if "properties" not in schema or name in schema["properties"]:
+        return
+    sentence = renamed.sentence(None)
+    schema["properties"][name] = {
+        "description": f"Refused: {sentence}.",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    schema.setdefault("x-kubernetes-validations", []).append(
+        {
+            "rule": f"!has(self.{name})",
+            "message": sentence,
+            "fieldPath": f".{name}",
+            "reason": "FieldValueForbidden",
+        }
+    )
 
 
 def _name() -> dict[str, Any]:

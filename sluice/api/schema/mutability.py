@@ -45,7 +45,7 @@ CONTINUED = (
     "trainer.balance",
     "trainer.recompute",
     "trainer.recomputeModules",
-    "algorithm.clip",
+    "algorithm.loss.clip",
     "algorithm.entropyCoef",
     "checkpoint.everySteps",
     "checkpoint.keep",

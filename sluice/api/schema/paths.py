@@ -49,8 +49,6 @@ RolloutsPath = Annotated[_Path, Mark("rollouts")]
 UserFunction = Annotated[str, Field(pattern=DOTTED_PATH), Mark("function")]
 """A Python function: `package.module.function`, `package.module:function` or
 `path/to/file.py:function`."""
-LossFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^sft$"), Mark("function")]
-"""The word `sft`, or a Python function as in UserFunction."""
 GenerateFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^none$"), Mark("function")]
 """The word `none`, or a Python function as in UserFunction."""
 CommandWord = Annotated[_Path, Mark("word")]

@@ -16,12 +16,12 @@ from sluice.api.schema.base import CLASS, CONTROLLER, ENTRY, QUANTITY, SUBDOMAIN
 from sluice.api.schema.kubernetes_fields import Fault
 from sluice.api.schema.marks import Location, field_path
 from sluice.api.schema.paths import DOTTED_PATH
+from sluice.api.schema.renamed_fields import OldField, old_fields
 from sluice.api.schema.suggestions import meant
 
 _FUNCTION = "a Python function as package.module.name or path/to/file.py:name"
 PATTERNS = {
     DOTTED_PATH: _FUNCTION,
-    DOTTED_PATH + "|^sft$": f"sft, or {_FUNCTION}",
     DOTTED_PATH + "|^none$": f"none, or {_FUNCTION}",
     DOTTED_PATH + "|^nonzero_std$": f"nonzero_std, or {_FUNCTION}",
     r"^https?://": "an address that begins with http:// or https://",
@@ -81,9 +81,12 @@ def describe(
 
     A problem with a value of `overrides` begins with `--set path=value` instead of the line.
     """
+    old = old_fields(document.get("spec")) if isinstance(document, Mapping) else []
     explanations: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
         location = list(problem["loc"])
+        if any(_is_within(location, field) for field in old):
+            continue
         extra = (problem.get("ctx") or {}).get("field", "")
         location += str(extra).split(".") if extra else []
         if location and (location[-1] in _UNION or str(location[-1]).startswith("function-")):
@@ -91,8 +94,25 @@ def describe(
         explanations.setdefault(_place(location, document, source, overrides), []).append(
             _explain(problem, location) + _way_out(problem, document, overrides)
         )
+    renamed = [_renamed(field, document, source, overrides) for field in old]
     return "\n".join(
-        where + " or ".join(dict.fromkeys(texts)) for where, texts in explanations.items()
+        renamed
+        + [where + " or ".join(dict.fromkeys(texts)) for where, texts in explanations.items()]
+    )
+
+
+def _is_within(location: Sequence[str | int], old: OldField) -> bool:
+    """True if a problem is about an old field: its place is part of the field's, or the field's of
+    its.
+    """
+    shared = min(len(location), len(old.location))
+    return shared > 1 and tuple(location[:shared]) == old.location[:shared]
+
+
+def _renamed(old: OldField, document: Any, source: str, overrides: Overrides) -> str:
+    place = _place(old.location, document, source, overrides)
+    return place.removesuffix(f"{field_path(old.location)}: ") + old.sentence(
+        "FILE" if place.startswith("--set ") else source
     )
 
 

@@ -27,7 +27,7 @@ def sft_job(directory: Path) -> dict[str, Any]:
         "data": {"prompts": [{"path": str(directory / "chats.jsonl")}], "seed": 3},
         "rollout": {"batchSize": 10},
         "trainer": {"epochs": 2},
-        "algorithm": {"lossFunction": "sft"},
+        "algorithm": {"loss": {"type": "sft"}},
         "reward": None,
     }
 

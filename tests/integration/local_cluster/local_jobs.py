@@ -59,7 +59,7 @@ def make_job(
         "podTemplateOverrides": [
             {"roles": ["rendezvous"], "template": template(container("rendezvous", rendezvous))}
         ],
-        "failurePolicy": {"maxRestarts": 2, "rolloutBackoff": {"baseSeconds": 1, "maxSeconds": 2}},
+        "failurePolicy": {"maxRestarts": 2, "rolloutBackoffSeconds": 1},
     }
     return RLJob.model_validate({"metadata": {"name": name}, "spec": document | spec})
 

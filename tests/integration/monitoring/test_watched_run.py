@@ -27,11 +27,11 @@ SETTINGS = (
     f"rollout.batchSize={BATCH}",
     "checkpoint.everySteps=5",
     "evaluation.everySteps=5",
-    "failurePolicy.rolloutBackoff.baseSeconds=1",
+    "failurePolicy.rolloutBackoffSeconds=1",
     "weightSync.timeoutSeconds=5",
     "reward.function=sick.py:reward",
     "rollout.hooks.beforeReward=sick.py:hook",
-    "algorithm.lossFunction=sick.py:loss",
+    "algorithm.loss.function=sick.py:loss",
     "algorithm.entropyCoef=0",
     "trainer.optimizer.lr=6e-3",
 )

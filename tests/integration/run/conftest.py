@@ -15,7 +15,7 @@ from tests.integration.vllm_engine import PYTHON
 from tests.tools import missing
 
 FAST = (
-    "failurePolicy.rolloutBackoff.baseSeconds=1",
+    "failurePolicy.rolloutBackoffSeconds=1",
     "checkpoint.everySteps=5",
     "evaluation.everySteps=5",
 )

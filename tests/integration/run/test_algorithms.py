@@ -80,7 +80,7 @@ def test_own_functions_for_estimator_and_loss(laptop: Make, example: Path) -> No
         "trainer.steps=2",
         "algorithm.estimator=custom",
         "algorithm.function=mine.py:advantages",
-        "algorithm.lossFunction=mine.py:loss",
+        "algorithm.loss.function=mine.py:loss",
     )
     assert run.run() == 0, run.text()[-3000:]
     check_sound(run, 2)

@@ -18,7 +18,7 @@ KL: dict[str, Any] = {"kl": {"coef": 0.1, "type": "k2"}}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {**KL, "normalizeAdvantages": True},
     "dr_grpo": {"estimator": "dr_grpo"},
-    "gspo": {"estimator": "gspo", "clip": {"low": 1e-3, "high": 2e-3}},
+    "gspo": {"estimator": "gspo", "loss": {"clip": {"low": 0.001, "high": 0.002}}},
     "cispo": {
         "estimator": "cispo",
         "offPolicy": {"method": "icepop", "low": 0.4, "high": 5.0, "level": "geometric"},
@@ -26,7 +26,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "adaptive_kl": {"kl": {**KL["kl"], "adaptive": {"target": 1e-3, "horizon": 100}}},
     "rloo": {"estimator": "rloo", **KL, "offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}},
     "opo": {"estimator": "opo", "aggregation": "prompt_mean", **KL},
-    "gpg": {"estimator": "gpg", "loss": "reinforce"},
+    "gpg": {"estimator": "gpg", "loss": {"type": "reinforce"}},
     "grpo_passk": {"estimator": "grpo_passk", "overlong": {"buffer": 36, "penalty": 0.5}},
     "max_rl": {"estimator": "max_rl", **KL},
     "optimal_token_baseline": {"estimator": "optimal_token_baseline", **KL},
@@ -47,17 +47,18 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         **KL,
     },
     "clip_cov": {
-        "loss": "clip_cov",
-        "clipCov": {"ratio": 0.2, "lower": 0.05, "upper": 2.0},
-        "clip": {"low": 1e-3, "high": 2e-3},
         "offPolicy": {"method": "tis", "high": 1.5, "level": "sequence", "normalize": True},
+        "loss": {
+            "type": "clip_cov",
+            "clip": {"low": 0.001, "high": 0.002},
+            "covariance": {"ratio": 0.2, "lower": 0.05, "upper": 2.0},
+        },
     },
     "kl_cov": {
-        "loss": "kl_cov",
-        "klCov": {"ratio": 0.1, "ppoKlCoef": 0.5},
         "offPolicy": {"method": "icepop", "low": 0.4, "high": 3.0, "normalize": True},
+        "loss": {"type": "kl_cov", "covariance": {"ratio": 0.1}},
     },
-    "sft": {"lossFunction": "sft", "kl": {"lossCoef": 0.1}},
+    "sft": {"loss": {"type": "sft"}, "kl": {"lossCoef": 0.1}},
 }
 
 
@@ -147,7 +148,7 @@ def test_a_critic_spread_like_the_policy_equals_one_rank(
     """
     algorithm = {
         **ALGORITHMS["ppo"],
-        "loss": "gspo",
+        "loss": {"type": "gspo"},
         "offPolicy": {"method": "tis", "level": "sequence"},
     }
     job: dict[str, Any] = {"model": str(models["qwen3-tied"]), "algorithm": algorithm}

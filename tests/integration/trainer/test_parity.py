@@ -210,7 +210,7 @@ ALGORITHMS = {
         "entropyCoef": 0.01,
         "kl": {"lossCoef": 0.1, "type": "low_var_kl"},
         "offPolicy": {"method": "tis", "high": 1.5},
-        "clip": {"low": 0.2, "high": 0.28, "dual": 3.0},
+        "loss": {"clip": {"low": 0.2, "high": 0.28, "dual": 3.0}},
     },
 }
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path) -> None:
     spec = tiny.spec(
         qwen3,
-        algorithm={"lossFunction": "sft"},
+        algorithm={"loss": {"type": "sft"}},
         rollout={"batchSize": 20, "sampling": {"temperature": 0.5}},
         trainer={"stepsPerBatch": 1, "maxTokensPerGpu": 64},
     )

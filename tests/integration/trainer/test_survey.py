@@ -84,7 +84,7 @@ def test_kl_cov_picks_the_largest_covariances_of_the_step(qwen3: Path) -> None:
     count = int(len(covariances) * 0.1)
     assert count == 5
     expected = sorted(covariances, key=lambda token: -covariances[token])[:count]
-    policy = make(qwen3, loss="kl_cov", klCov={"ratio": 0.1})
+    policy = make(qwen3, loss={"type": "kl_cov", "covariance": {"ratio": 0.1}})
     assert picked(surveyed(policy, shard), shard) == set(expected)
 
 
@@ -103,7 +103,8 @@ def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: 
     drawn = dict(zip(candidates, lots(1, 0, np.array(candidates)), strict=True))
     count = int(len(covariances) * 0.1)
     assert count < len(candidates) < len(covariances)
-    policy = make(qwen3, loss="clip_cov", clipCov={"ratio": 0.1, "lower": 0.1, "upper": 3.0})
+    chosen = {"ratio": 0.1, "lower": 0.1, "upper": 3.0}
+    policy = make(qwen3, loss={"type": "clip_cov", "covariance": chosen})
     assert picked(surveyed(policy, shard), shard) == set(
         sorted(candidates, key=lambda t: drawn[t])[:count]
     )
@@ -121,9 +122,11 @@ def test_where_fewer_tokens_can_be_drawn_all_of_them_are(qwen3: Path) -> None:
     ) / 2  # on neither: Megatron's and transformers' log-probs differ in their last digits
     policy = make(
         qwen3,
-        loss="clip_cov",
-        clipCov={"ratio": 1.0, "lower": lower, "upper": 99.0},
-        clip={"high": 99},
+        loss={
+            "type": "clip_cov",
+            "covariance": {"ratio": 1.0, "lower": lower, "upper": 99.0},
+            "clip": {"high": 99},
+        },
     )
     assert 1 <= len(picked(surveyed(policy, shard), shard)) <= 2
 
@@ -132,7 +135,7 @@ def test_of_a_step_without_a_trained_token_none_is_picked(qwen3: Path) -> None:
     shard = moved_on(tiny.batch(12, seed=1), qwen3)
     masked = [replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in shard]
     for loss in ("kl_cov", "clip_cov"):
-        assert picked(surveyed(make(qwen3, loss=loss), masked), masked) == set()
+        assert picked(surveyed(make(qwen3, loss={"type": loss}), masked), masked) == set()
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])

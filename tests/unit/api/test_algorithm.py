@@ -11,7 +11,7 @@ from sluice.api import Algorithm, Model, RLJobSpec, Rollout
 from sluice.api.groups.algorithm import ACROSS_GROUPS, KL, Critic
 from sluice.api.groups.colocation import COLOCATION
 from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS, Distillation, TeacherSpec
-from sluice.api.groups.losses import ClipCov
+from sluice.api.groups.losses import Covariance, Loss
 from sluice.api.groups.off_policy import OffPolicy, Rejection
 from sluice.api.groups.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
@@ -35,15 +35,15 @@ def test_grpo_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "loss", "aggregation", "whitens"),
     [
-        ({"estimator": "dr_grpo"}, "clip", "token_sum_norm", False),
-        ({"estimator": "dr_grpo", "aggregation": "token_mean"}, "clip", "token_mean", False),
+        ({"estimator": "dr_grpo"}, "ppo", "token_sum_norm", False),
+        ({"estimator": "dr_grpo", "aggregation": "token_mean"}, "ppo", "token_mean", False),
         ({"estimator": "gspo"}, "gspo", "sequence_mean", False),
         ({"estimator": "cispo", "normalizeAdvantages": True}, "cispo", "sequence_mean", True),
-        ({"estimator": "gspo", "loss": "reinforce"}, "reinforce", "sequence_mean", False),
-        ({"estimator": "rloo", "loss": "gspo"}, "gspo", "sequence_mean", False),
-        ({"estimator": "reinforce_plus_plus"}, "clip", "sequence_mean", True),
-        ({"estimator": "reinforce_plus_plus_baseline"}, "clip", "sequence_mean", True),
-        ({"estimator": "ppo"}, "clip", "sequence_mean", False),
+        ({"estimator": "gspo", "loss": {"type": "reinforce"}}, "reinforce", "sequence_mean", False),
+        ({"estimator": "rloo", "loss": {"type": "gspo"}}, "gspo", "sequence_mean", False),
+        ({"estimator": "reinforce_plus_plus"}, "ppo", "sequence_mean", True),
+        ({"estimator": "reinforce_plus_plus_baseline"}, "ppo", "sequence_mean", True),
+        ({"estimator": "ppo"}, "ppo", "sequence_mean", False),
     ],
     ids=str,
 )
@@ -66,7 +66,7 @@ def test_ppo_has_a_critic_also_where_none_is_described() -> None:
 
 
 def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> None:
-    alone = job({"lossFunction": "sft"}, reward=None)
+    alone = job({"loss": {"type": "sft"}}, reward=None)
     assert (alone.samples_per_prompt, alone.total_samples, alone.replicas, alone.judged) == (
         1,
         32,
@@ -74,7 +74,7 @@ def test_sft_needs_neither_reward_nor_engines_and_takes_one_sample_a_row() -> No
         False,
     )
     assert alone.algorithm.loss_aggregation == "token_mean"
-    evaluated = job({"lossFunction": "sft"}, evaluation={"datasets": [{"path": "e"}]})
+    evaluated = job({"loss": {"type": "sft"}}, evaluation={"datasets": [{"path": "e"}]})
     assert evaluated.replicas == 1, "engines only evaluate"
     assert not evaluated.judged
 
@@ -97,7 +97,7 @@ def test_what_sft_refuses_is_told_from_the_defaults_of_its_fields(
 
 def test_a_default_that_is_written_out_does_not_count_as_set_with_sft() -> None:
     """API servers write them all out."""
-    spelled = RLJobSpec.model_validate(manifest({"lossFunction": "sft"}, {"reward": None}))
+    spelled = RLJobSpec.model_validate(manifest({"loss": {"type": "sft"}}, {"reward": None}))
     again = RLJobSpec.model_validate(spelled.model_dump(mode="json", by_alias=True))
     assert again == spelled
 
@@ -145,7 +145,8 @@ def test_every_rule_has_a_case_above() -> None:
         *KL.rules[1:],
         *OffPolicy.rules,
         *Rejection.rules,
-        *ClipCov.rules,
+        *Loss.rules,
+        *Covariance.rules,
         *ACROSS_GROUPS,
         *SFT_ACROSS_GROUPS,
     ]

@@ -47,9 +47,9 @@ EVERY_PATH: dict[str, Any] = {
     "reward": {"function": "f7.py:f", "model": {"url": "http://rm", "tokenizer": "t1"}},
     "algorithm": {
         "function": "f8.py:f",
-        "lossFunction": "f9.py:f",
         "critic": {"modelPath": "m3"},
         "distillation": {"teacher": {"path": "m4"}},
+        "loss": {"function": "f9.py:f"},
     },
     "evaluation": {
         "datasets": [
@@ -86,7 +86,7 @@ ALL = [
     ("spec.reward.function", "function", "f7.py:f"),
     ("spec.reward.model.tokenizer", "tokenizer", "t1"),
     ("spec.algorithm.function", "function", "f8.py:f"),
-    ("spec.algorithm.lossFunction", "function", "f9.py:f"),
+    ("spec.algorithm.loss.function", "function", "f9.py:f"),
     ("spec.algorithm.critic.modelPath", "model", "m3"),
     ("spec.algorithm.distillation.teacher.path", "model", "m4"),
     ("spec.evaluation.datasets[0].path", "data", "d2.jsonl"),

@@ -60,8 +60,8 @@ def values(spec: RLJobSpec) -> dict[str, Any]:
                 f"+{ROLLOUT}.engine_kwargs.sglang.device": "cpu",
             },
         ),
-        (["algorithm.clip.high=null"], {f"{ACTOR}.clip_ratio_high": 0.2}),
-        (["algorithm.clip.dual=3"], {f"{ACTOR}.clip_ratio_c": 3.0}),
+        (["algorithm.loss.clip.high=null"], {f"{ACTOR}.clip_ratio_high": 0.2}),
+        (["algorithm.loss.clip.dual=3"], {f"{ACTOR}.clip_ratio_c": 3.0}),
         (["algorithm.normalizeStd=false"], {"algorithm.norm_adv_by_std_in_grpo": False}),
         (
             ["algorithm.kl.lossCoef=0.01", "algorithm.kl.type=k3"],
@@ -107,7 +107,7 @@ def test_the_case_for_a_gpu_trains_in_bf16_and_hands_on_the_engines_arguments() 
     ("overrides", "field"),
     [
         (["algorithm.estimator=rloo"], "algorithm.estimator"),
-        (["algorithm.loss=cispo"], "algorithm.loss"),
+        (["algorithm.loss.type=cispo"], "algorithm.loss"),
         (["algorithm.aggregation=prompt_mean"], "algorithm.aggregation"),
         (["algorithm.kl.coef=0.1"], "algorithm.kl.coef"),
         (["algorithm.kl.lossCoef=0.1"], "algorithm.kl.type"),

@@ -44,7 +44,7 @@ def sft(house: Make, tmp_path: Path) -> Callable[..., House]:
             "data": {"prompts": prompts, "shuffle": False},
             "rollout": {"batchSize": 4},
             "reward": None,
-            "algorithm": {"lossFunction": "sft"},
+            "algorithm": {"loss": {"type": "sft"}},
         }
         return house(**{**usual, **changes})
 

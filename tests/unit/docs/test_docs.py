@@ -90,7 +90,7 @@ def completed(document: CommentedMap) -> CommentedMap:
         whole["spec"][group] = fields if alone else known | fields
     if "epochs" in whole["spec"]["trainer"]:
         whole["spec"]["trainer"].pop("steps")
-    if whole["spec"].get("algorithm", {}).get("lossFunction") == "sft":
+    if whole["spec"].get("algorithm", {}).get("loss", {}).get("type") == "sft":
         whole["spec"].pop("reward")
     whole["spec"]["data"].setdefault("prompts", [{"path": "rows.jsonl"}])
     return whole

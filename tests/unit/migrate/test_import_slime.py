@@ -253,7 +253,7 @@ def test_sft_of_slime_needs_neither_reward_nor_engines(tmp_path: Path) -> None:
     spec = spec_of(
         slime(tmp_path, "--loss-type sft_loss --global-batch-size 8", entry="train_async.py")
     )
-    assert spec["algorithm"] == {"lossFunction": "sft", "aggregation": "sequence_mean"}, (
+    assert spec["algorithm"] == {"loss": {"type": "sft"}, "aggregation": "sequence_mean"}, (
         "slime's default, written out"
     )
     assert "reward" not in spec

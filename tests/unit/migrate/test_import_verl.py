@@ -49,12 +49,12 @@ def test_verls_teacher(tmp_path: Path) -> None:
         (
             "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
             "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
-            {"algorithm": {"estimator": "gspo", "clip": None}},
+            {"algorithm": {"estimator": "gspo", "loss": None}},
         ),
         (
             "algorithm.adv_estimator=gpg actor_rollout_ref.rollout.n=4 "
             "actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
-            {"algorithm": {"estimator": "gpg", "loss": "reinforce"}},
+            {"algorithm": {"estimator": "gpg", "loss": {"type": "reinforce"}}},
         ),
         (
             "algorithm.adv_estimator=opo actor_rollout_ref.rollout.n=4",
@@ -63,7 +63,7 @@ def test_verls_teacher(tmp_path: Path) -> None:
         (
             "algorithm.adv_estimator=rloo actor_rollout_ref.rollout.n=4 "
             "actor_rollout_ref.actor.policy_loss.loss_mode=gpg",
-            {"algorithm": {"estimator": "rloo", "loss": "reinforce"}},
+            {"algorithm": {"estimator": "rloo", "loss": {"type": "reinforce"}}},
         ),
         (
             "algorithm.adv_estimator=gae critic.optim.lr=2e-5 trainer.critic_warmup=3",
@@ -89,7 +89,7 @@ def test_verls_teacher(tmp_path: Path) -> None:
         ),
         (
             "actor_rollout_ref.actor.clip_ratio_low=0.1 actor_rollout_ref.actor.clip_ratio=0.3",
-            {"algorithm": {"clip": {"low": 0.1, "dual": 3.0}}},
+            {"algorithm": {"loss": {"clip": {"low": 0.1, "dual": 3.0}}}},
         ),
         (
             "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
@@ -133,15 +133,15 @@ def test_verls_teacher(tmp_path: Path) -> None:
             "algorithm.rollout_correction.rollout_is=sequence",
             {
                 "algorithm": {
-                    "loss": "reinforce",
                     "offPolicy": {"method": "tis", "oldLogProbs": None},
+                    "loss": {"type": "reinforce"},
                 }
             },
         ),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=sapo "
             "actor_rollout_ref.actor.tau_neg=1.2",
-            {"algorithm": {"loss": "sapo", "gate": {"negative": 1.2}, "clip": None}},
+            {"algorithm": {"loss": {"type": "sapo", "clip": None, "gate": {"negative": 1.2}}}},
         ),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov "
@@ -151,8 +151,10 @@ def test_verls_teacher(tmp_path: Path) -> None:
             "actor_rollout_ref.actor.policy_loss.clip_cov_ub=9.0",
             {
                 "algorithm": {
-                    "loss": "clip_cov",
-                    "clipCov": {"ratio": 0.02, "lower": 0.5, "upper": 9.0},
+                    "loss": {
+                        "type": "clip_cov",
+                        "covariance": {"ratio": 0.02, "lower": 0.5, "upper": 9.0},
+                    }
                 }
             },
         ),
@@ -161,7 +163,7 @@ def test_verls_teacher(tmp_path: Path) -> None:
             "actor_rollout_ref.actor.policy_loss.ppo_kl_coef=0.5 "
             "actor_rollout_ref.actor.policy_loss.clip_cov_ratio=0.02 "
             "data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=16",
-            {"algorithm": {"loss": "kl_cov", "klCov": {"ppoKlCoef": 0.5}, "clipCov": None}},
+            {"algorithm": {"loss": {"type": "kl_cov", "covariance": None}}},
         ),
         (
             "algorithm.rollout_correction.rollout_is=sequence "
@@ -175,7 +177,7 @@ def test_verls_teacher(tmp_path: Path) -> None:
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv "
             "actor_rollout_ref.actor.clip_ratio_c=20.0",
-            {"algorithm": {"loss": "dppo_tv", "clip": {"dual": 20.0}}},
+            {"algorithm": {"loss": {"type": "dppo_tv", "clip": {"dual": 20.0}}}},
         ),
         (
             "data.train_batch_size=512 actor_rollout_ref.actor.ppo_mini_batch_size=64",

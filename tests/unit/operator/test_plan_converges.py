@@ -101,7 +101,7 @@ SPEC: dict[str, Any] = {
     "rollout": {"replicas": 2, "gpusPerReplica": 0},
     "failurePolicy": {
         "maxRestarts": MAX_RESTARTS,
-        "rolloutBackoff": {"baseSeconds": 5, "maxSeconds": 20},
+        "rolloutBackoffSeconds": 5,
     },
 }
 

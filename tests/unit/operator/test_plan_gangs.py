@@ -185,7 +185,7 @@ def test_engines_of_a_job(rollout: dict[str, Any], expected: int) -> None:
 
 def test_sft_has_engines_only_if_there_is_something_to_evaluate() -> None:
     """Whatever the number says: an API server writes its default out."""
-    sft = {"algorithm": {"lossFunction": "sft"}, "rollout": {"replicas": 2}}
+    sft = {"algorithm": {"loss": {"type": "sft"}}, "rollout": {"replicas": 2}}
     assert make_job(**sft).spec.replicas == 0
     evaluation = {"datasets": [{"path": "/data/held-out.jsonl"}]}
     assert make_job(**sft, evaluation=evaluation).spec.replicas == 2

@@ -14,9 +14,7 @@ TRAINER, ROLLOUT, BUFFER = Gang("trainer", 0, 2), Gang("rollout", 1, 1), Gang("b
 CRASH = LastFailure(
     role="trainer", pod="p", container="c", exit_code=1, time="2026-01-31T12:00:00Z", message="boom"
 )
-POLICY = FailurePolicy.model_validate(
-    {"maxRestarts": 2, "rolloutBackoff": {"baseSeconds": 10, "maxSeconds": 60}}
-)
+POLICY = FailurePolicy.model_validate({"maxRestarts": 2, "rolloutBackoffSeconds": 10})
 STARTED = START - timedelta(seconds=5)
 
 
@@ -35,16 +33,16 @@ STARTED = START - timedelta(seconds=5)
         ),
         (ROLLOUT, GangFacts(failure=CRASH), 0, Restart(10, 1, CRASH)),
         (ROLLOUT, GangFacts(failure=CRASH), 1, Restart(20, 2, CRASH)),
-        (ROLLOUT, GangFacts(failure=CRASH), 9, Restart(60, 10, CRASH)),
+        (ROLLOUT, GangFacts(failure=CRASH), 9, Restart(300, 10, CRASH)),
         (
             ROLLOUT,
-            GangFacts(failure=CRASH, started=START - timedelta(seconds=119)),
+            GangFacts(failure=CRASH, started=START - timedelta(seconds=599)),
             9,
-            Restart(60, 10, CRASH),
+            Restart(300, 10, CRASH),
         ),
         (
             ROLLOUT,
-            GangFacts(failure=CRASH, started=START - timedelta(seconds=120)),
+            GangFacts(failure=CRASH, started=START - timedelta(seconds=600)),
             9,
             Restart(10, 1, CRASH),
         ),

@@ -96,16 +96,16 @@ def test_clip_cov_is_ppo_but_for_the_picked() -> None:
 
 def test_kl_cov_holds_the_picked_back_and_clips_nothing() -> None:
     log_ratio = RATIO.log()
-    loss = kl_cov_loss(log_ratio, ADVANTAGES, PICKED, coef=2.0).loss
+    loss = kl_cov_loss(log_ratio, ADVANTAGES, PICKED).loss
     gap = float(log_ratio[0])
-    assert loss.tolist() == pytest.approx([-1.5 + 2 * gap, 0.5, -2.2, 1.5 + 2 * gap])
+    assert loss.tolist() == pytest.approx([-1.5 + gap, 0.5, -2.2, 1.5 + gap])
 
 
 def test_gradients_are_those_of_the_written_formulas() -> None:
     log_ratio = torch.tensor([0.3, -0.4, 0.0, 0.05], requires_grad=True)
-    kl_cov_loss(log_ratio, ADVANTAGES, PICKED, coef=2.0).loss.sum().backward()
+    kl_cov_loss(log_ratio, ADVANTAGES, PICKED).loss.sum().backward()
     ratio = log_ratio.detach().exp()
-    expected = -ratio * ADVANTAGES + 2.0 * PICKED * torch.sign(log_ratio.detach())
+    expected = -ratio * ADVANTAGES + PICKED * torch.sign(log_ratio.detach())
     assert log_ratio.grad is not None
     assert log_ratio.grad.tolist() == pytest.approx(expected.tolist())
     log_ratio = log_ratio.detach().requires_grad_()
@@ -127,7 +127,10 @@ def objective(
         covariance_mask=covariance_mask,
     )
     return policy_objective(
-        log_probs, torch.zeros(4), inputs, Algorithm.model_validate({"loss": loss, **spec})
+        log_probs,
+        torch.zeros(4),
+        inputs,
+        Algorithm.model_validate({"loss": {"type": loss}, **spec}),
     )
 
 
@@ -148,12 +151,12 @@ def test_on_policy_kl_cov_is_the_plain_policy_gradient() -> None:
     assert log_probs.grad.tolist() == pytest.approx((-0.25 * ADVANTAGES).tolist())
 
 
-def test_kl_covs_penalty_has_the_weight_that_is_set() -> None:
+def test_kl_covs_penalty_is_the_log_ratio_of_picked_tokens() -> None:
     log_probs = torch.tensor([-0.5, -1.0, -1.0, -1.0])
     options = {"offPolicy": {"oldLogProbs": "rollout"}}
-    without = objective("kl_cov", PICKED, log_probs, klCov={"ppoKlCoef": 0}, **options)
-    penalised = objective("kl_cov", PICKED, log_probs, klCov={"ppoKlCoef": 3}, **options)
-    assert float(penalised.loss - without.loss) == pytest.approx(0.25 * 3 * 0.5)
+    without = objective("kl_cov", torch.zeros(4), log_probs, **options)
+    penalised = objective("kl_cov", PICKED, log_probs, **options)
+    assert float(penalised.loss - without.loss) == pytest.approx(0.25 * 0.5)
 
 
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])

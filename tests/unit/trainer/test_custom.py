@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.api import Algorithm
+from sluice.api.groups.losses import Loss
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.algorithms import custom
 
@@ -24,7 +25,7 @@ def test_functions_are_found_by_their_path(tmp_path: Path) -> None:
     algorithm = Algorithm(
         estimator="custom",
         function=f"{tmp_path}/mine.py:advantages",
-        loss_function=f"{tmp_path}/mine.py:loss",
+        loss=Loss(function=f"{tmp_path}/mine.py:loss"),
     )
     estimator, loss = custom.estimator(algorithm), custom.loss(algorithm)
     assert estimator is not None
@@ -38,8 +39,8 @@ def test_functions_are_found_by_their_path(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named_with_its_field(tmp_path: Path) -> None:
-    algorithm = Algorithm(loss_function=f"{tmp_path}/none.py:loss")
+    algorithm = Algorithm(loss=Loss(function=f"{tmp_path}/none.py:loss"))
     with pytest.raises(
-        ConfigurationError, match=r"spec\.algorithm\.lossFunction: .*there is no file"
+        ConfigurationError, match=r"spec\.algorithm\.loss\.function: .*there is no file"
     ):
         custom.loss(algorithm)

@@ -143,7 +143,7 @@ def test_a_policy_that_is_far_from_the_old_one_has_a_finite_gradient(loss: str, 
         old=[-1.0 - far, -2.0 - far, 0.0],
         log_probs=log_probs,
         covariance_mask=torch.tensor([1.0, 0.0, 0.0]),
-        loss=loss,
+        loss={"type": loss},
         offPolicy={"method": "tis", "high": 2.0},
     )
     result.loss.backward()
@@ -190,17 +190,29 @@ def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
     ("spec", "first", "second"),
     [
         # ratios e^0.5 for A = 1 and e^-0.5 for A = -1
-        ({"loss": "geo_mean", "clip": {"low": 0.4, "high": 0.3}}, -math.exp(0.3), math.exp(-0.4)),
         (
-            {"loss": "sapo", "gate": {"positive": 1.0, "negative": 2.0}},
+            {"loss": {"type": "geo_mean", "clip": {"low": 0.4, "high": 0.3}}},
+            -math.exp(0.3),
+            math.exp(-0.4),
+        ),
+        (
+            {"loss": {"type": "sapo", "gate": {"positive": 1.0, "negative": 2.0}}},
             -4 / (1 + math.exp(1 - math.exp(0.5))),
             2 / (1 + math.exp(-2 * (math.exp(-0.5) - 1))),
         ),
         # pi - pi_old: e^-1 - e^-1.5 = 0.145, e^-2 - e^-1.5 = -0.088
-        ({"loss": "dppo_tv", "clip": {"low": 0.1, "high": 0.1}}, 0.0, math.exp(-0.5) * -2.0),
-        ({"loss": "dppo_tv", "clip": {"low": 0.05, "high": 0.2, "dual": 1.5}}, 1.5 * 1.0, 0.0),
         (
-            {"loss": "dppo_kl", "clip": {"low": 1.0, "high": 1.0}},
+            {"loss": {"type": "dppo_tv", "clip": {"low": 0.1, "high": 0.1}}},
+            0.0,
+            math.exp(-0.5) * -2.0,
+        ),
+        (
+            {"loss": {"type": "dppo_tv", "clip": {"low": 0.05, "high": 0.2, "dual": 1.5}}},
+            1.5 * 1.0,
+            0.0,
+        ),
+        (
+            {"loss": {"type": "dppo_kl", "clip": {"low": 1.0, "high": 1.0}}},
             math.exp(0.5) * 1.0,
             math.exp(-0.5) * -2.0,
         ),
@@ -218,7 +230,7 @@ def test_they_give_masked_tokens_no_gradient_and_the_others_a_finite_one(loss: s
     objective(
         log_probs=log_probs,
         old=[-1.1, -1.9, -80.0],
-        loss=loss,
+        loss={"type": loss},
         offPolicy={"reject": [{"high": 2.0}]},
     ).loss.backward()
     assert log_probs.grad is not None
@@ -269,7 +281,7 @@ def test_gspo_takes_the_ratio_of_the_sequence() -> None:
 def test_cispo_weighs_log_probs_by_clipped_ratios() -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
     result = objective(
-        old=OLD, log_probs=log_probs, estimator="cispo", clip={"low": 1.0, "high": 0.28}
+        old=OLD, log_probs=log_probs, estimator="cispo", loss={"clip": {"low": 1.0, "high": 0.28}}
     )
     result.loss.backward()
     assert float(result.sums["pg_loss"]) == pytest.approx(0.5 * 1.28 * 1.0 - 0.5 * DOWN * 2.0)
@@ -279,13 +291,13 @@ def test_cispo_weighs_log_probs_by_clipped_ratios() -> None:
 
 
 def test_reinforce_has_no_ratio() -> None:
-    sums = objective(old=OLD, loss="reinforce").sums
+    sums = objective(old=OLD, loss={"type": "reinforce"}).sums
     assert float(sums["pg_loss"]) == pytest.approx(0.5 * 1.0 - 0.5 * 2.0)
 
 
 def test_the_losses_of_other_estimators_can_be_chosen() -> None:
     chosen = objective(
-        old=OLD, estimator="rloo", loss="gspo", sequence=torch.zeros(3, dtype=torch.int64)
+        old=OLD, estimator="rloo", loss={"type": "gspo"}, sequence=torch.zeros(3, dtype=torch.int64)
     ).sums
     assert float(chosen["ppo_kl"]) == 0
 
@@ -318,7 +330,7 @@ def test_opsm_leaves_out_bad_sequences_only() -> None:
 
 
 def test_the_dual_clip_is_told() -> None:
-    sums = objective(old=[-1.0, -4.0, 0.0], clip={"dual": 3.0}).sums
+    sums = objective(old=[-1.0, -4.0, 0.0], loss={"clip": {"dual": 3.0}}).sums
     assert float(sums["pg_loss"]) == pytest.approx(-0.5 + 0.5 * 3.0), "e^2 = 7.4 is bounded by 3"
     assert float(sums["pg_clipfrac_lower"]) == 0.5
 
@@ -344,10 +356,10 @@ def test_an_own_loss_stands_in_for_the_policy_gradient() -> None:
 
 ALGORITHMS = [
     {},
-    {"clip": {"low": 0.2, "high": 0.28, "dual": 3.0}},
+    {"loss": {"clip": {"low": 0.2, "high": 0.28, "dual": 3.0}}},
     {"estimator": "gspo"},
     {"estimator": "cispo"},
-    {"loss": "reinforce"},
+    {"loss": {"type": "reinforce"}},
     {"entropyCoef": 0.1, "kl": {"lossCoef": 0.3, "type": "low_var_kl", "unbiased": True}},
     {"offPolicy": {"method": "tis", "level": "sequence", "high": 1.1}},
     {
@@ -406,16 +418,17 @@ def written(a: Algorithm, logp, entropy, advantage, old, rollout, ref, mask):  #
     if a.estimator == "gspo":
         log_ratio = ((log_ratio * mask).sum() / n).expand(len(mask))
     ratio = log_ratio.exp()
-    low, high = 1 - a.clip.low, 1 + (a.clip.low if a.clip.high is None else a.clip.high)
-    if a.loss == "reinforce":
+    clip = a.loss.clip
+    low, high = 1 - clip.low, 1 + (clip.low if clip.high is None else clip.high)
+    if a.loss.type == "reinforce":
         tokens = -advantage * logp
     elif a.estimator == "cispo":
         tokens = -ratio.clamp(low, high).detach() * advantage * logp
     else:
         tokens = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-        if a.clip.dual:
+        if clip.dual:
             tokens = torch.where(
-                advantage < 0, torch.minimum(tokens, -a.clip.dual * advantage), tokens
+                advantage < 0, torch.minimum(tokens, -clip.dual * advantage), tokens
             )
     if a.off_policy.opsm_delta is not None:
         moved = ((old - logp.detach()) * mask).sum() / n

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from sluice.api import Algorithm
+from sluice.api.groups.losses import Loss
 from sluice_trainer.algorithms.aggregation import BatchTotals, token_weights
 from sluice_trainer.algorithms.objective import LossInputs
 from sluice_trainer.algorithms.sft import sft_objective
 
-SFT = Algorithm(loss_function="sft")
+SFT = Algorithm(loss=Loss(type="sft"))
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0])
 SEQUENCE = torch.tensor([0, 0, 0, 1])
 TOTALS = BatchTotals(sequences=2, tokens=3)
@@ -73,7 +74,7 @@ def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None
 
 
 def test_slimes_default_weighs_answers_alike_whatever_their_length() -> None:
-    algorithm = Algorithm(loss_function="sft", aggregation="sequence_mean")
+    algorithm = Algorithm(loss=Loss(type="sft"), aggregation="sequence_mean")
     log_probs = torch.tensor([-1.0, -9.0, -3.0, -5.0])
     terms = sft_objective(log_probs, torch.zeros(4), inputs(algorithm), algorithm)
     assert terms.loss.item() == pytest.approx(((1 + 3) / 2 + 5) / 2)
@@ -81,7 +82,7 @@ def test_slimes_default_weighs_answers_alike_whatever_their_length() -> None:
 
 def test_entropy_and_the_kl_to_the_reference_are_added_as_in_other_losses() -> None:
     algorithm = Algorithm.model_validate(
-        {"lossFunction": "sft", "entropyCoef": 0.5, "kl": {"lossCoef": 2.0}}
+        {"loss": {"type": "sft"}, "entropyCoef": 0.5, "kl": {"lossCoef": 2.0}}
     )
     log_probs, entropy = torch.tensor([-1.0, -9.0, -2.0, -3.0]), torch.tensor([1.0, 9.0, 2.0, 3.0])
     reference = log_probs - 0.25

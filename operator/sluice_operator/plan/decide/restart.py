@@ -84,7 +84,7 @@ def restart(
 def backoff(gang: Gang, policy: FailurePolicy) -> tuple[int, int]:
     """Return (base, maximum) of the gang's restart delay in seconds."""
     if gang.role == "rollout":
-        return policy.rollout_backoff.base_seconds, policy.rollout_backoff.max_seconds
+        return policy.rollout_backoff_seconds, policy.longest_rollout_backoff
     return SERVICE_BACKOFF
 
 

@@ -22,7 +22,7 @@ EXIT_PEER_LOST = 3
 # Seconds to wait for the end of the other pod, which its kubelet reports some seconds later.
 PEER_GRACE = 15
 # Base and maximum delay in seconds for all roles but rollout, which has
-# spec.failurePolicy.rolloutBackoff.
+# spec.failurePolicy.rolloutBackoffSeconds.
 SERVICE_BACKOFF = (1, 60)
 # A gang that ran for this many times its maximum delay starts counting from 0 again.
 STABLE_AFTER_BACKOFFS = 2

@@ -20,6 +20,8 @@ from sluice_operator.plan.facts.model import Gang, KubeObject
 
 KIND = "ResourceClaim"
 _CLAIM = "gpus"
+# The DeviceClass that NVIDIA's DRA driver installs.
+_DEVICE_CLASS = "gpu.nvidia.com"
 
 
 def shared(job: RLJob) -> bool:
@@ -36,7 +38,7 @@ def resource_claims(job: RLJob) -> list[KubeObject]:
 
 def _claim(job: RLJob, node: int) -> KubeObject:
     device = {
-        "deviceClassName": job.spec.trainer.device_class,
+        "deviceClassName": _DEVICE_CLASS,
         "count": job.spec.rollout.gpus_per_replica,
     }
     requests = [

@@ -30,36 +30,27 @@ def costs(lengths: Sequence[int], balance_tokens: float) -> list[float]:
     return [length * (1 + length / balance_tokens) for length in lengths]
 
 
-def balance(costs: Sequence[float], ranks: int, *, equal_counts: bool = False) -> list[int]:
+def balance(costs: Sequence[float], ranks: int) -> list[int]:
     """The rank of each sequence: dearest first to the rank with the least
     to do (LPT, Graham 1969).
 
     The loads differ by at most the dearest sequence, and no rank is empty while another has two.
-    Ties go to the rank with fewer sequences, then to the lower rank. equal_counts: the numbers of
-    sequences differ by at most one instead.
+    Ties go to the rank with fewer sequences, then to the lower rank.
     """
-    least, larger = divmod(len(costs), ranks) if equal_counts else (len(costs), 0)
     heap = [(0.0, 0, rank) for rank in range(ranks)]
     result = [0] * len(costs)
     for position in sorted(range(len(costs)), key=lambda p: (-costs[p], p)):
-        while heap[0][1] == least and not larger:
-            heapq.heappop(heap)
-        load, count, rank = heapq.heappop(heap)
+        load, count, rank = heap[0]
         result[position] = rank
-        if count < least:
-            heapq.heappush(heap, (load + costs[position], count + 1, rank))
-        else:
-            larger -= 1
+        heapq.heapreplace(heap, (load + costs[position], count + 1, rank))
     return result
 
 
-def assign(
-    costs: Sequence[float], steps_per_batch: int, ranks: int, *, equal_counts: bool = False
-) -> list[tuple[int, int]]:
+def assign(costs: Sequence[float], steps_per_batch: int, ranks: int) -> list[tuple[int, int]]:
     """(optimizer step, rank) of each sequence: balanced within each optimizer step."""
     steps = optimizer_steps(len(costs), steps_per_batch)
     part = len(costs) // steps_per_batch
     chosen: list[int] = []
     for start in range(0, len(costs), part or 1):
-        chosen += balance(costs[start : start + part], ranks, equal_counts=equal_counts)
+        chosen += balance(costs[start : start + part], ranks)
     return list(zip(steps, chosen, strict=True))

@@ -1,4 +1,4 @@
-"""Batches of given answers (`algorithm.lossFunction: sft`), through the same transitions that
+"""Batches of given answers (`algorithm.loss.type: sft`), through the same transitions that
 workers drive.
 
 Rows are encoded on a thread of their own, those of the next batch while the present one is trained.

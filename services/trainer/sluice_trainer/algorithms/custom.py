@@ -1,4 +1,4 @@
-"""Own estimators and losses: `algorithm.function` and `algorithm.lossFunction`."""
+"""Own estimators and losses: `algorithm.function` and `algorithm.loss.function`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ def estimator(algorithm: Algorithm) -> Custom | None:
 
 def loss(algorithm: Algorithm) -> CustomLoss | None:
     """The user's policy loss; None where there is none. ConfigurationError: it cannot be loaded."""
-    return (
-        _load("lossFunction", algorithm.loss_function)
-        if algorithm.loss_function and not algorithm.sft
-        else None
-    )
+    function = algorithm.loss.function
+    return _load("loss.function", function) if function else None
 
 
 def _load(field: str, dotted: str) -> Callable[..., Any]:

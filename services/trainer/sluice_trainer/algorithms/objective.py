@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm
-from sluice.api.groups.losses import KLCov
+from sluice.api.groups.losses import Gate
 from sluice.api.groups.off_policy import OffPolicy
 from sluice_trainer.algorithms.aggregation import reduce_tokens
 from sluice_trainer.algorithms.distillation import distilled_advantages, reverse_kl
@@ -75,7 +75,7 @@ DIFFERENCE_ON_POLICY = "train_rollout_logprob_abs_diff_on_policy"
 CustomLoss = Callable[
     [Tensor, Tensor, LossInputs, Algorithm], Tensor | tuple[Tensor, dict[str, Tensor]]
 ]
-"""`algorithm.lossFunction`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and
+"""`algorithm.loss.function`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and
 metrics of each."""
 
 
@@ -220,12 +220,13 @@ def _policy_gradient(
     """The policy loss of each token before any correction, and its metrics. log_ratio: of gspo, the
     sequence's.
     """
-    clip, gate, advantages = algorithm.clip, algorithm.gate, inputs.advantages
+    clip, gate = algorithm.loss.clip, algorithm.loss.gate or Gate()
+    advantages = inputs.advantages
     high = clip.highest
     old_log_probs, log_ratio = log_probs - log_ratio, bounded(log_ratio)
     ratio = torch.exp(log_ratio)
     match algorithm.policy_loss:
-        case "clip" | "gspo":
+        case "ppo" | "gspo":
             pg = clipped_surrogate(ratio, advantages, low=clip.low, high=high, dual=clip.dual)
         case "cispo":
             pg = cispo_loss(log_probs, ratio, advantages, low=clip.low, high=high)
@@ -245,8 +246,7 @@ def _policy_gradient(
         case "clip_cov":
             pg = clip_cov_loss(ratio, advantages, _covariance_mask(inputs), low=clip.low, high=high)
         case "kl_cov":
-            coef = (algorithm.kl_cov or KLCov()).ppo_kl_coef
-            pg = kl_cov_loss(log_ratio, advantages, _covariance_mask(inputs), coef=coef)
+            pg = kl_cov_loss(log_ratio, advantages, _covariance_mask(inputs))
     return pg.loss, _clip_metrics(pg) | (
         {} if inputs.covariance_mask is None else {"cov_frac": inputs.covariance_mask}
     )

@@ -146,17 +146,15 @@ def clip_cov_loss(
     return PolicyLoss(loss * (1 - covariance_mask), clipped)
 
 
-def kl_cov_loss(
-    log_ratio: Tensor, advantages: Tensor, covariance_mask: Tensor, *, coef: float
-) -> PolicyLoss:
-    """-r A, and at picked tokens + coef * |log pi - log pi_old| (KL-Cov, Cui et al. 2025; verl
+def kl_cov_loss(log_ratio: Tensor, advantages: Tensor, covariance_mask: Tensor) -> PolicyLoss:
+    """-r A, and at picked tokens + |log pi - log pi_old| (KL-Cov, Cui et al. 2025; verl
     `kl_cov`).
 
     Nothing is clipped. picked: 1.0 at the tokens of largest covariance (`covariance`), else 0.
     log_ratio: log pi - log pi_old. All [tokens]. The penalty's gradient jumps at log ratio 0, and
     is 0 there.
     """
-    loss = -torch.exp(log_ratio) * advantages + coef * covariance_mask * log_ratio.abs()
+    loss = -torch.exp(log_ratio) * advantages + covariance_mask * log_ratio.abs()
     return PolicyLoss(loss, torch.zeros_like(loss))
 
 

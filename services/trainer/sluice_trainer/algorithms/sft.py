@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (`algorithm.lossFunction: sft`): the likelihood of given answers."""
+"""Supervised fine-tuning (`algorithm.loss.type: sft`): the likelihood of given answers."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def connect(
 
 
 def balance_tokens(spec: RLJobSpec) -> float:
-    """Return n0 of the cost n (1 + n / n0) of a sequence for `trainer.balance.by: flops`, else 0.
+    """Return n0 of the cost n (1 + n / n0) of a sequence for `trainer.balance: flops`, else 0.
 
     Raises
     ------
@@ -70,13 +70,13 @@ def balance_tokens(spec: RLJobSpec) -> float:
         The operations of the model are not known.
 
     """
-    if spec.trainer.balance.by == "tokens":
+    if spec.trainer.balance == "tokens":
         return 0.0
     path = Path(spec.model.path, "config.json")
     flops = model_flops(json.loads(path.read_text()))
     if flops is None:
         raise ConfigurationError(
-            f"trainer.balance.by: flops needs a model whose operations are known, and those of "
+            f"trainer.balance: flops needs a model whose operations are known, and those of "
             f"{path} are not; use tokens"
         )
     return flops.balance_tokens

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sluice.api import Algorithm, RLJobSpec
-from sluice.api.groups.losses import ClipCov, KLCov
+from sluice.api.groups.losses import Covariance
 from sluice_trainer.algorithms.covariance import (
     Identity,
     Keys,
@@ -138,14 +138,15 @@ def with_covariance_mask(
         current, advantages, sums["log_prob"] / count, sums["advantage"] / count
     )
     identity = np.concatenate([_identity(batch, step.shard) for batch in batches])
+    chosen = algorithm.loss.covariance or Covariance()
     if algorithm.policy_loss == "clip_cov":
-        cov = algorithm.clip_cov or ClipCov()
-        ratio, mask = cov.ratio, mask & between(covariance, clipped, cov.lower, cov.upper)
+        mask = mask & between(covariance, clipped, chosen.lower, chosen.upper)
         keys = lots(seed, step.of_run, identity)
     else:
-        ratio, keys = (algorithm.kl_cov or KLCov()).ratio, -covariance.numpy()
+        keys = -covariance.numpy()
     (candidates,) = np.nonzero(mask.numpy())
-    taken = _chosen(keys[candidates], identity[candidates], share(int(sums["count"]), ratio), ranks)
+    count = share(int(sums["count"]), chosen.ratio)
+    taken = _chosen(keys[candidates], identity[candidates], count, ranks)
     covariance_mask = torch.split(
         as_mask(candidates[taken], len(mask)),
         [len(inputs.mask) for _, inputs in _with_inputs(batches)],
@@ -164,7 +165,7 @@ def _standing(
     """
     _, old_log_probs = train_and_old_log_probs(current, inputs, algorithm)
     inputs, _ = distilled(inputs, old_log_probs, algorithm)
-    clip, ratio = algorithm.clip, torch.exp(current - old_log_probs)
+    clip, ratio = algorithm.loss.clip, torch.exp(current - old_log_probs)
     held = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=clip.highest).clipped
     # A masked token's numbers mean nothing, and 0 x inf in a sum is nan.
     return (
