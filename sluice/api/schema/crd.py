@@ -103,28 +103,32 @@ def _spec() -> dict[str, Any]:
     Without them an API server would drop the fields in silence, and train something else.
     """
     schema = schema_of(RLJobSpec)
-    for renamed in RENAMED:
+    for renamed in sorted(RENAMED, key=lambda renamed: renamed.old.count(".")):
         _refuse(schema, renamed)
     return schema
 
 
 def _refuse(schema: dict[str, Any], renamed: RenamedField) -> None:
-    *parents, name = renamed.old.split(".")
+    """Add the old name to the schema, with a rule against it, unless it has a new meaning."""
+    *parents, last = renamed.old.split(".")
     for parent in parents:
-        schema = schema.get("properties", {}).get(parent, {})
-    # A name that has another meaning now is refused by its type.
-    if "properties" not in schema or name in schema["properties"]:
+        if parent not in schema["properties"]:
+            last = parent
+            break
+        schema = schema["properties"][parent]
+        if "properties" not in schema:
+            return
+    if last in schema["properties"]:
         return
     sentence = renamed.sentence(None)
-    schema["properties"][name] = {
-        "description": f"Refused: {sentence}.",
-        "x-kubernetes-preserve-unknown-fields": True,
-    }
+    old: dict[str, Any] = {"description": f"Refused: {sentence}.", "type": renamed.type}
+    free = {"x-kubernetes-preserve-unknown-fields": True} if renamed.type == "object" else {}
+    schema["properties"][last] = old | free
     schema.setdefault("x-kubernetes-validations", []).append(
         {
-            "rule": f"!has(self.{name})",
+            "rule": f"!has(self.{last})",
             "message": sentence,
-            "fieldPath": f".{name}",
+            "fieldPath": f".{last}",
             "reason": "FieldValueForbidden",
         }
     )

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -29,7 +29,8 @@ class RenamedField:
 
     old, new: dotted paths without `spec.`. new: empty if the field was dropped; `reason` then says
     what is in its place. exceptions: values of the old field that became another field or value.
-    scalar: only a value that is no object is old, because the name now has an object.
+    scalar: only a value that is no object is old, because the name now has an object. type: of the
+    old value, as JSON Schema calls it.
     """
 
     old: str
@@ -37,6 +38,7 @@ class RenamedField:
     reason: str = ""
     exceptions: Mapping[Any, tuple[str, Any]] = field(default_factory=dict)
     scalar: bool = False
+    type: Literal["object", "string"] = "object"
     since: str = "v0.2"
 
     def becomes(self, value: Any) -> tuple[str, Any]:
@@ -46,7 +48,7 @@ class RenamedField:
         return self.new, value
 
     def sentence(self, value: Any, below: str = "", file: str = "FILE") -> str:
-        """What to tell a user whose manifest has the field. below: the path within the field."""
+        """The new name, for a user whose manifest has the field. below: the path within it."""
         old = ".".join(part for part in ("spec", self.old, below) if part)
         new, _ = self.becomes(value)
         if not new:
@@ -68,6 +70,7 @@ RENAMED = (
         "algorithm.lossFunction",
         "algorithm.loss.function",
         exceptions={"sft": ("algorithm.loss.type", "sft")},
+        type="string",
     ),
     RenamedField("algorithm.clip", "algorithm.loss.clip"),
     RenamedField("algorithm.gate", "algorithm.loss.gate"),
@@ -78,7 +81,9 @@ RENAMED = (
         "trainer.balance.equalCounts", reason="ranks are balanced by tokens or operations alone"
     ),
     RenamedField("trainer.balance.by", "trainer.balance"),
-    RenamedField("trainer.deviceClass", reason="the DeviceClass is always gpu.nvidia.com"),
+    RenamedField(
+        "trainer.deviceClass", reason="the DeviceClass is always gpu.nvidia.com", type="string"
+    ),
     RenamedField("failurePolicy.rolloutBackoff.baseSeconds", "failurePolicy.rolloutBackoffSeconds"),
     RenamedField(
         "failurePolicy.rolloutBackoff.maxSeconds",

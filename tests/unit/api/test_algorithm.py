@@ -25,7 +25,7 @@ def test_grpo_is_the_default() -> None:
     algorithm = Algorithm()
     assert (algorithm.estimator, algorithm.policy_loss, algorithm.loss_aggregation) == (
         "grpo",
-        "clip",
+        "ppo",
         "sequence_mean",
     )
     assert not algorithm.whitens

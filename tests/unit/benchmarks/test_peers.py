@@ -93,7 +93,7 @@ def test_the_case_for_a_gpu_trains_in_bf16() -> None:
     [
         (["algorithm.aggregation=sequence_mean"], "algorithm.entropyCoef"),
         (["algorithm.estimator=rloo"], "algorithm.estimator"),
-        (["algorithm.loss.type=cispo"], "algorithm.loss"),
+        (["algorithm.loss.type=cispo"], "algorithm.loss.type"),
         (["algorithm.kl.coef=0.1"], "algorithm.kl.coef"),
         (["algorithm.kl.lossCoef=0.1"], "algorithm.kl.type"),
         (["algorithm.loss.clip.dual=3"], "algorithm.loss.clip.dual"),

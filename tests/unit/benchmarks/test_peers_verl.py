@@ -107,7 +107,7 @@ def test_the_case_for_a_gpu_trains_in_bf16_and_hands_on_the_engines_arguments() 
     ("overrides", "field"),
     [
         (["algorithm.estimator=rloo"], "algorithm.estimator"),
-        (["algorithm.loss.type=cispo"], "algorithm.loss"),
+        (["algorithm.loss.type=cispo"], "algorithm.loss.type"),
         (["algorithm.aggregation=prompt_mean"], "algorithm.aggregation"),
         (["algorithm.kl.coef=0.1"], "algorithm.kl.coef"),
         (["algorithm.kl.lossCoef=0.1"], "algorithm.kl.type"),
