@@ -198,7 +198,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = save_model(Path(directory) / "model", 0)
         asyncio.run(beside_an_engine(model, options))
-        asyncio.run(side_by_side(model, options))
+        asyncio.run(request_slots(model, options))
         asyncio.run(clients(model, options.turns))
 
 
@@ -231,7 +231,7 @@ async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
     print(f"  in the engine's cache: {cached / shared:.1%} of {shared:,} tokens that are continued")
 
 
-async def side_by_side(model: Path, options: argparse.Namespace) -> None:
+async def request_slots(model: Path, options: argparse.Namespace) -> None:
     """Many episodes at once in one worker."""
     bench, process = Bench(options.turns), psutil.Process()
     room = options.concurrent

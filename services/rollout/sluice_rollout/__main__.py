@@ -1,4 +1,4 @@
-"""`python -m sluice_rollout`: the worker beside an engine, until SIGTERM."""
+"""`python -m sluice_rollout`: the worker of one engine, until SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,14 @@ from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.engines import engine_of
 from sluice.engines.protocol import UNKNOWN_VERSION, Client, EngineError
-from sluice.runtime import open_files, user_code
-from sluice.runtime import pod_env as environment
+from sluice.runtime import open_files, pod_env, user_code
 from sluice.runtime.pod_env import Environment
 from sluice.telemetry import endpoints, logs, tracing
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import metrics
-from sluice_rollout.buffer import BufferClient, Outbox
+from sluice_rollout.buffer import BufferClient
 from sluice_rollout.environments.pods import EpisodePods
 from sluice_rollout.environments.verifying import Terms
 from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
@@ -33,21 +33,21 @@ from sluice_rollout.health import EngineHealth
 from sluice_rollout.load import Load
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.scoring.teacher import TeacherError, Teachers, teacher_of
-from sluice_rollout.user_functions.loaded import Code
+from sluice_rollout.submit import Submitter
+from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.worker import Worker, WorkerError
 
+# Time for the engine's or the teacher's start.
 START_SECONDS = 1800.0
+# How long an episode waits for a pod. A worker leases no more episodes than it has pods, so an
+# episode waits only for the start of a pod, or for the end of the episode before.
 POD_SECONDS = 1200.0
-"""For which an episode waits for a pod. A worker leases no more episodes than it has pods, so it is
-the start of one that is waited for, or the end of one that is at work."""
+# Files that a worker has open in addition to the connections of its requests.
 OTHER_FILES = 100
-"""That a worker has open beside its requests' connections."""
 
 
 class Readiness:
-    """The answer of /readyz: the engine's start first, then the teacher's, then the
-    worker's word.
-    """
+    """The answer of /readyz: what the start waits for, then what the worker says."""
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -57,50 +57,65 @@ class Readiness:
         return self.worker.unready() if self.worker else self.waits_for
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a rollout pod that the worker is built from, once the engine has started."""
+
+    env: Environment
+    spec: RLJobSpec
+    engine: Client
+    encoder: PromptEncoder
+    code: UserCode
+    teacher: Teachers | None
+    pods: EpisodePods | None
+    buffer: BufferClient
+
+
 async def serve() -> None:
     """Work until SIGTERM. Raises WorkerError, EngineError, TeacherError or ConfigurationError."""
-    env = environment.read("rollout")
+    env = pod_env.read("rollout")
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     readiness, pulse = Readiness(), endpoints.Pulse()
-    engine_metrics = partial(metrics.of_engine, env.variables.get("SLUICE_ENGINE_URL", ""))
+    url = env.variables.get("SLUICE_ENGINE_URL", "")
     endpoints.serve(
         env,
         ready=readiness.check,
         alive=pulse.check,
-        pages={"/engine/metrics": engine_metrics},
+        pages={"/engine/metrics": partial(metrics.of_engine, url)},
     )
     spec = env.job().spec
-    url = env.variables.get("SLUICE_ENGINE_URL", "")
     pods = _episode_pods(env, spec)
-    code = Code.of(spec, pods)
+    code = UserCode.load(spec, pods)
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     teacher: Teachers | None = None
     try:
         async with pulse.beating(), engine_of(spec).client(url) as engine:
-            # Its first call frees what an attempt that was killed had leased. Others go on with
-            # that while the engine starts, which takes minutes.
-            if env.attempt > 1 and not await _ended(buffer.heartbeat([]), stop):
+            # The first heartbeat of an attempt frees the leases of a killed one. Other workers
+            # take them over while this engine starts, which takes minutes.
+            if env.attempt > 1 and not await _completed(buffer.heartbeat([]), stop):
                 return
             if not (user_code.is_loaded() or spec.model.trust_remote_code):
                 await asyncio.to_thread(chat.leave_torch_out)
             encoder = await asyncio.to_thread(PromptEncoder, spec, Path(spec.model.path))
             teacher = teacher_of(spec, encoder.tokenizer)
             await code.check()
-            if not await _ended(engine.wait_ready(START_SECONDS), stop):
+            if not await _completed(engine.wait_ready(START_SECONDS), stop):
                 return
             encoder.fit(engine.info.context_tokens)
             if teacher:
                 readiness.waits_for = f"the teacher {teacher.url} does not answer yet"
-                if not await _ended(teacher.wait_ready(START_SECONDS), stop):
+                if not await _completed(teacher.wait_ready(START_SECONDS), stop):
                     return
                 log.info("teacher ready", url=teacher.url)
-            # What imports have left would be looked through: 0.2 s in which no response goes on.
+            # Without this the garbage collector looks through all imported modules, again and
+            # again, and no response goes on for 0.2 s.
             gc.freeze()
-            await _work(env, spec, stop, engine, encoder, code, readiness, teacher, pods, buffer)
+            parts = Parts(env, spec, engine, encoder, code, teacher, pods, buffer)
+            await _work(parts, readiness, stop)
     finally:
         await buffer.close()
         await code.close()
@@ -109,18 +124,18 @@ async def serve() -> None:
 
 
 def _episode_pods(env: Environment, spec: RLJobSpec) -> EpisodePods | None:
-    """Those that join this worker, where episodes are pods."""
+    """Return the pods of episodes that join this worker; None if episodes run elsewhere."""
     if not spec.rollout.has_episode_pods or env.variables.get("SLUICE_EPISODES") != "pods":
         return None
     job, environment = env.job().metadata, spec.rollout.environment
-    where = f"kubectl describe pods -n {job.namespace} -l sluice.dev/job-name={job.name}"
+    command = f"kubectl describe pods -n {job.namespace} -l sluice.dev/job-name={job.name}"
     verifier = environment.verifier if environment else None
     terms = Terms.of(verifier, spec) if verifier else None
-    return EpisodePods.of(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, where, terms)
+    return EpisodePods.of(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, command, terms)
 
 
-async def _ended(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:
-    """Wait for it. False where SIGTERM came first."""
+async def _completed(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:
+    """Wait for a coroutine. Return False if SIGTERM came first."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     done, waiting = await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -131,18 +146,9 @@ async def _ended(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool
     return working in done
 
 
-async def _work(
-    env: Environment,
-    spec: RLJobSpec,
-    stop: asyncio.Event,
-    engine: Client,
-    encoder: PromptEncoder,
-    code: Code,
-    readiness: Readiness,
-    teacher: Teachers | None,
-    pods: EpisodePods | None,
-    buffer: BufferClient,
-) -> None:
+async def _work(parts: Parts, readiness: Readiness, stop: asyncio.Event) -> None:
+    """Join the rendezvous and run the worker."""
+    env, spec, engine, encoder = parts.env, parts.spec, parts.engine, parts.encoder
     member = rendezvous_pb2.Member(
         role="rollout",
         name=env.name,
@@ -151,7 +157,7 @@ async def _work(
         address=f"{env.advertise}:{urlsplit(engine.url).port}",
         world_size=engine.info.ranks,
         version=UNKNOWN_VERSION,
-        # Colocated, they are the trainer's, which counts them.
+        # The trainer counts the devices that it shares with its engines.
         devices=0 if spec.trainer.colocate else max(spec.rollout.gpus_per_replica, 1),
         starting_seconds=metrics.PHASES.seconds()["starting"],
     )
@@ -166,31 +172,35 @@ async def _work(
         metrics.PHASES.enter(state)
         metrics.VERSION.set(hello().version)
         gauges = {
-            "leases": len(worker.work),
-            "finished_samples": make.finished_samples,
-            "generated_tokens": make.generated_tokens,
+            "leases": len(worker.leased_groups),
+            "finished_samples": maker.finished_samples,
+            "generated_tokens": maker.generated_tokens,
         }
         return rendezvous_pb2.Heartbeat(state=state, gauges=gauges)
 
     membership = Membership(env.rendezvous, hello, heartbeat)
-    slots = asyncio.Semaphore(side_by_side(spec.rollout.concurrency))
+    slots = asyncio.Semaphore(request_slots(spec.rollout.concurrency))
     health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
+    pods = parts.pods
     pod_address = PodAddress(env.bind, env.port("gateway"), pods.join) if pods else None
     registry = EpisodeRegistry.for_job(spec, encoder, pod_address)
     generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
-    make = group_maker(spec, encoder, generator, membership, code, teacher, registry.open_gateway)
-    submits, returns = Outbox(buffer.submit_stream), Outbox(buffer.return_stream)
-    load = Load(batches=spec.rollout.mode == "sync")
+    maker = group_maker(
+        spec, encoder, generator, membership, parts.code, parts.teacher, registry.open_gateway
+    )
+    submitter = Submitter(spec, parts.buffer, parts.code.dynamic_filter)
+    load = Load(synchronous=spec.rollout.mode == "sync")
     readiness.worker = worker = Worker(
-        spec, engine, make, code.keep, buffer, membership, submits, returns, load=load
+        spec, engine, maker, submitter, parts.buffer, membership, load=load
     )
     async with registry, membership:
         await worker.run(stop)
 
 
-def side_by_side(concurrency: int) -> int:
-    """Requests at the engine at a time: as many as the job says, if there may be as many
-    connections.
+def request_slots(concurrency: int) -> int:
+    """Return how many requests may be at the engine at a time.
+
+    This is `rollout.concurrency`, or fewer if the process may not open as many connections.
     """
     limit = open_files.raise_limit()
     most = max(limit - OTHER_FILES, 1)

@@ -32,7 +32,7 @@ _PAUSES_AFTER_ERRORS = (0.5, 2.0)
 
 
 @dataclass(slots=True)
-class Requests:
+class GroupRequests:
     """Those of one group. at_engine: how many are there now, or have just failed there. seconds,
     tokens: at the engine, and from it, of all that were answered.
     """
@@ -58,7 +58,7 @@ class Requests:
             self.at_engine -= 1
 
 
-REQUESTS: ContextVar[Requests] = ContextVar("requests", default=Requests(-1))  # noqa: B039 - of who has no group
+REQUESTS: ContextVar[GroupRequests] = ContextVar("requests", default=GroupRequests(-1))  # noqa: B039 - of who has no group
 """The group for which this task, and all that it starts, asks the engine."""
 
 

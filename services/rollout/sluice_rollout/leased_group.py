@@ -1,4 +1,4 @@
-"""One leased group in work: what it is known by, and what has become of it."""
+"""One group that a worker has leased: its identity, its requests and its progress."""
 
 from __future__ import annotations
 
@@ -9,61 +9,61 @@ from dataclasses import dataclass, field
 from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.generate import Requests
-from sluice_rollout.load import Share
+from sluice_rollout.generate import GroupRequests
+from sluice_rollout.load import GroupLoad
 
 
 @dataclass(slots=True)
-class Work:
-    """A lease, and its group's requests and task.
+class LeasedGroup:
+    """A lease of the buffer, with the task that works on its group."""
 
-    prompt: its names alone, which no user's code can change. share: of its worker's load. failure:
-    the engine's, if it may be this group's. settled: the buffer has the group back, finished or
-    not. submitted: finished. began, computed: clocks at its begin, the wall's and that of this
-    thread's CPU time.
-    """
-
-    leased: pb.LeasedGroup
+    message: pb.LeasedGroup
+    # Identifiers only: user code gets another object, so it cannot change these.
     prompt: Prompt
-    requests: Requests
-    share: Share
+    requests: GroupRequests
+    load: GroupLoad
+    # Why the engine was lost, if a request of this group may have caused it.
     failure: str = ""
+    # True once the buffer has the group back, finished or not.
     settled: bool = False
+    # True once the buffer has the finished group.
     submitted: bool = False
     task: asyncio.Task[None] | None = None
-    began: float = field(default_factory=time.monotonic)
-    computed: float = field(default_factory=time.thread_time)
+    started_at: float = field(default_factory=time.monotonic)
+    cpu_started_at: float = field(default_factory=time.thread_time)
 
     @classmethod
-    def of(cls, leased: pb.LeasedGroup, share: Share) -> Work:
-        names = leased.prompt
+    def of(cls, message: pb.LeasedGroup, load: GroupLoad) -> LeasedGroup:
+        names = message.prompt
         prompt = Prompt(
             names.group_id, "", lease_id=names.lease_id, lease_attempt=names.lease_attempt
         )
-        return cls(leased, prompt, Requests(names.group_id), share)
+        return cls(message, prompt, GroupRequests(names.group_id), load)
 
     @property
     def name(self) -> str:
-        """The group's name, which is the same in all of its leases."""
+        """Name of the group, which is the same in all of its leases."""
         return self.prompt.lease_id.rpartition(".")[0]
 
     @property
     def seconds(self) -> float:
-        """Since its begin."""
-        return time.monotonic() - self.began
+        """Time since the lease."""
+        return time.monotonic() - self.started_at
 
     @property
-    def busy(self) -> float:
-        """The share of that time for which this thread computed, 0 to 1. It is the worker's only
-        one for all groups: near 1, they wait for each other.
+    def busy_fraction(self) -> float:
+        """Fraction in [0, 1] of `seconds` in which the worker's thread computed.
+
+        One thread serves all groups of the worker: near 1, the groups wait for each other.
         """
-        return min((time.thread_time() - self.computed) / max(self.seconds, 1e-6), 1.0)
+        cpu_seconds = time.thread_time() - self.cpu_started_at
+        return min(cpu_seconds / max(self.seconds, 1e-6), 1.0)
 
-    def read(self) -> tuple[Prompt, list[Sample]]:
-        """The prompt, and the samples that an earlier lease has left."""
-        partial = [codec.sample_from_message(sample) for sample in self.leased.partial.samples]
-        return codec.prompt_from_message(self.leased.prompt), partial
+    def decode(self) -> tuple[Prompt, list[Sample]]:
+        """Return the prompt, and the samples that an earlier lease has left unfinished."""
+        partial = [codec.sample_from_message(sample) for sample in self.message.partial.samples]
+        return codec.prompt_from_message(self.message.prompt), partial
 
-    def bare(self, failure: str) -> SampleGroup:
-        """The group as it goes back without what was made of it, which may be broken."""
+    def without_samples(self, failure: str) -> SampleGroup:
+        """Return the group as it goes back if its samples may be broken."""
         return SampleGroup(self.prompt, failure=failure)

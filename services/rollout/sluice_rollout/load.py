@@ -1,12 +1,12 @@
-"""A worker's load: the samples that it has to generate, and whether they are the tail of a batch.
+"""The load of a worker: its samples that are still to be generated, and whether they are a tail.
 
-A synchronous step waits for the longest response of its batch, with an engine that runs ever fewer
-of them: its *tail*, as in long-tailed lengths. More engines do not shorten it, asynchronous mode
-fills it with the next batch's samples, so it is told apart from `generating`.
+A synchronous step waits for the longest response of its batch, while the engine runs fewer and
+fewer samples: the *tail* of the batch. More engines do not shorten a tail; asynchronous mode fills
+it with samples of the next batch. `sluice status` therefore tells `tail` from `generating`.
 
-Samples are counted, not the requests at the engine: an episode whose tools run has none there and
-asks again, and a batch of such episodes is in full swing with few requests at a time. One counts
-until its last token; what is still scored then needs no engine.
+Samples are counted, not requests at the engine: an episode whose tools run has no request there
+but will send another one, so a batch of such episodes can be busy with few requests. A sample
+counts until its last token. Scoring needs no engine.
 """
 
 from __future__ import annotations
@@ -17,57 +17,64 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-TAIL_SHARE = 0.25
-"""Of the most samples since the worker had none; with fewer it is in the tail."""
+# A worker is in the tail with fewer samples than this fraction of the most since it last had none.
+TAIL_FRACTION = 0.25
 
 
-def is_tail(samples: int, peak: int, *, waits: bool) -> bool:
-    """True where so few of a batch's samples are left, and there is nothing to put beside them.
+def is_tail(samples: int, peak: int, *, waiting: bool) -> bool:
+    """Return True if few samples of a batch are left and no other group can be started.
 
-    samples: that are generated now. peak: the most of them since the worker had none. waits: it
-    has asked the buffer for more groups and gets none, because all of the batch are leased.
+    Parameters
+    ----------
+    samples
+        Samples that are generated now.
+    peak
+        The most samples since the worker last had none.
+    waiting
+        True if the worker has asked the buffer for more groups and gets none, because the whole
+        batch is leased.
+
     """
-    return waits and samples < TAIL_SHARE * peak
+    return waiting and samples < TAIL_FRACTION * peak
 
 
 @dataclass(slots=True)
 class Load:
-    """One worker's samples, and since when they are a tail. less: set where some were generated.
+    """The samples that one worker has to generate, and how long they have been a tail."""
 
-    batches: a batch is begun when the one before it is trained (rollout.mode: sync). In
-    asynchronous mode later ones are begun beside it, and none has a tail: a worker that waits with
-    few samples is ahead of its trainer, or held up by `maxStaleness`.
-    """
-
-    batches: bool = True
+    # True if a batch begins once the one before is trained (rollout.mode: sync). In asynchronous
+    # mode later batches overlap and there is no tail: a worker that waits with few samples is
+    # ahead of its trainer, or held up by `maxStaleness`.
+    synchronous: bool = True
     clock: Callable[[], float] = time.monotonic
     samples: int = 0
     peak: int = 0
-    waits: bool = False
-    less: asyncio.Event = field(default_factory=asyncio.Event)
-    _since: float | None = None
+    waiting: bool = False
+    # Set when samples are generated, that is when there may be room for another group.
+    decreased: asyncio.Event = field(default_factory=asyncio.Event)
+    _tail_since: float | None = None
 
-    def group(self, count: int) -> Share:
-        """A group more, of so many samples."""
-        share = Share(self)
-        share.expect(count)
-        return share
+    def add_group(self, count: int) -> GroupLoad:
+        """Count a new group of `count` samples."""
+        group_load = GroupLoad(self)
+        group_load.expect(count)
+        return group_load
 
-    def leasing(self, *, waits: bool) -> None:
-        """A lease is asked for, and not there yet (waits); or groups have come with it."""
-        self.waits = waits
+    def note_lease(self, *, waiting: bool) -> None:
+        """Note that a lease is requested and pending, or that it has brought groups."""
+        self.waiting = waiting
         self._change(0)
 
-    def state(self, *, work: bool) -> str:
-        """`idle`, `generating` or `tail`. work: there are groups in work."""
-        if not work:
+    def state(self, *, has_groups: bool) -> str:
+        """Return `idle`, `generating` or `tail`. A worker without groups is idle."""
+        if not has_groups:
             return "idle"
-        return "generating" if self._since is None else "tail"
+        return "generating" if self._tail_since is None else "tail"
 
     @property
     def tail_seconds(self) -> float:
-        """For which the tail has lasted; 0: it is none."""
-        return 0.0 if self._since is None else self.clock() - self._since
+        """Duration of the present tail; 0 if there is none."""
+        return 0.0 if self._tail_since is None else self.clock() - self._tail_since
 
     def _change(self, samples: int) -> None:
         if samples > 0 and not self.samples:
@@ -75,29 +82,30 @@ class Load:
         self.samples += samples
         self.peak = max(self.peak, self.samples)
         if samples < 0:
-            self.less.set()
-        if not self.batches or not is_tail(self.samples, self.peak, waits=self.waits):
-            self._since = None
-        elif self._since is None:
-            self._since = self.clock()
+            self.decreased.set()
+        if not self.synchronous or not is_tail(self.samples, self.peak, waiting=self.waiting):
+            self._tail_since = None
+        elif self._tail_since is None:
+            self._tail_since = self.clock()
 
 
 @dataclass(slots=True)
-class Share:
-    """One group's part of its worker's load: its samples that are still to be generated."""
+class GroupLoad:
+    """The samples of one group that are still to be generated, as a part of its worker's load."""
 
     load: Load
     left: int = 0
 
     def expect(self, count: int) -> None:
-        """It has so many."""
+        """Set the number of samples that are left."""
         change, self.left = max(count, 0) - self.left, max(count, 0)
         self.load._change(change)
 
     def done(self, count: int) -> None:
-        """So many are generated."""
+        """Note that `count` samples are generated."""
         self.expect(self.left - count)
 
 
-SHARE: ContextVar[Share] = ContextVar("share", default=Share(Load()))  # noqa: B039 - of who has none
-"""That of the group which this task, and all that it starts, makes."""
+# The load of the group that the current task, and every task that it starts, works on. The default
+# serves code outside of a group.
+GROUP_LOAD: ContextVar[GroupLoad] = ContextVar("group_load", default=GroupLoad(Load()))  # noqa: B039

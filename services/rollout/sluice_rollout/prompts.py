@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.api import RLJobSpec
+from sluice.api import EvaluationDataset, RLJobSpec
 from sluice.data import chat
 from sluice.data.chat import PromptError
 from sluice.data.vocabulary import check_ids, embedding_size, surplus, tokenizer_size
@@ -132,19 +132,24 @@ def response_lengths(spec: RLJobSpec) -> dict[str, int]:
 
 def longest_prompt(spec: RLJobSpec, context: Context, prompt: Prompt) -> int:
     """Tokens that this prompt may have."""
-    room = context.tokens - _response(spec, prompt)
+    room = context.tokens - _max_response_tokens(spec, prompt)
     return min(spec.data.max_prompt_tokens or room, room)
 
 
-def _response(spec: RLJobSpec, prompt: Prompt) -> int:
-    usual = spec.rollout.sampling.max_response_tokens
+def _max_response_tokens(spec: RLJobSpec, prompt: Prompt) -> int:
+    default = spec.rollout.sampling.max_response_tokens
+    dataset = evaluation_dataset(spec, prompt)
+    if dataset is None or spec.evaluation is None:
+        return default
+    dataset_limit = dataset.sampling.max_response_tokens if dataset.sampling else None
+    return dataset_limit or spec.evaluation.sampling.max_response_tokens or default
+
+
+def evaluation_dataset(spec: RLJobSpec, prompt: Prompt) -> EvaluationDataset | None:
+    """Return the evaluation data set that a prompt comes from; None for a training prompt."""
     if prompt.purpose is Purpose.TRAIN or spec.evaluation is None:
-        return usual
-    dataset = next(
-        (one for one in spec.evaluation.datasets if one.source_name == prompt.dataset), None
-    )
-    of_dataset = dataset.sampling.max_response_tokens if dataset and dataset.sampling else None
-    return of_dataset or spec.evaluation.sampling.max_response_tokens or usual
+        return None
+    return next((d for d in spec.evaluation.datasets if d.source_name == prompt.dataset), None)
 
 
 def _plain(name: str) -> str:

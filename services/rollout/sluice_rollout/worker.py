@@ -1,12 +1,14 @@
-"""The rollout worker: lease a prompt group, generate its samples at the engine beside,
-score them, submit.
+"""The rollout worker: leases prompt groups, generates and scores their samples, submits them.
 
-The worker pulls, so that the load balances itself: an engine that is slow leases less. It leases
-only while the rendezvous says that its engine holds weights that may be used.
+- A worker pulls its work, so the load balances itself: a slow engine leases less.
+- It leases only while the rendezvous says that its engine holds weights that may be used.
+- An error in one group ends that group alone. The group returns to the buffer with the reason,
+  which counts as one of its failures.
+- A worker that must end returns all of its groups. Only groups whose requests may have killed the
+  engine count that as a failure.
 
-An error in the work of one group ends that group's work alone: it goes back with the reason, which
-counts against it. A worker that must end gives all its groups back; only those whose requests may
-have killed the engine are blamed.
+One group goes from `_lease_forever` through `_run_group` to `GroupMaker.make`, which generates and
+scores it, and to `Submitter.submit`.
 """
 
 from __future__ import annotations
@@ -22,78 +24,72 @@ from sluice.api import RLJobSpec
 from sluice.engines.protocol import Client, EngineError, RequestTimeoutError
 from sluice.runtime import error_summary
 from sluice.runtime.pod_env import ConfigurationError
-from sluice.samples.sample import (
-    ENGINE_LATENCY,
-    WORKER,
-    WORKER_BUSY,
-    WORKER_TAIL,
-    Purpose,
-    SampleGroup,
-    SampleStatus,
-)
 from sluice.telemetry import logs, tracing
-from sluice.wire import codec, rpc
+from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import failures, metrics
-from sluice_rollout.buffer import BufferClient, Outbox
+from sluice_rollout.buffer import BufferClient
 from sluice_rollout.generate import REQUESTS
-from sluice_rollout.group import GroupMaker, mask_off_policy
+from sluice_rollout.group import GroupMaker
 from sluice_rollout.health import EngineHealth, EngineLostError
-from sluice_rollout.leased_group import Work
-from sluice_rollout.load import SHARE, Load
-from sluice_rollout.user_functions.filters import Filter, FilterError
+from sluice_rollout.leased_group import LeasedGroup
+from sluice_rollout.load import GROUP_LOAD, Load
+from sluice_rollout.submit import Submitter
+from sluice_rollout.user_functions.filters import FilterError
 
 LEASE_WAIT_SECONDS = 60.0
 NEWS_SECONDS = 0.25
 HEARTBEAT_SECONDS = 20.0
-LOOKS_PER_HEARTBEAT = 8
-"""At the state of which the rendezvous counts the seconds."""
+# The rendezvous counts the seconds of each state by the states that it is told.
+STATE_CHECKS_PER_HEARTBEAT = 8
 ABORT_SECONDS = 0.5
-WORK_FACTOR = 4
-"""A worker's groups have at most so many times the samples that it generates side by side."""
+# A worker holds at most this many times the samples that it generates at a time.
+HELD_SAMPLES_FACTOR = 4
+# Limit of the last returns, of groups whose tasks did not end in time.
 RETURN_SECONDS = 5.0
-"""For what is given back last, of work that did not end in time."""
 
 
 class WorkerError(Exception):
-    """This pod cannot go on and must be replaced: its engine, its buffer or its place is lost. The
-    message says why.
-    """
+    """This pod must be replaced, because it has lost its engine, its buffer or its membership."""
 
 
 @dataclass(slots=True)
 class Worker:
+    """One engine's worker, from its first lease until it ends."""
+
     spec: RLJobSpec
     engine: Client
-    make: GroupMaker
-    keep: Filter
+    group_maker: GroupMaker
+    submitter: Submitter
     buffer: BufferClient
     membership: Membership
-    submits: Outbox
-    returns: Outbox
     drain_seconds: float = 20.0
-    work: dict[str, Work] = field(default_factory=dict)
-    exhausted: bool = False
-    lost: Exception | None = None
-    """Why this worker must end, where nobody has told it to."""
     load: Load = field(default_factory=Load)
-    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    # Groups in work, by lease id.
+    leased_groups: dict[str, LeasedGroup] = field(default_factory=dict)
+    # Why this worker must end; None if it was not lost.
+    lost: Exception | None = None
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def health(self) -> EngineHealth:
-        return self.make.generator.health
+        return self.group_maker.generator.health
 
     @property
     def state(self) -> str:
-        """`unresponsive` while the engine fails its health checks; else `idle`, `generating` or
-        `tail` (`Load`).
+        """`unresponsive` while the engine fails its health checks, else the state of the load.
+
+        The load is `idle`, `generating` or `tail`.
         """
-        return "unresponsive" if self.health.unhealthy else self.load.state(work=bool(self.work))
+        if self.health.unhealthy:
+            return "unresponsive"
+        return self.load.state(has_groups=bool(self.leased_groups))
 
     def unready(self) -> str:
-        """Why this engine does no work, in words;
-        empty: it does, also while its weights are being replaced.
+        """Return why this worker is not ready; empty if it is.
+
+        It stays ready while the engine's weights are replaced.
         """
         latest = self.membership.latest
         if self.health.unhealthy:
@@ -108,270 +104,249 @@ class Worker:
         return ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`, or until it must end; give everything back. Raises WorkerError."""
+        """Work until `stop` is set or the worker must end, then give all groups back.
+
+        Raises
+        ------
+        WorkerError
+            If this pod must be replaced.
+        ConfigurationError
+            If no restart can help.
+
+        """
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as tasks:
                 helpers = [
-                    group.create_task(coroutine)
+                    tasks.create_task(coroutine)
                     for coroutine in (
-                        self.submits.run(),
-                        self.returns.run(),
+                        self.submitter.submits.run(),
+                        self.submitter.returns.run(),
                         self._heartbeats(),
-                        self._tell_state(),
+                        self._report_state(),
                         self._watch_engine(),
                         self._watch_membership(),
-                        self._stop_at(stop),
+                        self._end_on(stop),
                     )
                 ]
-                leasing = group.create_task(self._lease_forever(group))
-                await self._over.wait()
+                leasing = tasks.create_task(self._lease_forever(tasks))
+                await self._ending.wait()
                 leasing.cancel()
                 await self._drain()
                 for task in helpers:
                     task.cancel()
         except ExceptionGroup as errors:
-            reason = _ending(self.lost) if self.lost else _reason(errors)
+            reason = _exit_error(self.lost) if self.lost else _exit_reason(errors)
             if reason is None:
                 raise
             raise reason from None
         if self.lost:
-            raise _ending(self.lost) from None
+            raise _exit_error(self.lost) from None
 
-    async def _stop_at(self, stop: asyncio.Event) -> None:
+    async def _end_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._over.set()
+        self._ending.set()
 
     def _lose(self, error: Exception) -> None:
-        """This worker ends. Requests that are at an engine that dies or hangs may be
-        why it does.
-        """
+        """End this worker, and blame groups whose requests may have killed or hung the engine."""
         if self.lost:
             return
         self.lost = error
         if isinstance(error, EngineLostError) and error.blames:
-            for work in self.work.values():
-                work.failure = str(error) if work.requests.at_engine else ""
-        self._over.set()
+            for leased in self.leased_groups.values():
+                leased.failure = str(error) if leased.requests.at_engine else ""
+        self._ending.set()
 
     # --- leasing
 
-    async def _lease_forever(self, group: asyncio.TaskGroup) -> None:
+    async def _lease_forever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            await self._until_admitted()
-            await self._until_room()
+            await self._wait_until_admitted()
+            await self._wait_for_room()
             news = self.membership.news_count
-            self.load.leasing(waits=True)
-            groups, self.exhausted = await self.buffer.lease(
-                self._room_for(), self.membership.version, LEASE_WAIT_SECONDS, self._leases
+            self.load.note_lease(waiting=True)
+            messages, exhausted = await self.buffer.lease(
+                self._groups_that_fit(),
+                self.membership.version,
+                LEASE_WAIT_SECONDS,
+                self._held_leases,
             )
-            for leased in groups:
-                share = self.load.group(self.spec.rollout.samples_per_prompt)
-                self._start(group, Work.of(leased, share))
-            if groups:
-                self.load.leasing(waits=False)
-            else:  # nothing is left, or weights have come that this worker has not heard of yet
+            for message in messages:
+                group_load = self.load.add_group(self.spec.rollout.samples_per_prompt)
+                self._start(tasks, LeasedGroup.of(message, group_load))
+            if messages:
+                self.load.note_lease(waiting=False)
+            else:
+                # No prompt is left, or weights have come that this worker has not heard of yet.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(1.0 if self.exhausted else NEWS_SECONDS):
+                    async with asyncio.timeout(1.0 if exhausted else NEWS_SECONDS):
                         await self.membership.news(news)
 
-    def _start(self, group: asyncio.TaskGroup, work: Work) -> None:
-        older = self.work.get(work.prompt.lease_id)
-        if (
-            older and older.task
-        ):  # leased again to us: the buffer takes only the newest lease's samples
+    def _start(self, tasks: asyncio.TaskGroup, leased: LeasedGroup) -> None:
+        older = self.leased_groups.get(leased.prompt.lease_id)
+        if older and older.task:
+            # The buffer leased the group again, and takes samples of the newest lease only.
             older.task.cancel()
-        self.work[work.prompt.lease_id] = work
-        work.task = group.create_task(self._work(work), name=f"group {work.prompt.group_id}")
+        self.leased_groups[leased.prompt.lease_id] = leased
+        name = f"group {leased.prompt.group_id}"
+        leased.task = tasks.create_task(self._run_group(leased), name=name)
 
-    def _leases(self) -> list[pb.Lease]:
-        """All that this worker has in work."""
+    def _held_leases(self) -> list[pb.Lease]:
         return [
-            pb.Lease(lease_id=w.prompt.lease_id, lease_attempt=w.prompt.lease_attempt)
-            for w in self.work.values()
+            pb.Lease(lease_id=g.prompt.lease_id, lease_attempt=g.prompt.lease_attempt)
+            for g in self.leased_groups.values()
         ]
 
-    def _room_for(self) -> int:
-        """Groups that fit into the engine's free places. A sample has its place until its last
-        token: the long responses of a group do not keep those of the short ones. What waits for its
-        reward or for the rest of its group is bounded too, so that rewards slower than the engine
-        hold it back.
+    def _groups_that_fit(self) -> int:
+        """Return the number of groups for which the engine has free places.
+
+        A sample holds its place until its last token, so the long responses of a group do not hold
+        the places of its short ones. The total is bounded as well, so that rewards that are slower
+        than the engine hold it back.
         """
         rollout = self.spec.rollout
         places, size = rollout.samples_at_once, rollout.samples_per_prompt
-        unfinished = len(self.work) * size
-        free = min(places - self.load.samples, WORK_FACTOR * places - unfinished)
+        held = len(self.leased_groups) * size
+        free = min(places - self.load.samples, HELD_SAMPLES_FACTOR * places - held)
         return math.ceil(free / size)
 
-    async def _until_room(self) -> None:
-        while self._room_for() < 1:
-            self.load.less.clear()
-            await self.load.less.wait()
+    async def _wait_for_room(self) -> None:
+        while self._groups_that_fit() < 1:
+            self.load.decreased.clear()
+            await self.load.decreased.wait()
 
-    async def _until_admitted(self) -> None:
+    async def _wait_until_admitted(self) -> None:
         while not (self.membership.latest and self.membership.latest.admitted):
             await self.membership.news(self.membership.news_count)
 
     # --- one group
 
-    async def _work(self, work: Work) -> None:
-        lease_id = work.prompt.lease_id
-        REQUESTS.set(work.requests)
-        SHARE.set(work.share)
+    async def _run_group(self, leased: LeasedGroup) -> None:
+        """Make and submit one group; on any error, give it back."""
+        lease_id = leased.prompt.lease_id
+        REQUESTS.set(leased.requests)
+        GROUP_LOAD.set(leased.load)
         metrics.LEASES.inc()
         try:
-            with tracing.span("work", group=work.name):
-                await self._make(work)
+            with tracing.span("work", group=leased.name):
+                await self._make_and_submit(leased)
         except EngineLostError as error:
             self._lose(error)
-            await self._give_back(work.bare(str(error) if error.blames else ""), work)
-        except Exception as error:  # whatever it is, it is this group's
-            metrics.GROUP_FAILURES.labels(reason=_kind(error)).inc()
+            failure = str(error) if error.blames else ""
+            await self.submitter.give_back(leased.without_samples(failure), leased)
+        except Exception as error:
+            # User code may raise anything. The error belongs to this group alone.
+            metrics.GROUP_FAILURES.labels(reason=_failure_kind(error)).inc()
+            line = _failure_line(error)
             failures.LOG.note(
-                "a group failed",
-                _line(error),
-                error_summary.full(error),
-                group=work.prompt.group_id,
+                "a group failed", line, error_summary.full(error), group=leased.prompt.group_id
             )
-            await self._give_back(work.bare(_line(error)), work)
+            await self.submitter.give_back(leased.without_samples(line), leased)
         finally:
-            if self.work.get(lease_id) is work:
-                del self.work[lease_id]
+            if self.leased_groups.get(lease_id) is leased:
+                del self.leased_groups[lease_id]
             metrics.LEASES.dec()
-            if work.submitted:
-                metrics.GROUP_SECONDS.observe(work.seconds)
-            work.share.expect(0)
-            self.load.less.set()
+            if leased.submitted:
+                metrics.GROUP_SECONDS.observe(leased.seconds)
+            leased.load.expect(0)
+            self.load.decreased.set()
 
-    async def _make(self, work: Work) -> None:
-        """Finish the group, or as much of it as a drain leaves time for."""
-        group = await self.make(*work.read())
+    async def _make_and_submit(self, leased: LeasedGroup) -> None:
+        """Submit the group, or give back what a drain has left of it."""
+        group = await self.group_maker.make(*leased.decode())
         if all(sample.status.finished for sample in group.samples):
-            await self._submit(group, work)
-            work.settled = work.submitted = True
-            metrics.GROUPS.labels("submitted").inc()
+            await self.submitter.submit(group, leased, tail_seconds=self.load.tail_seconds)
         else:
-            group.failure = work.failure
-            await self._give_back(group, work)
+            group.failure = leased.failure
+            await self.submitter.give_back(group, leased)
 
-    async def _give_back(self, group: SampleGroup, work: Work) -> None:
-        await self.returns.send(group)
-        work.settled = True
-        metrics.GROUPS.labels("returned").inc()
-
-    async def _submit(self, group: SampleGroup, work: Work) -> None:
-        if self.spec.rollout.partial.mask_off_policy:
-            for sample in group.samples:
-                mask_off_policy(sample)
-        failed = all(sample.status is SampleStatus.FAILED for sample in group.samples)
-        judged = (
-            group.prompt.purpose is Purpose.TRAIN and not failed
-        )  # a failure is no filter's business
-        reason = await self.keep(group) if judged else None
-        if reason is not None:
-            group.samples[0].metadata["filtered"] = reason
-        group.samples[0].metadata |= {
-            WORKER: self.buffer.worker,
-            WORKER_BUSY: round(work.busy, 3),
-            WORKER_TAIL: round(self.load.tail_seconds, 3),
-        }
-        if (latency := work.requests.latency) is not None:
-            group.samples[0].metadata[ENGINE_LATENCY] = round(latency, 6)
-        # As it was leased, whatever the user's code did to it.
-        group.prompt = codec.prompt_from_message(work.leased.prompt)
-        with tracing.span("submit"):
-            answer = await self.submits.send(group)
-        if (
-            isinstance(answer, pb.SubmitResponse)
-            and answer.outcome == pb.SubmitResponse.OUTCOME_REFUSED
-        ):
-            logs.get().error(
-                "the buffer refused a group", group=group.group_id, reason=answer.message
-            )
-
-    # --- around it
+    # --- the end of the worker
 
     async def _drain(self) -> None:
-        """End running requests and return what they have so far. The buffer keeps every token."""
-        self.make.generator.draining.set()
+        """End running requests and give back their tokens so far, which the buffer keeps."""
+        self.group_maker.generator.draining.set()
         end = time.monotonic() + self.drain_seconds
-        works = list(self.work.values())
-        running = {w.task for w in works if w.task}
+        groups = list(self.leased_groups.values())
+        running = {g.task for g in groups if g.task}
         while running and time.monotonic() < end:
-            await self._end_requests(works)
+            # Repeated, because a request may have been on its way to the engine.
+            await self._abort_requests(groups)
             _, running = await asyncio.wait(running, timeout=ABORT_SECONDS)
         for task in running:
             task.cancel()
-        left = [
-            asyncio.create_task(self._give_back(w.bare(w.failure), w))
-            for w in works
-            if not w.settled
+        returns = [
+            asyncio.create_task(self.submitter.give_back(g.without_samples(g.failure), g))
+            for g in groups
+            if not g.settled
         ]
-        if left:
-            _, unsent = await asyncio.wait(left, timeout=RETURN_SECONDS)
-            for sending in unsent:
-                sending.cancel()
-        logs.get().info("drained", left=len(left))
+        if returns:
+            _, unsent = await asyncio.wait(returns, timeout=RETURN_SECONDS)
+            for task in unsent:
+                task.cancel()
+        logs.get().info("drained", left=len(returns))
 
-    async def _end_requests(self, works: list[Work]) -> None:
-        """Again and again: one may have been on its way. A lost engine answers none any more."""
+    async def _abort_requests(self, groups: list[LeasedGroup]) -> None:
+        """End the requests at the engine; at a lost engine, which does not answer, cancel tasks."""
         if isinstance(self.lost, EngineLostError):
-            for work in works:
-                if work.task and work.requests.at_engine:
-                    work.task.cancel()
+            for leased in groups:
+                if leased.task and leased.requests.at_engine:
+                    leased.task.cancel()
             return
         try:
             await self.engine.abort()
-        except (
-            EngineError
-        ) as error:  # it was the first to go: what it had is lost, the leases go back all the same
+        except EngineError as error:
+            # The engine ended first, and its tokens are lost. The leases go back all the same.
             logs.get().warning("cannot abort at the engine", error=str(error))
 
+    # --- background tasks
+
     async def _heartbeats(self) -> None:
+        """Extend the leases, and drop those that the buffer does not want any more."""
         interval = min(self.spec.buffer.lease_seconds / 3, HEARTBEAT_SECONDS)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):
-                    await self._new_weights()
-            leases = self._leases()
+                    await self._wait_for_new_weights()
+            leases = self._held_leases()
             for lease in await self.buffer.heartbeat(leases) if leases else []:
-                work = self.work.get(lease.lease_id)
-                if work and work.task and work.prompt.lease_attempt <= lease.lease_attempt:
-                    work.task.cancel()
+                leased = self.leased_groups.get(lease.lease_id)
+                if leased and leased.task and leased.prompt.lease_attempt <= lease.lease_attempt:
+                    leased.task.cancel()
 
-    async def _tell_state(self) -> None:
-        """Send a heartbeat soon after the state has changed, so that its seconds are counted.
+    async def _wait_for_new_weights(self) -> None:
+        """Wait until weights have come, and a moment more until their step is committed.
 
-        It is looked at eight times between two heartbeats: no more messages than that, whatever
-        the requests do, and fewer where the rendezvous wants fewer heartbeats.
-        """
-        told = self.state
-        while True:
-            await asyncio.sleep(self.membership.interval / LOOKS_PER_HEARTBEAT)
-            if self.state != told:
-                told = self.state
-                self.membership.beat()
-
-    async def _new_weights(self) -> None:
-        """Until weights have come, and a moment more: their step is then committed.
-
-        What over-sampling has started in vain is dropped by the heartbeat that follows, and no
-        longer in the way of the new step's prompts.
+        The heartbeat that follows drops the samples that over-sampling started in vain, so they
+        are not in the way of the new step's prompts.
         """
         before = self.membership.version
         while self.membership.version == before:
             await self.membership.news(self.membership.news_count)
         await asyncio.sleep(NEWS_SECONDS)
 
+    async def _report_state(self) -> None:
+        """Send a heartbeat soon after the state has changed, so that its seconds are counted.
+
+        The state is checked eight times between two heartbeats, which bounds the messages,
+        whatever the requests do. A rendezvous that wants fewer heartbeats gets fewer of these.
+        """
+        reported = self.state
+        while True:
+            await asyncio.sleep(self.membership.interval / STATE_CHECKS_PER_HEARTBEAT)
+            if self.state != reported:
+                reported = self.state
+                self.membership.beat()
+
     async def _watch_engine(self) -> None:
-        """A dead or hung engine ends this pod; its leases go back and another continues."""
+        """End this worker if the engine is dead or hung, so that its leases go back."""
         try:
-            await self.health.watch(lambda: bool(self.work))
+            await self.health.watch(lambda: bool(self.leased_groups))
         except EngineLostError as error:
             self._lose(error)
 
     async def _watch_membership(self) -> None:
-        """An engine that was dropped from the epoch comes back if it lives; the trainer then sends
-        all weights anew.
+        """End this worker if its engine was dropped from the epoch and is not healthy.
+
+        A healthy engine joins again, and the trainer then sends all weights anew.
         """
         seen = 0
         while True:
@@ -381,16 +356,16 @@ class Worker:
             latest = self.membership.latest
             if latest and latest.dropped:
                 reason = await self.health.judge(dropped=True)
-                still = self.membership.latest
-                if reason and still and still.dropped:
+                latest_now = self.membership.latest
+                if reason and latest_now and latest_now.dropped:
                     return self._lose(
                         EngineLostError(f"dropped from the epoch ({latest.dropped}), and {reason}")
                     )
             await asyncio.sleep(0.5)
 
 
-def _line(error: Exception) -> str:
-    """The failure on one line, which is the same for the same cause."""
+def _failure_line(error: Exception) -> str:
+    """Describe a failure in one line, which is the same for the same cause."""
     if isinstance(error, FilterError):
         return str(error)
     return (
@@ -398,21 +373,21 @@ def _line(error: Exception) -> str:
     )
 
 
-def _kind(error: Exception) -> str:
-    """Of a group's failure, for metrics."""
+def _failure_kind(error: Exception) -> str:
+    """Return the label of a group's failure in metrics."""
     kinds = {RequestTimeoutError: "timeout", EngineError: "engine", FilterError: "filter"}
     return next((word for kind, word in kinds.items() if isinstance(error, kind)), "internal")
 
 
-def _ending(error: Exception) -> WorkerError | ConfigurationError:
-    """The error with which the worker ends: no restart cures a wrong configuration."""
+def _exit_error(error: Exception) -> WorkerError | ConfigurationError:
+    """Return the error that ends the worker. A restart does not mend a wrong configuration."""
     return error if isinstance(error, WorkerError | ConfigurationError) else WorkerError(str(error))
 
 
-def _reason(errors: ExceptionGroup[Any]) -> WorkerError | ConfigurationError | None:
-    """The end of the worker in words, where a person need only be told."""
+def _exit_reason(errors: ExceptionGroup[Any]) -> WorkerError | ConfigurationError | None:
+    """Return the error that ends the worker, or None if a traceback should be shown."""
+    expected = WorkerError | ConfigurationError | EngineError | rpc.RefusedError | rpc.DeadlineError
     for error in errors.exceptions:
-        told = WorkerError | ConfigurationError | EngineError | rpc.RefusedError | rpc.DeadlineError
-        if isinstance(error, told):
-            return _ending(error)
+        if isinstance(error, expected):
+            return _exit_error(error)
     return None

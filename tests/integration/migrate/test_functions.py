@@ -18,7 +18,7 @@ from sluice.samples.turns import TURNS
 from sluice.wire import codec
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions import runner
+from sluice_rollout.user_functions import loading
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import Sglang
 from tests.integration.rollout.pods import House, job, leases
@@ -65,7 +65,7 @@ async def play(
     """One sample, as the job's worker plays it."""
     spec = function_job(dotted, talkative, directory, tokens).spec
     encoder = PromptEncoder(spec, talkative)
-    named = runner.load(dotted, spec)
+    named = loading.load_function(dotted, spec)
     assert named
     async with EpisodeRegistry.for_job(spec, encoder) as registry:
         player = EpisodeRunner(

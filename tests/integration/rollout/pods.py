@@ -22,14 +22,15 @@ from sluice.rewards.types import RewardInput
 from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.buffer import BufferClient, Outbox
+from sluice_rollout.buffer import BufferClient
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
 from sluice_rollout.health import EngineHealth
 from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.scoring.teacher import teacher_of
-from sluice_rollout.user_functions.loaded import Code
+from sluice_rollout.submit import Submitter
+from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us
 from tests.integration.house import DEADLINE, Rendezvous, engine_member
@@ -76,15 +77,14 @@ class House:
         slots = asyncio.Semaphore(spec.rollout.concurrency)
         health = EngineHealth(engine, spec.weight_sync.pause_seconds, spec.rollout.health)
         generator = Generator(engine, encoder.decode, slots, lambda: membership.version, health)
-        code = Code.of(spec)
+        code = UserCode.load(spec)
         teacher = teacher_of(spec, encoder.tokenizer)
         registry = EpisodeRegistry.for_job(spec, encoder)
         open_gateway = registry.open_gateway
         make = group_maker(spec, encoder, generator, membership, code, teacher, open_gateway)
         fields = {
-            "spec": spec, "engine": engine, "make": make, "keep": code.keep,
-            "buffer": buffer, "membership": membership, "submits": Outbox(buffer.submit_stream),
-            "returns": Outbox(buffer.return_stream),
+            "spec": spec, "engine": engine, "group_maker": make, "buffer": buffer,
+            "submitter": Submitter(spec, buffer, code.dynamic_filter), "membership": membership,
         }  # fmt: skip
         async with registry, membership:
             yield Worker(**{**fields, **changes}), membership
@@ -163,18 +163,18 @@ class Pod:
 
 async def leases(worker: Worker, count: int) -> None:
     async with asyncio.timeout(DEADLINE):
-        while len(worker.work) < count:
+        while len(worker.leased_groups) < count:
             await asyncio.sleep(0.01)
 
 
 def submitted(worker: Worker) -> list[SampleGroup]:
     """Groups that the worker submits from now on; the list grows as it does."""
     groups: list[SampleGroup] = []
-    send = worker.submits.send
+    send = worker.submitter.submits.send
 
     async def note(group: SampleGroup) -> Any:
         groups.append(group)
         return await send(group)
 
-    worker.submits.send = note  # type: ignore[method-assign]
+    worker.submitter.submits.send = note  # type: ignore[method-assign]
     return groups

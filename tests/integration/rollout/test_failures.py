@@ -17,7 +17,7 @@ from sluice.engines.sglang.client import Client
 from sluice.samples.sample import SampleGroup, SampleStatus
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout import metrics
-from sluice_rollout.leased_group import Work
+from sluice_rollout.leased_group import LeasedGroup
 from sluice_rollout.worker import Worker, WorkerError
 from tests.integration.engines import Sglang
 from tests.integration.proxy import Answer, Asked, Delay, Drop, Fate, Proxy
@@ -62,8 +62,8 @@ class Returns:
 
     def __init__(self, worker: Worker) -> None:
         self.groups: list[SampleGroup] = []
-        self._send = worker.returns.send
-        worker.returns.send = self.send  # type: ignore[method-assign]
+        self._send = worker.submitter.returns.send
+        worker.submitter.returns.send = self.send  # type: ignore[method-assign]
 
     async def send(self, group: SampleGroup) -> Any:
         self.groups.append(group)
@@ -179,7 +179,7 @@ async def test_when_an_engine_dies_only_those_that_it_was_working_for_are_blamed
         async with running(one, engine) as (worker, returns, work):
             await leases(worker, 4)
             async with asyncio.timeout(PATIENCE):
-                while [w.requests.at_engine for w in worker.work.values()] != [2, 2, 0, 2]:
+                while [w.requests.at_engine for w in worker.leased_groups.values()] != [2, 2, 0, 2]:
                     await asyncio.sleep(0.02)
             await sglang.generated(6 * 10)
             await proxy.stop()
@@ -228,14 +228,14 @@ async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
 async def test_a_group_that_cannot_be_read_fails_alone(
     house: Callable[..., House], engine: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Work.read
+    decode = LeasedGroup.decode
 
-    def broken(self: Work) -> Any:
+    def broken(self: LeasedGroup) -> Any:
         if self.prompt.group_id == 3:
-            self.leased.prompt.prompt_json = "{"
-        return read(self)
+            self.message.prompt.prompt_json = "{"
+        return decode(self)
 
-    monkeypatch.setattr(Work, "read", broken)
+    monkeypatch.setattr(LeasedGroup, "decode", broken)
     one = house()
     async with await one.start_buffer() as client, running(one, engine) as (_, returns, work):
         async with asyncio.timeout(PATIENCE):

@@ -170,7 +170,7 @@ async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_contex
 ) -> None:
     one = EpisodeRunner(tree, "tree", generator(engine, model), None, 60.0)
     samples = [Sample(0), Sample(1), Sample(2)]
-    await one.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    await one.run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     assert [sample.response_length for sample in samples] == [40, 50, 60]
     starts = {tuple(sample.tokens[: len(PROMPT) + 20].tolist()) for sample in samples}
     assert len(starts) == 1

@@ -17,8 +17,8 @@ from sluice.engines.sglang.client import Client as SglangClient
 from sluice.engines.vllm import Vllm
 from sluice.samples.sample import Sample, SampleStatus, WeightSpan
 from sluice_rollout.generate import Generator, sampling_params
-from sluice_rollout.group import mask_off_policy
 from sluice_rollout.health import EngineHealth
+from sluice_rollout.submit import mask_off_policy
 from tests.chaos.proxy import Harm, Proxy
 from tests.integration.conftest import Server
 from tests.integration.engines import CONTEXT, Sglang, distance, log_probs

@@ -121,7 +121,7 @@ async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
             assert (await client.take(1, wait=DEADLINE)).state == READY
             groups = [codec.group_from_message(g) for g in await client.shard(1)]
             await asyncio.to_thread(
-                until, lambda: worker.make.finished_samples == 8 + 3, 20.0, "the evaluation"
+                until, lambda: worker.group_maker.finished_samples == 8 + 3, 20.0, "the evaluation"
             )
     for group in groups:
         for each in group.samples:

@@ -45,7 +45,7 @@ async def test_samples_travel_from_lease_to_batch(
             assert sample.weight_versions == [WeightSpan(0, 0, sample.response_length)]
             expected = log_probs(model, sample.tokens.tolist(), sample.response_length)
             assert distance(sample.rollout_log_probs.tolist(), expected) < 1e-4
-        assert worker.make.finished_samples == 8
+        assert worker.group_maker.finished_samples == 8
         await client.commit(1)
         server.load_weights(model, "1")
         await rendezvous.serve(1)
@@ -74,10 +74,10 @@ async def play(episode):
     one = house(rollout__function=f"{code}:play", rollout__concurrency=2)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         async with asyncio.timeout(DEADLINE):
-            while worker.make.finished_samples < 7 or len(worker.work) > 1:
+            while worker.group_maker.finished_samples < 7 or len(worker.leased_groups) > 1:
                 await asyncio.sleep(0.05)
-        [left] = worker.work.values()
-        assert (left.share.left, worker.load.samples) == (1, 1)
+        [left] = worker.leased_groups.values()
+        assert (left.load.left, worker.load.samples) == (1, 1)
         done.write_text("")
         assert (await client.take(1, wait=DEADLINE)).state == READY
         await end()
@@ -93,7 +93,7 @@ async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
             await leases(worker, 4)
             await server.generated(8 * 30)
             await end()
-            assert not worker.work
+            assert not worker.leased_groups
         stats = await client.stats()
         assert (stats.leases, stats.returned) == (0, 4)
         again = (await client.lease("rollout-1", count=4)).groups
@@ -180,7 +180,7 @@ async def test_a_group_that_the_buffer_gave_to_another_ends_here(
     one = house(**LONG, buffer__leaseSeconds=1.5)
     async with await one.start_buffer() as client, one.working(engine) as (worker, _):
         await leases(worker, 4)
-        work = next(iter(worker.work.values()))
+        work = next(iter(worker.leased_groups.values()))
         message = codec.group_to_message(SampleGroup(work.prompt, []))
         [answer] = (await client.give_back([message])).values()
         assert answer.accepted
@@ -203,7 +203,7 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
             async with asyncio.timeout(
                 DEADLINE
             ):  # one word in two hundred is a stop: some samples wait for others
-                while not worker.make.finished_samples:
+                while not worker.group_maker.finished_samples:
                     await asyncio.sleep(0.01)
             await end()
         assert (await client.stats()).returned + (await client.stats()).depth == 4
@@ -234,7 +234,7 @@ async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_
     async with await one.start_buffer() as client, one.working(engine) as (worker, _):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         # The other group's work may still be waiting for the buffer's answer.
-        [late] = [work.task for work in worker.work.values() if work.prompt.group_id == 1]
+        [late] = [work.task for work in worker.leased_groups.values() if work.prompt.group_id == 1]
         await client.commit(1)
         call(
             engine.url + "/update_weight_version", {"new_version": "1", "abort_all_requests": False}

@@ -18,7 +18,7 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
 from sluice_rollout.environments import orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
-from sluice_rollout.user_functions.loaded import Code
+from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.test_server import desk, ids, seated
@@ -282,7 +282,7 @@ def test_a_program_that_is_not_there_is_said_before_any_episode(tmp_path: Path) 
     spec = environment(tmp_path, command=["no-such-agent", "--fast"])
     message = "spec.rollout.environment.command: there is no program 'no-such-agent'"
     with pytest.raises(ConfigurationError, match=message):
-        Code.of(spec)
+        UserCode.load(spec)
 
 
 def test_a_word_that_names_a_file_is_that_file(

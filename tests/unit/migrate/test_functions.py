@@ -14,7 +14,7 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_migrate.functions import slime_generate, verl_agent_loop
 from sluice_migrate.stubs import import_hooks
-from sluice_rollout.user_functions import runner
+from sluice_rollout.user_functions import loading
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.test_server import desk, ids
 from tests.unit.rollout.test_episode import PARAMS, Script, player
@@ -107,7 +107,7 @@ async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
     path = directory / f"theirs_{name}.py"
     path.write_text(code)
     async with desk(directory, **changes) as one:
-        named = runner.load(f"{path}:{name}", one.spec)
+        named = loading.load_function(f"{path}:{name}", one.spec)
         assert named
         guest = player(named[1], Script(ids("one two")))
         guest.open_gateway, guest.tokenizer = one.open_gateway, one.encoder.tokenizer
@@ -183,7 +183,7 @@ def test_a_function_that_is_not_async(tmp_path: Path) -> None:
     path = tmp_path / "theirs.py"
     path.write_text(SLIME)
     with pytest.raises(ConfigurationError, match="late is not async: expected"):
-        runner.load(f"{path}:late", make_job(tmp_path).spec)
+        loading.load_function(f"{path}:late", make_job(tmp_path).spec)
 
 
 def test_kinds_are_not_mistaken() -> None:

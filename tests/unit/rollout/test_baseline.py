@@ -18,6 +18,7 @@ from sluice.samples.sample import (
     SampleStatus,
 )
 from sluice_rollout.group import GroupMaker, note_baseline
+from sluice_rollout.scoring.scorer import Scorer
 
 PROMPT = Prompt(3, "max 1 2 =", label="2")
 
@@ -64,12 +65,14 @@ def maker(house: House, estimator: str) -> GroupMaker:
             "algorithm": {"estimator": estimator},
         }
     )
-    return GroupMaker(spec, house, house.generator, house.judge, house)  # type: ignore[arg-type]
+    parts: Any = house
+    scorer = Scorer(spec, lambda tokens, stop: "", parts.judge)
+    return GroupMaker(spec, parts, parts.generator, scorer, parts)
 
 
 async def test_a_greedy_response_is_scored_and_noted_beside_the_samples() -> None:
     house = House()
-    group = await maker(house, "remax")(PROMPT, [])
+    group = await maker(house, "remax").make(PROMPT, [])
     assert sorted(house.temperatures) == [0, 0.7, 0.7]
     assert [s.index for s in group.samples] == [0, 1]
     assert [s.reward for s in group.samples] == [1, 1]
@@ -79,31 +82,34 @@ async def test_a_greedy_response_is_scored_and_noted_beside_the_samples() -> Non
 
 async def test_other_estimators_make_none() -> None:
     house = House()
-    group = await maker(house, "grpo")(PROMPT, [])
+    group = await maker(house, "grpo").make(PROMPT, [])
     assert house.temperatures == [0.7, 0.7]
     assert not any(BASELINE_REWARD in s.metadata for s in group.samples)
 
 
 async def test_an_evaluation_has_none() -> None:
     house = House()
-    await maker(house, "remax")(Prompt(3, "x", purpose=Purpose.TRAIN), [])
+    await maker(house, "remax").make(Prompt(3, "x", purpose=Purpose.TRAIN), [])
     assert 0 in house.temperatures
     group = SampleGroup(Prompt(3, "x", purpose=Purpose.EVALUATE))
-    assert await maker(house, "remax")._greedy([1], {"temperature": 1.0}, group.prompt) is None
+    assert (
+        await maker(house, "remax")._greedy_baseline([1], {"temperature": 1.0}, group.prompt)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("greedy", "reason"), [("failed", "the engine said no"), ("unjudged", "no idea")]
 )
 async def test_a_group_without_a_baseline_fails(greedy: str, reason: str) -> None:
-    group = await maker(House(greedy), "remax")(PROMPT, [])
+    group = await maker(House(greedy), "remax").make(PROMPT, [])
     assert {s.status for s in group.samples} == {SampleStatus.FAILED}
     assert all(reason in s.error for s in group.samples)
     group.check_finished(2)
 
 
 async def test_a_group_whose_greedy_response_was_cut_off_is_not_finished() -> None:
-    group = await maker(House("drained"), "remax")(PROMPT, [])
+    group = await maker(House("drained"), "remax").make(PROMPT, [])
     assert [s.status for s in group.samples] == [SampleStatus.COMPLETED, SampleStatus.PENDING]
     assert [s.index for s in group.samples] == [0, 1]
 

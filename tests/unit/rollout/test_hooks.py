@@ -15,7 +15,8 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus
 from sluice.wire import codec
 from sluice_rollout.group import GroupMaker
-from sluice_rollout.user_functions import hooks, runner
+from sluice_rollout.scoring.scorer import Scorer
+from sluice_rollout.user_functions import hooks, loading
 from tests.unit.buffer.buffer_tools import make_job
 
 CODE = """
@@ -97,11 +98,8 @@ def maker(
         spec,
         house,
         house.generator,
-        house.judge(1.0),
+        Scorer(spec, lambda tokens, stop: "", house.judge(1.0), judges, own or hooks.Hooks()),
         house,
-        None,
-        own or hooks.Hooks(),
-        judges,
     )
 
 
@@ -112,7 +110,7 @@ async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_
     own = hooks.Hooks(
         hooks.load("beforeReward", f"{code}:strip"), hooks.load("afterReward", f"{code}:halve")
     )
-    group = await maker(house, own)(Prompt(0, "2+2", label="unsure"), [])
+    group = await maker(house, own).make(Prompt(0, "2+2", label="unsure"), [])
     assert [seen.response for seen in house.seen] == ["4", "4"]
     assert [sample.reward for sample in group.samples] == [0.5, 0.5]
     assert [sample.trainable_tokens for sample in group.samples] == [0, 0]
@@ -123,11 +121,11 @@ async def test_terms_are_added_to_the_rewards_of_training_alone() -> None:
     """A response of `hm</think>4` in a template that opens `<think>`: 1 + 0.5."""
     terms = [{"type": "format", "opened": True, "weight": 0.5}]
     training = maker(House(), terms=terms)
-    group = await training(Prompt(0, "2+2", label="4"), [])
+    group = await training.make(Prompt(0, "2+2", label="4"), [])
     assert [sample.reward for sample in group.samples] == [1.5, 1.5]
     assert group.samples[0].reward_parts == {"score": 1.0, "format": 1.0}
     held_out = Prompt(1, "2+2", label="4", dataset="hard", purpose=Purpose.EVALUATE)
-    evaluated = await training(held_out, [])
+    evaluated = await training.make(held_out, [])
     assert [sample.reward for sample in evaluated.samples] == [1.0, 1.0, 1.0]
 
 
@@ -136,9 +134,8 @@ async def test_terms_are_added_to_the_rewards_of_training_alone() -> None:
     ("breaks", "SampleError: samples[0].lossMask: 1 entries for 2 response tokens"),
 ])  # fmt: skip
 async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, error: str) -> None:
-    group = await maker(House(), hooks.Hooks(hooks.load("beforeReward", f"{code}:{name}")))(
-        Prompt(0, "2+2"), []
-    )
+    hook = hooks.load("beforeReward", f"{code}:{name}")
+    group = await maker(House(), hooks.Hooks(hook)).make(Prompt(0, "2+2"), [])
     assert group.samples[0].error == f"hook {code}:{name}: {error}"
     group.check_finished(2)
 
@@ -152,12 +149,12 @@ def test_hooks_and_functions_that_cannot_be_had(code: str, tmp_path: Path) -> No
     with pytest.raises(
         ConfigurationError, match=r"spec\.rollout\.function: .*has no function 'none'"
     ):
-        runner.load(f"{code}:none", spec)
+        loading.load_function(f"{code}:none", spec)
     with pytest.raises(
         ConfigurationError,
         match=r"code\.py:play is not async: expected `async def play\(episode\)`",
     ):
-        runner.load(f"{code}:play", spec)
+        loading.load_function(f"{code}:play", spec)
 
 
 async def test_a_data_set_with_a_reward_of_its_own_is_judged_by_it() -> None:
@@ -168,7 +165,7 @@ async def test_a_data_set_with_a_reward_of_its_own_is_judged_by_it() -> None:
         ("hard", Purpose.EVALUATE, [1.0] * 3),
         ("easy", Purpose.TRAIN, [1.0] * 2),
     ):
-        group = await make(Prompt(0, "2+2", dataset=dataset, purpose=purpose), [])
+        group = await make.make(Prompt(0, "2+2", dataset=dataset, purpose=purpose), [])
         assert [sample.reward for sample in group.samples] == expected
 
 
@@ -182,7 +179,7 @@ async def test_a_sample_that_has_its_reward_is_not_judged() -> None:
         return await generate(ids, sample, params)
 
     make.generator = rewarded  # type: ignore[assignment]
-    group = await make(Prompt(0, "2+2"), [])
+    group = await make.make(Prompt(0, "2+2"), [])
     assert ([sample.reward for sample in group.samples], len(house.seen)) == ([1.0, 0.75], 1)
 
 
@@ -207,8 +204,8 @@ async def test_a_sample_that_the_buffer_would_refuse_fails_alone(
     house = House()
     house.embedding = embedding
     make = maker(house, hooks.Hooks(after_reward=doubles))
-    make.judge = house.judge(reward)
-    group = await make(Prompt(0, "2+2"), [])
+    make.scorer.judge = house.judge(reward)
+    group = await make.make(Prompt(0, "2+2"), [])
     assert [sample.status for sample in group.samples] == [
         SampleStatus.COMPLETED,
         SampleStatus.FAILED,

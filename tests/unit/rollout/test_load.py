@@ -11,7 +11,7 @@ import pytest
 
 from sluice.samples.sample import Prompt, Sample
 from sluice_rollout import worker as worker_module
-from sluice_rollout.load import SHARE, Load, Share, is_tail
+from sluice_rollout.load import GROUP_LOAD, GroupLoad, Load, is_tail
 from tests.unit.rollout.test_hooks import House, maker
 
 
@@ -30,7 +30,7 @@ from tests.unit.rollout.test_hooks import House, maker
 def test_few_samples_and_no_more_to_be_had(
     samples: int, peak: int, waits: bool, tail: bool
 ) -> None:
-    assert is_tail(samples, peak, waits=waits) is tail
+    assert is_tail(samples, peak, waiting=waits) is tail
 
 
 @dataclass
@@ -39,17 +39,17 @@ class Worker:
 
     batches: bool = True
     time: float = 0.0
-    running: list[Share] = field(default_factory=list)
+    running: list[GroupLoad] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.load = Load(self.batches, clock=lambda: self.time)
 
     def lease(self, count: int) -> None:
         """A lease call that is answered with groups of so many samples, and the next call."""
-        self.load.leasing(waits=True)
-        self.load.leasing(waits=False)
-        self.running += [self.load.group(1) for _ in range(count)]
-        self.load.leasing(waits=True)
+        self.load.note_lease(waiting=True)
+        self.load.note_lease(waiting=False)
+        self.running += [self.load.add_group(1) for _ in range(count)]
+        self.load.note_lease(waiting=True)
 
     def finish(self, count: int) -> None:
         for _ in range(count):
@@ -57,7 +57,7 @@ class Worker:
 
     @property
     def state(self) -> str:
-        return self.load.state(work=bool(self.running))
+        return self.load.state(has_groups=bool(self.running))
 
 
 def test_a_batch_is_generated_then_its_tail_and_the_next_begins_anew() -> None:
@@ -80,7 +80,7 @@ def test_the_last_rewards_are_the_tail_too() -> None:
     worker = Worker()
     worker.lease(8)
     worker.finish(8)
-    assert worker.load.state(work=True) == "tail"
+    assert worker.load.state(has_groups=True) == "tail"
 
 
 def test_groups_in_place_of_filtered_ones_end_a_tail_where_they_are_many() -> None:
@@ -97,7 +97,7 @@ def test_a_worker_whose_places_are_all_taken_is_in_no_tail() -> None:
     """It asks for no lease: stragglers hold its places, while the batch has more to lease."""
     worker = Worker()
     worker.lease(64)
-    worker.load.leasing(waits=False)
+    worker.load.note_lease(waiting=False)
     worker.finish(60)
     assert worker.state == "generating"
 
@@ -118,9 +118,9 @@ def test_asynchronous_mode_has_no_tail() -> None:
 def test_episodes_whose_tools_run_are_no_tail() -> None:
     """They have no request at the engine, and will have some."""
     load = Load()
-    load.group(64)
-    load.leasing(waits=True)
-    assert load.state(work=True) == "generating"
+    load.add_group(64)
+    load.note_lease(waiting=True)
+    assert load.state(has_groups=True) == "generating"
 
 
 async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_scored() -> None:
@@ -142,8 +142,8 @@ async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_sco
             return judge
 
     load = Load()
-    SHARE.set(load.group(5))
-    await maker(Counts())(Prompt(0, "2+2"), [])
+    GROUP_LOAD.set(load.add_group(5))
+    await maker(Counts()).make(Prompt(0, "2+2"), [])
     assert counts[:2] == [2, 2], "as many as the group has"
     assert (counts[-1], load.samples) == (0, 0)
 
@@ -154,15 +154,13 @@ async def test_a_change_of_state_is_told_once_and_soon() -> None:
     membership = cast("Any", SimpleNamespace(interval=0.01, beat=lambda: beats.put_nowait(None)))
     health = SimpleNamespace(unhealthy="")
     make = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=health)))
-    worker = worker_module.Worker(
-        nothing, nothing, make, nothing, nothing, membership, nothing, nothing
-    )
-    telling = asyncio.create_task(worker._tell_state())
+    worker = worker_module.Worker(nothing, nothing, make, nothing, nothing, membership)
+    telling = asyncio.create_task(worker._report_state())
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        worker.work["one"] = nothing
-        share = worker.load.group(8)
-        worker.load.leasing(waits=True)
+        worker.leased_groups["one"] = nothing
+        share = worker.load.add_group(8)
+        worker.load.note_lease(waiting=True)
         await beats.get()
         assert worker.state == "generating"
         share.done(7)
@@ -173,7 +171,7 @@ async def test_a_change_of_state_is_told_once_and_soon() -> None:
         assert worker.state == "unresponsive"
         health.unhealthy = ""
         await beats.get()
-        worker.work.clear()
+        worker.leased_groups.clear()
         await beats.get()
         assert worker.state == "idle"
     assert beats.empty()
@@ -185,13 +183,11 @@ def room(places: int, size: int, open_samples: list[int]) -> int:
     nothing = cast("Any", None)
     rollout = SimpleNamespace(samples_at_once=places, samples_per_prompt=size)
     spec = cast("Any", SimpleNamespace(rollout=rollout))
-    worker = worker_module.Worker(
-        spec, nothing, nothing, nothing, nothing, nothing, nothing, nothing
-    )
+    worker = worker_module.Worker(spec, nothing, nothing, nothing, nothing, nothing)
     for number, left in enumerate(open_samples):
-        worker.load.group(left)
-        worker.work[str(number)] = nothing
-    return worker._room_for()
+        worker.load.add_group(left)
+        worker.leased_groups[str(number)] = nothing
+    return worker._groups_that_fit()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +213,7 @@ def test_fewer_places_than_a_group_has_samples_are_enough() -> None:
 
 async def test_who_waits_for_places_hears_of_each_that_is_free() -> None:
     load = Load()
-    share = load.group(8)
-    load.less.clear()
+    share = load.add_group(8)
+    load.decreased.clear()
     share.done(1)
-    assert load.less.is_set()
+    assert load.decreased.is_set()

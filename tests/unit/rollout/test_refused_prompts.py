@@ -43,7 +43,7 @@ def test_only_a_prompt_that_is_too_long_counts_as_left_out(
 ) -> None:
     encoder: Any = Refuses(error)
     make = GroupMaker(RLJobSpec.model_validate(SPEC), encoder, encoder, encoder, encoder)
-    group = asyncio.run(make(Prompt(0, "x", dataset="p", row=7), []))
+    group = asyncio.run(make.make(Prompt(0, "x", dataset="p", row=7), []))
     assert [(s.status, s.error) for s in group.samples] == [(SampleStatus.FAILED, str(error))] * 2
     assert group.samples[0].metadata.get("filtered") == filtered
     assert make.refused == {"p": 1}

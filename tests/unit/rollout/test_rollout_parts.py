@@ -19,7 +19,7 @@ from sluice.runtime import user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleGroup, TokenSequence, WeightSpan
 from sluice_rollout.generate import sampling_params
-from sluice_rollout.group import mask_off_policy
+from sluice_rollout.submit import mask_off_policy
 from sluice_rollout.user_functions import filters
 
 

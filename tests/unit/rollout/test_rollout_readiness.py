@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from sluice.runtime import open_files
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from sluice_rollout.__main__ import Readiness, side_by_side
+from sluice_rollout.__main__ import Readiness, request_slots
 from sluice_rollout.worker import Worker
 
 
@@ -27,7 +27,7 @@ def make_worker(
         "Any",
         SimpleNamespace(generator=SimpleNamespace(health=SimpleNamespace(unhealthy=unhealthy))),
     )
-    return Worker(nothing, nothing, make, nothing, nothing, membership, nothing, nothing)
+    return Worker(nothing, nothing, make, nothing, nothing, membership)
 
 
 ADMITTED = pb.ServerMessage(admitted=True, version=3)
@@ -69,13 +69,13 @@ def test_a_worker_has_no_more_requests_under_way_than_it_may_open_files(
 ) -> None:
     monkeypatch.setattr(open_files, "raise_limit", lambda: limit)
     with capture_logs() as lines:
-        assert side_by_side(256) == expected
+        assert request_slots(256) == expected
     assert [line["requests"] for line in lines] == ([] if expected == 256 else [expected])
 
 
 def test_an_engine_that_fails_its_checks_is_not_counted_as_generating() -> None:
     worker = make_worker(ADMITTED, unhealthy="/health: no answer after 5 s")
-    worker.work["lease"] = cast("Any", None)
+    worker.leased_groups["lease"] = cast("Any", None)
     assert worker.state == "unresponsive"
     worker.health.unhealthy = ""
     assert worker.state == "generating"

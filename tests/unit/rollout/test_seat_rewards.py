@@ -84,7 +84,7 @@ def test_a_reward_sees_the_response_and_the_name_of_the_seat() -> None:
     one = sample(BOTH)
     one.metadata["seats"] = {"black": {"answer": "b"}}
     prompt: Any = Prompt(0, "?", label="l", metadata={"seat": "row's", "level": 3})
-    seen = seat_rewards.judged(prompt, one, "black", text)
+    seen = seat_rewards.reward_input(prompt, one, "black", text)
     assert (seen.response, seen.tokens, seen.response_length) == ("1", [7, 1], 1)
     told = {name: seen.metadata[name] for name in ("seat", "level", "answer")}
     assert told == {"seat": "black", "level": 3, "answer": "b"}

@@ -20,7 +20,8 @@ from sluice.samples.turns import TURNS
 from sluice.wire import codec
 from sluice_rollout.episode import Episode, EpisodeEndError, together, whole_group
 from sluice_rollout.group import GroupMaker
-from sluice_rollout.user_functions import runner
+from sluice_rollout.scoring.scorer import Scorer
+from sluice_rollout.user_functions import loading
 from tests.unit.rollout.test_episode import (
     PARAMS,
     PROMPT,
@@ -161,7 +162,7 @@ async def grouped(
     play: Any, engine: Script, *, count: int = 3, samples: list[Sample] | None = None
 ) -> list[Sample]:
     samples = samples or [Sample(index) for index in range(count)]
-    await player(play, engine).group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    await player(play, engine).run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     for sample in samples:
         codec.sample_to_message(sample)
     return samples
@@ -217,7 +218,7 @@ async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:
     first = player(play, engine)
     drain_after_the_last(engine, first)
     samples = [Sample(0), Sample(1)]
-    await first.group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    await first.run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     assert [sample.status for sample in samples] == [SampleStatus.ABORTED] * 2
     samples = [codec.sample_from_message(codec.sample_to_message(sample)) for sample in samples]
     other = Script([12])
@@ -305,15 +306,21 @@ def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
 
 
 def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
-    plays = runner.load_all(spec)
+    functions = loading.load_functions(spec)
     house: Any = House()
 
     def player_of(loaded: tuple[str, Any] | None) -> Any:
         return loaded and player(loaded[1], engine)
 
-    players = {key: player_of(loaded) for key, loaded in plays.of.items()}
+    runners = {key: player_of(loaded) for key, loaded in functions.by_source.items()}
     return GroupMaker(
-        spec, house, house.generator, house.judge, house, player_of(plays.default), players=players
+        spec,
+        house,
+        house.generator,
+        Scorer(spec, lambda tokens, stop: "", house.judge),
+        house,
+        player_of(functions.default),
+        runners,
     )
 
 
@@ -325,7 +332,7 @@ async def test_a_group_is_filled_in_one_call_and_needs_no_judge(
     spec: Callable[..., RLJobSpec],
 ) -> None:
     make = maker(spec({"function": "every"}, {}, {}), Script([10], [11]))
-    group = await make(TRAIN, [])
+    group = await make.make(TRAIN, [])
     assert [sample.reward for sample in group.samples] == [0.0, 1.0]
     group.check_finished(2)
     assert make.finished_samples == 2
@@ -354,7 +361,7 @@ async def test_a_data_set_may_have_its_own_function_or_none(
     make = maker(spec(rollout, train, held_out), engine)
     asked = [0]
     for prompt in (TRAIN, HELD_OUT):
-        group = await make(prompt, [])
+        group = await make.make(prompt, [])
         assert all(sample.status is SampleStatus.COMPLETED for sample in group.samples)
         asked.append(len(engine.asked) - sum(asked))
     assert tuple(asked) == expected
@@ -367,4 +374,4 @@ def test_a_function_that_cannot_be_had_is_named_by_its_field(
         ConfigurationError,
         match=r"spec.evaluation.datasets\[0\].function: .* has no function 'missing'",
     ):
-        runner.load_all(spec({}, {}, {"function": "missing"}))
+        loading.load_functions(spec({}, {}, {"function": "missing"}))

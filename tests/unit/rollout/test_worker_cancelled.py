@@ -32,7 +32,7 @@ class NothingLeft:
 def make_worker(membership: Membership) -> Worker:
     rollout = SimpleNamespace(samples_at_once=8, samples_per_prompt=2)
     spec = SimpleNamespace(buffer=SimpleNamespace(lease_seconds=600), rollout=rollout)
-    parts: list[Any] = [spec, None, None, None, NothingLeft(), membership, None, None]
+    parts: list[Any] = [spec, None, None, None, NothingLeft(), membership]
     return Worker(*parts)
 
 
@@ -103,14 +103,14 @@ async def test_what_a_dropped_engine_that_hangs_had_goes_back_without_waiting_fo
     engine: Any = Hangs()
     worker.engine = engine
     health = EngineHealth(engine, 600.0)
-    worker.make = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=health)))
+    worker.group_maker = cast("Any", SimpleNamespace(generator=SimpleNamespace(health=health)))
     work: Any = SimpleNamespace(
         task=asyncio.create_task(asyncio.sleep(60)), requests=SimpleNamespace(at_engine=1)
     )
-    worker.work["lease"] = work
+    worker.leased_groups["lease"] = work
     async with asyncio.timeout(10):
         await worker._watch_membership()
-        await worker._end_requests([work])
+        await worker._abort_requests([work])
     assert "dropped from the epoch" in str(worker.lost)
     assert work.failure == str(worker.lost), "a request may be why it hangs"
     await asyncio.wait([work.task])

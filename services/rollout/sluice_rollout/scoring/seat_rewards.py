@@ -29,7 +29,7 @@ def missing(sample: Sample) -> list[str]:
     )
 
 
-def judged(
+def reward_input(
     prompt: Prompt, sample: Sample, seat: str, text: Callable[[list[int], str | None], str]
 ) -> RewardInput:
     """The input of a reward. Of a seat it is that seat's longest branch."""

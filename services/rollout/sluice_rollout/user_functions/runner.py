@@ -5,22 +5,15 @@ samples tell what happened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from sluice.api import RLJobSpec
-from sluice.api.groups.data import PromptSource
 from sluice.engines.protocol import EngineError, PromptRefusedError
-from sluice.runtime import error_summary, user_code
-from sluice.runtime.pod_env import ConfigurationError
-from sluice.samples.sample import Prompt, Purpose, Sample, SampleError, SampleStatus
+from sluice.runtime import error_summary
+from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
 from sluice_rollout import failures, metrics
-from sluice_rollout.environments.openenv import openenv_of
-from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.episode import (
     Episode,
     EpisodeEndError,
@@ -32,76 +25,8 @@ from sluice_rollout.episode import (
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.interfaces import errors
 from sluice_rollout.generate import Generator
-from sluice_rollout.user_functions.plays import SignatureError, play_of
 from sluice_rollout.user_functions.threads import contained
 from sluice_rollout.user_functions.time_limit import TimeLimit
-
-NONE = "none"
-"""In a data set's `function`: one answer of the model, whatever rollout.function says."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeFunctions:
-    """The functions of a job, or its program, with their names. of: by (purpose, data set) where
-    that has its own; else `default`.
-    """
-
-    default: tuple[str, Play] | None = None
-    of: Mapping[tuple[Purpose, str], tuple[str, Play] | None] = field(default_factory=dict)
-
-    @property
-    def program(self) -> Program | None:
-        """The job's, where episodes are played by one."""
-        play = self.default[1] if self.default else None
-        return play if isinstance(play, Program) else None
-
-
-def load_all(spec: RLJobSpec, pods: EpisodePods | None = None) -> EpisodeFunctions:
-    """Load what the job names. pods: play its episodes, where those are pods.
-
-    ConfigurationError: one cannot be loaded, or is not async; or there is no such program.
-    """
-    held_out = spec.evaluation.datasets if spec.evaluation else []
-    sources: list[tuple[str, Purpose, PromptSource]] = [
-        *(
-            (f"spec.data.prompts[{i}]", Purpose.TRAIN, one)
-            for i, one in enumerate(spec.data.prompts)
-        ),
-        *(
-            (f"spec.evaluation.datasets[{i}]", Purpose.EVALUATE, one)
-            for i, one in enumerate(held_out)
-        ),
-    ]
-    of = {
-        (purpose, one.source_name): load(one.function, spec, f"{where}.function")
-        for where, purpose, one in sources
-        if one.function
-    }
-    return EpisodeFunctions(("the program", pods) if pods else _default(spec), of)
-
-
-def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
-    if spec.rollout.environment is None:
-        return load(spec.rollout.function, spec)
-    if openenv := spec.rollout.environment.openenv:
-        play = openenv_of(openenv, Path(spec.model.path).name)
-        return play.name, play
-    program = program_of(spec.rollout.environment, spec)
-    return program.name, program
-
-
-def load(
-    dotted: str | None, spec: RLJobSpec, where: str = "spec.rollout.function"
-) -> tuple[str, Play] | None:
-    """The user's function and its name; None where there is none. ConfigurationError as above."""
-    if dotted is None or dotted == NONE:
-        return None
-    try:
-        return dotted, play_of(user_code.load(dotted), spec)
-    except user_code.LoadError as error:
-        raise ConfigurationError(f"{where}: {error}") from error
-    except SignatureError as error:
-        raise ConfigurationError(f"{where}: {dotted} {error}") from error
 
 
 @dataclass(slots=True)
@@ -131,10 +56,10 @@ class EpisodeRunner:
     ) -> Sample:
         """Play one sample, which is changed and returned."""
         if not sample.status.finished:
-            await self.group(prompt, ids, [sample], sampling)
+            await self.run_group(prompt, ids, [sample], sampling)
         return sample
 
-    async def group(
+    async def run_group(
         self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]
     ) -> None:
         """Play these samples in one call, until they are finished, or aborted by a drain.

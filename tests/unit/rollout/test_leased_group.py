@@ -7,15 +7,15 @@ import time
 import pytest
 
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout.leased_group import Work
-from sluice_rollout.load import Load, Share
+from sluice_rollout.leased_group import LeasedGroup
+from sluice_rollout.load import GroupLoad, Load
 
 
 def test_it_knows_how_busy_its_thread_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Work.of(pb.LeasedGroup(), Share(Load()))
-    work.began, work.computed = 100.0, 7.0
+    leased = LeasedGroup.of(pb.LeasedGroup(), GroupLoad(Load()))
+    leased.started_at, leased.cpu_started_at = 100.0, 7.0
     monkeypatch.setattr(time, "monotonic", lambda: 110.0)
     monkeypatch.setattr(time, "thread_time", lambda: 9.5)
-    assert (work.seconds, work.busy) == (10.0, 0.25)
+    assert (leased.seconds, leased.busy_fraction) == (10.0, 0.25)
     monkeypatch.setattr(time, "thread_time", lambda: 17.5)
-    assert work.busy == 1.0, "two clocks, which need not agree"
+    assert leased.busy_fraction == 1.0, "two clocks, which need not agree"
