@@ -1,1 +1,1 @@
-"""The models of a trainer: the policy, its critic, its teachers."""
+"""The models of a trainer: policy, critic, reference and teacher."""

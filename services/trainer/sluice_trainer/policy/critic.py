@@ -1,4 +1,4 @@
-"""The critic of PPO: the policy's architecture with a head of one number, and how it learns."""
+"""The critic of PPO: the policy's architecture with a head of one number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from sluice.api import Optimizer
-from sluice.api.groups.algorithm import Critic as Settings
+from sluice.api.groups.algorithm import Critic as CriticSettings
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.algorithms.objective import LossInputs, Objective, value_objective
 from sluice_trainer.batch.sequences import Sequence, TrainSequence
@@ -17,20 +17,39 @@ from sluice_trainer.step.results import means
 
 
 class Critic:
-    """A value for each response token. Calls are collective."""
+    """A model of the value at each response token. Calls are collective.
 
-    def __init__(self, settings: Settings, learner: Learner, forward: Forward) -> None:
-        """forward: (model, micro-batch) -> [1, r] values."""
+    Parameters
+    ----------
+    settings
+        `algorithm.critic`.
+    learner
+        The model with its optimizer.
+    forward
+        (model, micro-batch) -> [1, r] values.
+
+    """
+
+    def __init__(self, settings: CriticSettings, learner: Learner, forward: Forward) -> None:
         self.settings = settings
         self.learner = learner
         self._forward = forward
 
     def values(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """The value of the state before each response token: [response] float32, CPU."""
+        """Return the value of the state before each response token: [response] float32, CPU."""
         return self.learner.score(shard, self._forward)
 
     def train(self, parts: Seq[Seq[TrainSequence]], totals: Seq[BatchTotals]) -> dict[str, float]:
-        """One training step towards the sequences' returns; metrics under verl's names."""
+        """Train the values towards the sequences' returns; metrics have verl's names.
+
+        Parameters
+        ----------
+        parts
+            This rank's sequences of each optimizer step.
+        totals
+            Totals of each optimizer step over all ranks.
+
+        """
         learner, clip = self.learner, self.settings.clip
 
         def loss(output: Tensor, inputs: LossInputs) -> Objective:
@@ -44,6 +63,6 @@ class Critic:
         return {f"critic/{name}": value for name, value in metrics.items() if name != "loss"}
 
 
-def rates(settings: Settings, policy: Optimizer) -> Optimizer:
-    """The critic's optimizer: the policy's with rates of its own."""
+def rates(settings: CriticSettings, policy: Optimizer) -> Optimizer:
+    """Return the critic's optimizer settings: the policy's with the critic's learning rates."""
     return policy.model_copy(update={"lr": settings.lr, "min_lr": settings.min_lr})

@@ -1,6 +1,6 @@
-"""A policy of any backend: what its steps do with sequences, and its turns with checkpoints.
+"""The policy of any backend: its training steps and its checkpoints.
 
-A backend adds how the model is built, spread, computed and written.
+A backend adds how the model is built, split over ranks, computed and written.
 """
 
 from __future__ import annotations
@@ -51,12 +51,23 @@ from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import Forward, MicroBatch
 from sluice_trainer.step.results import means
 
+# exp of a larger loss would overflow, so a perplexity is at most exp of this.
 _LARGEST_LOG = 700.0
-"""Of a perplexity that is still a number."""
 
 
 class LearningPolicy(ABC):
-    """A model that generates log-probs and learns. One per process; a `Backend`."""
+    """A `Backend`: a model that scores sequences and learns from them. One per process.
+
+    Parameters
+    ----------
+    spec
+        Spec of the job.
+    model_dir
+        Hugging Face checkpoint that the model started from.
+    author
+        This attempt of the trainer, for its checkpoints.
+
+    """
 
     ranks: Ranks
     _learner: Learner
@@ -79,6 +90,7 @@ class LearningPolicy(ABC):
 
     @property
     def _teacher_divergence(self) -> TeacherDivergence | None:
+        """The divergence that a training forward pass also computes; None: none."""
         distillation = self.spec.algorithm.distillation
         return (
             self._teacher.teacher_divergence(distillation)
@@ -95,22 +107,23 @@ class LearningPolicy(ABC):
 
     @property
     def _forward(self) -> Forward:
-        """The one of training: [2, r] log-probs and entropies first."""
+        """The forward pass of training, whose first rows are log-probs and entropies."""
         return self._forward_of(log_probs_and_entropies)
 
     @abstractmethod
     def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
-        """How checkpoints of all `_learners` are collected, with a state that is equal on all
-        ranks.
+        """Return how to collect the checkpoint of each of `_learners`.
+
+        `state` is stored with them and equal on all ranks.
         """
 
     def _writer_messages(self) -> AbstractContextManager[list[str]]:
-        """Errors of the backend's library that it tells nowhere else; see `CheckpointWriter`."""
+        """Collect errors that the backend's library only logs; see `CheckpointWriter`."""
         return nullcontext([])
 
     @abstractmethod
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
-        """Restore checkpoint `step` into all `_learners`; returns its state."""
+        """Restore checkpoint `step` into all `_learners` and return its state."""
 
     @abstractmethod
     def hf_tensors(
@@ -119,22 +132,23 @@ class LearningPolicy(ABC):
 
     @property
     def _learners(self) -> Mapping[str, Learner]:
-        """The learners, by their directories in a checkpoint."""
+        """The learners by their directory in a checkpoint."""
         return {".": self._learner} | ({"critic": self.critic.learner} if self.critic else {})
 
     # --- log-probs
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """Log-probs of each response token under the current weights: [response] float32, CPU."""
+        """Return log-probs of response tokens under the current weights, [response] float32."""
         return self._learner.score(shard, self._forward)
 
     def reference_log_probs(self, shard: Seq[Sequence]) -> list[Tensor] | None:
-        """The same under the reference policy; None where no KL term is on."""
+        """Return log-probs of response tokens under the reference; None without a KL term."""
         return self._reference.log_probs(shard) if self._reference else None
 
     def with_kl(self, shard: Seq[TrainSequence]) -> tuple[list[TrainSequence], list[Tensor] | None]:
         kl = self.spec.algorithm.kl
-        if not kl.coef > 0:  # of the manifest: an adaptive one may come back from 0
+        # The manifest's coefficient, because an adaptive one may rise again from 0.
+        if not kl.coef > 0:
             return list(shard), None
         scored, reference = self._with_old_log_probs(shard), self.reference_log_probs(shard)
         assert reference is not None
@@ -144,9 +158,7 @@ class LearningPolicy(ABC):
         return scored if self.spec.trainer.steps_per_batch > 1 else list(shard), divergences
 
     def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
-        """The sequences with all that several optimizer steps must know of the weights before them.
-        Collective.
-        """
+        """Return the sequences with log-probs of the weights before the step. Collective."""
         old = self.log_probs(shard)
         return [replace(s, old_log_probs=v) for s, v in zip(shard, old, strict=True)]
 
@@ -169,7 +181,7 @@ class LearningPolicy(ABC):
         metrics = self.critic.train(parts, totals) if self.critic else {}
         if not self.critic or self.step >= self.critic.settings.warmup_steps:
             metrics |= self._train(parts, totals)
-            # Steps of a critic alone say nothing of the policy's.
+            # Steps of a critic alone are no evidence for the memory of the policy's steps.
             metrics |= size.end_step(self.ranks)
         self.step += 1
         return metrics
@@ -178,13 +190,14 @@ class LearningPolicy(ABC):
         parts = self._with_log_probs(parts)
         results = []
         for number, (shard, total) in enumerate(zip(parts, totals, strict=True)):
-            batches = self._surveyed(number, self._learner.micro_batches(shard, total), shard)
+            batches = self._learner.micro_batches(shard, total)
+            batches = self._with_step_statistics(number, batches, shard)
             self._micro_batch_size.record(batches)
             results.append(self._learner.step(batches, self._forward, self._objective))
         metrics = means(results) | {"lr": self._learner.rate}
         if "nll" in metrics:
             metrics["ppl"] = math.exp(min(metrics.pop("nll"), _LARGEST_LOG))
-        if DIFFERENCE_ON_POLICY in metrics:  # a mean over these tokens alone, where there are any
+        if DIFFERENCE_ON_POLICY in metrics:  # turn it into a mean over on-policy tokens alone
             tokens, share = metrics.pop(DIFFERENCE_ON_POLICY), metrics[ON_POLICY]
             metrics |= {DIFFERENCE_ON_POLICY: tokens / share} if share else {}
         named = {"lr-pg_0" if name == "lr" else name: value for name, value in metrics.items()}
@@ -192,10 +205,10 @@ class LearningPolicy(ABC):
             named["deterministic"] = 1.0
         return {f"train/{name}": value for name, value in named.items()}
 
-    def _surveyed(
+    def _with_step_statistics(
         self, number: int, batches: list[MicroBatch], shard: Seq[TrainSequence]
     ) -> list[MicroBatch]:
-        """The micro-batches with what their losses must know of the whole optimizer step."""
+        """Add what the losses of micro-batches need to know of the whole optimizer step."""
 
         def score(batches: list[MicroBatch]) -> list[Tensor]:
             values = self._learner.compute(batches, self._forward)
@@ -208,11 +221,11 @@ class LearningPolicy(ABC):
         return batches
 
     def _objective(self, output: Tensor, inputs: LossInputs) -> Objective:
-        log_probs, entropy, *taught = output
+        log_probs, entropy, *divergences = output
         algorithm = self.spec.algorithm
         if algorithm.sft:
             return sft_objective(log_probs, entropy, inputs, algorithm)
-        divergence = Divergence(*taught) if taught else None
+        divergence = Divergence(*divergences) if divergences else None
         return policy_objective(
             log_probs, entropy, inputs, algorithm, self._custom_loss, divergence
         )
@@ -220,26 +233,26 @@ class LearningPolicy(ABC):
     def _with_log_probs(self, parts: Seq[Seq[TrainSequence]]) -> list[list[TrainSequence]]:
         """Add the log-probs that a step needs beforehand.
 
-        Old ones where there are several optimizer steps, the reference's for a KL loss, the
-        teacher's. With one optimizer step the old policy is the current one, so the step's own
-        forward pass has its log-probs.
+        They are the reference's for a KL loss, the teacher's, and with several optimizer steps
+        those of the old policy. With one optimizer step the old policy is the current one, whose
+        log-probs the training forward pass computes.
         """
         shard = [sequence for part in parts for sequence in part]
-        of_ratios = len(parts) > 1 and not self.spec.algorithm.sft
-        if of_ratios and self._any_rank(any(s.old_log_probs is None for s in shard)):
+        needs_old = len(parts) > 1 and not self.spec.algorithm.sft
+        if needs_old and self._any_rank(any(s.old_log_probs is None for s in shard)):
             shard = self._with_old_log_probs(shard)
-        in_loss = self.spec.algorithm.kl.loss_coef > 0
-        if in_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
+        has_kl_loss = self.spec.algorithm.kl.loss_coef > 0
+        if has_kl_loss and self._any_rank(any(s.ref_log_probs is None for s in shard)):
             reference = self.reference_log_probs(shard) or []
             shard = [replace(s, ref_log_probs=v) for s, v in zip(shard, reference, strict=True)]
         if self._teacher and not self._teacher_divergence:
-            taught = self._teacher.log_probs(shard)
-            shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, taught, strict=True)]
+            teacher = self._teacher.log_probs(shard)
+            shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, teacher, strict=True)]
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]
 
     def _any_rank(self, fact: bool) -> bool:
-        """True where it is so on any rank: what ranks do together they must decide together."""
+        """Return whether a fact holds on any rank, so that all ranks decide alike. Collective."""
         return any(self.ranks.gather(fact))
 
     # --- memory
@@ -260,7 +273,7 @@ class LearningPolicy(ABC):
             checkpoint_writer.reserve(self._collectors(self._state()))
 
     def begin_save(self, directory: Path, step: int, *, background: bool = False) -> None:
-        """One that is under way is completed first."""
+        """Begin to write checkpoint `step`, after completing one that is in progress."""
         self.finish_save(directory, wait=True)
         self._claim(directory)
         self._writing = CheckpointWriter(
@@ -274,12 +287,12 @@ class LearningPolicy(ABC):
         )
 
     def _state(self) -> dict[str, Any]:
-        """The content of a checkpoint beside its learners, equal on all ranks."""
+        """The content of a checkpoint besides its learners, equal on all ranks."""
         counts = {name: learner.optimizer_steps for name, learner in self._learners.items()}
         return {"step": self.step, "optimizer_steps": counts, "kl_coef": self.kl_coef}
 
     def finish_save(self, directory: Path, *, wait: bool) -> int | None:
-        """All but the newest `checkpoint.keep` then go, in a thread."""
+        """Complete a checkpoint; then delete all but the newest `checkpoint.keep` in a thread."""
         writing = self._writing
         if writing is None or not (wait or writing.ready()):
             return None
@@ -291,7 +304,7 @@ class LearningPolicy(ABC):
 
     def load_latest(self, directory: Path) -> int | None:
         self._claim(directory)
-        # Rank 0 says: file systems may show other ranks a directory as it was a moment ago.
+        # Rank 0 decides, because a shared file system may show other ranks an older directory.
         step = self.ranks.broadcast(latest_step(directory))
         if step is None:
             return None
@@ -304,13 +317,13 @@ class LearningPolicy(ABC):
         return step
 
     def _claim(self, directory: Path) -> None:
-        """Make the directory ours, once: an attempt that has lost it must not take it back."""
+        """Claim the directory once: an attempt that has lost it must not take it back."""
         if self.ranks.rank == 0 and directory not in self._claimed:
             claim(directory, self._author)
         self._claimed.add(directory)
 
     def export_hf(self, directory: Path) -> None:
-        """Every rank gathers, rank 0 writes."""
+        """Gather the weights on every rank and write them on rank 0."""
         tensors = self.hf_tensors(receivers=frozenset({0}))
         if self.ranks.rank == 0:
             save_hf(tensors, directory, self.model_dir)

@@ -1,4 +1,4 @@
-"""Models that only score: which of them a job has, and whether a teacher fits its student."""
+"""The frozen models of a job, reference and teacher, which only score."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ TEACHER = "spec.algorithm.distillation.teacher.path"
 
 
 class FrozenModel(Protocol):
-    """Weights that stay as they are, laid out as the policy's. Calls are collective.
+    """A model whose weights do not change, with the policy's layout. Calls are collective.
 
-    They come from files or from the seed, never from the current weights, so they are the same
-    after a resume.
+    Its weights come from files or from the seed, never from the current weights, so they are the
+    same after a resume.
     """
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """Log-probs of each response token at the job's temperature: [response] float32, CPU."""
+        """Return log-probs of response tokens at the job's temperature: [response] float32, CPU."""
 
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with what the last layer sees of them, where there is one here."""
+        """Return the micro-batches with the hidden states before the last layer.
+
+        Only ranks that have the last layer add them.
+        """
 
     def teacher_divergence(self, distillation: Distillation) -> TeacherDivergence | None:
-        """How a training forward pass compares its model with this one.
+        """Return how a training forward pass compares its model with this one.
 
-        None: only by the sampled token.
+        None: it compares only the log-probs of sampled tokens.
         """
 
 
 def reference_weights(spec: RLJobSpec, model_dir: Path) -> tuple[Path, bool] | None:
-    """(directory, drawn) of the reference policy, only where a KL term asks for it.
+    """Return the directory of the reference policy, and whether its weights come from the seed.
 
-    `model.referencePath`, else the model at version 0; drawn: its weights come from the seed.
+    It is `model.referencePath`, else the model at version 0. None if no KL term needs it.
     """
     if not (spec.algorithm.kl.coef > 0 or spec.algorithm.kl.loss_coef > 0):
         return None
@@ -52,7 +55,7 @@ def reference_weights(spec: RLJobSpec, model_dir: Path) -> tuple[Path, bool] | N
 
 
 def teacher_directory(spec: RLJobSpec) -> Path | None:
-    """The directory of the teacher that the trainer scores with."""
+    """Return the directory of the teacher that the trainer scores with; None: there is none."""
     distillation = spec.algorithm.distillation
     if distillation is None or distillation.teacher.path is None:
         return None
@@ -62,9 +65,24 @@ def teacher_directory(spec: RLJobSpec) -> Path | None:
 def check_vocabulary(
     spec: RLJobSpec, model_dir: Path, directory: Path, *, student: int, teacher: int
 ) -> None:
-    """Raise ConfigurationError where the teacher's tokens are not the student's.
+    """Check that the teacher has the student's tokens.
 
-    student, teacher: their vocab_size.
+    Parameters
+    ----------
+    spec
+        Spec of the job.
+    model_dir
+        Directory of the student.
+    directory
+        Directory of the teacher.
+    student, teacher
+        Their vocab_size.
+
+    Raises
+    ------
+    ConfigurationError
+        The tokens differ.
+
     """
     if teacher < student:
         raise ConfigurationError(

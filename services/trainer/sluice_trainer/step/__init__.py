@@ -1,1 +1,1 @@
-"""An optimizer step as all backends share it, whichever library computes the model."""
+"""The parts of an optimizer step that all backends share."""

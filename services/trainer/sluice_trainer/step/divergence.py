@@ -1,8 +1,7 @@
-"""How far student and teacher are apart over a vocabulary that is spread over tensor-parallel
-ranks.
+"""The divergence of student and teacher over a vocabulary split over tensor-parallel ranks.
 
-Both models' logits of a chunk of tokens exist at a time, and no third tensor of that size is kept
-for the gradient.
+Only the logits of a chunk of tokens exist at a time, for both models, and no third tensor of that
+size is kept for the gradient.
 """
 
 from __future__ import annotations
@@ -20,6 +19,76 @@ from sluice_trainer.algorithms.distillation import divergence_gradient, divergen
 from sluice_trainer.kernels.compiled import compiled
 
 
+@dataclass(frozen=True, slots=True)
+class TeacherDivergence:
+    """A teacher that a training forward pass compares its student with.
+
+    Attributes
+    ----------
+    head
+        The teacher's output layer: hidden states [n, h] -> logits [n, local words] of the teacher's
+        vocabulary.
+    kind
+        Which divergence.
+    beta
+        Weight of the teacher in the mixture of `jsd`.
+
+    """
+
+    head: Callable[[Tensor], Tensor]
+    kind: WholeVocabulary
+    beta: float
+
+    def __call__(
+        self,
+        student: Tensor,
+        hidden: Tensor,
+        *,
+        columns: int,
+        scale: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compare the logits of a student with those of the teacher.
+
+        Words that only the teacher knows are left out.
+
+        Parameters
+        ----------
+        student
+            [n, local words], the student's logits without padding.
+        hidden
+            [n, h], the teacher's hidden states at the same positions.
+        columns
+            Words of each rank, with padding.
+        scale
+            Factor of the logits: 1 / temperature.
+        group
+            Tensor-parallel ranks; None: the vocabulary is not split.
+
+        Returns
+        -------
+        Divergences, with gradient, and reverse KL, [n] each.
+
+        """
+        start = 0
+        with torch.no_grad():
+            teacher = self.head(hidden)
+            if group is not None and teacher.shape[-1] != columns:
+                teacher, start = _all_words(teacher, group), columns * group.rank()
+            teacher = teacher[:, start : start + student.shape[-1]]
+        return _apply(student, teacher, scale, self.kind, self.beta, group)
+
+
+def _all_words(logits: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Gather the words of all ranks, [n, words].
+
+    Needed if the teacher's vocabulary is larger and therefore split at other words.
+    """
+    parts = [torch.empty_like(logits) for _ in range(group.size())]
+    dist.all_gather(parts, logits.contiguous(), group=group)
+    return torch.cat(parts, dim=-1)
+
+
 @compiled
 def _normalizer(logits: Tensor, scale: float) -> Tensor:
     return torch.logsumexp(logits.float() * scale, -1)
@@ -34,8 +103,9 @@ def _shares(
     kind: WholeVocabulary,
     beta: float,
 ) -> Tensor:
-    """[3, n]: `divergence_shares` of this rank's words. totals: logarithms of the softmax's
-    denominators, [n] each.
+    """Return [3, n], the `divergence_shares` of this rank's words.
+
+    `totals` are the logarithms of the softmax denominators, [n] each.
     """
     log_q, log_p = (
         student.float() * scale - totals[0][:, None],
@@ -50,25 +120,24 @@ def _gradient(
     teacher: Tensor,
     totals: tuple[Tensor, Tensor],
     score: Tensor,
-    of: Tensor,
+    grad_divergence: Tensor,
     scale: float,
     kind: WholeVocabulary,
     beta: float,
 ) -> Tensor:
-    """Gradient of the student's logits, in their precision. of: gradient of the
-    divergences, [n].
-    """
+    """Return the gradient of the student's logits, in their precision."""
     log_q, log_p = (
         student.float() * scale - totals[0][:, None],
         teacher.float() * scale - totals[1][:, None],
     )
-    result = divergence_gradient(log_q, log_p, score, kind, beta) * (of * scale)[:, None]
-    return result.to(student.dtype)
+    result = divergence_gradient(log_q, log_p, score, kind, beta)
+    return (result * (grad_divergence * scale)[:, None]).to(student.dtype)
 
 
 class _Divergence(torch.autograd.Function):
-    """Student's and teacher's logits, [n, local words] -> divergences, and reverse KL without
-    gradient, [n] each.
+    """Autograd function: logits [n, local words] of student and teacher -> divergences [n].
+
+    Also returns the reverse KL, [n], without gradient.
     """
 
     @staticmethod
@@ -96,15 +165,14 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        student, teacher, of_student, of_teacher, score = ctx.saved_tensors
-        gradient = _gradient(
-            student, teacher, (of_student, of_teacher), score, gradients[0], *ctx.options
-        )
+        student, teacher, student_total, teacher_total, score = ctx.saved_tensors
+        totals = (student_total, teacher_total)
+        gradient = _gradient(student, teacher, totals, score, gradients[0], *ctx.options)
         return gradient, None, None, None, None, None
 
 
 def _over_ranks(log_total: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The logarithm of the sum of exp over all ranks' words, of this one's."""
+    """Return the logarithm of the sum of exp over the words of all ranks, from this rank's."""
     if group is None:
         return log_total
     highest = log_total.clone()
@@ -115,48 +183,3 @@ def _over_ranks(log_total: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 _apply: Callable[..., tuple[Tensor, Tensor]] = _Divergence.apply
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherDivergence:
-    """A teacher with which a training forward pass compares the student.
-
-    head: the teacher's last layer, hidden states [n, h] -> logits [n, local words] of its own
-    vocabulary.
-    """
-
-    head: Callable[[Tensor], Tensor]
-    kind: WholeVocabulary
-    beta: float
-
-    def __call__(
-        self,
-        student: Tensor,
-        hidden: Tensor,
-        *,
-        columns: int,
-        scale: float,
-        group: dist.ProcessGroup | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Divergences, with gradient, and reverse KL, [n] each.
-
-        student: [n, local words], without padding; columns: of each rank, with it; hidden: [n, h],
-        the teacher's at the same places. Words that only the teacher has are left out: it is
-        compared as if it did not know them.
-        """
-        start = 0
-        with torch.no_grad():
-            teacher = self.head(hidden)
-            if group is not None and teacher.shape[-1] != columns:
-                teacher, start = _gathered(teacher, group), columns * group.rank()
-            teacher = teacher[:, start : start + student.shape[-1]]
-        return _apply(student, teacher, scale, self.kind, self.beta, group)
-
-
-def _gathered(logits: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The words of all ranks, [n, words]: where a larger vocabulary is cut at other places than the
-    student's.
-    """
-    parts = [torch.empty_like(logits) for _ in range(group.size())]
-    dist.all_gather(parts, logits.contiguous(), group=group)
-    return torch.cat(parts, dim=-1)

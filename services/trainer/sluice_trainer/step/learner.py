@@ -1,4 +1,4 @@
-"""A learner, which policy and critic are: a model, its optimizer, its way through micro-batches."""
+"""A learner: a model with its optimizer and its micro-batches, such as the policy or the critic."""
 
 from __future__ import annotations
 
@@ -17,27 +17,49 @@ from sluice_trainer.step.results import Loss, StepResult
 
 
 class Learner(ABC):
-    """A model, its optimizer and how far it has come. Calls are collective over all ranks."""
+    """A model with its optimizer and learning-rate schedule. Calls are collective over all ranks.
+
+    Parameters
+    ----------
+    spec
+        Spec of the job.
+    rates
+        Optimizer settings of this model.
+    total_steps
+        Training steps in which this model learns, for its schedule; None: not known.
+
+    """
 
     optimizer: Any
 
     def __init__(self, spec: RLJobSpec, rates: Optimizer, total_steps: int | None) -> None:
-        """total_steps: training steps that this model learns in, for its schedule."""
         self.optimizer_steps = 0
-        self.rate = 0.0
-        """Learning rate of the last optimizer step."""
+        self.rate = 0.0  # learning rate of the last optimizer step
         self._spec = spec
         self._rates = rates
         self._total = total_steps and total_steps * spec.trainer.steps_per_batch
 
     def step(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
-        """An optimizer step, at the learning rate that is its turn.
+        """Make an optimizer step at the learning rate of the schedule.
 
-        Every data-parallel rank must bring the same number of micro-batches. The result does not
-        depend on how sequences are spread over micro-batches and ranks, beyond rounding: each
-        token's weight holds the denominators of the whole step, so losses and gradients are sums.
-        Raises FloatingPointError where the loss or the gradient is not finite; before the weights
-        are touched for a loss.
+        The result does not depend on how sequences are split over micro-batches and ranks, beyond
+        rounding: the weight of each token holds the denominators of the whole step, so losses and
+        gradients are sums.
+
+        Parameters
+        ----------
+        batches
+            Micro-batches, equally many on every data-parallel rank.
+        forward
+            Forward pass of the model.
+        loss
+            Loss of a micro-batch.
+
+        Raises
+        ------
+        FloatingPointError
+            The loss or the gradient is not finite. After a bad loss the weights are unchanged.
+
         """
         self.rate = learning_rate(self.optimizer_steps, self._rates, self._total)
         set_learning_rate(self.optimizer, self.rate)
@@ -47,26 +69,29 @@ class Learner(ABC):
 
     @abstractmethod
     def _update(self, batches: list[MicroBatch], forward: Forward, loss: Loss) -> StepResult:
-        """Gradients of all micro-batches, their clipped sum, AdamW."""
+        """Compute the gradients of all micro-batches, clip their sum, and apply AdamW."""
 
     @abstractmethod
     def micro_batches(self, shard: Seq[TrainSequence], totals: BatchTotals) -> list[MicroBatch]:
-        """This rank's part of an optimizer step, packed. totals: of the step over all ranks."""
+        """Pack this rank's part of an optimizer step; `totals` are those of all ranks."""
 
     @abstractmethod
     def compute(self, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
-        """The first of the forward pass's numbers, per micro-batch and member: [response] float32.
+        """Return the forward pass's first row of numbers, per micro-batch and member.
 
-        On the CPU, without gradients.
+        Each [response] float32, CPU, without gradients.
         """
 
     @abstractmethod
     def score(self, shard: Seq[Sequence], forward: Forward) -> list[Tensor]:
-        """The same by sequence of this rank's shard, which may be empty."""
+        """Return the forward pass's first row of numbers for each sequence of this rank's shard.
+
+        Each [response] float32, CPU, without gradients. The shard may be empty.
+        """
 
 
 def by_sequence(batches: Seq[MicroBatch], values: Seq[Seq[Tensor]], sequences: int) -> list[Tensor]:
-    """Values per micro-batch and member, put into the order of the sequences they are of."""
+    """Reorder values per micro-batch and member into the order of the sequences."""
     result: list[Tensor] = [Tensor()] * sequences
     for batch, rows in zip(batches, values, strict=True):
         for index, row in zip(batch.members, rows, strict=True):

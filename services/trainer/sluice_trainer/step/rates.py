@@ -9,11 +9,25 @@ from sluice.api.groups.algorithm import Critic
 
 
 def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
-    """Learning rate of optimizer step `step`, counted from 0: of this optimizer, not of the run.
+    """Return the learning rate of an optimizer step.
 
-    Warm-up is linear and reaches `lr` in its last step. After it `linear` and `cosine` fall to
-    `minLr` at step `decaySteps` (default: `total_steps`, all that this optimizer takes in the run)
-    and stay there.
+    Warm-up is linear and reaches `lr` in its last step. Then `linear` and `cosine` fall to `minLr`
+    at step `decaySteps` (default: `total_steps`) and stay there.
+
+    Parameters
+    ----------
+    step
+        Step of this optimizer (not of the run), from 0.
+    spec
+        Optimizer settings.
+    total_steps
+        Steps of this optimizer in the run; None: not known.
+
+    Raises
+    ------
+    ValueError
+        The schedule needs the length of the run, which is not known.
+
     """
     if step < spec.warmup_steps:
         return spec.lr * (step + 1) / spec.warmup_steps
@@ -31,11 +45,9 @@ def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
 
 
 def steps_of_policy(total_steps: int | None, critic: Critic | None) -> int | None:
-    """Training steps in which the policy learns, of a run of `total_steps`; None: not known.
-
-    In its `warmupSteps` only the critic does. slime and verl count the policy's own steps too, but
-    let its schedule end where the run is longer by the warm-up: there it never gets to `minLr`.
-    """
+    """Return how many of a run's training steps train the policy; None: not known."""
+    # In `warmupSteps` only the critic learns. slime and verl also count only the policy's steps,
+    # but end its schedule as if the run were longer by the warm-up, so it never reaches `minLr`.
     return total_steps and total_steps - (critic.warmup_steps if critic else 0)
 
 

@@ -1,4 +1,4 @@
-"""The numbers that an optimizer step tells."""
+"""The results of optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from torch import Tensor
 from sluice_trainer.algorithms.objective import LossInputs, Objective
 from sluice_trainer.distributed.device import DEVICE
 
+# (numbers of the forward pass, inputs) -> objective.
 Loss = Callable[[Tensor, LossInputs], Objective]
-"""(the numbers that a forward pass gives, inputs) -> objective."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """sums: means over the optimizer step, reduced over ranks; maxima likewise.
+    """The metrics of an optimizer step, reduced over ranks.
 
-    grad_norm: before clipping.
+    Attributes
+    ----------
+    sums
+        Means over the optimizer step.
+    maxima
+        Largest values.
+    grad_norm
+        Norm of the gradient before clipping.
+
     """
 
     sums: dict[str, float]
@@ -32,12 +40,12 @@ class StepResult:
 
 
 def summed(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Sums of micro-batches' scalars, in double precision."""
+    """Add up the scalars of micro-batches, in double precision."""
     return _total(parts, torch.sum)
 
 
 def largest(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The largest of micro-batches' scalars."""
+    """Return the largest of the scalars of micro-batches."""
     return _total(parts, torch.amax)
 
 
@@ -48,19 +56,19 @@ def _total(parts: list[dict[str, Tensor]], reduce: Any) -> dict[str, Tensor]:
 
 
 def check_loss(sums: dict[str, float]) -> None:
-    """Raise FloatingPointError where the loss is not finite."""
+    """Raise FloatingPointError if the loss is not finite."""
     if not math.isfinite(sums["loss"]):
         raise FloatingPointError(f"the loss is {sums['loss']}: {sums}")
 
 
 def check_gradient(norm: float, loss: float) -> None:
-    """Raise FloatingPointError where the gradient's norm is not finite."""
+    """Raise FloatingPointError if the norm of the gradient is not finite."""
     if not math.isfinite(norm):
         raise FloatingPointError(f"the gradient norm is {norm} at a loss of {loss}")
 
 
 def means(results: Seq[StepResult]) -> dict[str, float]:
-    """Of several optimizer steps: means, and the largest of what is named `_max`."""
+    """Return the means over optimizer steps, and the largest of the maxima."""
     count = len(results)
     sums = {name: sum(r.sums[name] for r in results) / count for name in results[0].sums}
     maxima = {name: max(r.maxima[name] for r in results) for name in results[0].maxima}
