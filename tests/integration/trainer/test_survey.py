@@ -33,7 +33,7 @@ def surveyed(policy: MegatronPolicy, shard: list[TrainSequence]) -> list[MicroBa
     its start."""
     batches = policy._learner.micro_batches(shard, tiny.totals(shard))
     assert len(batches) > 2
-    return policy._surveyed(1, batches, shard)
+    return policy._with_step_statistics(1, batches, shard)
 
 
 def moved_on(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:
