@@ -105,7 +105,7 @@ async def worker(model: Path, play: Play | None, host: str, port: int) -> AsyncI
         model.parent, model__path=str(model), rollout__environment=environment,
         rollout__sampling__maxResponseTokens=2000,
     ).spec  # fmt: skip
-    encoder, pods = PromptEncoder(spec, model), EpisodePods.of(TOKEN, POD_SECONDS, "kubectl")
+    encoder, pods = PromptEncoder(spec, model), EpisodePods.create(TOKEN, POD_SECONDS, "kubectl")
     address = PodAddress(host, port, pods.join)
     async with (
         Constant("http://127.0.0.1:9") as engine,
@@ -227,9 +227,9 @@ async def at_verifiers(count: int, directory: Path) -> None:
     assert spec.rollout.environment
     for kind, episodes in (("forked", count), ("an interpreter for each", max(count // 10, 8))):
         program = program_of(spec.rollout.environment, spec)
-        assert program.forking
+        assert program.fork_server
         if kind != "forked":
-            program.command, program.forking = program.forking.alone, None
+            program.command, program.fork_server = program.fork_server.single_episode_command, None
         before, begun = cpu_seconds(), time.perf_counter()
         await program.check()
         seconds = time.perf_counter() - begun

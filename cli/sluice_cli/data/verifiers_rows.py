@@ -11,7 +11,7 @@ from typing import Any
 from sluice.api.groups.environment import Verifiers
 from sluice.data.files import Row
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_rollout.environments import of_verifiers
+from sluice_rollout.environments import package_environments
 
 _SHOWN_LINES = 10
 """Of what the interpreter says last."""
@@ -21,7 +21,9 @@ def rows_of(
     name: str, arguments: dict[str, Any], python: str | None, most: int | None
 ) -> Iterator[Row]:
     """The rows, as an interpreter that has verifiers writes them. Raises ConfigurationError."""
-    words = of_verifiers.rows(Verifiers(name=name, args=arguments, python=python))
+    words = package_environments.verifiers_rows_command(
+        Verifiers(name=name, args=arguments, python=python)
+    )
     words += [str(most)] if most else []
     with tempfile.TemporaryFile("w+") as errors:
         try:

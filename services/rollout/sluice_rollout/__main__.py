@@ -25,7 +25,7 @@ from sluice.wire.v1 import rendezvous_pb2
 from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient
 from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.environments.verifying import Terms
+from sluice_rollout.environments.verifying import VerifierRules
 from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.generate import Generator
 from sluice_rollout.group import group_maker
@@ -130,8 +130,8 @@ def _episode_pods(env: Environment, spec: RLJobSpec) -> EpisodePods | None:
     job, environment = env.job().metadata, spec.rollout.environment
     command = f"kubectl describe pods -n {job.namespace} -l sluice.dev/job-name={job.name}"
     verifier = environment.verifier if environment else None
-    terms = Terms.of(verifier, spec) if verifier else None
-    return EpisodePods.of(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, command, terms)
+    rules = VerifierRules.for_job(verifier, spec) if verifier else None
+    return EpisodePods.create(env.variables["SLUICE_EPISODE_TOKEN"], POD_SECONDS, command, rules)
 
 
 async def _completed(work: Coroutine[Any, Any, object], stop: asyncio.Event) -> bool:

@@ -19,7 +19,7 @@ import pytest
 from sluice.engines.sglang.client import Client
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
-from sluice_rollout.environments import containers, home, orphan_reaper
+from sluice_rollout.environments import containers, directories, orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import AGENT, PARAMS, check
@@ -190,12 +190,12 @@ async def test_an_image_that_is_not_to_be_had_ends_the_worker_before_any_episode
 
 WORKER = """
 import asyncio, os, sys, tempfile
-from sluice_rollout.environments import home
+from sluice_rollout.environments import directories
 from sluice_rollout.environments.containers import Containers
 
 async def main():
     engine = os.environ["SLUICE_CONTAINERS"]
-    with home.opened(1, engine) as directory:
+    with directories.open_root(1, engine) as directory:
         episode = tempfile.mkdtemp(dir=directory)
         print(directory, flush=True)
         await Containers(engine, sys.argv[1]).run(
@@ -218,10 +218,10 @@ async def test_a_worker_that_is_killed_leaves_no_container(runtime: str, tmp_pat
                 await asyncio.sleep(0.2)
         worker.send_signal(signal.SIGKILL)
         async with asyncio.timeout(60):
-            while running(runtime) or orphan_reaper.marked(directory):
+            while running(runtime) or orphan_reaper.marked_processes(directory):
                 await asyncio.sleep(0.2)
     finally:
         worker.kill()
         worker.wait()
-    with home.opened(1):
+    with directories.open_root(1):
         assert not Path(directory).exists(), "the next worker has removed it"

@@ -12,7 +12,7 @@ from typing import Any
 from sluice.engines.sglang.client import Client
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.wire import codec
-from sluice_rollout.environments import home, orphan_reaper
+from sluice_rollout.environments import directories, orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.engines import Sglang
 from tests.integration.house import DEADLINE
@@ -190,17 +190,17 @@ async def _joined(one: House) -> bool:
 
 
 def _roots(place: Path) -> list[Path]:
-    return list(place.glob(f"{home.PREFIX}*"))
+    return list(place.glob(f"{directories.PREFIX}*"))
 
 
 async def _programs(place: Path, count: int) -> bool:
     """So many episodes have a program and its child."""
     episodes = [str(episode) for root in _roots(place) for episode in root.iterdir()]
-    return sum(len(orphan_reaper.marked(each)) > 1 for each in episodes) >= count
+    return sum(len(orphan_reaper.marked_processes(each)) > 1 for each in episodes) >= count
 
 
 async def _none(root: str) -> bool:
-    return orphan_reaper.marked(root) == []
+    return orphan_reaper.marked_processes(root) == []
 
 
 async def until(condition: Callable[[], Any], seconds: float = DEADLINE) -> None:

@@ -53,7 +53,7 @@ async def worker(
         rollout__environment=environment,
     ).spec
     encoder = PromptEncoder(spec, talkative)
-    pods = EpisodePods.of(TOKEN, pod_seconds, "kubectl")
+    pods = EpisodePods.create(TOKEN, pod_seconds, "kubectl")
     address = PodAddress(LOOPBACK, 0, pods.join)
     async with EpisodeRegistry.for_job(spec, encoder, address) as registry:
         play = EpisodeRunner(

@@ -22,7 +22,7 @@ from sluice.runtime.pod_env import free_port
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
 from sluice_rollout.environments.openenv import OpenEnv, ServerLostError, openenv_of
-from sluice_rollout.environments.openenv_session import ServerError, opened
+from sluice_rollout.environments.openenv_session import ServerError, open_session
 from sluice_rollout.health import EngineLostError
 from sluice_rollout.scoring import seat_rewards
 from sluice_rollout.user_functions.runner import EpisodeRunner
@@ -115,7 +115,7 @@ async def test_tools_of_the_environment_are_the_models(
 async def test_an_environment_that_takes_no_such_action_tells_the_model(
     servers: tuple[str, str],
 ) -> None:
-    async with opened(servers[0], 10.0) as (session, schema):
+    async with open_session(servers[0], 10.0) as (session, schema):
         assert schema["required"] == ["message"]
         first = await session.reset({"seed": 3, "unknown": True})
         assert (first.observation, first.reward, first.done) == ({"told": "seed 3"}, 0, False)
@@ -126,10 +126,10 @@ async def test_an_environment_that_takes_no_such_action_tells_the_model(
 
 
 async def test_a_full_server_is_asked_again(servers: tuple[str, str]) -> None:
-    async with opened(servers[0], 10.0), contextlib.AsyncExitStack() as second:
-        await second.enter_async_context(opened(servers[0], 10.0))
+    async with open_session(servers[0], 10.0), contextlib.AsyncExitStack() as second:
+        await second.enter_async_context(open_session(servers[0], 10.0))
         with pytest.raises(ServerError, match=r"no session in 0.5 s: .*"):
-            async with opened(servers[0], 0.5):
+            async with open_session(servers[0], 0.5):
                 pass
         waiting = asyncio.create_task(leave(servers[0]))
         await asyncio.sleep(0.5)
@@ -138,7 +138,7 @@ async def test_a_full_server_is_asked_again(servers: tuple[str, str]) -> None:
 
 
 async def leave(url: str) -> None:
-    async with opened(url, 30.0) as (session, _):
+    async with open_session(url, 30.0) as (session, _):
         await session.reset({})
 
 
@@ -155,7 +155,7 @@ async def test_a_server_that_is_not_there_fails_the_sample(
 async def test_a_session_that_ends_leaves_no_traceback_in_the_servers_log(tmp_path: Path) -> None:
     with serving(tmp_path) as both:
         for _ in range(8):
-            async with opened(f"http://127.0.0.1:{both.ports[0]}", 30.0) as (session, _):
+            async with open_session(f"http://127.0.0.1:{both.ports[0]}", 30.0) as (session, _):
                 await session.reset({})
         both.process.terminate()
         both.process.wait(30)

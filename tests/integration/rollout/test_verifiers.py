@@ -20,7 +20,7 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_cli.data.verifiers_rows import rows_of
 from sluice_cli.main import app
 from sluice_rollout.environments import orphan_reaper
-from sluice_rollout.environments.fork_server_process import NurseryLostError
+from sluice_rollout.environments.fork_server_process import ForkServerLostError
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
 from tests.integration.rollout.test_gateway import AGENT, PARAMS, Seen, check, check_tokens
@@ -70,7 +70,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
         async with at_gateway(one, engine, talkative, tmp_path) as playing:
             await one.check()
             sample = await playing(prompt(**taskset), [5], Sample(0), PARAMS)
-        assert [n.partition("-")[0] for n in os.listdir(one._directory)] == ["nursery"]
+        assert [n.partition("-")[0] for n in os.listdir(one._directory)] == ["fork"]
     finally:
         one.close()
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
@@ -100,19 +100,19 @@ async def test_an_episode_whose_interpreter_dies_is_played_again(
     try:
         async with at_gateway(one, engine, talkative, tmp_path) as playing:
             await one.check()
-            nursery = one.forking and one.forking._nursery
-            assert nursery
-            assert nursery._transport
+            process = one.fork_server and one.fork_server._process
+            assert process
+            assert process._transport
             running = asyncio.create_task(playing(prompt(), [5], Sample(0), PARAMS))
             async with asyncio.timeout(60):
                 while (
-                    len(orphan_reaper.marked(one._directory)) < 3
+                    len(orphan_reaper.marked_processes(one._directory)) < 3
                 ):  # its child, and the agent's program
                     await asyncio.sleep(0.05)
-            os.kill(nursery._transport.get_pid(), signal.SIGKILL)
-            with pytest.raises(NurseryLostError):
+            os.kill(process._transport.get_pid(), signal.SIGKILL)
+            with pytest.raises(ForkServerLostError):
                 await running
-            assert len(os.listdir(one._directory)) == 1, "the nursery's own"
+            assert len(os.listdir(one._directory)) == 1, "the fork server's own"
             again = await playing(prompt(), [5], Sample(0), PARAMS)
     finally:
         one.close()

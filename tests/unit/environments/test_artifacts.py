@@ -20,7 +20,7 @@ from sluice_rollout.environments.artifacts import (
     Artifact,
     ArtifactsError,
     collect,
-    of_json,
+    from_json,
     prepare,
     to_json,
 )
@@ -41,7 +41,7 @@ def test_files_reach_another_directory_as_they_were(left: Path, tmp_path: Path) 
     (left / os.fsdecode(b"not-\xff-utf8")).write_text("x")
     other = tmp_path / "other"
     other.mkdir()
-    prepare(str(other), of_json(to_json(collect(str(tmp_path)))))
+    prepare(str(other), from_json(to_json(collect(str(tmp_path)))))
     files = {str(f.relative_to(other)): f for f in other.rglob("*") if f.is_file()}
     run, odd = sorted(files)
     assert (run, files[run].read_bytes()) == ("artifacts/a/b/run.sh", b"\x00\xff")

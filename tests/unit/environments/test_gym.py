@@ -19,7 +19,7 @@ from sluice.api.groups.environment import Gym
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import turn_rewards
-from sluice_rollout.environments import gym_play, of_gym
+from sluice_rollout.environments import gym_play, package_environments
 from sluice_rollout.environments.program import Program
 from sluice_rollout.scoring import seat_rewards
 from tests.unit.environments.test_program import at_gateway
@@ -35,8 +35,8 @@ COMPASS = "tests/unit/environments/gym_lakes.py:Compass"
 @contextlib.asynccontextmanager
 async def opened(**settings: Any) -> AsyncIterator[Program]:
     variables = {"PATH": os.environ["PATH"]}
-    forking = of_gym.forking(Gym(**settings), sys.executable, variables)
-    one = Program(forking.name, forking.alone, variables, "tiny", 8, forking)
+    forking = package_environments.gym_fork_server(Gym(**settings), sys.executable, variables)
+    one = Program(forking.name, forking.single_episode_command, variables, "tiny", 8, forking)
     one.open()
     try:
         yield one
@@ -166,7 +166,9 @@ async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path
 )
 def test_one_that_cannot_be_played_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        gym_play.load(json.loads(of_gym.forking(Gym(**settings), "python", {}).config))
+        gym_play.load(
+            json.loads(package_environments.gym_fork_server(Gym(**settings), "python", {}).config)
+        )
     assert re.search(words, str(ended.value))
 
 

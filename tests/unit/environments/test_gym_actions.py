@@ -33,13 +33,13 @@ NESTED = spaces.Dict({"go": FOUR, "turn": spaces.Tuple([FOUR, spaces.Text(9)])})
 def test_the_last_action_that_is_mentioned(
     answer: str, names: list[str] | None, action: int
 ) -> None:
-    assert actions.actions_of(FOUR, names).of(answer) == action
+    assert actions.actions_of(FOUR, names).parse(answer) == action
 
 
 def test_actions_that_begin_elsewhere() -> None:
-    of = actions.actions_of(spaces.Discrete(3, start=-1), None)
-    assert [of.of(answer) for answer in ("-1", "go 0", "1")] == [-1, 0, 1]
-    assert of.words == "an integer from -1 to 1"
+    parser = actions.actions_of(spaces.Discrete(3, start=-1), None)
+    assert [parser.parse(answer) for answer in ("-1", "go 0", "1")] == [-1, 0, 1]
+    assert parser.words == "an integer from -1 to 1"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_actions_that_begin_elsewhere() -> None:
     ],
 )
 def test_arrays_are_written_as_json(space: Any, answer: str, action: Any) -> None:
-    result = actions.actions_of(space, None).of(answer)
+    result = actions.actions_of(space, None).parse(answer)
     assert space.contains(result)
     assert numpy.array_equal(result, action)
 
 
 def test_parts_of_an_action_have_their_types() -> None:
-    of = actions.actions_of(NESTED, None)
-    assert of.of('{"go": 1, "turn": [2, "now"]}') == {"go": 1, "turn": (2, "now")}
+    parser = actions.actions_of(NESTED, None)
+    assert parser.parse('{"go": 1, "turn": [2, "now"]}') == {"go": 1, "turn": (2, "now")}
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,21 @@ def test_parts_of_an_action_have_their_types() -> None:
 def test_an_answer_that_is_no_action_says_what_was_expected(
     space: Any, words: str, answer: str
 ) -> None:
-    of = actions.actions_of(space, None)
+    parser = actions.actions_of(space, None)
     with pytest.raises(actions.ActionError) as raised:
-        of.of(answer)
+        parser.parse(answer)
     assert str(raised.value).startswith("expected ")
     assert words in str(raised.value)
 
 
 def test_texts_are_actions_as_they_are() -> None:
-    assert actions.actions_of(None, None).of("<think>hm</think> open the door ") == "open the door"
+    assert (
+        actions.actions_of(None, None).parse("<think>hm</think> open the door ") == "open the door"
+    )
     word = actions.actions_of(spaces.Text(4, charset="abc"), None)
-    assert (word.of("cab"), word.words) == ("cab", "")
+    assert (word.parse("cab"), word.words) == ("cab", "")
     with pytest.raises(actions.ActionError, match=r"expected a text of Text\(1, 4"):
-        word.of("crab")
+        word.parse("crab")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def variables(prompt: Any = "?", label: Any = None) -> dict[str, str]:
-    return inputs.of_episode(Prompt(0, prompt, label), GATEWAY, "/e/0", "tiny")
+    return inputs.episode_variables(Prompt(0, prompt, label), GATEWAY, "/e/0", "tiny")
 
 
 def test_the_gateway_is_where_common_clients_look_for_it() -> None:
@@ -62,7 +62,7 @@ def test_of_the_workers_variables_few_are_passed_on() -> None:
         "AWS_SECRET_ACCESS_KEY": "secret",
         "PYTHONPATH": "/ours",
     }
-    passed = inputs.inherited(worker, {"HOME": "/home/agent", "MODE": "fast"})
+    passed = inputs.inherited_variables(worker, {"HOME": "/home/agent", "MODE": "fast"})
     assert passed == {"PATH": "/bin", "HOME": "/home/agent", "MODE": "fast"}
 
 

@@ -79,7 +79,7 @@ async def play(
 
 def left_behind(one: Program) -> list[Any]:
     """Directories and processes of the program's episodes."""
-    return [*os.listdir(one._directory), *orphan_reaper.marked(one._directory)]
+    return [*os.listdir(one._directory), *orphan_reaper.marked_processes(one._directory)]
 
 
 async def test_a_program_plays_and_its_result_is_the_samples(program: Any, tmp_path: Path) -> None:

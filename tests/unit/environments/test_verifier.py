@@ -14,7 +14,7 @@ import pytest
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.program import Program, program_of
-from sluice_rollout.environments.verifying import Terms, VerifierProcess
+from sluice_rollout.environments.verifying import VerifierProcess, VerifierRules
 from sluice_rollout.episode import Episode
 from sluice_rollout.user_functions.time_limit import TimeLimit
 from tests.tools import ROOT
@@ -46,10 +46,10 @@ def python(text: str) -> list[str]:
 class Judged(Program):
     """A program with a verifier, from Python texts."""
 
-    def __init__(self, text: str, judge: str = JUDGE, **terms: Any) -> None:
-        terms = {"seconds": 20.0, "hidden": frozenset({"tests"}), **terms}
+    def __init__(self, text: str, judge: str = JUDGE, **rules: Any) -> None:
+        rules = {"seconds": 20.0, "hidden": frozenset({"tests"}), **rules}
         variables = {"PATH": os.environ["PATH"]}
-        verifier = VerifierProcess(python(judge), variables, Terms(**terms))
+        verifier = VerifierProcess(python(judge), variables, VerifierRules(**rules))
         super().__init__("agent", python(text), variables, "tiny", 8, verifier=verifier)
 
     async def play(self, directory: Path, prompt: Prompt = PROMPT) -> Sample:
@@ -174,7 +174,7 @@ async def test_what_it_leaves_hangs_nothing(attack: str, message: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("judge", "terms", "message"),
+    ("judge", "rules", "message"),
     [
         pytest.param("sys.exit('no tests')", {}, "ended with status 1: no tests", id="status"),
         pytest.param("os.kill(os.getpid(), 9)", {}, "was ended by SIGKILL", id="killed"),
@@ -185,16 +185,16 @@ async def test_what_it_leaves_hangs_nothing(attack: str, message: str, tmp_path:
     ],
 )
 async def test_a_verifier_that_fails_fails_the_sample(
-    judge: str, terms: dict[str, Any], message: str, tmp_path: Path
+    judge: str, rules: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    sample = await Judged(ANSWER, judge, **terms).play(tmp_path)
+    sample = await Judged(ANSWER, judge, **rules).play(tmp_path)
     assert sample.status is SampleStatus.FAILED
     assert sample.error.startswith("agent has a verifier that ")
     assert message in sample.error
 
 
 async def test_where_the_job_has_a_reward_that_may_judge(tmp_path: Path) -> None:
-    sample = await Judged(ANSWER, "leave(metadata={'passed': 3})", must=False).play(tmp_path)
+    sample = await Judged(ANSWER, "leave(metadata={'passed': 3})", must_reward=False).play(tmp_path)
     assert (sample.error, sample.reward, sample.metadata["passed"]) == ("", None, 3)
 
 
@@ -203,7 +203,7 @@ async def test_its_time_is_not_the_programs() -> None:
     episode: Any = Episode(PROMPT, Sample(0), None, {}, None, clock)  # type: ignore[arg-type]
     async with asyncio.timeout(None) as limit:
         clock.start(limit)
-        async with Terms(60.0).limited(episode):
+        async with VerifierRules(60.0).limited(episode):
             assert clock.free.is_set(), "and a drain does not wait for it"
             await asyncio.sleep(0.1)
     assert not clock.expired
@@ -257,7 +257,7 @@ async def test_the_verifier_of_the_page_judges_patches(
     tests = TESTS + "self.assertEqual(sums.add(2, 3), 5)"
     one = Judged(f"out = pathlib.Path('artifacts')\nask('x')\n{patch}", "")
     command = [sys.executable, str(file), str(repository)]
-    one.verifier = VerifierProcess(command, one.variables, Terms(60.0))
+    one.verifier = VerifierProcess(command, one.variables, VerifierRules(60.0))
     sample = await one.play(tmp_path, Prompt(0, "?", metadata={"tests": tests}))
     assert (sample.error, sample.reward) == ("", reward)
 
@@ -285,4 +285,4 @@ def test_a_job_without_a_reward_needs_the_verifiers(
     )
     verifier = program_of(spec.rollout.environment, spec).verifier
     assert verifier is not None
-    assert verifier.terms.must is must
+    assert verifier.rules.must_reward is must

@@ -14,7 +14,7 @@ from sluice.samples.episode_protocol import VERIFIER
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments.pod_pool import EpisodePodError
 from sluice_rollout.environments.pods import EpisodePods
-from sluice_rollout.environments.verifying import Terms
+from sluice_rollout.environments.verifying import VerifierRules
 from sluice_rollout.gateway.registry import EpisodeRegistry, PodAddress
 from sluice_rollout.gateway.server import LOOPBACK
 from sluice_rollout.prompts import PromptEncoder
@@ -27,7 +27,7 @@ from tests.unit.gateway.test_server import ids, seated
 from tests.unit.rollout.test_episode import PARAMS, Script
 
 ROW = Prompt(0, "?", label="0.5", metadata={"level": 1, "tests": "hidden"})
-TERMS = Terms(SECONDS, frozenset({"tests"}))
+TERMS = VerifierRules(SECONDS, frozenset({"tests"}))
 LEAVE = """
 out = pathlib.Path(os.environ["SLUICE_ARTIFACTS"])
 ask("x")
@@ -49,13 +49,15 @@ def python(text: str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def worker(directory: Path, terms: Terms = TERMS) -> AsyncIterator[tuple[EpisodeRunner, str]]:
+async def worker(
+    directory: Path, rules: VerifierRules = TERMS
+) -> AsyncIterator[tuple[EpisodeRunner, str]]:
     """A player whose episodes are pods with a verifier, and the address where those join."""
     model = directory / "model"
     chat.save(model)
     environment = {"command": ["agent"], "image": "agent:1"}
     spec = make_job(directory, model__path=str(model), rollout__environment=environment).spec
-    pods = EpisodePods.of(TOKEN, 2 * SECONDS, "kubectl", terms)
+    pods = EpisodePods.create(TOKEN, 2 * SECONDS, "kubectl", rules)
     async with EpisodeRegistry.for_job(
         spec, PromptEncoder(spec, model), PodAddress(LOOPBACK, 0, pods.join)
     ) as desk:
@@ -68,9 +70,9 @@ async def play(player: EpisodeRunner) -> Sample:
     return await player(ROW, [1], Sample(0), PARAMS | {"max_new_tokens": 100})
 
 
-async def judged(directory: Path, text: str, judge: str, terms: Terms = TERMS) -> Sample:
+async def judged(directory: Path, text: str, judge: str, rules: VerifierRules = TERMS) -> Sample:
     """A sample of a program, and of a verifier, as Python texts. Their pods are over then."""
-    async with worker(directory, terms) as (player, address):
+    async with worker(directory, rules) as (player, address):
         with (
             Pod(directory / "pod", address, python(text)) as pod,
             Pod(directory / "verifier", address, python(judge), VERIFIER) as verifier,
@@ -103,7 +105,7 @@ os.symlink("/etc/passwd", os.environ["SLUICE_ARTIFACTS"] + "/x")
 
 
 @pytest.mark.parametrize(
-    ("text", "judge", "terms", "message"),
+    ("text", "judge", "rules", "message"),
     [
         pytest.param(LINK, JUDGE, TERMS, "left artifacts that cannot be handed on: art", id="link"),
         pytest.param(
@@ -117,14 +119,18 @@ os.symlink("/etc/passwd", os.environ["SLUICE_ARTIFACTS"] + "/x")
             id="a verifier that fails",
         ),
         pytest.param(
-            LEAVE, FOREVER, Terms(1.0), "has a verifier that took more than 1 s", id="that hangs"
+            LEAVE,
+            FOREVER,
+            VerifierRules(1.0),
+            "has a verifier that took more than 1 s",
+            id="that hangs",
         ),
     ],
 )
 async def test_a_sample_that_cannot_be_judged_fails(
-    text: str, judge: str, terms: Terms, message: str, tmp_path: Path
+    text: str, judge: str, rules: VerifierRules, message: str, tmp_path: Path
 ) -> None:
-    sample = await judged(tmp_path, text, judge, terms)
+    sample = await judged(tmp_path, text, judge, rules)
     assert sample.status is SampleStatus.FAILED
     assert message in sample.error
 

@@ -140,6 +140,6 @@ def to_json(files: Sequence[Artifact]) -> list[list[Any]]:
     return [[f.path, f.executable, base64.b64encode(f.content).decode()] for f in files]
 
 
-def of_json(files: Sequence[Sequence[Any]]) -> list[Artifact]:
+def from_json(files: Sequence[Sequence[Any]]) -> list[Artifact]:
     """The files of a message."""
     return [Artifact(path, base64.b64decode(text), bool(run)) for path, run, text in files]

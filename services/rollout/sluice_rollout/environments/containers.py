@@ -18,8 +18,7 @@ from pathlib import Path
 from sluice.api.groups.environment import OURS
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout.environments import inputs, orphan_reaper, process
-from sluice_rollout.environments.episode_result import words_of
-from sluice_rollout.environments.process import Ended
+from sluice_rollout.environments.process import ProgramExit
 
 ENGINE = "SLUICE_CONTAINERS"
 """The worker's variable that names podman or docker."""
@@ -45,28 +44,28 @@ class Containers:
                 f"{self._failed} within {_PULL_SECONDS:g} s: pull it, then run the job again"
             ) from None
         if pulled.status:
-            raise ConfigurationError(f"{self._failed}: `{self.engine} pull` {words_of(pulled)}")
+            raise ConfigurationError(f"{self._failed}: `{self.engine} pull` {pulled.failure}")
 
     async def run(
         self, command: Sequence[str], directory: str, variables: Mapping[str, str]
-    ) -> Ended:
+    ) -> ProgramExit:
         """Run a program for the episode of a directory until it ends, or this is cancelled.
 
         Raises OSError where it cannot be started, SurvivorError where something does not end.
         """
         hidden = {name: value for name, value in variables.items() if _is_ours(name)}
         try:
-            words = self.words(command, directory, variables)
-            ended = await process.run(words, directory, inputs.outside() | hidden)
+            words = self.command_line(command, directory, variables)
+            ended = await process.run(words, directory, inputs.engine_variables() | hidden)
             return replace(ended, err=_without_hint(ended.err))
         finally:
             # Mostly it has gone with its program.
             remove = asyncio.to_thread(
-                orphan_reaper.ask, self.engine, "rm", "--force", name_of(directory)
+                orphan_reaper.run_engine, self.engine, "rm", "--force", container_name(directory)
             )
             await asyncio.shield(remove)
 
-    def words(
+    def command_line(
         self, command: Sequence[str], directory: str, variables: Mapping[str, str]
     ) -> list[str]:
         """The engine's words.
@@ -82,7 +81,7 @@ class Containers:
         ]
         keep = ["--userns=keep-id"] if self.engine == "podman" and os.geteuid() else []
         return [
-            *(self.engine, "run", "--rm", "--name", name_of(directory)),
+            *(self.engine, "run", "--rm", "--name", container_name(directory)),
             *("--label", f"{orphan_reaper.LABEL}={Path(directory).parent}"),
             *("--network=host", "--user", f"{os.geteuid()}:{os.getegid()}", *keep),
             *("--cap-drop=all", "--security-opt=no-new-privileges"),
@@ -92,8 +91,8 @@ class Containers:
             *command,
         ]
 
-    async def _call(self, directory: str, *words: str) -> Ended:
-        return await process.run([self.engine, *words], directory, inputs.outside())
+    async def _call(self, directory: str, *words: str) -> ProgramExit:
+        return await process.run([self.engine, *words], directory, inputs.engine_variables())
 
     @property
     def _failed(self) -> str:
@@ -105,7 +104,7 @@ def _without_hint(errors: str) -> str:
     return re.sub(r"^(See|Run) 'docker run --help'.*$", "", errors, flags=re.MULTILINE).rstrip()
 
 
-def of_machine(image: str | None) -> Containers | None:
+def local_containers(image: str | None) -> Containers | None:
     """Containers for the programs of an image, where this machine is to run them so; else None."""
     engine = os.environ.get(ENGINE)
     return Containers(engine, image) if engine and image else None
@@ -118,7 +117,7 @@ def _is_ours(name: str) -> bool:
     return name in OURS or (name.startswith("SLUICE_") and name != orphan_reaper.MARK)
 
 
-def name_of(directory: str) -> str:
+def container_name(directory: str) -> str:
     """The name of the container of an episode's directory."""
     at = Path(directory)
     return f"{at.parent.name}.{at.name}"

@@ -6,16 +6,15 @@ from collections.abc import Awaitable, Callable
 
 from sluice.rewards import RewardError
 from sluice.samples.episode_protocol import RESULT
-from sluice_rollout.environments.process import Ended
+from sluice_rollout.environments.process import ProgramExit
 from sluice_rollout.environments.result import Result, ResultError
 from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.interfaces.errors import too_long
 
-_SHOWN_LINES = 20
-_SHOWN_CHARACTERS = 2000
 
-
-async def conclude(episode: Episode, ended: Ended, judge: Callable[[], Awaitable[None]]) -> None:
+async def finish(
+    episode: Episode, ended: ProgramExit, judge: Callable[[], Awaitable[None]]
+) -> None:
     """Give the sample what is said of it.
 
     judge: gives it the program's result, or the verifier's. Raises PlayFailedError where the
@@ -23,13 +22,13 @@ async def conclude(episode: Episode, ended: Ended, judge: Callable[[], Awaitable
     """
     full = bool(ended.status) and episode.gateway.is_full()
     if ended.status and not full:
-        raise PlayFailedError("status", words_of(ended))
+        raise PlayFailedError("status", ended.failure)
     await judge()
     if full:
         raise too_long("the program ended at a history that does not fit")
 
 
-def take(
+def apply_result(
     episode: Episode, read: Callable[[], Result], reason: str = "result", who: str = ""
 ) -> None:
     """Give the sample what a result says. Raises PlayFailedError.
@@ -61,10 +60,3 @@ def _reward_turns(episode: Episode, told: Result) -> None:
                     f"{RESULT}: turn_rewards: {len(rewards)} rewards, but the program was answered "
                     f"{turn} times{f' as {seat}' if seat else ''}"
                 ) from error
-
-
-def words_of(ended: Ended) -> str:
-    """The end of a program that failed: the last line of its errors, then those before it."""
-    lines = ended.err.splitlines()[-_SHOWN_LINES:]
-    last = f": {lines[-1]}" if lines else ""
-    return "\n".join([ended.how + last, *lines[:-1]])[:_SHOWN_CHARACTERS]

@@ -10,7 +10,7 @@ MODULE is the path of a play module. It has two functions:
                    says why it failed
 
 As a program, `python MODULE play CONFIG`, it does one after the other: so is it started for each
-episode where what is loaded cannot be shared (`unforkable`).
+episode where what is loaded cannot be shared (`reason_not_to_fork`).
 
 Standard input is a socket of whole messages, JSON, to the worker (forking.py):
 
@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MARK = "SLUICE_EPISODE"
-"""The variable by which a worker finds all processes of an episode (keeper.py)."""
+"""The variable by which a worker finds all processes of an episode (orphan_reaper.py)."""
 _SEEDED = ("random", "numpy.random", "torch")
 """Modules with a generator that children would share, and a function `seed` that draws anew."""
 _HARMLESS = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -57,7 +57,7 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Mark:
+class ProcessMark:
     """The place where /proc shows this process's MARK to others: the memory of the variables that
     it was started with. A child writes its own episode's directory there, and is then found by it
     as if it had been started with it; so is whatever it forks.
@@ -72,7 +72,7 @@ class Mark:
             raise OSError(f"its memory does not show the variable {MARK}")
         self._address, self._room = start + at, block.index(b"\0", at + 1) - at - 1
 
-    def carry(self, directory: str) -> None:
+    def write(self, directory: str) -> None:
         """Write it. Raises OSError where it does not fit, or others do not see it."""
         text = f"{MARK}={directory}".encode()
         if len(text) > self._room:
@@ -82,10 +82,10 @@ class Mark:
             raise OSError(f"/proc/self/environ does not show {directory}")
 
 
-class Nursery:
+class ForkServer:
     """The loop of the interpreter. play: plays the episode of the working directory."""
 
-    def __init__(self, channel: socket.socket, mark: Mark, play: Callable[[], None]) -> None:
+    def __init__(self, channel: socket.socket, mark: ProcessMark, play: Callable[[], None]) -> None:
         self._channel, self._mark, self._play = channel, mark, play
         self._pids: dict[int, int] = {}
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -103,13 +103,13 @@ class Nursery:
                 if self._woken in ready:
                     os.read(self._woken, 4096)
                     self._reap()
-                if self._channel.fileno() in ready and not self._hear():
+                if self._channel.fileno() in ready and not self._handle_message():
                     return
         finally:
             for pid in self._pids.values():
                 _kill(pid)
 
-    def _hear(self) -> bool:
+    def _handle_message(self) -> bool:
         """Do what one message says. False: there will be none any more."""
         text, descriptors, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 3)
         if not text:
@@ -120,19 +120,19 @@ class Nursery:
         elif pid := self._pids.get(message["end"]):
             _kill(pid)
         else:
-            tell(self._channel, {"ended": message["end"], "status": -signal.SIGKILL})
+            send(self._channel, {"ended": message["end"], "status": -signal.SIGKILL})
         return True
 
     def _fork(self, number: int, descriptors: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            tell(self._channel, {"ended": number, "error": f"fork: {error.strerror}"})
+            send(self._channel, {"ended": number, "error": f"fork: {error.strerror}"})
         else:
             if pid == 0:
-                self._be_the_child(*descriptors)
+                self._run_child(*descriptors)
             self._pids[number] = pid
-            tell(self._channel, {"forked": number, "pid": pid})
+            send(self._channel, {"forked": number, "pid": pid})
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -145,9 +145,9 @@ class Nursery:
                 for number in [n for n, pid in self._pids.items() if pid == dead.si_pid]:
                     del self._pids[number]
                     told = {"ended": number, "status": os.waitstatus_to_exitcode(status)}
-                    tell(self._channel, told)
+                    send(self._channel, told)
 
-    def _be_the_child(self, request: int, out: int, err: int) -> NoReturn:
+    def _run_child(self, request: int, out: int, err: int) -> NoReturn:
         parent, code = os.getppid(), 1
         try:
             os.setsid()
@@ -162,16 +162,16 @@ class Nursery:
             if os.getppid() != parent:  # it died before we would have died with it
                 os._exit(1)
             with open(request, "rb") as opened:
-                self._settle(json.load(opened))
+                self._become_episode(json.load(opened))
             code = _outcome(self._play)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
 
-    def _settle(self, request: dict[str, Any]) -> None:
+    def _become_episode(self, request: dict[str, Any]) -> None:
         """Become the process of the episode that was asked for."""
-        self._mark.carry(request["directory"])
+        self._mark.write(request["directory"])
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["variables"])
@@ -210,7 +210,7 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def tell(channel: socket.socket, message: dict[str, Any]) -> None:
+def send(channel: socket.socket, message: dict[str, Any]) -> None:
     """Send a message to the worker."""
     channel.send(json.dumps(message).encode())
 
@@ -225,7 +225,7 @@ def descriptors() -> dict[int, str]:
     return opened
 
 
-def unforkable(before: dict[int, str]) -> str:
+def reason_not_to_fork(before: dict[int, str]) -> str:
     """Reasons, in words, why children of this process would share what cannot be shared; "" where
     there are none. before: its descriptors before it has loaded anything.
     """
@@ -260,17 +260,17 @@ def main(path: str, config: str) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     sys.argv = [path]
-    mark, before = Mark(), descriptors()
+    mark, before = ProcessMark(), descriptors()
     with contextlib.redirect_stdout(sys.stderr):
         module = _module(path)
         loaded = module.load(json.loads(config))
     sys.stderr.flush()
-    reason = unforkable(before)
-    tell(channel, {"ready": reason})
+    reason = reason_not_to_fork(before)
+    send(channel, {"ready": reason})
     if not reason:
         gc.collect()
         gc.freeze()  # a collection in a child would copy every page
-        Nursery(channel, mark, lambda: module.play(loaded)).serve()
+        ForkServer(channel, mark, lambda: module.play(loaded)).serve()
 
 
 if __name__ == "__main__":

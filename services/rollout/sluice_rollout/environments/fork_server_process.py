@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sluice.engines.protocol import EngineError
-from sluice_rollout.environments import home, orphan_reaper, process
-from sluice_rollout.environments.process import Ended, Output, Process
+from sluice_rollout.environments import directories, orphan_reaper, process
+from sluice_rollout.environments.process import ChildProcess, OutputPipe, ProgramExit
 
 _END_SECONDS = 10.0
 _FULL_SECONDS = 0.01
@@ -22,13 +22,13 @@ _GRACE_SECONDS = 2.0
 _MESSAGE_BYTES = 4096
 
 
-class NurseryLostError(EngineError):
+class ForkServerLostError(EngineError):
     """The interpreter that episodes are forked from has died, or cannot be started. That is no
     fault of an episode's: its group is played again.
     """
 
 
-class Nursery(Process):
+class ForkServerProcess(ChildProcess):
     """An interpreter that is running. directory: its own. ready: "" once it has loaded; or why it
     cannot be forked; cancelled where it ends before that. lost: it has ended, or is to.
     """
@@ -47,13 +47,13 @@ class Nursery(Process):
     @classmethod
     async def start(
         cls, words: Sequence[str], directory: str, variables: Mapping[str, str]
-    ) -> Nursery:
+    ) -> ForkServerProcess:
         """Start it in this directory. Raises OSError."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with its:
             try:
-                _, nursery = await asyncio.get_running_loop().subprocess_exec(
+                _, server = await asyncio.get_running_loop().subprocess_exec(
                     lambda: cls(directory, ours),
                     *words,
                     stdin=its.fileno(),
@@ -64,9 +64,9 @@ class Nursery(Process):
             except BaseException:
                 ours.close()
                 raise
-        if not nursery.lost:  # it may have said all that it has to say, and ended
-            asyncio.get_running_loop().add_reader(ours, nursery._hear)
-        return nursery
+        if not server.lost:  # it may have said all that it has to say, and ended
+            asyncio.get_running_loop().add_reader(ours, server._hear)
+        return server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport)
@@ -97,32 +97,33 @@ class Nursery(Process):
             self.ready.cancel()
         for child in self._children.values():
             if not child.done():
-                child.set_exception(NurseryLostError("the interpreter of its episode has died"))
+                child.set_exception(ForkServerLostError("the interpreter of its episode has died"))
                 child.exception()  # one that nobody waits for any more may go without a word
 
-    async def end(self) -> Ended:
-        """Its end, once it has come; and that of all that it has started. Raises NurseryLostError
-        where it does not come.
+    async def end(self) -> ProgramExit:
+        """Wait until the process and all that it has started have ended.
+
+        Raises ForkServerLostError if the process does not end.
         """
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await self.exited.wait()
         except TimeoutError:
-            raise NurseryLostError("the interpreter of episodes does not end") from None
-        await asyncio.to_thread(orphan_reaper.end, self.directory)
+            raise ForkServerLostError("the interpreter of episodes does not end") from None
+        await asyncio.to_thread(orphan_reaper.end_processes, self.directory)
         assert self._transport
         ended = await self.ended(self._transport)
-        await asyncio.to_thread(home.remove, self.directory)
+        await asyncio.to_thread(directories.remove, self.directory)
         return ended
 
-    async def run(self, directory: str, variables: Mapping[str, str]) -> Ended:
+    async def run(self, directory: str, variables: Mapping[str, str]) -> ProgramExit:
         """Play an episode in a child, until that ends or this is cancelled; and end what the child
         has started.
 
-        Raises OSError where it cannot be forked, NurseryLostError, and SurvivorError where
+        Raises OSError where it cannot be forked, ForkServerLostError, and SurvivorError where
         something does not end.
         """
-        async with Output.opened() as out, Output.opened() as err:
+        async with OutputPipe.open() as out, OutputPipe.open() as err:
             number = next(self._numbers)
             ended = self._children[number] = asyncio.get_running_loop().create_future()
             try:
@@ -133,8 +134,8 @@ class Nursery(Process):
                 status = await asyncio.shield(ended)  # `_end` waits for it, too
             finally:
                 await asyncio.shield(self._end(number, directory))
-            await process.closed(out.closed, err.closed)
-            return Ended(status, out.tail.text, err.tail.text)
+            await process.wait_closed(out.closed, err.closed)
+            return ProgramExit(status, out.tail.text, err.tail.text)
 
     async def _end(self, number: int, directory: str) -> None:
         ended = self._children[number]
@@ -143,12 +144,12 @@ class Nursery(Process):
                 if not ended.done():
                     await self._send({"end": number})
                     await asyncio.wait([ended])
-        except (TimeoutError, NurseryLostError):
+        except (TimeoutError, ForkServerLostError):
             self.kill()  # it hangs
         del self._children[number]
         if group := self._groups.pop(number, None):
-            process.kill_group(group)  # the nursery died before it could
-        await asyncio.to_thread(orphan_reaper.end, directory)
+            process.kill_group(group)  # the server died before it could
+        await asyncio.to_thread(orphan_reaper.end_processes, directory)
 
     async def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         while not self.lost:
@@ -160,7 +161,7 @@ class Nursery(Process):
                 self._lose()
             else:
                 return
-        raise NurseryLostError("the interpreter that episodes are forked from has died")
+        raise ForkServerLostError("the interpreter that episodes are forked from has died")
 
     def _hear(self) -> None:
         """Take the messages that have come."""

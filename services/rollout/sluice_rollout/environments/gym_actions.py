@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-_MOST_FILLED_IN = 64
+_MAX_NUMBERS = 64
 """Numbers of an action."""
 _NUMBERS = {"MultiDiscrete": "integer", "MultiBinary": "number", "Box": "number"}
 """Spaces of arrays, and what is in them."""
@@ -31,7 +31,7 @@ class Actions(Protocol):
     @property
     def words(self) -> str: ...
 
-    def of(self, answer: str) -> Any:
+    def parse(self, answer: str) -> Any:
         """The action in an answer, without the thoughts before it. Raises ActionError."""
 
 
@@ -43,29 +43,29 @@ def actions_of(space: Any, names: Sequence[str] | None) -> Actions:
     if kind == "Discrete":
         return _choice(space, names)
     if names is not None:
-        raise SpaceError(f"names are of a Discrete space; this environment has {_told(space)}")
+        raise SpaceError(f"names are of a Discrete space; this environment has {_describe(space)}")
     if kind in ("", "Text"):
-        return Words(space)
+        return TextActions(space)
     layout, size = _layout(space)
-    if size > _MOST_FILLED_IN:
-        raise SpaceError(f"{_told(space)} has {size} numbers, which no model writes one by one")
-    return Filled(space, f"JSON: {layout}")
+    if size > _MAX_NUMBERS:
+        raise SpaceError(f"{_describe(space)} has {size} numbers, which no model writes one by one")
+    return JsonActions(space, f"JSON: {layout}")
 
 
-class Words(NamedTuple):
+class TextActions(NamedTuple):
     """Actions that are texts. space: which; None where the environment does not say."""
 
     space: Any
     words: str = ""
 
-    def of(self, answer: str) -> str:
-        text = _said(answer)
+    def parse(self, answer: str) -> str:
+        text = _without_thoughts(answer)
         if self.space is not None and not self.space.contains(text):
-            raise ActionError(f"expected a text of {_told(self.space)}")
+            raise ActionError(f"expected a text of {_describe(self.space)}")
         return text
 
 
-class Choice(NamedTuple):
+class ChoiceActions(NamedTuple):
     """Actions of a discrete space: the last one that an answer mentions, as a word of its own.
 
     numbers: by name, in lower case. pattern: finds what may be one.
@@ -75,12 +75,12 @@ class Choice(NamedTuple):
     pattern: str
     words: str
 
-    def of(self, answer: str) -> int:
+    def parse(self, answer: str) -> int:
         # 1 is not mentioned in 1.5, in 21, in x1 or in -1.
         whole = rf"(?<![\w.-])(?:{self.pattern})(?!\w|\.\d)"
         mentioned = [
             self.numbers[name]
-            for name in re.findall(whole, _said(answer).lower())
+            for name in re.findall(whole, _without_thoughts(answer).lower())
             if name in self.numbers
         ]
         if not mentioned:
@@ -88,16 +88,16 @@ class Choice(NamedTuple):
         return mentioned[-1]
 
 
-class Filled(NamedTuple):
+class JsonActions(NamedTuple):
     """Actions that a model writes as JSON: the last value in an answer that is one."""
 
     space: Any
     words: str
 
-    def of(self, answer: str) -> Any:
-        for value in reversed(list(_values(_said(answer)))):
+    def parse(self, answer: str) -> Any:
+        for value in reversed(list(_values(_without_thoughts(answer)))):
             try:
-                action = _filled(self.space, value)
+                action = _convert(self.space, value)
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue
             if self.space.contains(action):
@@ -105,7 +105,7 @@ class Filled(NamedTuple):
         raise ActionError(f"expected {self.words}")
 
 
-def _said(answer: str) -> str:
+def _without_thoughts(answer: str) -> str:
     return answer.rpartition("</think>")[2].strip()
 
 
@@ -116,25 +116,25 @@ def _kind(space: Any) -> str:
     return "" if space is None else next((name for name in names if name in known), "other")
 
 
-def _told(space: Any) -> str:
+def _describe(space: Any) -> str:
     text = "no space of actions" if space is None else " ".join(str(space).split())
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _choice(space: Any, names: Sequence[str] | None) -> Choice:
+def _choice(space: Any, names: Sequence[str] | None) -> ChoiceActions:
     start, size = int(getattr(space, "start", 0)), int(space.n)
     if names is None:
         numbers = {str(number): number for number in range(start, start + size)}
-        return Choice(numbers, r"-?\d+", _integer(space))
+        return ChoiceActions(numbers, r"-?\d+", _integer(space))
     numbers = {name.strip().lower(): start + place for place, name in enumerate(names)}
     if len(names) != size or len(numbers) != size or "" in numbers:
         raise SpaceError(
-            f"expected {size} different names, one for each action of {_told(space)}, found "
+            f"expected {size} different names, one for each action of {_describe(space)}, found "
             f"{', '.join(names) or 'none'}"
         )
     longest_first = sorted(numbers, key=len, reverse=True)  # "up left" before "left"
     pattern = "|".join(map(re.escape, longest_first))
-    return Choice(numbers, pattern, f"one of {', '.join(names)}")
+    return ChoiceActions(numbers, pattern, f"one of {', '.join(names)}")
 
 
 def _integer(space: Any) -> str:
@@ -154,9 +154,9 @@ def _layout(space: Any) -> tuple[str, int]:
         what = f"a list of {' x '.join(map(str, space.shape))} {_NUMBERS[kind]}s"
         if size == 1:
             what = f"a list of one {_NUMBERS[kind]}" if space.shape else f"a {_NUMBERS[kind]}"
-        return what + (_limits(space) if size <= _MOST_FILLED_IN else ""), size
+        return what + (_limits(space) if size <= _MAX_NUMBERS else ""), size
     if kind not in ("Tuple", "Dict"):
-        raise SpaceError(f"a model's text cannot become an action of {_told(space)}")
+        raise SpaceError(f"a model's text cannot become an action of {_describe(space)}")
     inner = space.spaces if kind == "Dict" else dict(enumerate(space.spaces))
     parts = {name: _layout(one) for name, one in inner.items()}
     size = sum(of_part for _, of_part in parts.values())
@@ -215,13 +215,13 @@ def _values(text: str) -> Iterator[Any]:
             return
 
 
-def _filled(space: Any, value: Any) -> Any:
+def _convert(space: Any, value: Any) -> Any:
     """The value in the types of a space. Raises ValueError and the like where it cannot be."""
     kind = _kind(space)
     if kind == "Tuple":
-        return tuple(_filled(one, part) for one, part in zip(space.spaces, value, strict=True))
+        return tuple(_convert(one, part) for one, part in zip(space.spaces, value, strict=True))
     if kind == "Dict":
-        return {name: _filled(one, value[name]) for name, one in space.spaces.items()}
+        return {name: _convert(one, value[name]) for name, one in space.spaces.items()}
     if kind not in _NUMBERS:
         return value
     import numpy  # what has such spaces has numpy

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 
-def _of_file(file: Path, name: str) -> ModuleType:
+def _load_file(file: Path, name: str) -> ModuleType:
     """The module of a file, whatever else is called so."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sluice_rollout.environments import gym_actions, gym_text
 else:
     gym_actions, gym_text = (
-        _of_file(Path(__file__).with_name(f"{name}.py"), name)
+        _load_file(Path(__file__).with_name(f"{name}.py"), name)
         for name in ("gym_actions", "gym_text")
     )
 
@@ -55,38 +55,36 @@ class HistoryFullError(Exception):
     """A request that does not fit any more."""
 
 
-class Loaded(NamedTuple):
-    """An environment, before its episode.
-
-    show: (observation, info) -> text. act: answer -> action; raises ValueError, whose words are for
-    the model. words: what it is told of actions. most_turns: None: until the environment ends.
-    """
+class LoadedEnvironment(NamedTuple):
+    """An environment before its episode, and how its observations and actions are text."""
 
     env: Any
+    # (observation, info) -> text
     show: Callable[[Any, dict[str, Any]], str]
+    # answer -> action; raises ValueError with a message for the model
     act: Callable[[str], Any]
-    words: str
-    most_turns: int | None
+    action_description: str  # for the model; may be empty
+    max_turns: int | None  # None: until the environment ends
 
 
 # --- loading
 
 
-def load(config: dict[str, Any]) -> Loaded:
+def load(config: dict[str, Any]) -> LoadedEnvironment:
     """The environment of a configuration. Ends the program where there is none, or none that a
     model can play.
     """
     env = _environment(config)
-    own = _own(config, env)
-    show = getattr(own, "observation", None) or partial(_shown, env)
+    own = _user_object(config, env)
+    show = getattr(own, "observation", None) or partial(_default_text, env)
     act, words = getattr(own, "action", None), ""
     names = config.get("actions")
     if act is None:
         actions = _actions(env, names)
-        act, words = actions.of, actions.words
+        act, words = actions.parse, actions.words
     elif names is not None:
         raise SystemExit("gym.actions: function has an action() of its own: leave actions out")
-    loaded = Loaded(env, show, act, words, config.get("maxTurns"))
+    loaded = LoadedEnvironment(env, show, act, words, config.get("maxTurns"))
     _check(loaded)
     return loaded
 
@@ -95,10 +93,10 @@ def _environment(config: dict[str, Any]) -> Any:
     """The environment. One that can draw itself as text does: its observation is a number then."""
     args = config.get("args") or {}
     if config.get("make"):
-        name, make = config["make"], _named("make", config["make"])
+        name, make = config["make"], _load_named("make", config["make"])
     else:
         name, module = config["id"], config.get("module") or "gymnasium"
-        make = partial(_attribute("module", _imported("module", module), "make"), name)
+        make = partial(_callable("module", _import_module("module", module), "make"), name)
     try:
         env = make(**args)
         modes = (getattr(env, "metadata", None) or {}).get("render_modes") or ()
@@ -110,11 +108,11 @@ def _environment(config: dict[str, Any]) -> Any:
     return env
 
 
-def _own(config: dict[str, Any], env: Any) -> Any:
+def _user_object(config: dict[str, Any], env: Any) -> Any:
     """The object of the user's function, for this environment; None without one."""
     if not config.get("function"):
         return None
-    own = _named("function", config["function"])(env)
+    own = _load_named("function", config["function"])(env)
     if not (hasattr(own, "observation") or hasattr(own, "action")):
         raise SystemExit(
             f"gym.function: {config['function']} gave {type(own).__name__}: expected an object "
@@ -132,25 +130,25 @@ def _actions(env: Any, names: list[str] | None) -> gym_actions.Actions:
         raise SystemExit(f"gym.function: {error}: set one that has action(answer)") from error
 
 
-def _named(field: str, dotted: str) -> Any:
+def _load_named(field: str, dotted: str) -> Any:
     """The user's class or function: package.module.name, package.module:name, file.py:name."""
     module, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
-    return _attribute(field, _imported(field, module), name)
+    return _callable(field, _import_module(field, module), name)
 
 
-def _imported(field: str, name: str) -> Any:
+def _import_module(field: str, name: str) -> Any:
     try:
         if not name.endswith(".py"):
             return importlib.import_module(name)
         sys.path.append(str(Path(name).resolve().parent))  # its neighbours
-        return _of_file(Path(name), f"sluice_custom_{Path(name).stem}")
+        return _load_file(Path(name), f"sluice_custom_{Path(name).stem}")
     except Exception as error:  # a module may raise anything
         raise SystemExit(
             f"gym.{field}: cannot import {name} in {sys.executable}: {_cause(error)}"
         ) from error
 
 
-def _attribute(field: str, module: Any, name: str) -> Any:
+def _callable(field: str, module: Any, name: str) -> Any:
     if not callable(value := getattr(module, name, None)):
         raise SystemExit(f"gym.{field}: {module.__name__} has no function {name}")
     return value
@@ -163,7 +161,7 @@ def _cause(error: BaseException) -> str:
 # --- observations
 
 
-def _shown(env: Any, observation: Any, info: dict[str, Any]) -> str:
+def _default_text(env: Any, observation: Any, info: dict[str, Any]) -> str:
     """The environment's drawing where it makes one, else its observation; in what it says around
     that (GEM's `prefix` and `suffix`).
     """
@@ -174,7 +172,7 @@ def _shown(env: Any, observation: Any, info: dict[str, Any]) -> str:
     return "\n".join(part.strip("\n") for part in (before, text, after) if part)
 
 
-def told(loaded: Loaded, observation: Any, info: dict[str, Any]) -> str:
+def observation_text(loaded: LoadedEnvironment, observation: Any, info: dict[str, Any]) -> str:
     """An observation as text. Ends the program where it has none."""
     try:
         text = loaded.show(observation, info)
@@ -185,19 +183,19 @@ def told(loaded: Loaded, observation: Any, info: dict[str, Any]) -> str:
     return text
 
 
-def _check(loaded: Loaded) -> None:
+def _check(loaded: LoadedEnvironment) -> None:
     """End the program where the environment cannot be reset, or shows what no text stands for."""
     try:
         observation, info = loaded.env.reset(seed=0)
     except Exception as error:  # an environment may raise anything
         raise SystemExit(f"gym: reset(seed=0) raised {_cause(error)}") from error
-    told(loaded, observation, info)
+    observation_text(loaded, observation, info)
 
 
 # --- an episode
 
 
-def play(loaded: Loaded) -> None:
+def play(loaded: LoadedEnvironment) -> None:
     """Play for row.json, and leave result.json. A history that does not fit ends the program,
     behind the rewards that there were until then.
     """
@@ -216,12 +214,12 @@ def play(loaded: Loaded) -> None:
 
 
 def _play(
-    loaded: Loaded, row: dict[str, Any], rewards: list[float], metadata: dict[str, Any]
+    loaded: LoadedEnvironment, row: dict[str, Any], rewards: list[float], metadata: dict[str, Any]
 ) -> None:
     """Play until the environment ends, or maxTurns. rewards: one is added for each turn."""
     env = loaded.env
     observation, info = env.reset(**reset_options(row))
-    messages = opening(row, told(loaded, observation, info), loaded.words)
+    messages = opening(row, observation_text(loaded, observation, info), loaded.action_description)
     while not (metadata["terminated"] or metadata["truncated"]):
         answer = ask(messages)
         messages.append(answer)
@@ -235,10 +233,10 @@ def _play(
             metadata["steps"] += 1
             observation, reward, terminated, truncated, info = env.step(action)
             metadata |= {"terminated": bool(terminated), "truncated": bool(truncated)}
-            words = "" if terminated or truncated else told(loaded, observation, info)
+            words = "" if terminated or truncated else observation_text(loaded, observation, info)
         rewards.append(float(reward))
         messages.append({"role": "user", "content": words})
-        if len(rewards) == loaded.most_turns and not metadata["terminated"]:
+        if len(rewards) == loaded.max_turns and not metadata["terminated"]:
             metadata["truncated"] = True
 
 

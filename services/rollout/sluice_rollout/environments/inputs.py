@@ -21,24 +21,26 @@ _LONGEST = 100_000
 """Bytes of a variable; Linux starts no program with one of 128 KiB."""
 
 
-def inherited(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+def inherited_variables(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
     """Variables of every program of a job. further: rollout.environment.env."""
     return {name: worker[name] for name in INHERITED if name in worker} | dict(further)
 
 
-def own(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+def image_variables(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
     """Variables of every program of a job that runs in an image. further: as above."""
     return {name: worker[name] for name in (POD,) if name in worker} | dict(further)
 
 
-def outside() -> dict[str, str]:
+def engine_variables() -> dict[str, str]:
     """Variables of this process that are not a job's, for what runs programs: where a container
     engine has its socket and its settings.
     """
     return {k: v for k, v in os.environ.items() if k == POD or not k.startswith("SLUICE_")}
 
 
-def of_episode(prompt: Prompt, gateway: Gateway, directory: str, model: str) -> dict[str, str]:
+def episode_variables(
+    prompt: Prompt, gateway: Gateway, directory: str, model: str
+) -> dict[str, str]:
     """Variables of one episode's program: where to ask, and what. prompt: as it may see it."""
     variables = {
         "OPENAI_BASE_URL": gateway.base_url,
@@ -48,10 +50,10 @@ def of_episode(prompt: Prompt, gateway: Gateway, directory: str, model: str) -> 
         "ANTHROPIC_API_KEY": gateway.api_key,
         "SLUICE_MODEL": model,
     }
-    return variables | of_prompt(prompt) | of_place(directory)
+    return variables | prompt_variables(prompt) | directory_variables(directory)
 
 
-def of_place(directory: str) -> dict[str, str]:
+def directory_variables(directory: str) -> dict[str, str]:
     """Variables of the directory that a program has."""
     return {
         "TMPDIR": f"{directory}/{TEMPORARY}",
@@ -60,7 +62,7 @@ def of_place(directory: str) -> dict[str, str]:
     }
 
 
-def of_prompt(prompt: Prompt) -> dict[str, str]:
+def prompt_variables(prompt: Prompt) -> dict[str, str]:
     """Variables that say what is asked. A text that no variable can hold is left out: the row has
     it.
     """

@@ -18,13 +18,13 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt
 from sluice_rollout.environments import openenv_text as text
 from sluice_rollout.environments.openenv_session import (
+    OpenEnvSession,
     RefusedActionError,
     ServerError,
-    Session,
-    Step,
+    StepResult,
     UnreachableError,
-    listens,
-    opened,
+    is_listening,
+    open_session,
 )
 from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.endpoint import Gateway
@@ -65,9 +65,12 @@ class OpenEnv:
         """
         url, seconds = self.settings.address.rstrip("/"), self.settings.timeout_seconds
         try:
-            async with opened(url, seconds) as (session, schema), aiohttp.ClientSession() as http:
+            async with (
+                open_session(url, seconds) as (session, schema),
+                aiohttp.ClientSession() as http,
+            ):
                 step = await session.reset(options_of(episode.prompt))
-                play = _Play(self, episode, session, schema, episode.gateway, http, step)
+                play = _EpisodePlay(self, episode, session, schema, episode.gateway, http, step)
                 await play.run()
         except ServerError as error:
             raise await self._blamed(error, url) from error
@@ -83,7 +86,7 @@ class OpenEnv:
                     "than its start takes",
                     blames=False,
                 )
-            if not await listens(url):
+            if not await is_listening(url):
                 await asyncio.sleep(_LAST_SECONDS)
                 return ServerLostError(f"{_FIELD}: the server in this pod has ended: {error}")
         return PlayFailedError("environment", f"failed: {error}")
@@ -107,16 +110,16 @@ def options_of(prompt: Prompt) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Play:
+class _EpisodePlay:
     """One episode."""
 
     by: OpenEnv
     episode: Episode
-    session: Session
+    session: OpenEnvSession
     schema: dict[str, Any]
     gateway: Gateway
     http: aiohttp.ClientSession
-    step: Step
+    step: StepResult
 
     async def run(self) -> None:
         tools = await self._tools()

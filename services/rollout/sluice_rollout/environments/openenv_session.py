@@ -41,7 +41,7 @@ class RefusedActionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """An answer of the environment. reward: of the action before it."""
 
     observation: dict[str, Any]
@@ -50,20 +50,20 @@ class Step:
 
 
 @dataclass(slots=True)
-class Session:
+class OpenEnvSession:
     """One episode's environment. seconds: of an answer."""
 
     socket: aiohttp.ClientWebSocketResponse
     seconds: float
 
-    async def reset(self, options: dict[str, Any]) -> Step:
+    async def reset(self, options: dict[str, Any]) -> StepResult:
         """Begin an episode. Raises ServerError."""
         try:
             return _step(await self._asked("reset", options))
         except RefusedActionError as error:
             raise ServerError(f"it refuses to be reset with {options}: {error}") from error
 
-    async def step(self, action: dict[str, Any]) -> Step:
+    async def step(self, action: dict[str, Any]) -> StepResult:
         """Act. Raises RefusedActionError, or ServerError."""
         return _step(await self._asked("step", action))
 
@@ -99,7 +99,9 @@ class _FullError(Exception):
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, seconds: float) -> AsyncIterator[tuple[Session, dict[str, Any]]]:
+async def open_session(
+    url: str, seconds: float
+) -> AsyncIterator[tuple[OpenEnvSession, dict[str, Any]]]:
     """A session, and the JSON schema of its actions. A server that is not there yet, or is full, is
     asked again for this long. Raises ServerError; UnreachableError where nothing is there.
     """
@@ -116,12 +118,12 @@ async def opened(url: str, seconds: float) -> AsyncIterator[tuple[Session, dict[
                 if time.monotonic() > end:
                     raise _without(seconds, error) from error
                 await asyncio.sleep(_PAUSE_SECONDS)
-        session = Session(socket, seconds)
+        session = OpenEnvSession(socket, seconds)
         held.push_async_callback(session.close)
         yield session, schema
 
 
-async def listens(url: str) -> bool:
+async def is_listening(url: str) -> bool:
     """True where something still takes connections at this address."""
     timeout = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as http:
@@ -177,8 +179,10 @@ def _data(text: str) -> dict[str, Any]:
     raise ServerError(f"{words} ({data.get('code')})")
 
 
-def _step(data: dict[str, Any]) -> Step:
+def _step(data: dict[str, Any]) -> StepResult:
     try:
-        return Step(data["observation"], float(data.get("reward") or 0.0), bool(data.get("done")))
+        return StepResult(
+            data["observation"], float(data.get("reward") or 0.0), bool(data.get("done"))
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ServerError(f"it answered with no observation: {error!r}") from error

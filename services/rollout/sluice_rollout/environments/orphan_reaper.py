@@ -1,9 +1,10 @@
-"""Ends what programs of episodes have started, by the variable that all of it carries.
+"""Ends the processes of episodes, found by an environment variable that all of them inherit.
 
-As a program (`python keeper.py PID DIRECTORY [ENGINE]`) it waits for the end of its worker, which
-may have been killed, and then ends the programs of all its episodes; with podman or docker for an
-engine their containers too, whose processes may be another user's. Standard library only, to be
-small.
+As a program (`python orphan_reaper.py PID DIRECTORY [ENGINE]`) it waits for the end of its worker,
+which may be killed at any time, and then ends the programs of all its episodes. If ENGINE is podman
+or docker, it removes the containers as well: their processes may belong to another user.
+
+The program uses the standard library only, to stay small.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class SurvivorError(Exception):
     """Processes cannot be ended. The message names them."""
 
 
-def marked(directory: str) -> list[int]:
+def marked_processes(directory: str) -> list[int]:
     """Living processes whose episode's directory is this one, or lies in it."""
     at = f"{MARK}={directory}".encode()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _carries(name, at)]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _has_mark(name, at)]
 
 
-def _carries(pid: str, mark: bytes) -> bool:
+def _has_mark(pid: str, mark: bytes) -> bool:
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended, or is another user's
@@ -41,10 +42,10 @@ def _carries(pid: str, mark: bytes) -> bool:
     return any(each == mark or each.startswith(mark + b"/") for each in variables)
 
 
-def end(directory: str) -> None:
+def end_processes(directory: str) -> None:
     """Kill all of them, until none is left. Raises SurvivorError where that takes long."""
     deadline = time.monotonic() + END_SECONDS
-    while pids := marked(directory):
+    while pids := marked_processes(directory):
         if time.monotonic() > deadline:
             raise SurvivorError(f"processes {pids} of {directory} do not end")
         for pid in pids:
@@ -56,11 +57,11 @@ def end(directory: str) -> None:
 def end_containers(engine: str, directory: str) -> None:
     """Remove all containers of a worker, whatever they do. Raises SurvivorError as `end` does."""
     label = f"label={LABEL}={directory}"
-    if ids := ask(engine, "ps", "--all", "--quiet", "--filter", label).split():
-        ask(engine, "rm", "--force", *ids)
+    if ids := run_engine(engine, "ps", "--all", "--quiet", "--filter", label).split():
+        run_engine(engine, "rm", "--force", *ids)
 
 
-def ask(engine: str, *words: str) -> str:
+def run_engine(engine: str, *words: str) -> str:
     """The output of podman or docker. Raises SurvivorError where it does not answer."""
     import subprocess  # seldom needed, and as much to load as all the rest
 
@@ -78,7 +79,7 @@ def main(worker: int, directory: str, engine: str = "") -> None:
     """Wait until this process's parent is no longer the worker; then end its programs."""
     while os.getppid() == worker:
         time.sleep(_LOOK_SECONDS)
-    end(directory)
+    end_processes(directory)
     if engine:
         end_containers(engine, directory)
 

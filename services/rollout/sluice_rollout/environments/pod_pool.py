@@ -28,7 +28,7 @@ class EpisodePod:
 
     name: str
     socket: web.WebSocketResponse
-    left: asyncio.Future[dict[str, Any]] = field(
+    outcome: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -38,23 +38,23 @@ class EpisodePod:
             await self.socket.send_str(assignment)
         except ConnectionError as error:
             raise EpisodePodError(f"{self.name} was lost: {error}") from error
-        return await self.left
+        return await self.outcome
 
     async def listen(self) -> None:
         """Until the connection ends; where it breaks, this is cancelled."""
         try:
             async for message in self.socket:
-                if message.type is WSMsgType.TEXT and not self.left.done():
-                    self.left.set_result(json.loads(message.data))
+                if message.type is WSMsgType.TEXT and not self.outcome.done():
+                    self.outcome.set_result(json.loads(message.data))
         finally:
-            if not self.left.done():
+            if not self.outcome.done():
                 text = f"{self.name} was lost before its program had ended"
-                self.left.set_exception(EpisodePodError(text))
-                self.left.exception()  # a pod that nobody waits for may go without a word
+                self.outcome.set_exception(EpisodePodError(text))
+                self.outcome.exception()  # a pod that nobody waits for may go without a word
 
 
 @dataclass(slots=True)
-class Pool:
+class PodPool:
     """Pods of one role that wait for an episode.
 
     role: episode, verifier. seconds: how long an episode waits for one. where: how a person finds
@@ -72,7 +72,7 @@ class Pool:
         """Pods that have no episode yet."""
         return len(self._free)
 
-    async def joined(self, name: str, request: web.Request) -> web.StreamResponse:
+    async def serve_pod(self, name: str, request: web.Request) -> web.StreamResponse:
         """A pod's whole life in this pool."""
         socket = web.WebSocketResponse(
             timeout=CLOSE_SECONDS, heartbeat=wire.HEARTBEAT_SECONDS, max_msg_size=wire.MOST_BYTES
@@ -91,7 +91,7 @@ class Pool:
             self._count()
         return socket
 
-    async def next(self) -> EpisodePod:
+    async def next_free(self) -> EpisodePod:
         """A pod that is free, for the one who asks. Raises EpisodePodError."""
         try:
             async with asyncio.timeout(self.seconds), self._news:

@@ -19,10 +19,10 @@ from aiohttp import web
 from sluice.samples import episode_protocol as wire
 from sluice.samples.sample import Prompt
 from sluice_rollout.environments import inputs, result, verifying
-from sluice_rollout.environments.episode_result import conclude, take
-from sluice_rollout.environments.pod_pool import Pool
-from sluice_rollout.environments.process import Ended
-from sluice_rollout.environments.verifying import Terms
+from sluice_rollout.environments.episode_result import apply_result, finish
+from sluice_rollout.environments.pod_pool import PodPool
+from sluice_rollout.environments.process import ProgramExit
+from sluice_rollout.environments.verifying import VerifierRules
 from sluice_rollout.episode import Episode, PlayFailedError
 from sluice_rollout.gateway.interfaces.errors import refused_key
 
@@ -31,20 +31,22 @@ from sluice_rollout.gateway.interfaces.errors import refused_key
 class EpisodePods:
     """The pods of a worker.
 
-    token: what a pod joins with. terms: of the verifier, which has pods of its own; None: there is
+    token: what a pod joins with. rules: of the verifier, which has pods of its own; None: there is
     none.
     """
 
     token: str
-    episodes: Pool
-    verifiers: Pool
-    terms: Terms | None = None
+    episodes: PodPool
+    verifiers: PodPool
+    rules: VerifierRules | None = None
 
     @classmethod
-    def of(cls, token: str, seconds: float, where: str, terms: Terms | None = None) -> EpisodePods:
+    def create(
+        cls, token: str, seconds: float, where: str, rules: VerifierRules | None = None
+    ) -> EpisodePods:
         """seconds, where: as the pools have them."""
-        episodes, verifiers = (Pool(r, seconds, where) for r in (wire.EPISODE, wire.VERIFIER))
-        return cls(token, episodes, verifiers, terms)
+        episodes, verifiers = (PodPool(r, seconds, where) for r in (wire.EPISODE, wire.VERIFIER))
+        return cls(token, episodes, verifiers, rules)
 
     async def join(self, request: web.Request) -> web.StreamResponse:
         """A pod's whole life at this worker."""
@@ -55,34 +57,34 @@ class EpisodePods:
         pool = pools.get(request.query.get("role", wire.EPISODE))
         if pool is None:
             raise web.HTTPBadRequest(text=f"role: expected one of {', '.join(pools)}")
-        return await pool.joined(request.query.get("pod", "?"), request)
+        return await pool.serve_pod(request.query.get("pod", "?"), request)
 
     async def __call__(self, episode: Episode) -> None:
         """Play an episode in the next pod that is free. The program's time starts with it."""
-        prompt = self.terms.shown(episode.prompt) if self.terms else episode.prompt
+        prompt = self.rules.shown(episode.prompt) if self.rules else episode.prompt
         own: dict[str, Any] = {
             "key": episode.gateway.api_key,
-            "artifacts": [] if self.terms else None,
+            "artifacts": [] if self.rules else None,
         }
         assignment = _assignment(episode, prompt, own)
         with episode.clock.stopped():
-            pod = await self.episodes.next()
+            pod = await self.episodes.next_free()
         left = await self.episodes.run(pod, assignment)
-        await conclude(episode, _ended(left), lambda: self._judge(episode, left))
+        await finish(episode, _ended(left), lambda: self._judge(episode, left))
 
     async def _judge(self, episode: Episode, left: dict[str, Any]) -> None:
-        if self.terms is None:
-            take(episode, lambda: _result(left))
+        if self.rules is None:
+            apply_result(episode, lambda: _result(left))
             return
         if left["artifacts_refused"] is not None:
-            raise verifying.refused(left["artifacts_refused"])
+            raise verifying.artifacts_refused(left["artifacts_refused"])
         own = {"key": "", "artifacts": left["artifacts"]}
         assignment = _assignment(episode, episode.prompt, own)
         with episode.clock.stopped():
-            pod = await self.verifiers.next()
-        async with self.terms.limited(episode):
+            pod = await self.verifiers.next_free()
+        async with self.rules.limited(episode):
             verdict = await self.verifiers.run(pod, assignment)
-        self.terms.take(episode, _ended(verdict), lambda: _result(verdict))
+        self.rules.take(episode, _ended(verdict), lambda: _result(verdict))
 
 
 def _assignment(episode: Episode, prompt: Prompt, own: dict[str, Any]) -> str:
@@ -91,7 +93,7 @@ def _assignment(episode: Episode, prompt: Prompt, own: dict[str, Any]) -> str:
     prompt: as this pod may see it. own: the key of the model, and the artifacts that its directory
     begins with; None: it has none, and none are read at its end.
     """
-    variables = list(inputs.of_prompt(prompt).items())
+    variables = list(inputs.prompt_variables(prompt).items())
     row = inputs.row(prompt, episode.sample.index, episode.seats)
     text = json.dumps({**own, "variables": variables, "row": row})
     if len(text) > wire.MOST_BYTES:  # json.dumps writes ASCII
@@ -100,12 +102,14 @@ def _assignment(episode: Episode, prompt: Prompt, own: dict[str, Any]) -> str:
     return text
 
 
-def _ended(left: dict[str, Any]) -> Ended:
+def _ended(left: dict[str, Any]) -> ProgramExit:
     killed = left["status"] is None
-    return Ended(-signal.SIGKILL if killed else int(left["status"]), "", left["errors"].strip())
+    return ProgramExit(
+        -signal.SIGKILL if killed else int(left["status"]), "", left["errors"].strip()
+    )
 
 
 def _result(left: dict[str, Any]) -> result.Result:
     if left["refused"] is not None:
         raise result.ResultError(left["refused"])
-    return result.of_text(left["result"])
+    return result.parse_text(left["result"])

@@ -15,11 +15,13 @@ from sluice_rollout.environments import orphan_reaper
 KEPT_BYTES = 16 * 1024
 """Of what a program writes to one of its outputs; the last ones."""
 _CLOSE_SECONDS = 5.0
+_SHOWN_LINES = 20
+_SHOWN_CHARACTERS = 2000
 _OUT, _ERR = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramExit:
     """status: as a shell knows it; negative: the number of the signal that ended it. out, err: the
     last that it wrote.
     """
@@ -38,6 +40,13 @@ class Ended:
         except ValueError:
             return f"was ended by signal {-self.status}"
 
+    @property
+    def failure(self) -> str:
+        """The end of a program that failed: the last line of its errors, then those before it."""
+        lines = self.err.splitlines()[-_SHOWN_LINES:]
+        last = f": {lines[-1]}" if lines else ""
+        return "\n".join([self.how + last, *lines[:-1]])[:_SHOWN_CHARACTERS]
+
 
 @dataclass
 class Tail:
@@ -55,7 +64,7 @@ class Tail:
 
 
 @dataclass
-class Process(asyncio.SubprocessProtocol):
+class ChildProcess(asyncio.SubprocessProtocol):
     """A program in a session of its own. (asyncio's Process waits for the end of all that holds
     its outputs open, its children among them.)
     """
@@ -73,16 +82,16 @@ class Process(asyncio.SubprocessProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
 
-    async def ended(self, transport: asyncio.SubprocessTransport) -> Ended:
+    async def ended(self, transport: asyncio.SubprocessTransport) -> ProgramExit:
         """The end of a program that has exited, with what it wrote last."""
-        if not await closed(self.closed):
+        if not await wait_closed(self.closed):
             transport.close()
         out, err = self.written[_OUT].text, self.written[_ERR].text
-        return Ended(transport.get_returncode() or 0, out, err)
+        return ProgramExit(transport.get_returncode() or 0, out, err)
 
 
 @dataclass
-class Output(asyncio.Protocol):
+class OutputPipe(asyncio.Protocol):
     """An output of a process that is started elsewhere. end: the descriptor to write to it."""
 
     end: int
@@ -91,7 +100,7 @@ class Output(asyncio.Protocol):
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls) -> AsyncIterator[Output]:
+    async def open(cls) -> AsyncIterator[OutputPipe]:
         ours, its = os.pipe()
         output = cls(its)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -116,7 +125,7 @@ class Output(asyncio.Protocol):
             self.end = -1
 
 
-async def closed(*outputs: asyncio.Event) -> bool:
+async def wait_closed(*outputs: asyncio.Event) -> bool:
     """Wait until they are. False: a process without our mark holds one."""
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
@@ -127,14 +136,14 @@ async def closed(*outputs: asyncio.Event) -> bool:
     return True
 
 
-async def run(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> Ended:
+async def run(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> ProgramExit:
     """Run a program in its episode's directory until it ends, or this is cancelled; and end what
     it has started.
 
     Raises OSError where it cannot be started, SurvivorError where something does not end.
     """
     transport, process = await asyncio.get_running_loop().subprocess_exec(
-        Process,
+        ChildProcess,
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         cwd=directory,
@@ -145,7 +154,7 @@ async def run(command: Sequence[str], directory: str, variables: Mapping[str, st
         await process.exited.wait()
     finally:
         kill_group(transport.get_pid())
-        await asyncio.shield(asyncio.to_thread(orphan_reaper.end, directory))
+        await asyncio.shield(asyncio.to_thread(orphan_reaper.end_processes, directory))
     return await process.ended(transport)
 
 

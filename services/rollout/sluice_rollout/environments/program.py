@@ -26,21 +26,20 @@ from sluice.telemetry import logs
 from sluice_rollout import metrics
 from sluice_rollout.environments import (
     artifacts,
-    home,
+    directories,
     inputs,
-    of_gym,
-    of_verifiers,
     orphan_reaper,
+    package_environments,
     process,
     result,
     verifying,
 )
-from sluice_rollout.environments.containers import Containers, of_machine
-from sluice_rollout.environments.episode_result import conclude, take
-from sluice_rollout.environments.fork_server_process import NurseryLostError
-from sluice_rollout.environments.forking import Forking, Run
-from sluice_rollout.environments.process import Ended
-from sluice_rollout.environments.verifying import Terms, VerifierProcess
+from sluice_rollout.environments.containers import Containers, local_containers
+from sluice_rollout.environments.episode_result import apply_result, finish
+from sluice_rollout.environments.fork_server_process import ForkServerLostError
+from sluice_rollout.environments.fork_server_supervisor import ForkServerSupervisor, Run
+from sluice_rollout.environments.process import ProgramExit
+from sluice_rollout.environments.verifying import VerifierProcess, VerifierRules
 from sluice_rollout.episode import Episode, PlayFailedError
 
 _FIELD = "spec.rollout.environment"
@@ -51,10 +50,27 @@ _LONGEST_NAME = 200
 class Program:
     """Plays each episode with a program.
 
-    name: for messages. command: its words. variables: those of every episode. model: its name.
-    side_by_side: episodes that a worker has in work. forking: plays them in the command's place.
-    verifier: judges what it has left; None: its own result does. containers: it runs in those;
-    None: as a process. must_reward: nobody else gives its samples a reward.
+    Parameters
+    ----------
+    name
+        Name of the program in messages.
+    command
+        The command line.
+    variables
+        Environment variables of every episode's program.
+    model
+        Name of the model.
+    side_by_side
+        Number of episodes that the worker plays at once.
+    fork_server
+        Forks a process for each episode. None: `command` starts one.
+    verifier
+        Judges what the program leaves. None: the program writes its own result.
+    containers
+        Runs the program in a container. None: as a process.
+    must_reward
+        True if the job has no other source of rewards.
+
     """
 
     name: str
@@ -62,7 +78,7 @@ class Program:
     variables: Mapping[str, str]
     model: str
     side_by_side: int
-    forking: Forking | None = None
+    fork_server: ForkServerSupervisor | None = None
     verifier: VerifierProcess | None = None
     containers: Containers | None = None
     must_reward: bool = False
@@ -75,22 +91,24 @@ class Program:
         for containers in (self.containers, self.verifier and self.verifier.containers):
             if containers:
                 await containers.check(self._directory)
-        if self.forking:
+        if self.fork_server:
             try:
-                await self.forking.ready(self._directory)
-            except NurseryLostError as error:
+                await self.fork_server.ready(self._directory)
+            except ForkServerLostError as error:
                 raise ConfigurationError(f"{_FIELD}: {error}") from error
 
     def open(self) -> None:
         """Take a directory for the episodes, and remove those of workers that were killed."""
         if not self._directory:
             engine = self.containers.engine if self.containers else None
-            self._directory = self._held.enter_context(home.opened(self.side_by_side, engine))
+            self._directory = self._held.enter_context(
+                directories.open_root(self.side_by_side, engine)
+            )
 
     def close(self) -> None:
         """End all programs, and remove what they have left."""
-        if self.forking:
-            self.forking.close()
+        if self.fork_server:
+            self.fork_server.close()
         self._held.close()
         self._directory = ""
 
@@ -104,35 +122,35 @@ class Program:
         try:
             with metrics.EPISODE_PROGRAMS.track_inprogress():
                 ended = await self._run(episode, directory)
-            await conclude(episode, ended, lambda: self._judge(episode, directory))
+            await finish(episode, ended, lambda: self._judge(episode, directory))
             if self.must_reward and episode.sample.reward is None:
                 raise PlayFailedError("result", "gave no reward, and the job has no spec.reward")
         finally:
             with episode.clock.stopped():  # however much it has left
-                await asyncio.shield(asyncio.to_thread(home.remove, directory))
+                await asyncio.shield(asyncio.to_thread(directories.remove, directory))
 
     async def _judge(self, episode: Episode, directory: str) -> None:
         if self.verifier is None:
-            take(episode, lambda: result.read(directory))
+            apply_result(episode, lambda: result.read(directory))
             return
         try:
             files = await asyncio.to_thread(artifacts.collect, directory)
         except artifacts.ArtifactsError as error:
-            raise verifying.refused(error) from error
+            raise verifying.artifacts_refused(error) from error
         await self.verifier(episode, files, self._directory)
 
-    async def _run(self, episode: Episode, directory: str) -> Ended:
+    async def _run(self, episode: Episode, directory: str) -> ProgramExit:
         prompt = episode.prompt
         os.mkdir(f"{directory}/{inputs.TEMPORARY}")
         if self.verifier:
-            prompt = self.verifier.terms.shown(prompt)
+            prompt = self.verifier.rules.shown(prompt)
             artifacts.prepare(directory)
         Path(directory, ROW).write_text(
             json.dumps(inputs.row(prompt, episode.sample.index, episode.seats))
         )
-        ours = inputs.of_episode(prompt, episode.gateway, directory, self.model)
+        ours = inputs.episode_variables(prompt, episode.gateway, directory, self.model)
         try:
-            run = await self._way(episode)
+            run = await self._runner(episode)
             ended = await run(directory, {**self.variables, **ours})
         except (OSError, orphan_reaper.SurvivorError) as error:
             raise PlayFailedError("start", f"cannot be run here: {error}") from error
@@ -142,29 +160,34 @@ class Program:
         )  # fmt: skip
         return ended
 
-    async def _way(self, episode: Episode) -> Run:
+    async def _runner(self, episode: Episode) -> Run:
         """The way to run the program. Its time starts behind this."""
-        if self.forking is None:
+        if self.fork_server is None:
             run = self.containers.run if self.containers else process.run
             return partial(run, self.command)
         with episode.clock.stopped():
-            return await self.forking.ready(self._directory)
+            return await self.fork_server.ready(self._directory)
 
 
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
     """The program of a job. Raises ConfigurationError where there is none of its name here."""
-    if containers := of_machine(environment.image):
+    if containers := local_containers(environment.image):
         return _in_containers(containers, environment, spec)
-    variables = inputs.inherited(os.environ, environment.env)
-    forking = _forking(environment, variables)
+    variables = inputs.inherited_variables(os.environ, environment.env)
+    fork_server = _fork_server(environment, variables)
     words = environment.command or []
+    if fork_server:
+        name, command = fork_server.name, fork_server.single_episode_command
+    else:
+        name = shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME]
+        command = _checked_command(words, variables, "command")
     return Program(
-        forking.name if forking else shlex.join([Path(words[0]).name, *words[1:]])[:_LONGEST_NAME],
-        forking.alone if forking else _checked(words, variables, "command"),
+        name,
+        command,
         variables,
         Path(spec.model.path).name,
         spec.rollout.concurrency,
-        forking,
+        fork_server,
         _verifier(environment, spec),
         must_reward=environment.gives_rewards and spec.reward is None,
     )
@@ -177,12 +200,13 @@ def _in_containers(
     command, judge, verifier = environment.command or [], environment.verifier, None
     if judge:
         judges = replace(containers, image=judge.image or containers.image)
-        variables = inputs.own(os.environ, {})
-        verifier = VerifierProcess(judge.command, variables, Terms.of(judge, spec), judges)
+        variables = inputs.image_variables(os.environ, {})
+        rules = VerifierRules.for_job(judge, spec)
+        verifier = VerifierProcess(judge.command, variables, rules, judges)
     return Program(
         shlex.join(command)[:_LONGEST_NAME],
         command,
-        inputs.own(os.environ, environment.env),
+        inputs.image_variables(os.environ, environment.env),
         Path(spec.model.path).name,
         spec.rollout.concurrency,
         verifier=verifier,
@@ -190,32 +214,35 @@ def _in_containers(
     )
 
 
-def _forking(environment: RolloutEnvironment, variables: Mapping[str, str]) -> Forking | None:
+def _fork_server(
+    environment: RolloutEnvironment, variables: Mapping[str, str]
+) -> ForkServerSupervisor | None:
     """The interpreter of an environment that is a package; None for a command."""
     if verifiers := environment.verifiers:
         python = _python(verifiers.python, variables, "verifiers.python")
-        return of_verifiers.forking(verifiers, python, variables)
+        return package_environments.verifiers_fork_server(verifiers, python, variables)
     if gym := environment.gym:
-        return of_gym.forking(gym, _python(gym.python, variables, "gym.python"), variables)
+        python = _python(gym.python, variables, "gym.python")
+        return package_environments.gym_fork_server(gym, python, variables)
     return None
 
 
 def _python(named: str | None, variables: Mapping[str, str], field: str) -> str:
-    (python,) = _checked([named or sys.executable], variables, field)
+    (python,) = _checked_command([named or sys.executable], variables, field)
     return python
 
 
 def _verifier(environment: RolloutEnvironment, spec: RLJobSpec) -> VerifierProcess | None:
     if environment.verifier is None:
         return None
-    variables = inputs.inherited(os.environ, {})
-    words = _checked(environment.verifier.command, variables, "verifier.command")
-    return VerifierProcess(words, variables, Terms.of(environment.verifier, spec))
+    variables = inputs.inherited_variables(os.environ, {})
+    words = _checked_command(environment.verifier.command, variables, "verifier.command")
+    return VerifierProcess(words, variables, VerifierRules.for_job(environment.verifier, spec))
 
 
-def _checked(words: Sequence[str], variables: Mapping[str, str], field: str) -> list[str]:
+def _checked_command(words: Sequence[str], variables: Mapping[str, str], field: str) -> list[str]:
     """The words of a command whose first one can be run. Raises ConfigurationError."""
-    command = _here(words)
+    command = _resolve_words(words)
     if shutil.which(command[0], path=variables.get("PATH", os.defpath)) is None:
         raise ConfigurationError(
             f"{_FIELD}.{field}: there is no program {command[0]!r} that can be run here: expected "
@@ -224,6 +251,6 @@ def _checked(words: Sequence[str], variables: Mapping[str, str], field: str) -> 
     return command
 
 
-def _here(words: Sequence[str]) -> list[str]:
+def _resolve_words(words: Sequence[str]) -> list[str]:
     """The words, with files of the working directory for those that name one."""
     return [command_word(word, Path.cwd()) for word in words]

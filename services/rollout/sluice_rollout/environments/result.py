@@ -35,10 +35,10 @@ class Result:
 
 def read(directory: str) -> Result:
     """The result of the program that ran in this directory. Raises ResultError."""
-    return of_text(text_of(Path(directory) / RESULT))
+    return parse_text(read_text(Path(directory) / RESULT))
 
 
-def of_text(text: str | None) -> Result:
+def parse_text(text: str | None) -> Result:
     """The result in a file's text; None: there is no file. Raises ResultError."""
     if text is None:
         return Result()
@@ -80,7 +80,7 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def text_of(file: Path) -> str | None:
+def read_text(file: Path) -> str | None:
     """The file's text; None where there is none. Nothing but a plain file is read, and no link is
     followed, whatever the program does meanwhile. Raises ResultError.
     """

@@ -117,7 +117,7 @@ class Sidecar:
         (directory / wire.VARIABLES).write_text("".join(lines))
         files = assignment["artifacts"]
         if files is not None:
-            await asyncio.to_thread(artifacts.prepare, str(directory), artifacts.of_json(files))
+            await asyncio.to_thread(artifacts.prepare, str(directory), artifacts.from_json(files))
         new = directory / f"{wire.ROW}.new"
         new.write_text(json.dumps(assignment["row"]))
         new.rename(directory / wire.ROW)  # the shell may look at any time
@@ -175,7 +175,7 @@ def _left(directory: Path, judged: bool) -> dict[str, Any]:
         if judged:
             files = artifacts.to_json(artifacts.collect(str(directory)))
         else:
-            text = result.text_of(directory / wire.RESULT)
+            text = result.read_text(directory / wire.RESULT)
     except artifacts.ArtifactsError as error:
         unread = str(error)
     except result.ResultError as error:

@@ -20,37 +20,34 @@ from sluice.api.groups.environment import Verifier
 from sluice.samples.episode_protocol import ROW
 from sluice.samples.sample import Prompt
 from sluice_rollout import metrics
-from sluice_rollout.environments import artifacts, home, inputs, process, result
+from sluice_rollout.environments import artifacts, directories, inputs, process, result
 from sluice_rollout.environments.artifacts import Artifact, ArtifactsError
 from sluice_rollout.environments.containers import Containers
-from sluice_rollout.environments.episode_result import take, words_of
+from sluice_rollout.environments.episode_result import apply_result
 from sluice_rollout.environments.orphan_reaper import SurvivorError
-from sluice_rollout.environments.process import Ended
+from sluice_rollout.environments.process import ProgramExit
 from sluice_rollout.episode import Episode, PlayFailedError
 
 REASON = "verifier"
 _WHO = "has a verifier that"
 
 
-def refused(reason: object) -> PlayFailedError:
+def artifacts_refused(reason: object) -> PlayFailedError:
     """The failure of a sample whose program has left what no verifier is given."""
     return PlayFailedError("artifacts", f"left artifacts that cannot be handed on: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """Rules of a job's verifier, wherever it runs.
+class VerifierRules:
+    """Rules of a job's verifier, whether it runs as a process or in a pod."""
 
-    seconds: its time. hidden: keys of the rows' metadata that it alone is shown. must: it has to
-    give a reward, because the job has no other.
-    """
-
-    seconds: float
+    seconds: float  # time limit
+    # Keys of the rows' metadata that only the verifier sees.
     hidden: frozenset[str] = field(default=frozenset())
-    must: bool = True
+    must_reward: bool = True  # the job has no other source of rewards
 
     @classmethod
-    def of(cls, verifier: Verifier, spec: RLJobSpec) -> Terms:
+    def for_job(cls, verifier: Verifier, spec: RLJobSpec) -> VerifierRules:
         hidden = frozenset(verifier.hidden_metadata)
         return cls(verifier.timeout_seconds, hidden, spec.reward is None)
 
@@ -71,12 +68,12 @@ class Terms:
             text = f"{_WHO} took more than {self.seconds:g} s ({limit})"
             raise PlayFailedError(REASON, text) from error
 
-    def take(self, episode: Episode, ended: Ended, read: Callable[[], result.Result]) -> None:
+    def take(self, episode: Episode, ended: ProgramExit, read: Callable[[], result.Result]) -> None:
         """Give the sample what its verifier says. Raises PlayFailedError where that failed."""
         if ended.status:
-            raise PlayFailedError(REASON, f"{_WHO} {words_of(ended)}")
-        take(episode, read, REASON, _WHO)
-        if self.must and episode.sample.reward is None:
+            raise PlayFailedError(REASON, f"{_WHO} {ended.failure}")
+        apply_result(episode, read, REASON, _WHO)
+        if self.must_reward and episode.sample.reward is None:
             raise PlayFailedError(
                 REASON, f"{_WHO} left no reward in result.json, and the job has no spec.reward"
             )
@@ -90,7 +87,7 @@ class VerifierProcess:
 
     command: Sequence[str]
     variables: Mapping[str, str]
-    terms: Terms
+    rules: VerifierRules
     containers: Containers | None = None
 
     async def __call__(self, episode: Episode, files: Sequence[Artifact], directory: str) -> None:
@@ -100,18 +97,22 @@ class VerifierProcess:
         try:
             variables = await asyncio.to_thread(self._prepare, own, episode, files)
             run = self.containers.run if self.containers else process.run
-            async with self.terms.limited(episode):
+            async with self.rules.limited(episode):
                 ended = await run(self.command, own, variables)
-            self.terms.take(episode, ended, lambda: result.read(own))
+            self.rules.take(episode, ended, lambda: result.read(own))
         except (OSError, ArtifactsError, SurvivorError) as error:
             raise PlayFailedError(REASON, f"{_WHO} cannot be run here: {error}") from error
         finally:
             with episode.clock.stopped():
-                await asyncio.shield(asyncio.to_thread(home.remove, own))
+                await asyncio.shield(asyncio.to_thread(directories.remove, own))
 
     def _prepare(self, own: str, episode: Episode, files: Sequence[Artifact]) -> dict[str, str]:
         os.mkdir(f"{own}/{inputs.TEMPORARY}")
         artifacts.prepare(own, files)
         row = inputs.row(episode.prompt, episode.sample.index, episode.seats)
         Path(own, ROW).write_text(json.dumps(row))
-        return {**self.variables, **inputs.of_prompt(episode.prompt), **inputs.of_place(own)}
+        return {
+            **self.variables,
+            **inputs.prompt_variables(episode.prompt),
+            **inputs.directory_variables(own),
+        }

@@ -17,17 +17,17 @@ from pathlib import Path
 
 from sluice.runtime.single_thread_env import ONE_THREAD
 from sluice.telemetry import logs
-from sluice_rollout.environments import inputs, orphan_reaper, process
-from sluice_rollout.environments.episode_result import words_of
-from sluice_rollout.environments.fork_server_process import Nursery, NurseryLostError
-from sluice_rollout.environments.process import Ended
+from sluice_rollout.environments import inputs, orphan_reaper
+from sluice_rollout.environments import process as programs
+from sluice_rollout.environments.fork_server_process import ForkServerLostError, ForkServerProcess
+from sluice_rollout.environments.process import ProgramExit
 
-Run = Callable[[str, Mapping[str, str]], Awaitable[Ended]]
+Run = Callable[[str, Mapping[str, str]], Awaitable[ProgramExit]]
 """Runs a program in an episode's directory, with these variables, as process.run does."""
 LOAD_SECONDS = 300.0
 _PROGRAM = Path(__file__).with_name("fork_server.py")
-_ROOM = "/" * 128
-"""Behind the nursery's directory in its own mark: a child's directory is written in its place."""
+_PADDING = "/" * 128
+"""Behind the process's directory in its own mark: a child's directory is written in its place."""
 _LONGEST_PAUSE = 60.0
 
 
@@ -37,7 +37,7 @@ def pause(deaths: int) -> float:
 
 
 @dataclass(slots=True)
-class Forking:
+class ForkServerSupervisor:
     """The interpreter of a job's episodes, which is started anew where it has died.
 
     name: for messages. python: the interpreter. module: the play module. config: for it, as JSON.
@@ -49,12 +49,12 @@ class Forking:
     module: Path
     config: str
     variables: Mapping[str, str]
-    _nursery: Nursery | None = None
+    _process: ForkServerProcess | None = None
     _starting: asyncio.Task[Run] | None = None
     _deaths: int = 0
 
     @property
-    def alone(self) -> list[str]:
+    def single_episode_command(self) -> list[str]:
         """The words that play one episode in an interpreter of its own."""
         # -P: what lies beside the module has the names of other modules.
         return [self.python, "-P", str(self.module), "play", self.config]
@@ -63,7 +63,7 @@ class Forking:
         """The way to play an episode: as a child of the interpreter; or, where that cannot be
         forked, in an interpreter of its own. root: the directory of the worker's episodes.
 
-        Raises NurseryLostError where it cannot be loaded.
+        Raises ForkServerLostError where it cannot be loaded.
         """
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() or self._lost)):
@@ -73,17 +73,17 @@ class Forking:
 
     @property
     def _lost(self) -> bool:
-        return self._nursery is not None and self._nursery.lost
+        return self._process is not None and self._process.lost
 
     def close(self) -> None:
         """End it."""
         if self._starting:
             self._starting.cancel()
-        if self._nursery:
-            self._nursery.kill()
+        if self._process:
+            self._process.kill()
 
     async def _start(self, root: str) -> Run:
-        if before := self._nursery:
+        if before := self._process:
             self._deaths = 1 + self._deaths * (time.monotonic() - before.started < _LONGEST_PAUSE)
             seconds = pause(self._deaths)
             logs.get().warning(
@@ -91,33 +91,35 @@ class Forking:
                 environment=self.name, how=(await before.end()).how, after_seconds=seconds,
             )  # fmt: skip
             await asyncio.sleep(seconds)
-        nursery = self._nursery = await self._begin(root)
+        process = self._process = await self._begin(root)
         try:
             async with asyncio.timeout(LOAD_SECONDS):
-                await asyncio.wait([nursery.ready])
+                await asyncio.wait([process.ready])
         except TimeoutError:
-            nursery.kill()
-            raise NurseryLostError(f"{self.name} did not load in {LOAD_SECONDS:g} s") from None
-        if nursery.ready.cancelled():
-            words = words_of(await nursery.end())
-            raise NurseryLostError(f"{self.name} cannot be loaded: {words}")
-        if not (reason := nursery.ready.result()):
-            return nursery.run
+            process.kill()
+            raise ForkServerLostError(f"{self.name} did not load in {LOAD_SECONDS:g} s") from None
+        if process.ready.cancelled():
+            words = (await process.end()).failure
+            raise ForkServerLostError(f"{self.name} cannot be loaded: {words}")
+        if not (reason := process.ready.result()):
+            return process.run
         logs.get().warning(
             "each episode starts an interpreter: what it loads cannot be shared",
             environment=self.name, reason=reason,
         )  # fmt: skip
-        nursery.kill()
-        await nursery.end()
-        self._nursery = None
-        return partial(process.run, self.alone)
+        process.kill()
+        await process.end()
+        self._process = None
+        return partial(programs.run, self.single_episode_command)
 
-    async def _begin(self, root: str) -> Nursery:
-        directory = tempfile.mkdtemp(prefix="nursery-", dir=root)
+    async def _begin(self, root: str) -> ForkServerProcess:
+        directory = tempfile.mkdtemp(prefix="fork-server-", dir=root)
         os.mkdir(f"{directory}/{inputs.TEMPORARY}")
-        place = inputs.of_place(directory) | {orphan_reaper.MARK: directory + _ROOM}
+        place = inputs.directory_variables(directory) | {orphan_reaper.MARK: directory + _PADDING}
         words = [self.python, "-P", str(_PROGRAM), str(self.module), self.config]
         try:
-            return await Nursery.start(words, directory, ONE_THREAD | {**self.variables} | place)
+            return await ForkServerProcess.start(
+                words, directory, ONE_THREAD | {**self.variables} | place
+            )
         except OSError as error:
-            raise NurseryLostError(f"{self.name} cannot be run here: {error}") from error
+            raise ForkServerLostError(f"{self.name} cannot be run here: {error}") from error

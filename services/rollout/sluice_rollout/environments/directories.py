@@ -24,7 +24,7 @@ _END_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def opened(programs: int, engine: str | None = None) -> Iterator[str]:
+def open_root(programs: int, engine: str | None = None) -> Iterator[str]:
     """A directory of this worker's own. Directories of workers that were killed are removed first,
     programs end with this one's end. programs: that run side by side. engine: of their containers.
     """
@@ -39,7 +39,7 @@ def opened(programs: int, engine: str | None = None) -> Iterator[str]:
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=inputs.outside() if engine else {},
+            env=inputs.engine_variables() if engine else {},
             start_new_session=True,
         )
         try:
@@ -52,7 +52,7 @@ def opened(programs: int, engine: str | None = None) -> Iterator[str]:
 
 def _end(directory: str, engine: str | None) -> None:
     try:
-        orphan_reaper.end(directory)
+        orphan_reaper.end_processes(directory)
         if engine:
             orphan_reaper.end_containers(engine, directory)
     except orphan_reaper.SurvivorError as error:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from sluice_rollout.environments import home, inputs, orphan_reaper
-from sluice_rollout.environments.fork_server_process import Nursery, NurseryLostError
-from sluice_rollout.environments.forking import Forking, pause
-from sluice_rollout.environments.process import KEPT_BYTES, Ended
+from sluice_rollout.environments import directories, inputs, orphan_reaper
+from sluice_rollout.environments.fork_server_process import ForkServerLostError, ForkServerProcess
+from sluice_rollout.environments.fork_server_supervisor import ForkServerSupervisor, pause
+from sluice_rollout.environments.process import KEPT_BYTES, ProgramExit
 
 MODULE = Path(__file__).with_name("forked_play.py")
 SECONDS = 60.0
@@ -26,7 +26,7 @@ SECONDS = 60.0
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from tests.integration.rollout.test_forking import opened, play
+from tests.integration.rollout.test_fork_server import opened, play
 
 async def main():
     async with opened() as (one, root):
@@ -37,29 +37,37 @@ asyncio.run(main())
 
 
 @contextlib.asynccontextmanager
-async def opened(load: str = "") -> AsyncIterator[tuple[Forking, str]]:
+async def opened(load: str = "") -> AsyncIterator[tuple[ForkServerSupervisor, str]]:
     """The interpreter of a play module, and the directory of its worker's episodes."""
-    variables = inputs.inherited(os.environ, {"PYTHONDONTWRITEBYTECODE": "1"})
-    one = Forking("words", sys.executable, MODULE, json.dumps({"load": load}), variables)
-    with home.opened(64) as root:
+    variables = inputs.inherited_variables(os.environ, {"PYTHONDONTWRITEBYTECODE": "1"})
+    one = ForkServerSupervisor(
+        "words", sys.executable, MODULE, json.dumps({"load": load}), variables
+    )
+    with directories.open_root(64) as root:
         try:
             yield one, root
         finally:
             one.close()
 
 
-async def play(one: Forking, root: str, number: int, **variables: str) -> tuple[Ended, Any]:
+async def play(
+    one: ForkServerSupervisor, root: str, number: int, **variables: str
+) -> tuple[ProgramExit, Any]:
     """One episode: its end, and what it has seen (None: nothing)."""
     directory = Path(root, f"{number}.0-episode")
     (directory / inputs.TEMPORARY).mkdir(parents=True)
     try:
         run = await one.ready(root)
-        told = {"PATH": os.environ["PATH"], **variables, **inputs.of_place(str(directory))}
+        told = {
+            "PATH": os.environ["PATH"],
+            **variables,
+            **inputs.directory_variables(str(directory)),
+        }
         ended = await run(str(directory), told)
         result = directory / "result.json"
         return ended, json.loads(result.read_text()) if result.exists() else None
     finally:
-        home.remove(str(directory))
+        directories.remove(str(directory))
 
 
 async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
@@ -87,10 +95,10 @@ async def told(path: Path) -> list[int]:
     return list(await until(read))
 
 
-def nursery_of(one: Forking) -> int:
-    assert one._nursery
-    assert one._nursery._transport
-    return one._nursery._transport.get_pid()
+def server_pid(one: ForkServerSupervisor) -> int:
+    assert one._process
+    assert one._process._transport
+    return one._process._transport.get_pid()
 
 
 def children(pid: int) -> list[str]:
@@ -101,7 +109,7 @@ def children(pid: int) -> list[str]:
 async def test_an_episode_is_a_child_that_has_what_a_program_has() -> None:
     async with opened() as (one, root):
         ended, seen = await play(one, root, 0, SAY="hello")
-        assert seen["loader"] == nursery_of(one) != seen["pid"]
+        assert seen["loader"] == server_pid(one) != seen["pid"]
     assert (ended.status, ended.out, ended.err) == (0, "out hello", "err hello")
     directory = f"{root}/0.0-episode"
     assert (seen["directory"], seen["temporary"]) == (directory, f"{directory}/tmp")
@@ -164,7 +172,7 @@ async def test_one_that_is_cancelled_ends_with_all_that_it_has_started(tmp_path:
         await asyncio.wait([playing])
         await until(lambda: not any(map(lives, processes)))
         assert all(map(lives, others))
-        assert len(children(nursery_of(one))) == 1
+        assert len(children(server_pid(one))) == 1
         other.cancel()
         await asyncio.wait([other])
 
@@ -179,14 +187,14 @@ async def test_the_death_of_the_interpreter_sends_its_episodes_back_and_it_is_st
             for number, file in enumerate(files)
         ]
         processes = [pid for file in files for pid in await told(file)]
-        before = nursery_of(one)
+        before = server_pid(one)
         os.kill(before, signal.SIGKILL)
         lost = await asyncio.gather(*playing, return_exceptions=True)
-        assert [type(error) for error in lost] == [NurseryLostError] * 3
+        assert [type(error) for error in lost] == [ForkServerLostError] * 3
         await until(lambda: not any(map(lives, processes)))
         ended, seen = await play(one, root, 3)
-        assert (ended.status, seen["loader"]) == (0, nursery_of(one))
-        assert nursery_of(one) != before
+        assert (ended.status, seen["loader"]) == (0, server_pid(one))
+        assert server_pid(one) != before
         assert len(os.listdir(root)) == 1, "the new one's directory"
 
 
@@ -196,7 +204,7 @@ async def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     async with opened() as (one, root):
         playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
         processes = await told(tmp_path / "told")
-        os.kill(nursery_of(one), signal.SIGSTOP)
+        os.kill(server_pid(one), signal.SIGSTOP)
         playing.cancel()
         await asyncio.wait([playing])
         await until(lambda: not any(map(lives, processes)))
@@ -208,14 +216,14 @@ async def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     worker = subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         processes = await told(tmp_path / "told")
-        (root,) = tmp_path.glob(f"{home.PREFIX}*")
-        assert len(orphan_reaper.marked(str(root))) == 4, (
-            "the nursery, its child, and two of the child's"
+        (root,) = tmp_path.glob(f"{directories.PREFIX}*")
+        assert len(orphan_reaper.marked_processes(str(root))) == 4, (
+            "the fork server, its child, and two of the child's"
         )
     finally:
         worker.kill()
         worker.wait(10)
-    await until(lambda: not orphan_reaper.marked(str(root)) and not lives(processes[0]))
+    await until(lambda: not orphan_reaper.marked_processes(str(root)) and not lives(processes[0]))
     os.kill(processes[2], signal.SIGKILL)  # as today: neither our mark, nor a session that ends
 
 
@@ -231,8 +239,8 @@ async def test_two_hundred_in_a_row_leave_nothing() -> None:
         assert seen["files"] == files
         assert len(os.listdir("/proc/self/fd")) == len(mine)
         assert len(draws) == 200, "each draws its own random numbers"
-        assert children(nursery_of(one)) == []
-        assert len(os.listdir(f"/proc/{nursery_of(one)}/fd")) < 12
+        assert children(server_pid(one)) == []
+        assert len(os.listdir(f"/proc/{server_pid(one)}/fd")) < 12
         assert len(os.listdir(root)) == 1
 
 
@@ -257,7 +265,7 @@ async def test_one_that_cannot_be_forked_has_an_interpreter_for_each_episode(
 ) -> None:
     said: list[dict[str, Any]] = []
     log = type("Log", (), {"warning": staticmethod(lambda _, **fields: said.append(fields))})
-    monkeypatch.setattr("sluice_rollout.environments.forking.logs.get", lambda: log)
+    monkeypatch.setattr("sluice_rollout.environments.fork_server_supervisor.logs.get", lambda: log)
     async with opened(load) as (one, root):
         played = [await play(one, root, number) for number in range(2)]
         assert os.listdir(root) == []
@@ -274,7 +282,7 @@ async def test_one_that_ends_before_anybody_listens_is_heard(
 
     async def late(*arguments: Any, **options: Any) -> Any:
         transport, protocol = await begin(*arguments, **options)
-        if isinstance(protocol, Nursery):
+        if isinstance(protocol, ForkServerProcess):
             await protocol.exited.wait()
         return transport, protocol
 
@@ -289,7 +297,7 @@ async def test_one_that_cannot_be_loaded_is_tried_again_later() -> None:
         starting: list[Awaitable[Any]] = [one.ready(root) for _ in range(3)]
         lost = await asyncio.gather(*starting, return_exceptions=True)
         assert len(set(map(id, lost))) == 1, "all wait for the same start"
-        assert isinstance(lost[0], NurseryLostError)
+        assert isinstance(lost[0], ForkServerLostError)
         assert "words cannot be loaded: ended with status 1: RuntimeError: no such" in str(lost[0])
         assert os.listdir(root) == []
 
