@@ -9,21 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
+from sluice_operator.plan import render_all
 from tests.helm import objects, one
 from tests.pod_monitor import scrapes, write_pods
 from tests.prometheus import Prometheus
-from tests.unit.operator.test_plan_pods import GOLDEN
+from tests.unit.operator.test_plan_pods import JOBS
 
 ENABLED = ("--set", "metrics.podMonitor.enabled=true")
 
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
-    documents = YAML(typ="safe").load_all((GOLDEN / "cluster.yaml").read_text())
     file = tmp_path / "pods.json"
-    write_pods((each for each in documents if each["kind"] == "Pod"), file)
+    write_pods((pod for pod in render_all(JOBS["cluster"]) if pod["kind"] == "Pod"), file)
     monitor = one(objects("defaults", *ENABLED), "PodMonitor")["spec"]
     with Prometheus(tmp_path, {"scrape_configs": scrapes(monitor, file)}) as server:
         server.until(server.targets, "aware of targets")

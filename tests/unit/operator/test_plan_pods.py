@@ -1,24 +1,20 @@
-"""Rendered manifests, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them anew."""
+"""Rendered manifests, against golden files (golden.py)."""
 
 from __future__ import annotations
 
-import io
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import LiteralScalarString
 
 from sluice.api import RLJob
 from sluice_operator.plan import KubeObject, render_all
 from sluice_operator.plan.facts.model import Gang, Images
 from sluice_operator.plan.manifests.pods import pod
+from tests.unit.operator import golden
 from tests.unit.operator.world import make_job
 
-GOLDEN = Path(__file__).with_name("golden")
 CLAIM = {"persistentVolumeClaim": {"claimName": "models"}}
+BASE = "laptop"
 JOBS = {
     "openenv": make_job(
         rollout={
@@ -89,31 +85,14 @@ JOBS = {
 }
 
 
-def to_yaml(objects: list[KubeObject]) -> str:
-    yaml = YAML()
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.width = 4096
-    yaml.representer.ignore_aliases = lambda _: True
-    text = io.StringIO()
-    yaml.dump_all([literal(document) for document in objects], text)
-    return text.getvalue()
-
-
-def literal(node: Any) -> Any:
-    """Texts of several lines as such, for people who read the golden files."""
-    if isinstance(node, dict):
-        return {key: literal(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [literal(value) for value in node]
-    return LiteralScalarString(node) if isinstance(node, str) and "\n" in node else node
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_rendered_manifests(name: str) -> None:
-    rendered, path = to_yaml(render_all(JOBS[name])), GOLDEN / f"{name}.yaml"
-    if os.environ.get("SLUICE_UPDATE_GOLDEN"):
-        path.write_text(rendered)
-    assert rendered == path.read_text(), "SLUICE_UPDATE_GOLDEN=1 writes the golden files anew"
+    objects = render_all(JOBS[name])
+    if name == BASE:
+        golden.assert_golden(f"{name}.yaml", golden.to_yaml(*objects))
+    else:
+        base = render_all(JOBS[BASE])
+        golden.assert_golden(f"{name}.diff", golden.differences(objects, BASE, base))
 
 
 def render(job: RLJob, role: str, index: int = 0, size: int = 1) -> KubeObject:
