@@ -202,6 +202,28 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
     say(objects)
 
 
+@app.command(
+    epilog=examples(
+        "sluice migrate-manifest job.yaml | diff job.yaml -",
+        "sluice migrate-manifest job.yaml --in-place",
+    )
+)
+def migrate_manifest(
+    file: Manifest,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Rewrite the file instead of printing it.")
+    ] = False,
+) -> None:
+    """Rewrite a manifest of an earlier version with the present names of fields.
+
+    Comments, order and other documents of the file stay as they are.
+    """
+    with manifests():
+        from sluice_cli.migrate_manifest import migrate_file
+
+        say(migrate_file(file, in_place=in_place))
+
+
 commands.register(app)
 explain_commands.register(app)
 for name, module, words in (

@@ -108,7 +108,7 @@ class OldField:
 def old_fields(spec: Any) -> list[OldField]:
     """The old fields that a spec sets, leaf by leaf, in the order of `RENAMED`."""
     seen: set[Location] = set()
-    found: list[OldField] = []
+    fields: list[OldField] = []
     for renamed in RENAMED:
         holder, name = _holder(spec, renamed.old)
         if holder is None or (renamed.scalar and isinstance(holder[name], Mapping)):
@@ -117,8 +117,8 @@ def old_fields(spec: Any) -> list[OldField]:
         for location, value in _leaves(holder[name], at):
             if location not in seen:
                 seen.add(location)
-                found.append(OldField(location, renamed, value))
-    return found
+                fields.append(OldField(location, renamed, value))
+    return fields
 
 
 def migrate_spec(spec: Any) -> bool:
@@ -153,6 +153,7 @@ def _migrate_document(text: str) -> str:
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True
     yaml.width = 4096
+    yaml.brace_single_entry_mapping_in_flow_sequence = True
     documents = [document for document in yaml.load_all(text) if document is not None]
     if len(documents) != 1 or not isinstance(documents[0], CommentedMap):
         return text
@@ -237,7 +238,7 @@ def _insert(top: Any, path: list[str], value: Any, position: int, comment: Any) 
         # The comment ends the line, which is that of the outermost flow mapping.
         _set(top, parents[0], inner, position, None if block else comment)
         comment = comment if block else None
-    elif block and isinstance(inner, CommentedMap) and inner.fa.flow_style():
+    elif (block or comment) and isinstance(inner, CommentedMap) and inner.fa.flow_style():
         inner.fa.set_block_style()
         if (moved := top.ca.items.pop(parents[0], None)) and inner:
             inner.ca.items[next(iter(inner))] = moved
