@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.api import ManifestError, RLJob, manifest
 from sluice.api.schema.mutability import Change
+from sluice.api.schema.renamed_fields import migrate_spec
 from sluice.telemetry import run_directory, steady
 from sluice_client.resume_changes import accepted_changes
 from sluice_operator.cluster.local import run_state
@@ -66,6 +67,7 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> PreparedRun:
     if record.exists():
         stored = read_json(record)
         created = stored["metadata"].get("creationTimestamp", created)
+        migrate_spec(stored["spec"])  # An earlier version may have begun the run.
         try:
             changed = accepted_changes(
                 stored["spec"], job, document["spec"], trained_steps(directory)

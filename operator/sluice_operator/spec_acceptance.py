@@ -49,6 +49,8 @@ def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
     """
     known = _started_with(config)
     if known is None:
+        if old := old_fields(stored.get("spec")):
+            raise ManifestError("; ".join(field.sentence() for field in old))
         job = parse(stored)
         check_foreign(stored, stored, _name(stored))
         return Accepted(job)
@@ -65,11 +67,10 @@ def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
 def parse(stored: KubeObject) -> RLJob:
     """The object as a job, without the fields that this version does not know.
 
-    A field that was renamed is an error that says its new name.
+    Fields that were renamed since are read too: an earlier version may have started the job.
     """
-    if old := old_fields(stored.get("spec")):
-        raise ManifestError("; ".join(field.sentence() for field in old))
     document = copy.deepcopy(stored)
+    migrate_spec(document.get("spec"))
     while True:
         try:
             return RLJob.model_validate(document)
@@ -166,7 +167,6 @@ def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
     if text is None:
         return None
     spec: dict[str, Any] = json.loads(text)["spec"]
-    migrate_spec(spec)  # An operator of an earlier version may have started the pods.
     return spec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -84,6 +85,33 @@ def test_replicas_that_an_autoscaler_has_changed_are_followed() -> None:
 
 def test_a_default_that_is_written_out_is_no_change() -> None:
     assert accept(stored(trainer={"stepsPerBatch": 1}), started(stored())).refused == ""
+
+
+OLD: dict[str, Any] = {"entropyCoef": 0.1, "clip": {"low": 0.1}, "loss": "clip"}
+NEW: dict[str, Any] = {"entropyCoef": 0.1, "loss": {"type": "ppo", "clip": {"low": 0.1}}}
+
+
+def test_a_renamed_field_of_a_new_job_is_an_error_with_its_new_name() -> None:
+    document = stored()
+    document["spec"]["algorithm"] = OLD
+    with pytest.raises(
+        ManifestError,
+        match=r"spec\.algorithm\.loss is spec\.algorithm\.loss\.type since v0\.2; `sluice "
+        r"migrate-manifest FILE` rewrites the file; spec\.algorithm\.clip\.low is ",
+    ):
+        accept(document, None)
+
+
+def test_a_job_that_an_earlier_version_started_goes_on() -> None:
+    document, config = stored(), started(stored(algorithm=NEW))
+    document["spec"]["algorithm"] = OLD
+    job = json.loads(config["data"]["rljob.json"])
+    job["spec"]["algorithm"] = OLD
+    config["data"]["rljob.json"] = json.dumps(job)
+    verdict = accept(document, config)
+    assert verdict.refused == ""
+    assert verdict.job.spec.algorithm.loss.clip.low == 0.1
+    assert "clip" in document["spec"]["algorithm"], "the stored object is not changed"
 
 
 @pytest.mark.parametrize("path", ["models/a", "./models/a/", "."])
