@@ -104,7 +104,7 @@ def test_a_call_that_cannot_be_read_stays_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "name", "reason"),
-    [("sglang", "nobody", "nobody"), ("vllm", "glm45", "not to be had in the worker")],
+    [("sglang", "nobody", "nobody"), ("vllm", "glm45", "not installed in the worker")],
 )
 def test_a_parser_that_is_not_there_is_a_configuration_error(
     engine: str, name: str, reason: str, tmp_path: Path

@@ -107,7 +107,7 @@ async def test_a_name_that_is_no_seat_is_refused(tmp_path: Path) -> None:
         sample = await run(one, mistaken, Script())
     assert names == ["white", "black"]
     assert "NotFoundError" in sample.error
-    assert "'any' is no seat of this job (rollout.seats): expected one of white, black" in (
+    assert "'any' is not a seat of this job (rollout.seats): expected one of white, black" in (
         sample.error
     )
 

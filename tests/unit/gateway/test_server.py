@@ -294,7 +294,7 @@ WRONG = [
         "responses",
         {"json": {"input": "x", "previous_response_id": "resp_1"}},
         400,
-        "this name",
+        "this id",
         id="unknown response",
     ),
     pytest.param("embeddings", {"json": {}}, 404, "Not Found", id="no such path"),
@@ -424,7 +424,7 @@ async def test_a_parser_that_the_worker_lacks_fails_only_those_who_ask_for_the_g
         "rollout__engineArgs": {"toolCallParser": "glm45"},
     }
     async with desk(tmp_path, **changes) as one:
-        assert "'glm45' is not to be had in the worker" in (await run(one, play, Script())).error
+        assert "'glm45' is not installed in the worker" in (await run(one, play, Script())).error
         assert (await run(one, alone, Script([10]))).error == ""
 
 

@@ -140,7 +140,7 @@ async def test_a_removed_sample_trains_nothing(tmp_path: Path) -> None:
         (SLIME, "invented", "the engine has not sampled it there"),
         (SLIME, "argument", "args.max_turns: sluice has no such argument"),
         (SLIME, "nothing", "returned NoneType: expected slime's Sample"),
-        (SLIME, "picture", "image_data: not offered"),
+        (SLIME, "picture", "image_data: not supported"),
         (SLIME, "stranger", "the key does not belong to an episode"),
         (SLIME, "short", "before the model generated a token"),
         (VERL, "Asks", "config.trainer: sluice has no such key of verl's"),

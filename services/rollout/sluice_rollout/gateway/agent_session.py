@@ -1,4 +1,4 @@
-"""One agent's session at the gateway: requests become turns of the agent's conversation."""
+"""An agent's session at the gateway: requests become turns of the agent's conversation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Reply:
 
 @dataclass(slots=True)
 class AgentSession:
-    """One agent's conversation with the model, and the limits on what it may ask for.
+    """The conversation of one agent with the model, and the limits on what it may ask for.
 
     Parameters
     ----------

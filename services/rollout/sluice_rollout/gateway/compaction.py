@@ -32,12 +32,12 @@ _THOUGHT = "</think>"
 
 @dataclass(slots=True)
 class ToolResultDropper:
-    """Results of one episode's tools that have given way, by the digest of their history."""
+    """Drops results of tools from the histories of one agent."""
 
-    dropped: set[bytes] = field(default_factory=set)
+    dropped: set[bytes] = field(default_factory=set)  # digests of the histories that end with them
 
     def shorten(self, messages: Messages) -> Messages:
-        """The messages without the results that have given way."""
+        """Replace the contents of dropped results."""
         if not self.dropped:
             return messages
         return [
@@ -46,16 +46,14 @@ class ToolResultDropper:
         ]
 
     def drop(self, messages: Messages) -> int:
-        """Let the older half of the results give way that are left of these messages. Returns how
-        many do: 0 where there is nothing left.
-        """
-        left = list(self._droppable(messages))
-        older = left[: math.ceil(len(left) / 2)]
+        """Drop the older half of the results that are left. Returns their number."""
+        remaining = list(self._droppable(messages))
+        older = remaining[: math.ceil(len(remaining) / 2)]
         self.dropped.update(older)
         return len(older)
 
     def _droppable(self, messages: Messages) -> Iterator[bytes]:
-        """Digests of the results that may give way, oldest first."""
+        """Yield the digests of results that may be dropped, oldest first."""
         answered = max(
             (at for at, message in enumerate(messages) if message["role"] == "assistant"), default=0
         )
@@ -67,12 +65,13 @@ class ToolResultDropper:
 
 @dataclass(slots=True)
 class Summaries:
-    """Histories of one seat that were summarised, and what is seen in their place, by digest."""
+    """Replaces histories of one agent by summaries."""
 
+    # Messages that replace a history, by the history's digest.
     replacements: dict[bytes, Messages] = field(default_factory=dict)
 
     def shorten(self, messages: Messages, tools: Tools) -> Messages:
-        """The messages, with the longest history among them that was summarised left out."""
+        """Replace the longest summarised history that the messages begin with."""
         if not self.replacements:
             return messages
         for count, digest in reversed(list(enumerate(digests(messages, tools), 1))):
@@ -81,15 +80,15 @@ class Summaries:
         return messages
 
     def replace(self, messages: Messages, tools: Tools, summary: str) -> None:
-        """Let a summary take the place of these messages."""
+        """Replace these messages by a summary from now on."""
         self.replacements[digests(messages, tools)[-1]] = after_summary(messages, summary)
 
 
 def summary_request(messages: Messages, prompt: str) -> Messages | None:
-    """The request for a summary of these messages; None where the model has said nothing yet.
+    """Ask for a summary of the messages up to the model's last answer.
 
-    It is asked behind its last answer: what has come since need not fit. Results of calls of that
-    answer are left out.
+    Later messages may not fit the context, so they are left out, and results of that answer's calls
+    are dropped. Returns None if the model has not answered yet.
     """
     answered = _last(messages, "assistant")
     if answered is None:
@@ -103,17 +102,17 @@ def summary_request(messages: Messages, prompt: str) -> Messages | None:
 
 
 def after_summary(messages: Messages, summary: str) -> Messages:
-    """The messages that take the place of these, of which this is the summary."""
+    """Return the messages that replace these ones, given their summary."""
     system = [message for message in messages if message["role"] == "system"]
-    asked, answered = _last(messages, "user"), _last(messages, "assistant")
-    last = [messages[asked]["content"]] if asked is not None else []
-    told = "\n\n".join([*last, f"{INTRODUCTION}\n{summary}"])
+    question, answered = _last(messages, "user"), _last(messages, "assistant")
+    last = [messages[question]["content"]] if question is not None else []
+    content = "\n\n".join([*last, f"{INTRODUCTION}\n{summary}"])
     unread = messages[answered:] if answered is not None and messages[-1]["role"] == "tool" else []
-    return [*system, {"role": "user", "content": told}, *unread]
+    return [*system, {"role": "user", "content": content}, *unread]
 
 
 def summary_text(answer: str) -> str:
-    """The summary in an answer, without the thoughts before it."""
+    """Return the summary in an answer, without the thoughts before it."""
     return answer.rpartition(_THOUGHT)[2].strip()
 
 

@@ -32,7 +32,7 @@ def _int32(ids: Iterable[int] = ()) -> Int32:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One answer of the model, and the context tokens that are new with it.
+    """An answer of the model, and the context tokens that are new with it.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""The sample that a program says it has played, checked against the turns that the engine sampled.
+"""Samples that a program assembles itself, checked against the turns that the engine generated.
 
-Functions of slime and verl put their sample together themselves. Which tokens are trained is theirs
-to say; that each of them was sampled, where it stands, with which log-prob and by which weights, is
-known from the turns.
+Functions of slime and verl assemble their samples themselves. They decide which tokens are trained.
+The turns tell whether the engine has generated each token at its place, with which log-prob and by
+which weights.
 
 Pure: no I/O, no clock.
 """
@@ -20,18 +20,18 @@ from sluice_rollout.gateway.conversation import Turn
 
 
 class ClaimError(ValueError):
-    """A sample that was not sampled so. The message names the first token."""
+    """A claim that the turns do not support. The message names the first such token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleClaim:
-    """tokens: [prompt + response] ids. mask: [response] 1 for what is to be trained."""
+    """Tokens that a program claims as its sample, and which of them to train."""
 
-    tokens: Sequence[int]
-    mask: Sequence[int]
+    tokens: Sequence[int]  # [prompt + response] ids
+    mask: Sequence[int]  # [response] 1 for tokens to train, else 0
 
     def check(self) -> None:
-        """Raise ClaimError where the mask has no room in the tokens, or holds anything else."""
+        """Raise ClaimError if the mask is longer than the tokens, or is not made of 0 and 1."""
         if len(self.mask) > len(self.tokens):
             raise ClaimError(
                 f"a loss mask of {len(self.mask)} entries for {len(self.tokens)} tokens of prompt "
@@ -43,7 +43,7 @@ class SampleClaim:
 
 @dataclass(frozen=True, slots=True)
 class _SampledSpan:
-    """Tokens [start, end) of the claim, which are the first of a turn's."""
+    """Tokens [start, end) of a claim, which are the first tokens of a turn."""
 
     start: int
     end: int
@@ -51,9 +51,26 @@ class _SampledSpan:
 
 
 def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) -> Sample:
-    """The claim in an empty sample: tokens, masks, log-probs, versions, turns.
+    """Fill an empty sample from a claim: tokens, masks, log-probs, versions, turns.
 
-    Raises ClaimError where a token is to be trained that no turn has sampled there.
+    Parameters
+    ----------
+    claim
+        Tokens and mask.
+    turns
+        Turns that the engine has generated in this episode.
+    sample
+        The empty sample.
+
+    Returns
+    -------
+    The same sample.
+
+    Raises
+    ------
+    ClaimError
+        The mask trains a token that no turn has generated at that place.
+
     """
     claim.check()
     tokens = np.asarray(claim.tokens, dtype=np.int32)
@@ -63,11 +80,11 @@ def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) ->
     records: list[dict[str, object]] = []
     version = _first_version(parts)
     for part in parts:
-        _observe(sample, tokens[at : part.start], version, records)
-        version = _speak(sample, part, records)
+        _append_context(sample, tokens[at : part.start], version, records)
+        version = _append_turn(sample, part, records)
         at = part.end
-    _observe(sample, tokens[at:], version, records)
-    _mask(sample, claim)
+    _append_context(sample, tokens[at:], version, records)
+    _apply_mask(sample, claim)
     if parts and (experts := parts[-1].turn.experts) is not None:
         sample.routed_experts = experts[: parts[-1].end - 1]
     sample.metadata[TURNS] = records
@@ -75,7 +92,7 @@ def claimed_sample(claim: SampleClaim, turns: Iterable[Turn], sample: Sample) ->
 
 
 def _sampled_spans(tokens: Int32, first: int, turns: Iterable[Turn]) -> list[_SampledSpan]:
-    """The sampled parts of the response, in order, none over another."""
+    """Find the generated spans of the response, in order and without overlaps."""
     matching = sorted(
         (part for turn in turns if (part := _sampled_span(tokens, turn)) and part.start >= first),
         key=lambda part: (part.start, -part.end),
@@ -88,7 +105,7 @@ def _sampled_spans(tokens: Int32, first: int, turns: Iterable[Turn]) -> list[_Sa
 
 
 def _sampled_span(tokens: Int32, turn: Turn) -> _SampledSpan | None:
-    """The part that a turn has sampled behind the context that it was sampled in."""
+    """Find the span that a turn has generated, if the claim contains the turn's whole context."""
     context = turn.context
     start = len(context)
     n = min(len(turn.tokens), len(tokens) - start)
@@ -103,15 +120,17 @@ def _first_version(parts: list[_SampledSpan]) -> int:
     return parts[0].turn.spans[0].version if parts and parts[0].turn.spans else 0
 
 
-def _observe(sample: Sample, tokens: Int32, version: int, records: list[dict[str, object]]) -> None:
+def _append_context(
+    sample: Sample, tokens: Int32, version: int, records: list[dict[str, object]]
+) -> None:
     n = len(tokens)
     if n:
         sample.append(tokens.tolist(), [], [WeightSpan(version, 0, n)], trainable=False)
         records.append({"by": ENVIRONMENT, "length": n, "finish": "stop"})
 
 
-def _speak(sample: Sample, part: _SampledSpan, records: list[dict[str, object]]) -> int:
-    """Append a turn; the version of its last token."""
+def _append_turn(sample: Sample, part: _SampledSpan, records: list[dict[str, object]]) -> int:
+    """Append a turn. Returns the weight version of its last token."""
     turn, n = part.turn, part.end - part.start
     spans = [WeightSpan(s.version, s.start, min(s.end, n)) for s in turn.spans if s.start < n]
     sample.append(turn.tokens[:n].tolist(), turn.log_probs[:n].tolist(), spans)
@@ -120,16 +139,16 @@ def _speak(sample: Sample, part: _SampledSpan, records: list[dict[str, object]])
     return spans[-1].version
 
 
-def _mask(sample: Sample, claim: SampleClaim) -> None:
-    """Train what is claimed. Raises ClaimError."""
-    wanted = np.asarray(claim.mask, dtype=np.uint8)
-    strange = np.flatnonzero(wanted > sample.loss_mask)
-    if len(strange):
-        i = int(strange[0])
+def _apply_mask(sample: Sample, claim: SampleClaim) -> None:
+    """Set the loss mask to the claim's. Raises ClaimError."""
+    mask = np.asarray(claim.mask, dtype=np.uint8)
+    unsupported = np.flatnonzero(mask > sample.loss_mask)
+    if len(unsupported):
+        i = int(unsupported[0])
         raise ClaimError(
-            f"token {i} of the response (id {int(sample.tokens[sample.prompt_length + i])}) is to "
-            f"be trained, and {len(strange)} in all, but the engine has not sampled it there: "
-            "expected the ids of its answer, behind the very tokens that it was asked with; mask "
-            "what the function has written itself with 0"
+            f"token {i} of the response (id {int(sample.tokens[sample.prompt_length + i])}) is "
+            f"to be trained, as are {len(unsupported)} in all, but the engine has not sampled it "
+            "there: expected the ids of its answer, after exactly the tokens of its prompt; mask "
+            "tokens that the function has written itself with 0"
         )
-    sample.loss_mask = wanted
+    sample.loss_mask = mask

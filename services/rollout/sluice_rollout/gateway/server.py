@@ -44,7 +44,7 @@ Sessions = Mapping[str, AuthenticatedSession]
 
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
-    """A model that episodes may ask besides the policy (`rollout.models`): a judge, an opponent.
+    """A model other than the policy that episodes may ask (`rollout.models`): a judge, an opponent.
 
     Requests go to its server unchanged, except for the name and the key. Its answers are neither
     kept nor trained.

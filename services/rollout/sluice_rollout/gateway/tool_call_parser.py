@@ -1,4 +1,4 @@
-"""Tool calls in a turn: by the engine's own parser, or as Hermes and Qwen write them."""
+"""Reads tool calls in a turn, with the engine's parser or as Hermes and Qwen write them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _LIKE_HERMES = {"hermes", "qwen", "qwen25"}
 
 
 def hermes(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-    """A `CallParser`. A turn with a call that cannot be understood is a text, and has none."""
+    """Read calls as Hermes and Qwen write them. A `CallParser`.
+
+    If one call of a turn cannot be read, the whole turn is text.
+    """
     calls = hermes_calls(text)
     if not calls or any(call.error for call in calls):
         return text, []
@@ -30,9 +33,9 @@ def hermes(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str,
 
 
 def parser_of(spec: RLJobSpec) -> CallParser:
-    """The parser that the job names for its engine (`engineArgs.toolCallParser`); else Hermes'.
+    """Return the parser that the job names (`engineArgs.toolCallParser`), or `hermes`.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if the parser is unknown or is not installed here.
     """
     for key, name in spec.rollout.engine_args.items():
         if re.sub("[^a-z]", "", key.lower()) == "toolcallparser":
@@ -47,7 +50,7 @@ def _named(spec: RLJobSpec, key: str, name: str) -> CallParser:
         return engine_of(spec).call_parser(name)
     except ImportError as error:
         raise ConfigurationError(
-            f"{_FIELD}.{key}: {name!r} is not to be had in the worker ({error}); expected one of "
+            f"{_FIELD}.{key}: {name!r} is not installed in the worker ({error}); expected one of "
             f"{', '.join(sorted(_LIKE_HERMES))}, or a worker image with the engine in it"
         ) from error
     except ValueError as error:
@@ -57,15 +60,15 @@ def _named(spec: RLJobSpec, key: str, name: str) -> CallParser:
 def parse(
     text: str, tools: list[dict[str, Any]], parser: CallParser
 ) -> tuple[str, list[AnswerToolCall]]:
-    """The text of a turn without its calls, and these, named for their answers.
+    """Split a turn into its text and its tool calls, each with a new id.
 
-    A turn that the parser cannot read is a text, whatever the parser stumbles over.
+    If the parser fails, the whole turn is text.
     """
     try:
         rest, calls = parser(text, tools)
-        for call in calls:  # a client sends them back, and could not if they were no UTF-8
+        for call in calls:  # clients send calls back, so they must be valid UTF-8
             input_checks.check_value([*call], "call")
-    except Exception as error:  # an engine's parser, on what a model makes up
+    except Exception as error:  # a parser may raise anything on a model's text
         failures.LOG.note("a tool call cannot be read", error)
         return text, []
     if not calls:

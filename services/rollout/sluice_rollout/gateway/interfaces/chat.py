@@ -1,4 +1,4 @@
-"""/v1/chat/completions: its requests, its answers, and an answer as a stream of chunks."""
+"""OpenAI's /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sluice_rollout.gateway.interfaces.parameters import Choice, Count, Paramete
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream: the answer's tokens may be counted at its end."""
+    """Options of a stream."""
 
     model_config = ConfigDict(strict=True)
 
-    include_usage: bool | None = None
+    include_usage: bool | None = None  # count the tokens at the end
 
 
 class ChatParameters(Parameters):
@@ -34,7 +34,7 @@ class ChatParameters(Parameters):
 
 
 def read(body: dict[str, Any]) -> TurnRequest:
-    """The turn that is asked for. Raises GatewayError."""
+    """Read a request. Raises GatewayError."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages: expected a list of at least one message", "messages")
@@ -50,7 +50,7 @@ def read(body: dict[str, Any]) -> TurnRequest:
 
 
 def tools(value: Any) -> list[dict[str, Any]] | None:
-    """Tools as chat templates want them. Raises GatewayError."""
+    """Read tools into the form that chat templates expect. Raises GatewayError."""
     if not value:
         return None
     if not isinstance(value, list) or not all(
@@ -65,7 +65,7 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer."""
+    """Make the body of an answer."""
     message = answer.message | {"refusal": None}
     if answer.calls and not answer.text:
         message["content"] = None
@@ -76,7 +76,7 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The answer in chunks: the role, the text, each tool call, the end, what it took."""
+    """Yield the answer in chunks: role, text, tool calls, finish reason, usage."""
     frame = _frame("chat.completion.chunk", body)
 
     def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def usage(answer: Answer) -> dict[str, int]:
-    """Tokens of the context and of the answer."""
+    """Count the tokens of context and answer."""
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,

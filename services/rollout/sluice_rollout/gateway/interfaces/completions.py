@@ -1,4 +1,4 @@
-"""/v1/completions: a text, or token ids, and what the model writes behind them."""
+"""OpenAI's /v1/completions: a text or token ids, which the model continues."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from sluice_rollout.gateway.interfaces import exchange
 from sluice_rollout.gateway.interfaces.chat import usage
 from sluice_rollout.gateway.interfaces.errors import invalid
 from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
-from sluice_rollout.gateway.interfaces.parameters import Count, One, Parameters, Stops, checked
+from sluice_rollout.gateway.interfaces.parameters import (
+    Count,
+    Parameters,
+    SingleAnswer,
+    Stops,
+    checked,
+)
 
 
 class CompletionParameters(Parameters):
     """Parameters of /v1/completions."""
 
     max_tokens: Count | None = None
-    best_of: One = None
+    best_of: SingleAnswer = None
     stop: Stops = None
 
 
 def read(body: dict[str, Any]) -> TurnRequest:
-    """The turn that is asked for. Raises GatewayError."""
+    """Read a request. Raises GatewayError."""
     parameters = checked(CompletionParameters, body)
     if body.get("echo") or body.get("suffix"):
-        raise invalid("echo, suffix: not offered")
+        raise invalid("echo, suffix: not supported")
     return TurnRequest(
         prompt=_prompt(body.get("prompt")),
         max_tokens=parameters.max_tokens,
@@ -47,7 +53,7 @@ def _prompt(value: Any) -> str | list[int]:
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer."""
+    """Make the body of an answer."""
     choice = {"index": 0, "text": answer.text, "finish_reason": answer.finish, "logprobs": None}
     return {
         "id": f"cmpl-{uuid.uuid4().hex}",
@@ -60,5 +66,5 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The answer as one chunk."""
+    """Yield the answer as one chunk."""
     yield write(answer, body)

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors that clients of OpenAI's API understand."""
 
 from __future__ import annotations
 
@@ -6,60 +6,62 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Code of a request that does not fit. It truncates the episode, and does not fail it.
 TOO_LONG = "context_length_exceeded"
-"""The code of a request that does not fit: the episode is then truncated, not failed."""
 
 
 @dataclass
 class GatewayError(Exception):
-    """A refusal. kind: OpenAI's type of error. retry: the same request may be answered later."""
+    """A refusal of a request."""
 
     status: int
     message: str
-    kind: str = "invalid_request_error"
+    kind: str = "invalid_request_error"  # OpenAI's `type` of an error
     code: str | None = None
     param: str | None = None
-    retry: bool = False
+    retry: bool = False  # True if the same request may succeed later
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def body(self) -> dict[str, Any]:
+        """The body of the HTTP response."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:
-    """A request that will never be answered as it is."""
+    """Refuse a request that is wrong."""
     return GatewayError(400, message, param=param, code=code)
 
 
 def too_long(message: str) -> GatewayError:
+    """Refuse a request that does not fit the model's context."""
     return invalid(message, "messages", TOO_LONG)
 
 
 def no_such_model(name: str, names: Sequence[str]) -> GatewayError:
-    """A request for a seat that the job does not have."""
+    """Refuse a request whose `model` is not a seat of the job."""
     message = (
-        f"model: {name!r} is no seat of this job (rollout.seats): expected one of "
+        f"model: {name!r} is not a seat of this job (rollout.seats): expected one of "
         f"{', '.join(names)}"
     )
     return GatewayError(404, message, code="model_not_found", param="model")
 
 
 def refused_key(message: str) -> GatewayError:
+    """Refuse a request without a valid key."""
     return GatewayError(401, message, code="invalid_api_key")
 
 
 def unavailable(message: str) -> GatewayError:
+    """Refuse a request that the engine cannot answer."""
     return GatewayError(503, message, "server_error", "unavailable")
 
 
 def truncated(error: BaseException | None) -> bool:
-    """True where a client has raised our refusal of a request that did not fit, or something that
-    it caused.
-    """
+    """True if an error is, or comes from, the refusal of a request that did not fit."""
     while error is not None:
         if TOO_LONG in (getattr(error, "code", None), _code(getattr(error, "body", None))):
             return True
@@ -68,6 +70,6 @@ def truncated(error: BaseException | None) -> bool:
 
 
 def _code(body: object) -> object:
-    """The code in the body of a refusal, where a client's error has nothing but that."""
+    """Return the code in a refusal's body, for clients whose errors only hold the body."""
     error = body.get("error") if isinstance(body, dict) else None
     return error.get("code") if isinstance(error, dict) else None

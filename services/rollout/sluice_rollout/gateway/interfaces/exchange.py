@@ -1,4 +1,4 @@
-"""Requests and answers at the gateway, whichever of OpenAI's interfaces a client speaks."""
+"""Requests and answers in the form that all interfaces of the gateway share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sluice.data.messages import MessageError, arguments_text
 from sluice.samples.sample import Messages
 from sluice_rollout.gateway.interfaces.errors import invalid
 
+# Settings that change the distribution from which tokens are drawn, with their neutral values.
 _DEFAULTS = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -24,37 +25,50 @@ _DEFAULTS = {
     "response_format": {"type": "text"},
     "text": {"format": {"type": "text"}},
 }
-"""Settings that change the distribution that tokens are drawn from; their values that do not."""
 _FREE_CHOICES = (None, "auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerToolCall:
-    """A tool call of the model. arguments: JSON, as the model wrote it."""
+    """A tool call in the model's answer."""
 
     id: str
     name: str
-    arguments: str
+    arguments: str  # JSON as the model wrote it
 
 
 @dataclass(frozen=True, slots=True)
 class RawFormat:
-    """The form in which a program wants the text of a turn, and the ids that end one beside the
-    job's stops.
-    """
+    """The form of a turn's text for a program that keeps its tokens itself."""
 
     skip_special_tokens: bool = True
-    keep_stop: bool = False
-    stop_ids: list[int] = field(default_factory=list)
+    keep_stop: bool = False  # keep the stop string at the end of the text
+    stop_ids: list[int] = field(default_factory=list)  # token ids that also end the turn
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One turn that a client asks for.
+    """A turn that a client asks for.
 
-    messages: as `canonical` has them; else prompt: a text or token ids, for /v1/completions.
-    settings: what it asks of sampling. calls: the answer may be tool calls. raw: the program keeps
-    its tokens itself.
+    Parameters
+    ----------
+    messages
+        The history, in the form of `canonical`.
+    prompt
+        A text or token ids in place of messages (/v1/completions, /generate).
+    tools
+        Tools in the form that chat templates expect.
+    max_tokens
+        Most tokens of the answer.
+    stop
+        Stop strings.
+    settings
+        Sampling settings that the client asks for. The job's settings apply instead.
+    calls
+        True if the answer may contain tool calls.
+    raw
+        Form of the answer for a program that keeps its tokens itself, else None.
+
     """
 
     messages: Messages = field(default_factory=list)
@@ -68,7 +82,7 @@ class TurnRequest:
 
     @property
     def size(self) -> int:
-        """Characters of it, roughly."""
+        """The approximate number of characters."""
         texts = len(self.prompt or ()) + len(str(self.tools or ""))
         return texts + sum(
             len(message["content"]) + len(str(message.get("tool_calls", "")))
@@ -78,21 +92,19 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The model's turn. finish: stop, length or tool_calls. stop: the stop string that ended it.
-    sampled: its ids with their log-probs.
-    """
+    """The model's turn as an interface needs it."""
 
     text: str
     calls: list[AnswerToolCall]
-    finish: str
+    finish: str  # "stop", "length" or "tool_calls"
     prompt_tokens: int
     completion_tokens: int
-    stop: str | None = None
-    sampled: list[tuple[int, float]] = field(default_factory=list)
+    stop: str | None = None  # the stop string that ended the turn
+    sampled: list[tuple[int, float]] = field(default_factory=list)  # (token id, log-prob)
 
     @property
     def message(self) -> dict[str, Any]:
-        """As `canonical` has it when a client sends it back."""
+        """The answer as a message, in the form of `canonical`."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.calls:
             message["tool_calls"] = [call_message(c.id, c.name, c.arguments) for c in self.calls]
@@ -100,13 +112,16 @@ class Answer:
 
 
 def call_message(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in a message."""
+    """Make a tool call in the form that a message holds."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
 def canonical(message: Any) -> dict[str, Any]:
-    """A message with what counts of it, so that equal ones are equal. Raises GatewayError."""
+    """Reduce a message to what the model sees, so that messages can be compared.
+
+    Raises GatewayError if it is not a message.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise invalid("messages: expected objects with a `role` and a `content`", "messages")
     kept: dict[str, Any] = {
@@ -132,7 +147,7 @@ def canonical(message: Any) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message. Raises GatewayError where it has anything else, as an image."""
+    """Return the text of a message. Raises GatewayError if it contains anything else."""
     try:
         return chat_messages.text_of(content)
     except MessageError as error:
@@ -140,26 +155,26 @@ def text_of(content: Any) -> str:
 
 
 def settings(body: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a request that would change the distribution that tokens are drawn from."""
-    asked = {
+    """Return the settings of a request that would change the distribution of tokens."""
+    requested = {
         name: body[name]
         for name, default in _DEFAULTS.items()
         if body.get(name) is not None and body[name] != default
     }
-    # A temperature that is OpenAI's default may still differ from the job's.
-    asked |= {n: body[n] for n in ("temperature", "top_p") if body.get(n) is not None}
+    # OpenAI's default temperature may differ from the job's, so it is not left out.
+    requested |= {n: body[n] for n in ("temperature", "top_p") if body.get(n) is not None}
     if body.get("tool_choice") not in _FREE_CHOICES:
-        asked["tool_choice"] = body["tool_choice"]
-    return asked
+        requested["tool_choice"] = body["tool_choice"]
+    return requested
 
 
-def overridden_settings(asked: dict[str, Any], sampling: dict[str, Any]) -> Iterable[str]:
-    """Names of the settings that differ from the job's, which hold."""
-    return [n for n, value in asked.items() if n not in sampling or value != sampling[n]]
+def overridden_settings(requested: dict[str, Any], sampling: dict[str, Any]) -> Iterable[str]:
+    """Return the names of requested settings that the job's sampling overrides."""
+    return [n for n, value in requested.items() if n not in sampling or value != sampling[n]]
 
 
 def is_function(function: Any) -> bool:
-    """True for the description of a function that a chat template can write."""
+    """True if a chat template can render this description of a function."""
     return (
         isinstance(function, dict)
         and isinstance(function.get("name"), str)

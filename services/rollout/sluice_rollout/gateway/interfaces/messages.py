@@ -1,4 +1,4 @@
-"""/v1/messages, Anthropic's interface: text, tools, their results; whole, or as events."""
+"""Anthropic's /v1/messages: texts, tools and their results."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class MessageParameters(Parameters):
 
 
 def read(body: dict[str, Any], sampled: Mapping[str, str]) -> TurnRequest:
-    """The turn that is asked for. Raises GatewayError.
+    """Read a request. Raises GatewayError.
 
-    sampled: arguments of earlier tool calls as the model wrote them, by the calls' names. Clients
-    send them back parsed, and another spelling would be another history.
+    `sampled` holds the arguments of earlier tool calls as the model wrote them, by the call's id.
+    Clients send arguments back parsed, and any other spelling would change the history.
     """
     parameters = checked(MessageParameters, body)
     conversation = body.get("messages")
@@ -54,28 +54,28 @@ def read(body: dict[str, Any], sampled: Mapping[str, str]) -> TurnRequest:
 
 
 def _settings(body: dict[str, Any], choice: str, thinking: Typed | None) -> dict[str, Any]:
-    asked = exchange.settings(body | {"tool_choice": _FREE_CHOICES.get(choice, choice)})
+    requested = exchange.settings(body | {"tool_choice": _FREE_CHOICES.get(choice, choice)})
     thinks = thinking is not None and thinking.type != "disabled"
-    return asked | ({"thinking": thinking.type} if thinking and thinks else {})
+    return requested | ({"thinking": thinking.type} if thinking and thinks else {})
 
 
 def _messages(message: Any, sampled: Mapping[str, str]) -> Messages:
-    """A message as chat templates have it: a tool's result is a message of its own."""
+    """Convert a message. The result of a tool becomes a separate message."""
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
         raise invalid("messages: expected objects with a role, user or assistant", "messages")
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise invalid("messages: a content is text, or a list of blocks", "messages")
+        raise invalid("messages: expected a content of text, or a list of blocks", "messages")
     if message["role"] == "user":
-        return _of_user(blocks)
+        return _user_messages(blocks)
     text = exchange.text_of([b for b in blocks if b.get("type") not in ("tool_use", *_THOUGHTS)])
     calls = [_call(block, sampled) for block in blocks if block.get("type") == "tool_use"]
-    said = {"role": "assistant", "content": text}
-    return [said | {"tool_calls": calls} if calls else said]
+    converted = {"role": "assistant", "content": text}
+    return [converted | {"tool_calls": calls} if calls else converted]
 
 
-def _of_user(blocks: list[dict[str, Any]]) -> Messages:
+def _user_messages(blocks: list[dict[str, Any]]) -> Messages:
     results = [
         {
             "role": "tool",
@@ -86,14 +86,14 @@ def _of_user(blocks: list[dict[str, Any]]) -> Messages:
         if block.get("type") == "tool_result"
     ]
     others = [block for block in blocks if block.get("type") != "tool_result"]
-    said = [{"role": "user", "content": exchange.text_of(others)}] if others else []
-    return [*results, *said]
+    texts = [{"role": "user", "content": exchange.text_of(others)}] if others else []
+    return [*results, *texts]
 
 
 def _call(block: dict[str, Any], sampled: Mapping[str, str]) -> dict[str, Any]:
     name, values = str(block.get("id")), block.get("input") or {}
     if not isinstance(values, dict):
-        raise invalid("messages: the input of a tool_use is an object", "messages")
+        raise invalid("messages: expected an object for the input of a tool_use", "messages")
     arguments = sampled.get(name, "")
     if not arguments or _object(arguments) != values:
         arguments = json.dumps(values)
@@ -111,19 +111,19 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
     ):
         raise invalid(
             "tools: expected [{name, description, input_schema}, ...]; hosted tools are not "
-            "offered",
+            "supported",
             "tools",
         )
     return [{"type": "function", "function": _function(tool)} for tool in value]
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    said = {"description": tool["description"]} if tool.get("description") else {}
-    return {"name": tool["name"]} | said | {"parameters": tool["input_schema"]}
+    description = {"description": tool["description"]} if tool.get("description") else {}
+    return {"name": tool["name"]} | description | {"parameters": tool["input_schema"]}
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer."""
+    """Make the body of an answer."""
     stopped = answer.finish == "stop" and answer.stop in (body.get("stop_sequences") or [])
     return {
         "id": f"msg_{uuid.uuid4().hex}",
@@ -141,7 +141,7 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The answer as events: its frame, each block from beginning to end, why it ended."""
+    """Yield the answer as events: the frame, the blocks, the reason for the end."""
     whole = write(answer, body)
     ends = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
     usage = whole["usage"] | {"output_tokens": 0}
@@ -182,7 +182,7 @@ def _tool_use(call: AnswerToolCall) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; empty where the model wrote no object."""
+    """Parse the arguments of a call. Returns {} if they are not a JSON object."""
     try:
         value = input_checks.load_json(arguments, "arguments")
     except ValueError:

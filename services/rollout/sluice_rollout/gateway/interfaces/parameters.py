@@ -1,7 +1,7 @@
-"""Numbers, switches and stop strings of a request, checked alike for every interface.
+"""Parameters that the interfaces share, checked in the same way.
 
-The job's sampling holds whatever a client asks for (`exchange.settings`). Its values are checked
-all the same, because a client that sends a wrong one should learn so here and not in production.
+The job's sampling applies whatever a client asks for (`exchange.settings`). Its values are checked
+all the same: a client that sends a wrong value should learn so here and not in production.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from sluice_rollout.gateway.interfaces.errors import GatewayError, invalid
 
-MOST_STOPS = 32  # as many as `rollout.sampling.stop` may have
+MOST_STOPS = 32  # as many as in `rollout.sampling.stop`
 MOST_STOP_BYTES = 1024
 MOST_STOP_IDS = 64
 _LONGEST_REASON = 200
 P = TypeVar("P", bound="Parameters")
 
 
-def _one_answer(value: int | None) -> int | None:
+def _single_answer(value: int | None) -> int | None:
     if value not in (None, 1):
-        raise ValueError("one answer a request; ask several times, each is a branch")
+        raise ValueError("one answer per request; ask again for another branch")
     return value
 
 
 def _listed(value: Any) -> Any:
-    """OpenAI's `stop` is a text or a list of texts."""
+    # OpenAI's `stop` is a text or a list of texts.
     return [value] if isinstance(value, str) else value
 
 
 def _stop(text: str) -> str:
     if not text:
-        raise ValueError("an empty text stops nothing")
+        raise ValueError("expected a text that is not empty")
     if len(text.encode()) > MOST_STOP_BYTES:
         raise ValueError(f"expected at most {MOST_STOP_BYTES} bytes")
     return text
@@ -45,7 +45,7 @@ def _choice(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
-One = Annotated[int | None, AfterValidator(_one_answer)]
+SingleAnswer = Annotated[int | None, AfterValidator(_single_answer)]
 StopList = Annotated[list[Annotated[str, AfterValidator(_stop)]], Field(max_length=MOST_STOPS)]
 Stops = Annotated[StopList | None, BeforeValidator(_listed)]
 Choice = Annotated[Any, AfterValidator(_choice)]
@@ -54,7 +54,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Typed(BaseModel):
-    """An object that says what kind of thing it is."""
+    """An object with a `type`."""
 
     model_config = ConfigDict(strict=True)
 
@@ -62,13 +62,13 @@ class Typed(BaseModel):
 
 
 class Parameters(BaseModel):
-    """Parameters that all interfaces have. Others are ignored, as far as the check is concerned."""
+    """Parameters of all interfaces. Unknown parameters are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
 
     model: str | None = None
     stream: bool | None = None
-    n: One = None
+    n: SingleAnswer = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -82,15 +82,17 @@ class Parameters(BaseModel):
 
 
 def checked(model: type[P], body: dict[str, Any]) -> P:
-    """The parameters in a body. Raises GatewayError, which names the first wrong one."""
+    """Check the parameters in a body. Raises GatewayError, which names the first wrong one."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _refusal(error) from None  # its own text repeats the value, whatever its size
+        raise _refusal(error) from None  # pydantic's text repeats the value, whatever its size
 
 
 def _refusal(error: ValidationError) -> GatewayError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
+    location = ".".join(map(str, first["loc"]))
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    return invalid(f"{place[:_LONGEST_REASON]}: {reason[:_LONGEST_REASON]}", str(first["loc"][0]))
+    return invalid(
+        f"{location[:_LONGEST_REASON]}: {reason[:_LONGEST_REASON]}", str(first["loc"][0])
+    )

@@ -1,5 +1,6 @@
-"""/v1/responses, as far as the clients `openai` and `openai-agents` use it: messages, function
-calls and their outputs, whole or as a stream of events.
+"""OpenAI's /v1/responses, as far as the clients `openai` and `openai-agents` use it.
+
+It supports messages, function calls and their outputs, as a whole or as a stream of events.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ class ResponseParameters(Parameters):
 
 
 def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> TurnRequest:
-    """The turn that is asked for. Raises GatewayError.
+    """Read a request. Raises GatewayError.
 
-    histories: by the names of the responses that end them.
+    `histories` holds earlier histories, by the id of the response that ends them.
     """
     if body.get("background") or body.get("conversation"):
-        raise invalid("background, conversation: not offered; send the input, or name the response")
+        raise invalid(
+            "background, conversation: not supported; send the input or previous_response_id"
+        )
     parameters = checked(ResponseParameters, body)
     previous = parameters.previous_response_id
     if previous is not None and previous not in histories:
-        raise invalid("no response of this episode has this name", "previous_response_id")
+        raise invalid("this episode has no response with this id", "previous_response_id")
     earlier = histories[previous] if previous is not None else []
     history = earlier + messages(body.get("input"))
     if parameters.instructions:
@@ -52,7 +55,7 @@ def read(body: dict[str, Any], histories: Mapping[str, Messages]) -> TurnRequest
 
 
 def messages(value: Any) -> Messages:
-    """Items of an input as messages. Raises GatewayError."""
+    """Convert the items of an input to messages. Raises GatewayError."""
     if isinstance(value, str) and value:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -61,12 +64,12 @@ def messages(value: Any) -> Messages:
     for item in value:
         _add(history, item if isinstance(item, dict) else {})
     if not history:
-        raise invalid("input: no message in it", "input")
+        raise invalid("input: expected at least one message", "input")
     return history
 
 
 def _add(history: Messages, item: dict[str, Any]) -> None:
-    """An item behind a history. Text and calls of one answer are one message."""
+    """Append an item to a history. Text and calls of one answer become one message."""
     kind = item.get("type", "message")
     last = history[-1] if history and history[-1]["role"] == "assistant" else None
     if kind == "function_call":
@@ -83,7 +86,7 @@ def _add(history: Messages, item: dict[str, Any]) -> None:
     elif kind == "message":
         history.append(exchange.canonical(item))
     elif kind != "reasoning":
-        raise invalid(f"input: an item of type {kind!r} is not offered", "input")
+        raise invalid(f"input: an item of type {kind!r} is not supported", "input")
 
 
 def _tools(value: Any) -> list[dict[str, Any]] | None:
@@ -94,7 +97,8 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
         for tool in value
     ):
         raise invalid(
-            "tools: only functions, {type, name, parameters}; a hosted tool is not offered", "tools"
+            "tools: only functions, {type, name, parameters}; hosted tools are not supported",
+            "tools",
         )
     names = ("name", "description", "parameters", "strict")
     return [
@@ -104,7 +108,7 @@ def _tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer."""
+    """Make the body of an answer."""
     cut = answer.finish == "length"
     return _frame(body) | {
         "status": "incomplete" if cut else "completed",
@@ -121,7 +125,7 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A whole answer as events, each with its number."""
+    """Yield the events of a whole answer, numbered."""
     begun = whole | {"status": "in_progress", "output": [], "usage": None}
     events = [
         {"type": "response.created", "response": begun},
@@ -133,7 +137,7 @@ def stream(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _events(index: int, item: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """An item of the output, from its beginning to its end."""
+    """Yield the events of one item of the output."""
     at = {"output_index": index, "item_id": item["id"]}
     if item["type"] == "function_call":
         yield _event("output_item.added", output_index=index, item=item | {"arguments": ""})

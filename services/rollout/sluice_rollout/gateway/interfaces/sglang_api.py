@@ -1,6 +1,6 @@
-"""/generate, as SGLang has it: token ids or a text in, token ids with their log-probs out.
+"""SGLang's /generate: a text or token ids in, token ids with their log-probs out.
 
-For programs that keep their tokens themselves, as the functions of slime and verl do.
+It is for programs that keep their tokens themselves, as functions of slime and verl do.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class SamplingParams(Parameters):
 
 
 def read(body: dict[str, Any]) -> TurnRequest:
-    """The turn that is asked for. Raises GatewayError."""
+    """Read a request. Raises GatewayError."""
     params = body.get(_PATH) or {}
     if not isinstance(params, dict):
         raise invalid(f"{_PATH}: expected an object", _PATH)
     parameters = checked(SamplingParams, params)
     for name in ("image_data", "video_data", "audio_data", "input_embeds", "lora_path"):
         if body.get(name):
-            raise invalid(f"{name}: not offered; expected input_ids or text", name)
+            raise invalid(f"{name}: not supported; expected input_ids or text", name)
     if body.get("stream"):
-        raise invalid("stream: an answer comes as a whole", "stream")
+        raise invalid("stream: not supported", "stream")
     return TurnRequest(
         prompt=_prompt(body),
         max_tokens=parameters.max_new_tokens,
@@ -65,7 +65,7 @@ def _prompt(body: dict[str, Any]) -> str | list[int]:
 
 
 def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer, with the fields of SGLang's that there are."""
+    """Make the body of an answer, with those fields of SGLang that apply."""
     ids = [token for token, _ in answer.sampled]
     meta = {
         "id": uuid.uuid4().hex,
@@ -80,5 +80,5 @@ def write(answer: Answer, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The answer as one event."""
+    """Yield the answer as one event."""
     yield write(answer, body)
