@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice_trainer.algorithms.covariance import lots
+from sluice_trainer.algorithms.covariance import random_keys
 from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.step.packing import MicroBatch
@@ -100,7 +100,7 @@ def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: 
     candidates = [
         token for token, value in covariances.items() if 0.1 < value < 3.0 and not held(token)
     ]
-    drawn = dict(zip(candidates, lots(1, 0, np.array(candidates)), strict=True))
+    drawn = dict(zip(candidates, random_keys(1, 0, np.array(candidates)), strict=True))
     count = int(len(covariances) * 0.1)
     assert count < len(candidates) < len(covariances)
     chosen = {"ratio": 0.1, "lower": 0.1, "upper": 3.0}

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from sluice.api import Algorithm
 from sluice.api.groups.estimators import estimators
-from sluice_trainer.algorithms.estimators import Custom, EstimatorError, Responses, estimate
+from sluice_trainer.algorithms.estimators import (
+    CustomEstimator,
+    EstimatorError,
+    Responses,
+    estimate,
+)
 
 # Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains the places 4 (group 9), 2
 # and 0 (group 7).
@@ -30,7 +35,7 @@ def responses(**changes: Any) -> Responses:
 
 
 def advantages(
-    batch: Responses | None = None, custom: Custom | None = None, **algorithm: Any
+    batch: Responses | None = None, custom: CustomEstimator | None = None, **algorithm: Any
 ) -> list[list[float]]:
     estimates = estimate(batch or responses(), Algorithm.model_validate(algorithm), custom)
     assert all(row.dtype == torch.float32 for row in estimates.advantages)

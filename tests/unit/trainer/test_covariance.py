@@ -8,12 +8,12 @@ import torch
 
 from sluice.api import Algorithm
 from sluice_trainer.algorithms.covariance import (
-    as_mask,
-    between,
+    clip_cov_candidates,
     covariances,
-    lots,
-    share,
-    smallest,
+    mask_at,
+    random_keys,
+    share_of,
+    smallest_keys,
 )
 from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_objective
 from sluice_trainer.algorithms.policy_loss import clip_cov_loss, clipped_surrogate, kl_cov_loss
@@ -45,39 +45,39 @@ def test_the_mean_of_the_products_is_the_covariance_of_statistics() -> None:
 def test_a_share_is_rounded_down_but_never_nothing_of_something(
     count: int, ratio: float, expected: int
 ) -> None:
-    assert share(count, ratio) == expected
+    assert share_of(count, ratio) == expected
 
 
 def test_clip_cov_draws_from_tokens_between_the_bounds_that_ppo_does_not_clip() -> None:
-    candidates = between(
+    candidates = clip_cov_candidates(
         torch.tensor([1.0, 1.1, 4.9, 5.0, 2.0]), torch.tensor([0.0, 0, 0, 0, 1]), 1.0, 5.0
     )
     assert candidates.tolist() == [False, True, True, False, False]
 
 
 def test_a_tokens_lot_is_its_own_wherever_it_lies() -> None:
-    drawn = lots(7, 3, IDENTITY)
+    drawn = random_keys(7, 3, IDENTITY)
     order = np.random.default_rng(0).permutation(len(IDENTITY))
-    assert (lots(7, 3, IDENTITY[order]) == drawn[order]).all()
-    assert lots(7, 3, IDENTITY[:0]).shape == (0,)
+    assert (random_keys(7, 3, IDENTITY[order]) == drawn[order]).all()
+    assert random_keys(7, 3, IDENTITY[:0]).shape == (0,)
 
 
 def test_lots_are_even_and_fall_anew_with_every_step_and_seed() -> None:
-    drawn = np.concatenate([lots(1, step, IDENTITY) for step in range(50)])
+    drawn = np.concatenate([random_keys(1, step, IDENTITY) for step in range(50)])
     assert len(np.unique(drawn)) == len(drawn)
     counts, _ = np.histogram(drawn, bins=10, range=(0, 1))
     assert abs(counts - len(drawn) / 10).max() < 5 * np.sqrt(len(drawn) / 10)
-    assert abs(np.corrcoef(lots(1, 0, IDENTITY), lots(1, 1, IDENTITY))[0, 1]) < 0.15
-    assert abs(np.corrcoef(lots(1, 0, IDENTITY), lots(2, 0, IDENTITY))[0, 1]) < 0.15
+    assert abs(np.corrcoef(random_keys(1, 0, IDENTITY), random_keys(1, 1, IDENTITY))[0, 1]) < 0.15
+    assert abs(np.corrcoef(random_keys(1, 0, IDENTITY), random_keys(2, 0, IDENTITY))[0, 1]) < 0.15
 
 
 def test_the_smallest_keys_and_of_equal_ones_the_first_identity() -> None:
     keys = np.array([2.0, 1.0, 1.0, 0.5])
     identity = np.array([[0, 0, 0], [1, 0, 1], [1, 0, 0], [9, 9, 9]])
-    assert smallest(keys, identity, 2).tolist() == [3, 2]
-    assert smallest(keys, identity, 9).tolist() == [3, 2, 1, 0]
-    assert smallest(keys[:0], identity[:0], 3).tolist() == []
-    assert as_mask(smallest(keys, identity, 2), 4).tolist() == [0, 0, 1, 1]
+    assert smallest_keys(keys, identity, 2).tolist() == [3, 2]
+    assert smallest_keys(keys, identity, 9).tolist() == [3, 2, 1, 0]
+    assert smallest_keys(keys[:0], identity[:0], 3).tolist() == []
+    assert mask_at(smallest_keys(keys, identity, 2), 4).tolist() == [0, 0, 1, 1]
 
 
 RATIO = torch.tensor([1.5, 0.5, 1.1, 1.5])

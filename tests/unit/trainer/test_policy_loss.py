@@ -13,9 +13,9 @@ from sluice_trainer.algorithms.policy_loss import (
     correction_ratio,
     dppo_loss,
     geo_mean_loss,
-    masked_sequences,
-    normalized,
+    normalize_weights,
     off_policy_correction,
+    opsm_mask,
     reinforce_loss,
     sapo_loss,
     sequence_log_ratio,
@@ -68,9 +68,9 @@ def test_a_clipped_token_has_no_gradient() -> None:
 def test_what_the_dual_clip_bounds_is_told() -> None:
     ratio, advantages = torch.tensor([10.0, 2.0, 10.0]), torch.tensor([-1.0, -1.0, 1.0])
     result = clipped_surrogate(ratio, advantages, low=0.2, high=0.2, dual=3.0)
-    assert result.bounded is not None
-    assert result.bounded.tolist() == [1, 0, 0]
-    assert clipped_surrogate(ratio, advantages, low=0.2, high=0.2).bounded is None
+    assert result.dual_clipped is not None
+    assert result.dual_clipped.tolist() == [1, 0, 0]
+    assert clipped_surrogate(ratio, advantages, low=0.2, high=0.2).dual_clipped is None
 
 
 def test_a_token_beyond_the_dual_clip_has_no_gradient() -> None:
@@ -255,10 +255,10 @@ def test_opsm_drops_bad_sequences_from_which_the_policy_has_moved_away() -> None
         [-0.3, -0.1, -0.3, 99.0, -0.1]
     )  # mean(log old - log new) is 0.2 in both sequences
     bad, good = torch.full((5,), -1.0), torch.ones(5)
-    assert masked_sequences(log_ratio, bad, MASK, SEQUENCE, delta=0.1).tolist() == [1, 1, 1, 1, 1]
-    assert masked_sequences(log_ratio, bad, MASK, SEQUENCE, delta=0.3).tolist() == [0] * 5
-    assert masked_sequences(log_ratio, good, MASK, SEQUENCE, delta=0.1).tolist() == [0] * 5
-    assert masked_sequences(-log_ratio, bad, MASK, SEQUENCE, delta=0.0).tolist() == [0] * 5
+    assert opsm_mask(log_ratio, bad, MASK, SEQUENCE, delta=0.1).tolist() == [1, 1, 1, 1, 1]
+    assert opsm_mask(log_ratio, bad, MASK, SEQUENCE, delta=0.3).tolist() == [0] * 5
+    assert opsm_mask(log_ratio, good, MASK, SEQUENCE, delta=0.1).tolist() == [0] * 5
+    assert opsm_mask(-log_ratio, bad, MASK, SEQUENCE, delta=0.0).tolist() == [0] * 5
 
 
 RATIOS = torch.tensor([0.25, 0.5, 1.0, 2.0, 4.0])
@@ -267,7 +267,7 @@ RATIOS = torch.tensor([0.25, 0.5, 1.0, 2.0, 4.0])
 def correction(method: str) -> list[list[float]]:
     result = off_policy_correction(RATIOS, method, low=0.5, high=2.0)  # type: ignore[arg-type]
     assert result.ratio.tolist() == RATIOS.tolist()
-    return [result.weight.tolist(), result.bounded.tolist()]
+    return [result.weight.tolist(), result.truncated.tolist()]
 
 
 def test_tis_truncates() -> None:
@@ -314,7 +314,9 @@ def test_sums_of_weights_of_nothing_are_nothing() -> None:
 def test_normalized_weights_are_one_on_average() -> None:
     """verl's example: weights 2, 0.5, 1 and 0.25 have the mean 0.9375."""
     weight = torch.tensor([2.0, 0.5, 1.0, 0.25])
-    weights = normalized(weight, 0.9375)
+    weights = normalize_weights(weight, 0.9375)
     assert weights.tolist() == pytest.approx([2.1333333, 0.5333333, 1.0666667, 0.2666667])
     assert float(weights.mean()) == pytest.approx(1)
-    assert normalized(torch.zeros(2), 0.0).tolist() == [0, 0], "icepop may have dropped everything"
+    assert normalize_weights(torch.zeros(2), 0.0).tolist() == [0, 0], (
+        "icepop may have dropped everything"
+    )

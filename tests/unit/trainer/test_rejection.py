@@ -11,11 +11,11 @@ import torch
 from sluice.api.groups.off_policy import Rejection
 from sluice_trainer.algorithms.rejection import (
     binary_kl,
-    divergence,
-    over_scope,
     probability_distance,
-    rejected,
-    vetoed,
+    reduce_scope,
+    rejection_mask,
+    token_divergence,
+    veto_mask,
 )
 
 # Two sequences of 2 and 3 tokens; the second has one masked token, whose ratio is absurd.
@@ -36,7 +36,7 @@ NOWHERE = [0] * 5
     ],
 )
 def test_measures(measure: Any, expected: list[float]) -> None:
-    divergences = divergence(TRAIN.clone().requires_grad_(), ROLLOUT, measure)
+    divergences = token_divergence(TRAIN.clone().requires_grad_(), ROLLOUT, measure)
     assert divergences.tolist() == pytest.approx(expected, rel=1e-4)
     assert not divergences.requires_grad
 
@@ -48,13 +48,17 @@ def test_binary_kl_is_that_of_this_token_against_all_others() -> None:
     ]
     first, second = torch.tensor([math.log(p)]), torch.tensor([math.log(q)])
     assert binary_kl(first, second).item() == pytest.approx(expected[0], rel=1e-5)
-    assert divergence(first, second, "binary_kl").item() == pytest.approx(max(expected), rel=1e-5)
-    assert divergence(second, first, "binary_kl").item() == pytest.approx(max(expected), rel=1e-5)
+    assert token_divergence(first, second, "binary_kl").item() == pytest.approx(
+        max(expected), rel=1e-5
+    )
+    assert token_divergence(second, first, "binary_kl").item() == pytest.approx(
+        max(expected), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("sure", [0.0, -200.0])
 def test_binary_kl_of_a_sure_token_is_finite(sure: float) -> None:
-    divergences = divergence(torch.tensor([sure]), torch.tensor([-0.7]), "binary_kl")
+    divergences = token_divergence(torch.tensor([sure]), torch.tensor([-0.7]), "binary_kl")
     assert 0 < divergences.item() < 20
 
 
@@ -67,11 +71,11 @@ def test_binary_kl_of_a_sure_token_is_finite(sure: float) -> None:
     ],
 )
 def test_scopes_do_not_see_masked_tokens(scope: Any, expected: list[float]) -> None:
-    assert over_scope(GAP, scope, MASK, SEQUENCE).tolist() == pytest.approx(expected)
+    assert reduce_scope(GAP, scope, MASK, SEQUENCE).tolist() == pytest.approx(expected)
 
 
 def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
-    assert over_scope(GAP, "sequence_max", torch.zeros(5), SEQUENCE).tolist() == NOWHERE
+    assert reduce_scope(GAP, "sequence_max", torch.zeros(5), SEQUENCE).tolist() == NOWHERE
 
 
 @pytest.mark.parametrize(
@@ -100,25 +104,25 @@ def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
     ids=str,
 )
 def test_what_a_rule_drops(rule: dict[str, Any], dropped: list[int]) -> None:
-    marks = rejected(TRAIN, ROLLOUT, MASK, SEQUENCE, [Rejection.model_validate(rule)])
+    marks = rejection_mask(TRAIN, ROLLOUT, MASK, SEQUENCE, [Rejection.model_validate(rule)])
     assert marks.tolist() == dropped
 
 
 def test_what_any_rule_drops_is_dropped() -> None:
     rules = [Rejection(high=1.5), Rejection(high=1.7, low=0.7)]
-    assert rejected(TRAIN, ROLLOUT, MASK, SEQUENCE, rules).tolist() == [0, 1, 0, 1, 1]
-    assert rejected(TRAIN, ROLLOUT, MASK, SEQUENCE, []).tolist() == NOWHERE
+    assert rejection_mask(TRAIN, ROLLOUT, MASK, SEQUENCE, rules).tolist() == [0, 1, 0, 1, 1]
+    assert rejection_mask(TRAIN, ROLLOUT, MASK, SEQUENCE, []).tolist() == NOWHERE
 
 
 def test_where_trainer_and_engine_agree_nothing_is_dropped() -> None:
     rules = [Rejection(high=1.0), Rejection(measure="k3", over="sequence_max", high=1e-9)]
-    assert rejected(ROLLOUT, ROLLOUT, MASK, SEQUENCE, rules).tolist() == NOWHERE
+    assert rejection_mask(ROLLOUT, ROLLOUT, MASK, SEQUENCE, rules).tolist() == NOWHERE
 
 
 def test_one_token_vetoes_its_sequence_and_a_masked_one_none() -> None:
     gap = torch.tensor([0.0, -10.0, 0.0, -90.0, 0.0])
-    assert vetoed(ROLLOUT + gap, ROLLOUT, MASK, SEQUENCE, 1e-4).tolist() == [1, 1, 0, 0, 0]
-    assert vetoed(ROLLOUT + gap, ROLLOUT, MASK, SEQUENCE, 1e-5).tolist() == NOWHERE
+    assert veto_mask(ROLLOUT + gap, ROLLOUT, MASK, SEQUENCE, 1e-4).tolist() == [1, 1, 0, 0, 0]
+    assert veto_mask(ROLLOUT + gap, ROLLOUT, MASK, SEQUENCE, 1e-5).tolist() == NOWHERE
 
 
 def test_how_far_a_probability_has_moved() -> None:

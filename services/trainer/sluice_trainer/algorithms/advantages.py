@@ -1,8 +1,7 @@
-"""Advantages of whole responses: how much better one was than the others to the same prompt; and
-whitening.
+"""Advantages of whole responses relative to the others of their prompt, and whitening.
 
-These functions look only at rewards and group ids, so they run on a whole batch wherever its
-metadata are known.
+These functions use only rewards and group ids, so they run on a whole batch wherever its metadata
+is known.
 """
 
 from __future__ import annotations
@@ -14,26 +13,38 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+# Added to a group's standard deviation (slime).
 STD_EPS = 1e-6
-"""Added to a group's standard deviation (slime)."""
+# Added to the variance of a whitened batch (slime, verl).
 WHITEN_EPS = 1e-8
-"""Added to the variance of a whitened batch (slime, verl)."""
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-    """Group-relative advantages (GRPO, Shao et al. 2024, eq. 4; slime's unbiased std with eps
-    1e-6).
+    """Compute group-relative advantages (GRPO, Shao et al. 2024, eq. 4).
 
-    rewards: [samples] float; groups: [samples] int, any order, any group size. Returns [samples].
-    A group of one gets 0.
+    (r - mean(group)) / (unbiased std(group) + 1e-6), as slime. A group of one gets 0.
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample, in any order, groups of any size.
+    normalize_std
+        Divide by the standard deviation.
+
+    Returns
+    -------
+    [samples].
+
     """
     if rewards.shape != groups.shape:
         raise ValueError(f"{tuple(rewards.shape)} rewards but {tuple(groups.shape)} group ids")
     if rewards.numel() == 0:
         return torch.zeros_like(rewards)
     member, count = _membership(groups)
-    # In double precision: the rounding of a mean of equal rewards, divided by a std near 0, would
-    # be an advantage.
+    # In double precision, because the rounding error of a mean of equal rewards, divided by a std
+    # near 0, would be an advantage.
     centred = _centred(rewards, member, count)
     if normalize_std:
         centred = centred / (_group_std(centred, member, count)[member] + STD_EPS)
@@ -41,12 +52,22 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool) ->
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A reward minus the mean of the *other* rewards of its group (RLOO, Ahmadian et al. 2024, eq.
-    9; verl `rloo`).
+    """Compute a reward minus the mean of the *other* rewards of its group.
 
-    r - mean(others) = (r - mean(group)) * n / (n - 1). rewards: [samples] float; groups: [samples]
-    int, any order, any group size. Returns [samples]. A group of one gets 0: nothing is known about
-    its prompt (verl gives it its reward).
+    RLOO (Ahmadian et al. 2024, eq. 9; verl `rloo`): r - mean(others) = (r - mean(group)) * n / (n -
+    1). A group of one gets 0, because it has no baseline (verl gives it its reward).
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample, in any order, groups of any size.
+
+    Returns
+    -------
+    [samples].
+
     """
     centred = group_advantages(rewards, groups, normalize_std=False)
     if centred.numel() == 0:
@@ -56,33 +77,57 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def length_weighted(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
-    """A reward minus its group's mean by length, sum(l * r) / sum(l) (OPO, Hao et al. 2025; verl
-    `opo`).
+    """Compute a reward minus its group's mean weighted by length, sum(l * r) / sum(l).
 
-    The baseline of least variance where a response's gradient grows with its length. rewards:
-    [samples] float; groups, lengths (trained tokens): [samples] int. Returns [samples]. A group of
-    one gets 0 (verl gives it its reward).
+    OPO (Hao et al. 2025; verl `opo`): the baseline of least variance if a response's gradient grows
+    with its length. A group of one gets 0 (verl gives it its reward).
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample, in any order, groups of any size.
+    lengths
+        [samples] int, trained tokens.
+
+    Returns
+    -------
+    [samples].
+
     """
     if rewards.numel() == 0:
         return torch.zeros_like(rewards)
     member, count = _membership(groups)
-    long = lengths.double()
-    baseline = _group_sum(long * rewards, member, count) / _group_sum(long, member, count).clamp(
-        min=1
-    )
+    weights = lengths.double()
+    total = _group_sum(weights, member, count).clamp(min=1)
+    baseline = _group_sum(weights * rewards, member, count) / total
     return torch.where(count[member] > 1, rewards.double() - baseline[member], 0.0).float()
 
 
 def token_baselines(
     rewards: Tensor, groups: Tensor, energies: Sequence[Tensor]
 ) -> dict[int, Tensor]:
-    """Group -> its baseline at each trained token, sum(W_t * r) / sum(W_t) over those that have a
-    t-th one (optimal token baseline, arXiv:2602.07078; verl `optimal_token_baseline`).
+    """Compute the optimal baseline of each group at each trained token.
 
-    W_t is the energy of a response's trained tokens up to t: where much gradient has been gathered,
-    the reward counts more. rewards: [samples] float; groups: [samples] int; energies: of each
-    sample, [trained tokens]. A token that no other of its group has is given its own reward as
-    baseline, and so nothing to learn.
+    The baseline at token t is sum(W_t * r) / sum(W_t) over the responses that have a t-th trained
+    token, and W_t is the energy of a response's trained tokens up to t: rewards count more if more
+    gradient has accumulated (arXiv:2602.07078; verl `optimal_token_baseline`). A token that only
+    one response of the group has gets its reward as baseline, so its advantage is 0.
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample.
+    energies
+        Energies of each sample, [trained tokens].
+
+    Returns
+    -------
+    Group id -> [tokens] float64.
+
     """
     baselines = {}
     for group in set(groups.tolist()):
@@ -93,13 +138,25 @@ def token_baselines(
 
 
 def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Tensor:
-    """The best of a group gets its lead, r - the second best, the others 0 (Tang et al. 2025; verl
-    `grpo_passk`).
+    """Give the best response of a group its lead over the second best, and the others 0.
 
-    What the best adds to the largest of k rewards, so that the group is paid for its best try.
-    Where two are best there is no lead. normalize_std: divide by the group's (unbiased std + 1e-6).
-    rewards: [samples] float; groups: [samples] int, any order, any size. Returns [samples]. A group
-    of one gets 0.
+    Tang et al. 2025; verl `grpo_passk`. The lead is what the best response adds to the largest of k
+    rewards, so the group is rewarded for its best attempt. Two equal best responses have no lead. A
+    group of one gets 0.
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample, in any order, groups of any size.
+    normalize_std
+        Divide by (unbiased std(group) + 1e-6).
+
+    Returns
+    -------
+    [samples].
+
     """
     if rewards.numel() == 0:
         return torch.zeros_like(rewards)
@@ -119,12 +176,22 @@ def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Te
 
 
 def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
-    """(r - mean(group)) * samples / rewards that are not 0, of the whole batch (GPG, Chu et al.
-    2025; verl `gpg`).
+    """Compute (r - mean(group)) * samples / nonzero rewards, counted over the whole batch.
 
-    Responses without a reward have little to teach: the others weigh the more, the fewer they are.
-    rewards: [samples] float; groups: [samples] int. Returns [samples]. A group of one gets 0 (verl
-    gives it its reward).
+    GPG (Chu et al. 2025; verl `gpg`). Responses without a reward teach little, so the fewer the
+    others are, the larger their weight. A group of one gets 0 (verl gives it its reward).
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample, in any order, groups of any size.
+
+    Returns
+    -------
+    [samples].
+
     """
     rewarded = int(torch.count_nonzero(rewards))
     return group_advantages(rewards, groups, normalize_std=False) * (
@@ -133,12 +200,23 @@ def nonzero_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def mean_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
-    """(r - mean(group)) / mean(group) (MaxRL, arXiv:2602.02710; prime-rl `max_rl`).
+    """Compute (r - mean(group)) / mean(group) (MaxRL, arXiv:2602.02710; prime-rl `max_rl`).
 
-    Of right and wrong answers (1, 0) its gradient is the maximum likelihood's, cut off at the order
-    of the group's size: a prompt that is solved with chance p weighs 1 / p. rewards: [samples]
-    float, not negative; groups: [samples] int. Returns [samples]. A group of one gets 0, and so
-    does one whose mean is 0 or less.
+    For rewards 1 and 0, its gradient is that of the maximum likelihood, truncated at the order of
+    the group's size: a prompt that is solved with probability p has weight 1 / p. A group of one
+    gets 0, and so does a group whose mean is at most 0.
+
+    Parameters
+    ----------
+    rewards
+        [samples] float.
+    groups
+        [samples] int, group id of each sample, in any order, groups of any size.
+
+    Returns
+    -------
+    [samples].
+
     """
     centred = group_advantages(rewards, groups, normalize_std=False)
     if centred.numel() == 0:
@@ -151,11 +229,26 @@ def mean_scaled(rewards: Tensor, groups: Tensor) -> Tensor:
 def decoupled(
     parts: Tensor, weights: Sequence[float], groups: Tensor, *, normalize_std: bool
 ) -> Tensor:
-    """Sum of weight * group advantage over the parts of a reward, each normalized for itself (GDPO,
-    arXiv:2601.05242; verl `gdpo`, TRL `normalize_then_sum`), to be whitened afterwards.
+    """Sum the group advantages of the parts of a reward, each normalized separately.
 
-    So no part drowns another by its scale, and two mixtures with the same sum differ. parts:
-    [samples, parts]; groups: [samples] int. Returns [samples].
+    GDPO (arXiv:2601.05242; verl `gdpo`, TRL `normalize_then_sum`), to be whitened afterwards. No
+    part dominates by its scale, and different mixtures with the same sum differ.
+
+    Parameters
+    ----------
+    parts
+        [samples, parts].
+    weights
+        Weight of each part.
+    groups
+        [samples] int, group id of each sample.
+    normalize_std
+        Divide by the standard deviation of each group.
+
+    Returns
+    -------
+    [samples].
+
     """
     columns = [group_advantages(part, groups, normalize_std=normalize_std) for part in parts.T]
     weighted = [weight * column for weight, column in zip(weights, columns, strict=True)]
@@ -163,15 +256,13 @@ def decoupled(
 
 
 def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Which group each sample is in, numbered from 0: [samples]; and the size of each group:
-    [groups].
-    """
+    """Return each sample's group numbered from 0, [samples], and the group sizes, [groups]."""
     _, member, count = torch.unique(groups, return_inverse=True, return_counts=True)
     return member, count
 
 
 def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
-    """Rewards less the mean of their group; 0 in a group of one. [samples] float64"""
+    """Return rewards minus the mean of their group; 0 in a group of one. [samples] float64"""
     values = rewards.double()
     return torch.where(
         count[member] > 1, values - (_group_sum(values, member, count) / count)[member], 0.0
@@ -179,7 +270,7 @@ def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
 
 
 def _group_std(centred: Tensor, member: Tensor, count: Tensor) -> Tensor:
-    """Unbiased, 0 for a group of one. centred: `_centred`. [groups] float64"""
+    """Return the unbiased std of centred rewards; 0 for a group of one. [groups] float64"""
     return (_group_sum(centred.square(), member, count) / (count - 1).clamp(min=1)).sqrt()
 
 
@@ -189,7 +280,10 @@ def _group_sum(values: Tensor, member: Tensor, count: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Sums over unmasked values. Those of ranks add up: all-reduce them before `whiten`."""
+    """Count, sum and sum of squares of unmasked values.
+
+    Moments of several ranks add up.
+    """
 
     count: Tensor
     total: Tensor
@@ -202,30 +296,44 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """0 where there are no values."""
+        """The mean; 0 if there are no values."""
         return self.total / self.count.clamp(min=1)
 
     @property
     def variance(self) -> Tensor:
-        """Unbiased; 0 for fewer than two values."""
+        """The unbiased variance; 0 for fewer than two values."""
         spread = (self.squares / self.count.clamp(min=1) - self.mean * self.mean).clamp(min=0)
         return spread * self.count / (self.count - 1).clamp(min=1)
 
 
 def moments(values: Tensor, mask: Tensor) -> Moments:
-    """Count, sum and sum of squares of the unmasked values, in double precision. values, mask: any
-    equal shapes; a masked value may be anything.
+    """Compute moments of the unmasked values in double precision.
+
+    Parameters
+    ----------
+    values
+        Any shape; masked values may be infinite or nan.
+    mask
+        The same shape; values with mask > 0 count.
+
     """
     kept = torch.where(mask > 0, values.double(), 0.0)
     return Moments((mask > 0).double().sum(), kept.sum(), (kept * kept).sum())
 
 
 def whiten(values: Tensor, batch: Moments) -> Tensor:
-    """Values shifted to mean 0 and scaled to variance 1 over the whole batch (slime
-    `distributed_masked_whiten`).
+    """Shift and scale values to mean 0 and variance 1 over the whole batch.
 
-    batch: `moments` of all values of the optimizer step, over all ranks. The variance is unbiased.
-    A batch of fewer than two values, or of equal ones, becomes all 0.
+    slime's `distributed_masked_whiten`. The variance is unbiased. A batch of fewer than two values,
+    or of equal ones, becomes 0.
+
+    Parameters
+    ----------
+    values
+        Values of this rank, any shape.
+    batch
+        Moments of all values of the optimizer step, over all ranks.
+
     """
     if batch.count < 2:
         return torch.zeros_like(values)

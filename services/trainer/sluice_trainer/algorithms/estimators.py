@@ -1,9 +1,8 @@
-"""From rewards to the advantage of each token: one function for each `algorithm.estimator`.
+"""Estimators: from rewards to the advantage of each token, one function per estimator.
 
-A rank knows the rewards of the whole batch, for a group's responses may lie on several ranks, and
-the tokens of its own responses. What an estimator gives for a response does not depend on which
-rank has it; only whitening looks at the tokens of all ranks, and its sums are added up between the
-two (`advantages.Moments`).
+A rank knows the rewards of the whole batch, because a group's responses may be on several ranks,
+and the tokens of its share. The estimate of a response does not depend on its rank. Only whitening
+needs the tokens of all ranks; it follows afterwards, with sums over ranks (`advantages.Moments`).
 """
 
 from __future__ import annotations
@@ -30,21 +29,39 @@ from sluice_trainer.algorithms.returns import discounted_returns, gae, token_rew
 
 
 class EstimatorError(ValueError):
-    """An estimator cannot work with what it got. The message is for people."""
+    """An estimator cannot work with its input. The message is for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
     """The input of an estimator. Failed responses are left out.
 
-    rewards [samples] float32, groups, lengths (trained tokens) [samples] int: of the whole batch,
-    equal on all ranks. own [own] int: places in them of the sequences that this rank trains, the
-    same for all branches of a response. own_tokens: the places of each of their tokens, where turns
-    have places of their own, each [response] int. masks, kl: of those, each [response]; kl is 0
-    where `kl.coef` is. values: of those, each [response], from the critic; baselines [own]: reward
-    of the greedy response to the prompt.
-    parts [samples, parts] float32: of `algorithm.rewardParts`, of the whole batch. energies: of the
-    trained tokens of the whole batch's samples, each [trained tokens].
+    Attributes
+    ----------
+    rewards
+        [samples] float32, of the whole batch.
+    groups
+        [samples] int, group of each sample of the whole batch.
+    own
+        [sequences] int, index into `rewards` of each sequence that this rank trains; all branches
+        of a response have the same index.
+    masks
+        Each [response], 1 at trained tokens of this rank's sequences.
+    kl
+        Each [response], KL from the reference; 0 if `kl.coef` is 0.
+    values
+        Each [response], values of the critic; only for ppo.
+    baselines
+        [sequences], reward of the greedy response to each sequence's prompt; only for remax.
+    lengths
+        [samples] int, trained tokens of each sample of the whole batch.
+    parts
+        [samples, parts] float32, `algorithm.rewardParts` of the whole batch; only for gdpo.
+    energies
+        Each [trained tokens], of the whole batch's samples; only for optimal_token_baseline.
+    own_tokens
+        Each [response] int, index into `rewards` of each token; only with turn advantages.
+
     """
 
     rewards: Tensor
@@ -62,8 +79,9 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of this rank's responses: advantages, each [response]; returns, each [response]: what the
-    critic learns.
+    """Estimates for this rank's sequences, each [response].
+
+    `returns` are the critic's targets; only for ppo.
     """
 
     advantages: list[Tensor]
@@ -71,13 +89,30 @@ class Estimate:
 
 
 Estimator = Callable[[Responses, Algorithm], Estimate]
-Custom = Callable[[Responses, Algorithm], Sequence[Tensor]]
-"""`algorithm.function`: one advantage for each own sequence, a scalar or one for each of its
-tokens."""
+# `algorithm.function`: one advantage for each sequence of this rank, a scalar or [response].
+CustomEstimator = Callable[[Responses, Algorithm], Sequence[Tensor]]
 
 
-def estimate(responses: Responses, algorithm: Algorithm, custom: Custom | None = None) -> Estimate:
-    """Advantages of this rank's responses, each [response] float32, not whitened yet."""
+def estimate(
+    responses: Responses, algorithm: Algorithm, custom: CustomEstimator | None = None
+) -> Estimate:
+    """Estimate the advantages of this rank's sequences, each [response] float32, not whitened.
+
+    Parameters
+    ----------
+    responses
+        Rewards of the batch, and tokens of this rank.
+    algorithm
+        Settings.
+    custom
+        Function of `algorithm.function`, for `estimator: custom`.
+
+    Raises
+    ------
+    EstimatorError
+        An input is missing, or the custom function returned something invalid.
+
+    """
     if algorithm.estimator != "custom":
         return _ESTIMATORS[algorithm.estimator](responses, algorithm)
     if custom is None:
@@ -86,97 +121,102 @@ def estimate(responses: Responses, algorithm: Algorithm, custom: Custom | None =
 
 
 def _grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token (r - mean(group)) / (std(group) + 1e-6): grpo, gspo, cispo."""
+    """(r - mean(group)) / (std(group) + 1e-6) at every token: grpo, gspo, cispo."""
     advantages = group_advantages(
         responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
     )
-    return _everywhere(advantages, responses)
+    return _per_token(advantages, responses)
 
 
 def _dr_grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token r - mean(group) (Liu et al. 2025: a prompt's difficulty must not weigh it)."""
+    """R - mean(group) at every token.
+
+    Without the std, a prompt's difficulty does not change its weight (Liu et al. 2025).
+    """
     advantages = group_advantages(responses.rewards, responses.groups, normalize_std=False)
-    return _everywhere(advantages, responses)
+    return _per_token(advantages, responses)
 
 
 def _rloo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token r - mean(the others of the group)."""
-    return _everywhere(leave_one_out(responses.rewards, responses.groups), responses)
+    """R - mean(the others of the group) at every token."""
+    return _per_token(leave_one_out(responses.rewards, responses.groups), responses)
 
 
 def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token r - the group's mean by length."""
+    """R - mean(group) weighted by length, at every token."""
     if responses.lengths is None:
         raise EstimatorError("opo needs the lengths of all responses")
     advantages = length_weighted(responses.rewards, responses.groups, responses.lengths)
-    return _everywhere(advantages, responses)
+    return _per_token(advantages, responses)
 
 
 def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token of the group's best response its lead over the second; 0 elsewhere."""
+    """The lead over the second best response at tokens of the best of a group, else 0."""
     leads = best_of_group(
         responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
     )
-    return _everywhere(leads, responses)
+    return _per_token(leads, responses)
 
 
 def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token r - mean(group), times samples / rewards that are not 0."""
-    return _everywhere(nonzero_scaled(responses.rewards, responses.groups), responses)
+    """(r - mean(group)) * samples / nonzero rewards, at every token."""
+    return _per_token(nonzero_scaled(responses.rewards, responses.groups), responses)
 
 
 def _max_rl(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token (r - mean(group)) / mean(group)."""
-    return _everywhere(mean_scaled(responses.rewards, responses.groups), responses)
+    """(r - mean(group)) / mean(group) at every token."""
+    return _per_token(mean_scaled(responses.rewards, responses.groups), responses)
 
 
 def _optimal_token_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every trained token r - the group's baseline there. Those of a tree's branches follow one
-    another.
-    """
+    """R minus the group's baseline at each trained token."""
     if responses.energies is None:
         raise EstimatorError("optimal_token_baseline needs the energies of all responses")
     baselines = token_baselines(responses.rewards, responses.groups, responses.energies)
-    rows, before = [], Counter[int]()
-    for place, mask in zip(responses.own.tolist(), responses.masks, strict=True):
-        trained, start = mask > 0, before[place]
-        before[place] += int(trained.sum())
-        baseline = baselines[int(responses.groups[place])][start : before[place]]
+    rows, trained_before = [], Counter[int]()
+    for sample, mask in zip(responses.own.tolist(), responses.masks, strict=True):
+        # The tokens of a sample's branches follow one another.
+        trained, start = mask > 0, trained_before[sample]
+        trained_before[sample] += int(trained.sum())
+        baseline = baselines[int(responses.groups[sample])][start : trained_before[sample]]
         row = torch.zeros(len(mask))
-        row[trained] = (responses.rewards[place].double() - baseline).float()
+        row[trained] = (responses.rewards[sample].double() - baseline).float()
         rows.append(row)
     return Estimate(rows)
 
 
 def _gdpo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token the sum of the parts' group advantages - kl_coef * kl. Whitened afterwards."""
+    """Sum of the parts' group advantages - kl_coef * kl at every token, to be whitened."""
     if responses.parts is None:
         raise EstimatorError("gdpo needs the parts of all rewards")
     weights = [part.weight for part in algorithm.reward_parts]
     sums = decoupled(
         responses.parts, weights, responses.groups, normalize_std=algorithm.normalize_std
     )
-    return _less_kl(_everywhere(sums, responses), responses, algorithm)
+    return _minus_kl(_per_token(sums, responses), responses, algorithm)
 
 
 def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """Discounted returns of r - kl_coef * kl (Hu 2025). The batch is the baseline: they are
-    whitened afterwards.
+    """Discounted returns of r - kl_coef * kl (Hu 2025).
+
+    The batch is the baseline: advantages are whitened afterwards.
     """
     rewards = _token_rewards(responses, algorithm)
     return Estimate(_floats(discounted_returns(rewards, responses.masks, algorithm.gamma)))
 
 
 def _reinforce_plus_plus_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """At every token r - mean(group) - kl_coef * kl (slime; verl takes the KL's sum off r).
-    Whitened afterwards.
+    """R - mean(group) - kl_coef * kl at every token, to be whitened.
+
+    As in slime; verl subtracts the sum of the KL from r.
     """
-    return _less_kl(_dr_grpo(responses, algorithm), responses, algorithm)
+    return _minus_kl(_dr_grpo(responses, algorithm), responses, algorithm)
 
 
 def _remax(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """Rewards to go minus the reward of the greedy response to the same prompt (Li et al. 2023;
-    verl `remax`).
+    """Reward to go minus the reward of the greedy response to the prompt.
+
+    Li et al. 2023; verl `remax`.
     """
     if responses.baselines is None:
         raise EstimatorError("remax needs the reward of each prompt's greedy response")
@@ -222,15 +262,15 @@ def _token_rewards(responses: Responses, algorithm: Algorithm) -> list[Tensor]:
     )
 
 
-def _less_kl(estimate: Estimate, responses: Responses, algorithm: Algorithm) -> Estimate:
+def _minus_kl(estimate: Estimate, responses: Responses, algorithm: Algorithm) -> Estimate:
     pairs = zip(estimate.advantages, responses.kl, strict=True)
     return Estimate([a - algorithm.kl.coef * kl for a, kl in pairs])
 
 
-def _everywhere(advantages: Tensor, responses: Responses) -> Estimate:
-    """The same advantage at every token of a response, or of a turn. advantages: [samples]."""
+def _per_token(advantages: Tensor, responses: Responses) -> Estimate:
+    """Repeat an advantage, [samples], at every token of its response, or of its turn."""
     if responses.own_tokens is not None:
-        return Estimate([advantages[places] for places in responses.own_tokens])
+        return Estimate([advantages[indices] for indices in responses.own_tokens])
     own = advantages[responses.own]
     return Estimate([a.expand(len(mask)) for a, mask in zip(own, responses.masks, strict=True)])
 
@@ -240,8 +280,9 @@ def _floats(rows: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _checked(answer: Sequence[Tensor], responses: Responses, name: str) -> Estimate:
-    """The answer of a user's function, checked: one tensor for each response, a scalar or
-    [response], finite where it counts.
+    """Check the result of a user's function.
+
+    It must have one tensor per response, a scalar or [response], finite at trained tokens.
     """
     if len(answer) != len(responses.masks):
         raise EstimatorError(

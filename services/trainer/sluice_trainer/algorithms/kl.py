@@ -1,5 +1,6 @@
-"""Estimates of KL(pi || ref) from log-probs of sampled tokens (Schulman,
-http://joschu.net/blog/kl-approx.html), and the controller that holds it.
+"""Estimates of KL(pi || ref) from log-probs of sampled tokens, and an adaptive coefficient.
+
+Schulman, http://joschu.net/blog/kl-approx.html.
 """
 
 from __future__ import annotations
@@ -10,28 +11,43 @@ import torch
 from torch import Tensor
 
 KLType = Literal["k1", "k2", "k3", "low_var_kl"]
+# low_var_kl is clamped to [-10, 10] (slime, verl).
 LOW_VAR_LIMIT = 10.0
-"""low_var_kl is clamped to [-10, 10] (slime, verl)."""
+# Limit of the controller's relative error (Ziegler et al. 2019).
 ERROR_LIMIT = 0.2
-"""Of the controller's relative error (Ziegler et al. 2019)."""
+# For low_var_kl, d is clamped to [-20, 20] (verl), so that exp(-d) stays finite. The estimate is
+# clamped there in any case.
 LOG_RATIO_LIMIT = 20.0
-"""Where low_var_kl is clamped for certain: d beyond +-20 is taken for that (verl), so that exp(-d)
-stays finite."""
 
 
 def kl_estimate(
     log_probs: Tensor, ref_log_probs: Tensor, kind: KLType, ratio: Tensor | None = None
 ) -> Tensor:
-    """KL estimate of each token; d = log_probs - ref_log_probs.
+    """Estimate the KL at each token, with d = log_probs - ref_log_probs.
 
-    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10], where its gradient
-    is 0; without the clamp of d it would be inf * 0 from d = -89 on, as slime's is. ratio: pi /
-    pi_old; where given, the estimate is multiplied by it (before the clamp), which makes its
-    gradient unbiased off-policy (DeepSeek-V3.2). All tensors [tokens]; gradients flow through
-    log_probs and ratio.
+    k1: d. k2: d^2/2. k3: exp(-d) - 1 + d. low_var_kl: k3 clamped to [-10, 10]; the gradient of a
+    clamped value is 0.
+
+    Parameters
+    ----------
+    log_probs
+        [tokens], with gradient.
+    ref_log_probs
+        [tokens], log-probs under the reference.
+    kind
+        Which estimate.
+    ratio
+        [tokens], pi / pi_old, with gradient; multiplies the estimate before the clamp, which makes
+        its gradient unbiased off-policy (DeepSeek-V3.2).
+
+    Returns
+    -------
+    [tokens].
+
     """
     d = log_probs - ref_log_probs
     if kind == "low_var_kl":
+        # Without this clamp the gradient is inf * 0 = nan from d = -89 on, as slime's is.
         d = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     match kind:
         case "k1":
@@ -52,12 +68,25 @@ def kl_estimate(
 def adapted_coef(
     coef: float, divergence: float, sequences: int, *, target: float, horizon: int
 ) -> float:
-    """The next coefficient of the KL penalty (Ziegler et al. 2019, section 2.2; verl's
-    `AdaptiveKLController`).
+    """Return the next coefficient of the KL penalty.
 
-    coef * (1 + clip(divergence / target - 1, -0.2, 0.2) * sequences / horizon): up where the KL is
-    above its target, down where it is below. divergence: mean over the batch's trained tokens;
-    sequences: of the batch. Never below 0, which a batch of more than 5 horizons would reach.
+    coef * (1 + clip(divergence / target - 1, -0.2, 0.2) * sequences / horizon), and at least 0
+    (Ziegler et al. 2019, section 2.2; verl's `AdaptiveKLController`). The coefficient rises if the
+    KL is above its target and falls if it is below.
+
+    Parameters
+    ----------
+    coef
+        Coefficient of this step.
+    divergence
+        Mean KL over the trained tokens of the batch.
+    sequences
+        Sequences of the batch.
+    target
+        KL to aim at.
+    horizon
+        Sequences over which the coefficient adapts.
+
     """
     error = min(max(divergence / target - 1, -ERROR_LIMIT), ERROR_LIMIT)
     return max(coef * (1 + error * sequences / horizon), 0.0)

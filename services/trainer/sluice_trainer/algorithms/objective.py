@@ -1,8 +1,8 @@
-"""The loss of one packed micro-batch: policy gradient, entropy, KL; or the critic's."""
+"""The loss of one packed micro-batch: policy gradient, entropy and KL, or the critic's loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,37 +18,57 @@ from sluice_trainer.algorithms.kl import kl_estimate
 from sluice_trainer.algorithms.policy_loss import (
     Correction,
     PolicyLoss,
-    bounded,
     cispo_loss,
+    clamp_log_ratio,
     clip_cov_loss,
     clipped_surrogate,
     correction_ratio,
     dppo_loss,
     geo_mean_loss,
     kl_cov_loss,
-    masked_sequences,
-    normalized,
+    normalize_weights,
     off_policy_correction,
+    opsm_mask,
     reinforce_loss,
     sapo_loss,
     sequence_log_ratio,
 )
-from sluice_trainer.algorithms.rejection import probability_distance, rejected, vetoed
+from sluice_trainer.algorithms.rejection import probability_distance, rejection_mask, veto_mask
 from sluice_trainer.algorithms.value_loss import clipped_value_loss
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """The input of a micro-batch's loss besides the model's output. All [tokens] over packed
-    response tokens.
+    """The inputs of a micro-batch's loss besides the model's output.
 
-    loss_weights, metric_weights: from `aggregation.token_weights`, 0 where masked. sequence: int,
-    which sequence of the micro-batch a token belongs to. old_log_probs: of the weights at the start
-    of the batch; None: the current ones (the ratio is then exactly 1). rollout_log_probs: from the
-    engine. ref_log_probs: only with a KL loss. teacher_log_probs: only in a distillation. values,
-    returns: only for a critic. on_policy_mask: 1.0 at tokens that the present
-    weights sampled. covariance_mask: 1.0 at tokens that a loss by covariance has chosen from the
-    whole optimizer step; mean_weight: of the step's off-policy weights, if they are normalized.
+    All tensors are [tokens], over the packed response tokens.
+
+    Attributes
+    ----------
+    advantages
+        Advantage of each token.
+    loss_weights, metric_weights
+        Weights of `aggregation.token_weights`; 0 at masked tokens.
+    rollout_log_probs
+        Log-probs under the engine that sampled the tokens.
+    sequence
+        int, index in the micro-batch of each token's sequence.
+    old_log_probs
+        Log-probs under the weights at the start of the batch; None: they are the current weights,
+        so the ratio is exactly 1.
+    ref_log_probs
+        Log-probs under the reference; only with a KL loss.
+    teacher_log_probs
+        Log-probs under the teacher; only with distillation.
+    values, returns
+        The critic's values before the step, and its targets; only for a critic.
+    on_policy_mask
+        1.0 at tokens that the weights before the step sampled.
+    covariance_mask
+        1.0 at tokens that a loss by covariance has selected from the whole optimizer step.
+    mean_weight
+        Mean of the step's off-policy weights; only if they are normalized.
+
     """
 
     advantages: Tensor
@@ -72,17 +92,26 @@ class LossInputs:
 
 ON_POLICY = "on_policy_ratio"
 DIFFERENCE_ON_POLICY = "train_rollout_logprob_abs_diff_on_policy"
+# `algorithm.loss.function`: (log_probs, entropy, inputs, algorithm) -> loss of each token, and
+# metrics of each token.
 CustomLoss = Callable[
     [Tensor, Tensor, LossInputs, Algorithm], Tensor | tuple[Tensor, dict[str, Tensor]]
 ]
-"""`algorithm.loss.function`: (log_probs, entropy, inputs, algorithm) -> the loss of each token, and
-metrics of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """loss: scalar with gradient. sums: add up over micro-batches and ranks; maxima: take the
-    largest. All detached.
+    """The loss of a micro-batch and its metrics.
+
+    Attributes
+    ----------
+    loss
+        Scalar with gradient.
+    sums
+        Metrics that add up over micro-batches and ranks. Detached.
+    maxima
+        Metrics whose largest value counts. Detached.
+
     """
 
     loss: Tensor
@@ -91,8 +120,9 @@ class Objective:
 
 
 class Divergence(NamedTuple):
-    """Of student and teacher over the whole vocabulary, [tokens]: what is minimised, with gradient;
-    and reverse KL.
+    """The divergence of student and teacher over the whole vocabulary, [tokens].
+
+    `of_words` has a gradient and is minimised; `reverse_kl` is a metric.
     """
 
     of_words: Tensor
@@ -107,45 +137,51 @@ def policy_objective(
     custom: CustomLoss | None = None,
     divergence: Divergence | None = None,
 ) -> Objective:
-    """Return pg_loss - entropyCoef * entropy + kl.lossCoef * kl (slime `policy_loss_function`).
+    """Compute pg_loss - entropyCoef * entropy + kl.lossCoef * kl (slime `policy_loss_function`).
 
-    And + distillation.coef * divergence, where that is one over the whole vocabulary.
+    With distillation over the whole vocabulary, distillation.coef * divergence is added. The sums
+    of all micro-batches of an optimizer step are means over it, because the weights of tokens hold
+    the denominators. Metrics have slime's names.
 
-    log_probs, entropy: [tokens], of the current weights, already at the sampling temperature. The
-    sums of all micro-batches of an optimizer step are its means, because the weights hold the
-    denominators. Names are slime's. custom: stands in for the policy-gradient term.
+    Parameters
+    ----------
+    log_probs
+        [tokens], log-probs under the current weights at the sampling temperature, with gradient.
+    entropy
+        [tokens], entropies under the current weights.
+    inputs
+        Further inputs of the loss.
+    algorithm
+        Settings.
+    custom
+        Replaces the policy-gradient term.
+    divergence
+        Divergence from the teacher; only with distillation over the whole vocabulary.
+
     """
-    log_probs, inputs = within_mask(log_probs, inputs)
+    log_probs, inputs = zero_masked_tokens(log_probs, inputs)
     train_log_probs, old_log_probs = train_and_old_log_probs(log_probs, inputs, algorithm)
-    inputs, taught = distilled(inputs, old_log_probs, algorithm)
-    log_ratio = log_probs - old_log_probs
+    inputs, teacher_metrics = with_teacher_advantages(inputs, old_log_probs, algorithm)
+    token_log_ratio = log_probs - old_log_probs  # log pi - log pi_old
     if algorithm.policy_loss == "gspo" and custom is None:
-        log_ratio = sequence_log_ratio(log_ratio, inputs.mask, inputs.sequence)
-    difference = (train_log_probs - inputs.rollout_log_probs).abs()
-    metrics = {
-        "ppo_kl": -log_ratio,
-        "entropy_loss": entropy,
-        "train_rollout_logprob_abs_diff": difference,
-        **taught,
-    }
-    if inputs.on_policy_mask is not None:
-        metrics |= {
-            ON_POLICY: inputs.on_policy_mask,
-            DIFFERENCE_ON_POLICY: difference * inputs.on_policy_mask,
-        }
+        log_ratio = sequence_log_ratio(token_log_ratio, inputs.mask, inputs.sequence)
+    else:
+        log_ratio = token_log_ratio
+
+    # The policy-gradient loss of each token.
     if custom is None:
-        pg_tokens, shares = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
+        pg_tokens, pg_metrics = _policy_gradient(log_probs, log_ratio, inputs, algorithm)
     else:
         answer = custom(log_probs, entropy, inputs, algorithm)
-        pg_tokens, shares = answer if isinstance(answer, tuple) else (answer, {})
-    pg_tokens, corrections = _corrected(
-        pg_tokens, train_log_probs, log_probs - old_log_probs, inputs, algorithm
+        pg_tokens, pg_metrics = answer if isinstance(answer, tuple) else (answer, {})
+    pg_tokens, correction_metrics = _corrected(
+        pg_tokens, train_log_probs, token_log_ratio, inputs, algorithm
     )
-    metrics |= shares | corrections
 
+    # The loss: a weighted sum over tokens, plus entropy, KL and distillation.
     pg_loss = reduce_tokens(pg_tokens, inputs.loss_weights)
-    loss, terms = with_terms(
-        pg_loss, log_probs, log_probs - old_log_probs, entropy, inputs, algorithm
+    loss, terms = add_entropy_and_kl(
+        pg_loss, log_probs, token_log_ratio, entropy, inputs, algorithm
     )
     if algorithm.distillation and algorithm.distillation.whole:
         assert divergence is not None, (
@@ -153,24 +189,57 @@ def policy_objective(
         )
         terms["opd_loss"] = reduce_tokens(divergence.of_words, inputs.loss_weights)
         loss = loss + algorithm.distillation.coef * terms["opd_loss"]
-        metrics["opd_reverse_kl"] = divergence.reverse_kl
-    sums = {
-        name: term.detach().clone()
-        for name, term in {"loss": loss, "pg_loss": pg_loss, **terms}.items()
+        teacher_metrics["opd_reverse_kl"] = divergence.reverse_kl
+
+    difference = (train_log_probs - inputs.rollout_log_probs).abs()
+    metrics = {
+        "ppo_kl": -log_ratio,
+        "entropy_loss": entropy,
+        "train_rollout_logprob_abs_diff": difference,
+        **teacher_metrics,
+        **pg_metrics,
+        **correction_metrics,
     }
-    sums |= {
-        name: reduce_tokens(values.detach(), inputs.metric_weights)
-        for name, values in metrics.items()
-    }
+    if inputs.on_policy_mask is not None:
+        metrics |= {
+            ON_POLICY: inputs.on_policy_mask,
+            DIFFERENCE_ON_POLICY: difference * inputs.on_policy_mask,
+        }
     largest = difference.max() if difference.numel() else difference.new_zeros(())
-    return Objective(loss, sums, {"train_rollout_logprob_abs_diff_max": largest.detach()})
+    return Objective(
+        loss,
+        metric_sums({"loss": loss, "pg_loss": pg_loss, **terms}, metrics, inputs),
+        {"train_rollout_logprob_abs_diff_max": largest.detach()},
+    )
 
 
-def within_mask(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInputs]:
-    """The same with log-prob 0, in every model, and advantage 0 for masked tokens.
+def metric_sums(
+    terms: Mapping[str, Tensor], tokens: Mapping[str, Tensor], inputs: LossInputs
+) -> dict[str, Tensor]:
+    """Return the metrics of a micro-batch: scalars, and weighted sums over its tokens.
 
-    What is masked must not come near an exp: exp(100) is infinite in float32, and the gradient of
-    infinity times a weight of 0 is no number, wherever the weight comes in later.
+    Parameters
+    ----------
+    terms
+        Terms of the loss, scalars.
+    tokens
+        Metrics of each token, [tokens].
+    inputs
+        Has the weights of tokens in metrics.
+
+    """
+    sums = {name: term.detach().clone() for name, term in terms.items()}
+    return sums | {
+        name: reduce_tokens(values.detach(), inputs.metric_weights)
+        for name, values in tokens.items()
+    }
+
+
+def zero_masked_tokens(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInputs]:
+    """Return the log-probs and inputs with all log-probs and advantages 0 at masked tokens.
+
+    A masked value must not reach an exp: exp(100) is infinite in float32, and the gradient of
+    infinity times a weight of 0 is nan, wherever the weight is applied later.
     """
 
     def kept(values: Tensor | None) -> Tensor | None:
@@ -189,22 +258,24 @@ def within_mask(log_probs: Tensor, inputs: LossInputs) -> tuple[Tensor, LossInpu
 def train_and_old_log_probs(
     log_probs: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, Tensor]:
-    """(log pi_train, log pi_old), [tokens] each: of the trainer at the start of the batch, and of
-    the ratio.
+    """Return log pi_train and log pi_old, [tokens] each, detached.
+
+    pi_train is the trainer's policy at the start of the batch. pi_old is the denominator of the
+    ratio: pi_train, or the engine's policy with `offPolicy.oldLogProbs: rollout`.
     """
     train_log_probs = log_probs.detach() if inputs.old_log_probs is None else inputs.old_log_probs
-    return (
-        train_log_probs,
-        inputs.rollout_log_probs
-        if algorithm.off_policy.old_log_probs == "rollout"
-        else train_log_probs,
-    )
+    if algorithm.off_policy.old_log_probs == "rollout":
+        return train_log_probs, inputs.rollout_log_probs
+    return train_log_probs, train_log_probs
 
 
-def distilled(
+def with_teacher_advantages(
     inputs: LossInputs, old_log_probs: Tensor, algorithm: Algorithm
 ) -> tuple[LossInputs, dict[str, Tensor]]:
-    """The inputs with what the teacher adds to their advantages, and its metric (slime's name)."""
+    """Return the inputs with the teacher's part of the advantages, and its metric.
+
+    Unchanged without distillation, or if it is over the whole vocabulary.
+    """
     if algorithm.distillation is None or algorithm.distillation.whole:
         return inputs, {}
     if inputs.teacher_log_probs is None:
@@ -217,13 +288,14 @@ def distilled(
 def _policy_gradient(
     log_probs: Tensor, log_ratio: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy loss of each token before any correction, and its metrics. log_ratio: of gspo, the
-    sequence's.
+    """Return the policy loss of each token before corrections, and its metrics.
+
+    `log_ratio` is log pi - log pi_old, with gspo the sequence's.
     """
     clip, gate = algorithm.loss.clip, algorithm.loss.gate or Gate()
     advantages = inputs.advantages
     high = clip.highest
-    old_log_probs, log_ratio = log_probs - log_ratio, bounded(log_ratio)
+    old_log_probs, log_ratio = log_probs - log_ratio, clamp_log_ratio(log_ratio)
     ratio = torch.exp(log_ratio)
     match algorithm.policy_loss:
         case "ppo" | "gspo":
@@ -259,7 +331,7 @@ def _covariance_mask(inputs: LossInputs) -> Tensor:
 
 
 def _clip_metrics(pg: PolicyLoss) -> dict[str, Tensor]:
-    lower = {} if pg.bounded is None else {"pg_clipfrac_lower": pg.bounded}
+    lower = {} if pg.dual_clipped is None else {"pg_clipfrac_lower": pg.dual_clipped}
     return {"pg_clipfrac": pg.clipped, **lower}
 
 
@@ -270,44 +342,46 @@ def _corrected(
     inputs: LossInputs,
     algorithm: Algorithm,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy loss times its off-policy corrections, and their metrics.
+    """Return the policy loss times its off-policy corrections, and their metrics.
 
-    train_log_probs: log pi_train; log_ratio: log pi - log pi_old. Both [tokens].
+    `train_log_probs` is log pi_train and `log_ratio` log pi - log pi_old, both [tokens].
     """
     off_policy, metrics = algorithm.off_policy, {}
     rollout, mask, sequence = inputs.rollout_log_probs, inputs.mask, inputs.sequence
     if off_policy.opsm_delta is not None:
-        dropped = masked_sequences(
-            log_ratio, inputs.advantages, mask, sequence, off_policy.opsm_delta
-        )
+        dropped = opsm_mask(log_ratio, inputs.advantages, mask, sequence, off_policy.opsm_delta)
         loss = loss * (1 - dropped)
         metrics["opsm_clipfrac"] = dropped
     if off_policy.method != "none":
-        correction = correction_of(train_log_probs, inputs, off_policy)
+        correction = importance_correction(train_log_probs, inputs, off_policy)
         loss = loss * (
-            normalized(correction.weight, inputs.mean_weight)
+            normalize_weights(correction.weight, inputs.mean_weight)
             if off_policy.normalize
             else correction.weight
         )
         metrics |= {
-            "ois": torch.exp(bounded(log_ratio)),
+            "ois": torch.exp(clamp_log_ratio(log_ratio)),
             "tis": correction.ratio,
-            "tis_clipfrac": correction.bounded,
+            "tis_clipfrac": correction.truncated,
             "tis_abs": (correction.ratio - 1).abs(),
         }
     if off_policy.reject:
-        metrics["rs_clipfrac"] = rejected(
+        metrics["rs_clipfrac"] = rejection_mask(
             train_log_probs, rollout, mask, sequence, off_policy.reject
         )
         loss = loss * (1 - metrics["rs_clipfrac"])
     if off_policy.veto is not None:
-        metrics["veto_clipfrac"] = vetoed(train_log_probs, rollout, mask, sequence, off_policy.veto)
+        metrics["veto_clipfrac"] = veto_mask(
+            train_log_probs, rollout, mask, sequence, off_policy.veto
+        )
         loss = loss * (1 - metrics["veto_clipfrac"])
     return loss, metrics
 
 
-def correction_of(train_log_probs: Tensor, inputs: LossInputs, off_policy: OffPolicy) -> Correction:
-    """The weights of tis or icepop, not normalized. train_log_probs: log pi_train, [tokens]."""
+def importance_correction(
+    train_log_probs: Tensor, inputs: LossInputs, off_policy: OffPolicy
+) -> Correction:
+    """Return the weights of `offPolicy.method`, not normalized, from log pi_train, [tokens]."""
     assert off_policy.method != "none"
     ratio = correction_ratio(
         train_log_probs - inputs.rollout_log_probs, off_policy.level, inputs.mask, inputs.sequence
@@ -315,7 +389,7 @@ def correction_of(train_log_probs: Tensor, inputs: LossInputs, off_policy: OffPo
     return off_policy_correction(ratio, off_policy.method, low=off_policy.low, high=off_policy.high)
 
 
-def with_terms(
+def add_entropy_and_kl(
     loss: Tensor,
     log_probs: Tensor,
     log_ratio: Tensor,
@@ -323,8 +397,9 @@ def with_terms(
     inputs: LossInputs,
     algorithm: Algorithm,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss with the entropy and KL terms that are on; the KL, as a metric. log_ratio: log pi -
-    log pi_old.
+    """Return the loss with the entropy and KL terms that are on, and the KL as a metric.
+
+    `log_ratio` is log pi - log pi_old, [tokens].
     """
     terms = {}
     if algorithm.entropy_coef:
@@ -340,24 +415,30 @@ def _kl_loss(
 ) -> Tensor:
     if inputs.ref_log_probs is None:
         raise ValueError("algorithm.kl.lossCoef needs the reference policy's log-probs")
-    ratio = torch.exp(bounded(log_ratio)) if algorithm.kl.unbiased else None
+    ratio = torch.exp(clamp_log_ratio(log_ratio)) if algorithm.kl.unbiased else None
     return reduce_tokens(
         kl_estimate(log_probs, inputs.ref_log_probs, algorithm.kl.type, ratio), inputs.loss_weights
     )
 
 
 def value_objective(predictions: Tensor, inputs: LossInputs, *, clip: float) -> Objective:
-    """The clipped value loss of a critic. predictions: [tokens], of the current critic, with
-    gradient.
+    """Compute the clipped value loss of a critic.
 
-    Names are verl's: vf_loss, vf_clipfrac, vpred_mean.
+    Metrics have verl's names: vf_loss, vf_clipfrac, vpred_mean.
+
+    Parameters
+    ----------
+    predictions
+        [tokens], values under the current critic, with gradient.
+    inputs
+        Further inputs of the loss.
+    clip
+        How far a value may move from the value before the step.
+
     """
     if inputs.values is None or inputs.returns is None:
         raise ValueError("a critic learns from the values before the step and the returns")
     tokens = clipped_value_loss(predictions, inputs.values, inputs.returns, clip=clip)
     loss = reduce_tokens(tokens.loss, inputs.loss_weights)
-    sums = {"loss": loss.detach().clone(), "vf_loss": loss.detach().clone()}
-    metrics = {"vf_clipfrac": tokens.clipped, "vpred_mean": predictions.detach()}
-    return Objective(
-        loss, sums | {n: reduce_tokens(v, inputs.metric_weights) for n, v in metrics.items()}
-    )
+    metrics = {"vf_clipfrac": tokens.clipped, "vpred_mean": predictions}
+    return Objective(loss, metric_sums({"loss": loss, "vf_loss": loss}, metrics, inputs))

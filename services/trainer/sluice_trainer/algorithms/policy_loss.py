@@ -1,6 +1,4 @@
-"""Policy-gradient losses and the corrections of what the present policy did not sample. All per
-token.
-"""
+"""Policy-gradient losses, and corrections for tokens of another policy. All per token."""
 
 from __future__ import annotations
 
@@ -11,37 +9,49 @@ from torch import Tensor
 
 from sluice_trainer.algorithms.aggregation import sequence_average, sequence_sum
 
+# Log ratios are clamped to +-20 before exp (verl), which may overflow for a token that is far from
+# the old policy, or for the product over a sequence.
 LOG_RATIO_LIMIT = 20.0
-"""Logarithms of ratios are kept within +-20 before exp (verl): of a token that is so far from the
-old policy, as of the product over a sequence, it may overflow."""
 
+# Weights are not divided by a smaller mean than this (verl).
 LEAST_MEAN = 1e-8
-"""Weights of a smaller mean are not divided by it (verl)."""
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
-    """The log ratio within +-20: exp of it is finite, and beyond it has no gradient. Any shape."""
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Clamp a log ratio to +-20, so that its exp is finite; beyond there is no gradient."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 class PolicyLoss(NamedTuple):
-    """loss, clipped: [tokens]. clipped is 1.0 where the clip decided; bounded: where the dual clip
-    did.
+    """The policy loss of each token, [tokens].
+
+    `clipped` is 1.0 if the clip decided the loss, `dual_clipped` if the dual clip did.
     """
 
     loss: Tensor
     clipped: Tensor
-    bounded: Tensor | None = None
+    dual_clipped: Tensor | None = None
 
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float | None = None
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), with DAPO's separate upper bound and
-    the dual clip.
+    """Compute PPO's clipped surrogate (Schulman et al. 2017, eq. 7) with optional dual clip.
 
-    max(-r A, -clip(r, 1 - low, 1 + high) A); with `dual` = c and A < 0 at most -c A (Ye et al.
-    2020, eq. 5). ratio: pi / pi_old, [tokens]; advantages: [tokens].
+    max(-r A, -clip(r, 1 - low, 1 + high) A), with DAPO's separate upper bound. With `dual` = c, the
+    loss at A < 0 is at most -c A (Ye et al. 2020, eq. 5).
+
+    Parameters
+    ----------
+    ratio
+        [tokens], r = pi / pi_old, with gradient.
+    advantages
+        [tokens], A.
+    low, high
+        The ratio is clipped to [1 - low, 1 + high].
+    dual
+        Bound c of the dual clip.
+
     """
     unclipped_loss = -ratio * advantages
     clipped_loss = -ratio.clamp(1 - low, 1 + high) * advantages
@@ -49,28 +59,37 @@ def clipped_surrogate(
     clipped = (clipped_loss > unclipped_loss).float()
     if dual is None:
         return PolicyLoss(loss, clipped)
-    bounded = (advantages < 0) & (loss > -dual * advantages)
+    dual_clipped = (advantages < 0) & (loss > -dual * advantages)
     loss = torch.where(advantages < 0, torch.minimum(-dual * advantages, loss), loss)
-    return PolicyLoss(loss, clipped, bounded.float())
+    return PolicyLoss(loss, clipped, dual_clipped.float())
 
 
 def cispo_loss(
     log_probs: Tensor, ratio: Tensor, advantages: Tensor, *, low: float, high: float
 ) -> PolicyLoss:
-    """-sg(clip(r, 1 - low, 1 + high)) * A * log pi (CISPO, MiniMax-M1 2025, eq. 4).
+    """Compute -sg(clip(r, 1 - low, 1 + high)) * A * log pi (CISPO, MiniMax-M1 2025, eq. 4).
 
-    The weight is clipped, not the token: every token keeps a gradient, whichever way its ratio
-    went. The paper has no lower bound: low = 1. log_probs, with gradient; ratio: pi / pi_old;
-    advantages: all [tokens].
+    The weight is clipped, not the token: every token keeps a gradient, in whichever direction its
+    ratio moved. The paper has no lower bound: low = 1.
+
+    Parameters
+    ----------
+    log_probs
+        [tokens], with gradient.
+    ratio
+        [tokens], r = pi / pi_old.
+    advantages
+        [tokens], A.
+    low, high
+        The ratio is clipped to [1 - low, 1 + high].
+
     """
     weight = ratio.detach().clamp(1 - low, 1 + high)
     return PolicyLoss(-weight * advantages * log_probs, (weight != ratio.detach()).float())
 
 
 def reinforce_loss(log_probs: Tensor, advantages: Tensor) -> PolicyLoss:
-    """-A log pi, without a ratio (Williams 1992; slime's `reinforce`, verl's `gpg`).
-    All [tokens].
-    """
+    """Compute -A log pi, without a ratio (Williams 1992; slime's `reinforce`, verl's `gpg`)."""
     return PolicyLoss(-advantages * log_probs, torch.zeros_like(advantages))
 
 
@@ -83,11 +102,25 @@ def geo_mean_loss(
     low: float,
     high: float,
 ) -> PolicyLoss:
-    """-A * exp(mean over the sequence of the clipped log ratios) (GMPO, Zhao et al. 2025, eq. 4;
-    verl `geo_mean`).
+    """Compute -A * exp(mean over the sequence of the clipped log ratios).
 
-    Each log ratio is clipped to [-low, high] where that is the pessimistic side of its advantage,
-    as in PPO but before the mean, so that one token cannot carry its sequence. All [tokens].
+    GMPO (Zhao et al. 2025, eq. 4; verl `geo_mean`). Each log ratio is clipped to [-low, high] on
+    the pessimistic side of its advantage, as in PPO but before the mean, so that one token cannot
+    dominate its sequence.
+
+    Parameters
+    ----------
+    log_ratio
+        [tokens], log pi - log pi_old, with gradient.
+    advantages
+        [tokens], A.
+    mask
+        [tokens].
+    sequence
+        [tokens] int, index of each token's sequence.
+    low, high
+        The log ratio is clipped to [-low, high].
+
     """
     sign = torch.sign(advantages)
     clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
@@ -96,12 +129,20 @@ def geo_mean_loss(
 
 
 def sapo_loss(ratio: Tensor, advantages: Tensor, *, positive: float, negative: float) -> PolicyLoss:
-    """-A * sigmoid(t (r - 1)) * 4 / t: a gate in place of the clip (SAPO, Gao et al. 2025, eq. 5
-    and 6; verl `sapo`).
+    """Compute -A * sigmoid(t (r - 1)) * 4 / t, a gate instead of a clip.
 
-    Its gradient is that of the unclipped surrogate at r = 1 and falls off smoothly on both sides:
-    sech^2(t (r - 1) / 2) times as large. t: `positive` for A > 0, else `negative`. ratio,
-    advantages: [tokens].
+    SAPO (Gao et al. 2025, eq. 5 and 6; verl `sapo`). The gradient equals that of the unclipped
+    surrogate at r = 1 and falls smoothly on both sides, by a factor sech^2(t (r - 1) / 2).
+
+    Parameters
+    ----------
+    ratio
+        [tokens], r = pi / pi_old, with gradient.
+    advantages
+        [tokens], A.
+    positive, negative
+        Temperature t for A > 0, and for the others.
+
     """
     temperature = torch.where(advantages > 0, positive, negative)
     gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
@@ -118,68 +159,104 @@ def dppo_loss(
     high: float,
     most: float | None,
 ) -> PolicyLoss:
-    """-sg(min(r, most)) * A * log pi, of tokens inside of a trust region (DPPO, Qi et al. 2026;
-    verl `dppo_tv`, `_kl`).
+    """Compute -sg(min(r, most)) * A * log pi for tokens inside a trust region, else 0.
 
-    Outside are tokens whose probability has moved further than `high` (A > 0, r > 1) or `low` (A <
-    0, r < 1) from the old one; a token that comes back is never held up. moved: how far, by the
-    measure of one's choice. All [tokens].
+    DPPO (Qi et al. 2026; verl `dppo_tv`, `dppo_kl`). A token is outside if its probability has
+    moved further than `high` (A > 0, r > 1) or `low` (A < 0, r < 1) from the old one. A token that
+    moves back is never held up.
+
+    Parameters
+    ----------
+    log_probs
+        [tokens], with gradient.
+    ratio
+        [tokens], r = pi / pi_old.
+    advantages
+        [tokens], A.
+    moved
+        [tokens], distance from the old policy by the chosen measure.
+    low, high
+        Bounds of the distance.
+    most
+        Bound of the ratio; None: no bound.
+
     """
-    fixed = ratio.detach()
-    outside = ((advantages > 0) & (fixed > 1) & (moved > high)) | (
-        (advantages < 0) & (fixed < 1) & (moved > low)
+    detached = ratio.detach()
+    outside = ((advantages > 0) & (detached > 1) & (moved > high)) | (
+        (advantages < 0) & (detached < 1) & (moved > low)
     )
-    weight = fixed if most is None else fixed.clamp(max=most)
+    weight = detached if most is None else detached.clamp(max=most)
     return PolicyLoss(torch.where(outside, 0.0, -weight * advantages * log_probs), outside.float())
 
 
 def clip_cov_loss(
     ratio: Tensor, advantages: Tensor, covariance_mask: Tensor, *, low: float, high: float
 ) -> PolicyLoss:
-    """PPO's clipped surrogate, but 0, and so without gradient, at picked tokens (Clip-Cov, Cui et
-    al. 2025).
+    """Compute PPO's clipped surrogate, with 0 at selected tokens (Clip-Cov, Cui et al. 2025).
 
-    covariance_mask: 1.0 at tokens that were drawn from those of large covariance (`covariance`),
-    else 0. All [tokens].
+    Parameters
+    ----------
+    ratio
+        [tokens], pi / pi_old, with gradient.
+    advantages
+        [tokens].
+    covariance_mask
+        [tokens], 1.0 at tokens that were drawn from those with a large covariance.
+    low, high
+        The ratio is clipped to [1 - low, 1 + high].
+
     """
     loss, clipped, _ = clipped_surrogate(ratio, advantages, low=low, high=high)
     return PolicyLoss(loss * (1 - covariance_mask), clipped)
 
 
 def kl_cov_loss(log_ratio: Tensor, advantages: Tensor, covariance_mask: Tensor) -> PolicyLoss:
-    """-r A, and at picked tokens + |log pi - log pi_old| (KL-Cov, Cui et al. 2025; verl
-    `kl_cov`).
+    """Compute -r A, plus |log pi - log pi_old| at selected tokens (KL-Cov, Cui et al. 2025).
 
-    Nothing is clipped. picked: 1.0 at the tokens of largest covariance (`covariance`), else 0.
-    log_ratio: log pi - log pi_old. All [tokens]. The penalty's gradient jumps at log ratio 0, and
+    verl's `kl_cov`. Ratios are not clipped. The gradient of the penalty jumps at log ratio 0, and
     is 0 there.
+
+    Parameters
+    ----------
+    log_ratio
+        [tokens], log pi - log pi_old, with gradient.
+    advantages
+        [tokens], A.
+    covariance_mask
+        [tokens], 1.0 at the tokens with the largest covariance.
+
     """
     loss = -torch.exp(log_ratio) * advantages + covariance_mask * log_ratio.abs()
     return PolicyLoss(loss, torch.zeros_like(loss))
 
 
 def sequence_log_ratio(log_ratio: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
-    """Logarithm of GSPO's ratio (Zheng et al. 2025, eq. 7): the mean of a sequence's log ratios, at
-    each of its tokens.
+    """Return the log of GSPO's ratio at each token: the mean of its sequence's log ratios.
 
-    slime takes the gradient through this mean, verl through each token's own log-prob; with an
-    advantage and a weight that are the same for all tokens of a sequence both are equal. All
+    Zheng et al. 2025, eq. 7. slime takes the gradient through this mean, verl through each token's
+    log-prob. If advantage and weight are equal for all tokens of a sequence, both are the same. All
     [tokens].
     """
     return sequence_average(log_ratio, mask, sequence)
 
 
 class Correction(NamedTuple):
-    """Importance of each token under the trainer relative to the engine that sampled it. All
-    [tokens], detached.
+    """The importance of each token under the trainer relative to the engine, [tokens], detached.
 
-    weight: what the loss is multiplied by; ratio: pi_train / pi_rollout before bounds; bounded: 1.0
-    where they differ.
+    Attributes
+    ----------
+    weight
+        Factor of the loss.
+    ratio
+        pi_train / pi_rollout before bounds.
+    truncated
+        1.0 if weight and ratio differ.
+
     """
 
     weight: Tensor
     ratio: Tensor
-    bounded: Tensor
+    truncated: Tensor
 
 
 def correction_ratio(
@@ -188,11 +265,26 @@ def correction_ratio(
     mask: Tensor,
     sequence: Tensor,
 ) -> Tensor:
-    """pi_train / pi_rollout of each token; or of its sequence (the product over its tokens); or
-    their geometric mean.
+    """Compute pi_train / pi_rollout of each token, or of its sequence.
 
-    verl's `rollout_is: token | sequence` and the geometric mean of its rejection sampling. All
+    The ratio of a sequence is the product over its tokens (verl's `rollout_is: sequence`), or with
+    `geometric` their geometric mean (as in verl's rejection sampling).
+
+    Parameters
+    ----------
+    log_ratio
+        [tokens], log pi_train - log pi_rollout.
+    level
+        Ratio of a token, of a sequence, or geometric mean of a sequence.
+    mask
+        [tokens].
+    sequence
+        [tokens] int, index of each token's sequence.
+
+    Returns
+    -------
     [tokens], detached.
+
     """
     log_ratio = log_ratio.detach()
     match level:
@@ -202,16 +294,26 @@ def correction_ratio(
             total = sequence_sum(log_ratio, mask, sequence)
         case "geometric":
             total = sequence_average(log_ratio, mask, sequence)
-    return torch.exp(bounded(total))
+    return torch.exp(clamp_log_ratio(total))
 
 
 def off_policy_correction(
     ratio: Tensor, method: Literal["tis", "icepop"], *, low: float, high: float
 ) -> Correction:
-    """Weights for tokens whose sampling distribution was not quite the trainer's.
+    """Compute weights for tokens whose sampling distribution differs from the trainer's.
 
-    tis: ratio clamped to [low, high] (truncated importance sampling, Yao et al. 2025); icepop: the
-    ratio inside [low, high], else 0 (Ling team 2025). ratio: pi_train / pi_rollout, [tokens].
+    tis: ratio clamped to [low, high] (truncated importance sampling, Yao et al. 2025). icepop: the
+    ratio inside [low, high], else 0 (Ling team 2025).
+
+    Parameters
+    ----------
+    ratio
+        [tokens], pi_train / pi_rollout.
+    method
+        Which correction.
+    low, high
+        Bounds of the ratio.
+
     """
     ratio = ratio.detach()
     match method:
@@ -227,34 +329,60 @@ def off_policy_correction(
 def weight_sums(
     weight: Tensor, level: Literal["token", "sequence", "geometric"], mask: Tensor, sequence: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum and count of correction weights, float64, whose quotient over all of a step is their mean
-    (`normalized`).
+    """Return the sum and count of correction weights, whose quotient over a step is their mean.
 
-    token: over unmasked tokens. sequence, geometric: over sequences that have an unmasked token,
-    all of whose tokens have the same weight. weight, mask, sequence: [tokens]; all tokens of a
-    sequence must be in the same call.
+    With level `token` they go over unmasked tokens, otherwise over sequences with an unmasked
+    token, all of whose tokens have the same weight.
+
+    Parameters
+    ----------
+    weight, mask
+        [tokens].
+    level
+        Level of the weights.
+    sequence
+        [tokens] int, index of each token's sequence. All tokens of a sequence must be in the same
+        call.
+
+    Returns
+    -------
+    Sum and count, float64 scalars.
+
     """
-    one = (mask > 0).double()
+    count = (mask > 0).double()
     if level != "token":
-        one = one / sequence_sum(one, mask, sequence).clamp(min=1)
-    return (weight.double() * one).sum(), one.sum()
+        count = count / sequence_sum(count, mask, sequence).clamp(min=1)
+    return (weight.double() * count).sum(), count.sum()
 
 
-def normalized(weight: Tensor, mean: float) -> Tensor:
-    """Weights that are 1 on average (verl `rollout_is_batch_normalize`); as they are where all of
-    them are 0.
-    """
+def normalize_weights(weight: Tensor, mean: float) -> Tensor:
+    """Divide weights by their mean (verl `rollout_is_batch_normalize`), unless it is near 0."""
     return weight / mean if mean > LEAST_MEAN else weight
 
 
-def masked_sequences(
+def opsm_mask(
     log_ratio: Tensor, advantages: Tensor, mask: Tensor, sequence: Tensor, delta: float
 ) -> Tensor:
-    """Off-policy sequence masking (OPSM, DeepSeek-V3.2; slime `compute_opsm_mask`): 1.0 for tokens
-    to leave out.
+    """Return 1.0 for tokens that off-policy sequence masking leaves out.
 
-    Those of negative advantage in a sequence from which the policy has moved away: mean(log pi_old
-    - log pi) > delta. log_ratio: log pi - log pi_old; advantages. All [tokens], detached.
+    OPSM (DeepSeek-V3.2; slime `compute_opsm_mask`) leaves out tokens of negative advantage in a
+    sequence from which the policy has moved away: mean(log pi_old - log pi) > delta.
+
+    Parameters
+    ----------
+    log_ratio
+        [tokens], log pi - log pi_old.
+    advantages, mask
+        [tokens].
+    sequence
+        [tokens] int, index of each token's sequence.
+    delta
+        Threshold.
+
+    Returns
+    -------
+    [tokens], detached.
+
     """
     moved = -sequence_average(log_ratio.detach(), mask, sequence)
     return ((advantages < 0) & (moved > delta)).float()

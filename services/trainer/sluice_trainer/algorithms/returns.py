@@ -1,7 +1,7 @@
-"""Returns of single tokens: rewards that come later, discounted; and what a critic makes of them.
+"""Returns of single tokens: discounted later rewards, and generalized advantage estimation.
 
-Responses differ in length and a loop over tokens is slow, so they are padded and walked through
-side by side, in double precision.
+Responses differ in length and a loop over tokens is slow, so they are padded and processed side by
+side, in double precision.
 """
 
 from __future__ import annotations
@@ -16,13 +16,25 @@ from torch.nn.utils.rnn import pad_sequence
 def token_rewards(
     rewards: Tensor, masks: Sequence[Tensor], kl: Sequence[Tensor], kl_coef: float
 ) -> list[Tensor]:
-    """The reward of each token: -kl_coef * kl where unmasked, and the response's reward at its last
-    *unmasked* token.
+    """Compute the reward of each token: -kl_coef * kl, and the response's reward at its last one.
 
-    The last unmasked token, and not the last one: a response that ends in an observation (tool
-    output) is rewarded for what the policy wrote (slime does so for reinforce_plus_plus, but not
-    for ppo). rewards: [responses]; masks, kl: each [response]. Returns each [response] float64. A
-    response without an unmasked token gets 0 everywhere.
+    Only unmasked tokens have a reward, and the last one is the last *unmasked* token: a response
+    that ends in an observation (tool output) is rewarded for what the policy wrote. (slime does so
+    for reinforce_plus_plus, but not for ppo.) A response without an unmasked token gets 0.
+
+    Parameters
+    ----------
+    rewards
+        [responses].
+    masks, kl
+        Each [response].
+    kl_coef
+        Coefficient of the KL penalty.
+
+    Returns
+    -------
+    Each [response] float64.
+
     """
     result = []
     for reward, mask, penalty in zip(rewards.double(), masks, kl, strict=True):
@@ -37,17 +49,28 @@ def token_rewards(
 def discounted_returns(
     rewards: Sequence[Tensor], masks: Sequence[Tensor], gamma: float
 ) -> list[Tensor]:
-    """G_t = r_t + gamma * G_{t+1} of each response (REINFORCE++, Hu 2025; verl
-    `compute_reinforce_plus_plus_outcome_advantage`), over actions alone.
+    """Compute G_t = r_t + gamma * G_{t+1} of each response, over actions only.
 
-    t + 1 is the next *unmasked* token, as in `gae`: an observation is no step of the policy. (In
-    slime's `get_reinforce_plus_plus_returns` it is one.) Masked tokens get 0. rewards, masks: each
-    [response]. Returns each [response] float64.
+    REINFORCE++ (Hu 2025; verl `compute_reinforce_plus_plus_outcome_advantage`). t + 1 is the next
+    *unmasked* token, as in `gae`: an observation is not an action of the policy. (In slime's
+    `get_reinforce_plus_plus_returns` it is.) Masked tokens get 0.
+
+    Parameters
+    ----------
+    rewards, masks
+        Each [response].
+    gamma
+        Discount.
+
+    Returns
+    -------
+    Each [response] float64.
+
     """
-    chosen = [mask > 0 for mask in masks]
-    earned = [reward.double()[mask] for reward, mask in zip(rewards, chosen, strict=True)]
+    actions = [mask > 0 for mask in masks]
+    earned = [reward.double()[mask] for reward, mask in zip(rewards, actions, strict=True)]
     returns = _unpad(_scan(_pad(earned), gamma), earned)
-    return [_spread(values, mask) for values, mask in zip(returns, chosen, strict=True)]
+    return [_scatter(values, mask) for values, mask in zip(returns, actions, strict=True)]
 
 
 def gae(
@@ -58,31 +81,44 @@ def gae(
     gamma: float,
     lam: float,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Advantages and returns by generalized advantage estimation (Schulman et al. 2016, eq. 16),
-    over actions alone.
+    """Compute advantages and returns by generalized advantage estimation, over actions only.
 
-    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  returns = A + V.
-    t + 1 is the next *unmasked* token, as in verl: an observation is no action of the policy, so
-    neither its value nor a discount for it comes in. After the last one V and A are 0. Masked
-    tokens get 0. rewards, values, masks: each [response]. Returns advantages and returns, each
-    [response] float64.
+    Schulman et al. 2016, eq. 16: delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma *
+    lam * A_{t+1};  returns = A + V. t + 1 is the next *unmasked* token, as in verl: an observation
+    is not an action of the policy, so it contributes neither a value nor a discount. After the last
+    token V and A are 0. Masked tokens get 0.
+
+    Parameters
+    ----------
+    rewards, values, masks
+        Each [response].
+    gamma
+        Discount.
+    lam
+        Lambda of the estimator.
+
+    Returns
+    -------
+    Advantages and returns, each [response] float64.
+
     """
-    chosen = [mask > 0 for mask in masks]
-    actions = [value.double()[mask] for value, mask in zip(values, chosen, strict=True)]
-    earned = [reward.double()[mask] for reward, mask in zip(rewards, chosen, strict=True)]
-    padded = _pad(actions)
+    actions = [mask > 0 for mask in masks]
+    action_values = [value.double()[mask] for value, mask in zip(values, actions, strict=True)]
+    earned = [reward.double()[mask] for reward, mask in zip(rewards, actions, strict=True)]
+    padded = _pad(action_values)
     following = torch.cat([padded[:, 1:], padded.new_zeros(len(padded), 1)], dim=1)[
         :, : padded.shape[1]
     ]
-    advantages = _unpad(_scan(_pad(earned) + gamma * following - padded, gamma * lam), actions)
-    returns = [a + v for a, v in zip(advantages, actions, strict=True)]
-    return [_spread(a, m) for a, m in zip(advantages, chosen, strict=True)], [
-        _spread(r, m) for r, m in zip(returns, chosen, strict=True)
+    deltas = _pad(earned) + gamma * following - padded
+    advantages = _unpad(_scan(deltas, gamma * lam), action_values)
+    returns = [a + v for a, v in zip(advantages, action_values, strict=True)]
+    return [_scatter(a, m) for a, m in zip(advantages, actions, strict=True)], [
+        _scatter(r, m) for r, m in zip(returns, actions, strict=True)
     ]
 
 
 def _scan(values: Tensor, factor: float) -> Tensor:
-    """y_t = x_t + factor * y_{t+1} along the last dimension. values: [responses, tokens]."""
+    """Compute y_t = x_t + factor * y_{t+1} along the last dimension of [responses, tokens]."""
     if factor == 1.0:
         return values.flip(-1).cumsum(-1).flip(-1)
     result = values.clone()
@@ -92,7 +128,7 @@ def _scan(values: Tensor, factor: float) -> Tensor:
 
 
 def _pad(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of different lengths as one [rows, longest] float64, filled up with 0 at the right."""
+    """Pad rows of different lengths with 0 at the right, [rows, longest] float64."""
     if not rows:
         return torch.zeros(0, 0, dtype=torch.float64)
     return pad_sequence([row.double() for row in rows], batch_first=True)
@@ -102,8 +138,8 @@ def _unpad(padded: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [row[: len(original)] for row, original in zip(padded, like, strict=True)]
 
 
-def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Values of the unmasked tokens at their places; 0 between them."""
+def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+    """Put the values of unmasked tokens at their positions, with 0 between them."""
     result = values.new_zeros(len(mask))
     result[mask] = values
     return result

@@ -9,30 +9,36 @@ from sluice_trainer.algorithms.aggregation import reduce_tokens
 from sluice_trainer.algorithms.objective import (
     LossInputs,
     Objective,
-    with_terms,
-    within_mask,
+    add_entropy_and_kl,
+    metric_sums,
+    zero_masked_tokens,
 )
 
 
 def sft_objective(
     log_probs: Tensor, entropy: Tensor, inputs: LossInputs, algorithm: Algorithm
 ) -> Objective:
-    """Return the mean of -log pi over trained tokens, - entropyCoef * entropy + kl.lossCoef * kl.
+    """Compute mean(-log pi) - entropyCoef * entropy + kl.lossCoef * kl over trained tokens.
 
-    slime's `sft_loss_function`; with `token_mean`, the default, its `--calculate-per-token-loss`,
-    and verl's SFT trainer, which divides by the trained tokens of the whole batch. log_probs, with
-    gradient, and entropy: [tokens], at temperature 1. `nll` is the same mean without further terms;
-    its exponential is the perplexity.
+    slime's `sft_loss_function`, with `token_mean`, the default, its `--calculate-per-token-loss`;
+    and verl's SFT trainer, which divides by the trained tokens of the whole batch. The metric `nll`
+    is the mean without the other terms; its exponential is the perplexity.
+
+    Parameters
+    ----------
+    log_probs
+        [tokens], at temperature 1, with gradient.
+    entropy
+        [tokens].
+    inputs
+        Further inputs of the loss.
+    algorithm
+        Settings.
+
     """
-    log_probs, inputs = within_mask(log_probs, inputs)
+    log_probs, inputs = zero_masked_tokens(log_probs, inputs)
     likelihood = reduce_tokens(-log_probs, inputs.loss_weights)
-    loss, terms = with_terms(
-        likelihood, log_probs, log_probs - log_probs.detach(), entropy, inputs, algorithm
-    )
+    log_ratio = log_probs - log_probs.detach()  # the old policy is the current one
+    loss, terms = add_entropy_and_kl(likelihood, log_probs, log_ratio, entropy, inputs, algorithm)
     metrics = {"nll": -log_probs, "entropy_loss": entropy}
-    sums = {name: term.detach().clone() for name, term in {"loss": loss, **terms}.items()}
-    sums |= {
-        name: reduce_tokens(values.detach(), inputs.metric_weights)
-        for name, values in metrics.items()
-    }
-    return Objective(loss, sums)
+    return Objective(loss, metric_sums({"loss": loss, **terms}, metrics, inputs))

@@ -1,4 +1,4 @@
-"""The critic's loss, and how much of the returns its values explain."""
+"""The critic's loss, and the share of the returns that its values explain."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from sluice_trainer.algorithms.advantages import Moments
 
+# Added to the variance of the returns (verl).
 EXPLAINED_EPS = 1e-5
-"""Added to the variance of the returns (verl)."""
 
 
 class ValueLoss(NamedTuple):
-    """loss, clipped: [tokens]. clipped is 1.0 where the clipped term was the larger one."""
+    """The value loss, [tokens]; `clipped` is 1.0 if the clipped term was the larger one."""
 
     loss: Tensor
     clipped: Tensor
@@ -23,11 +23,21 @@ class ValueLoss(NamedTuple):
 def clipped_value_loss(
     predictions: Tensor, values: Tensor, returns: Tensor, *, clip: float
 ) -> ValueLoss:
-    """max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2 (verl `compute_value_loss`;
-    slime: no half).
+    """Compute max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2.
 
-    predictions: of the present critic, with gradient; values: of the critic before the step;
-    returns. All [tokens].
+    verl's `compute_value_loss`; slime has no half.
+
+    Parameters
+    ----------
+    predictions
+        [tokens], v: values under the current critic, with gradient.
+    values
+        [tokens], old: values under the critic before the step.
+    returns
+        [tokens], R.
+    clip
+        How far a value may move from the value before the step.
+
     """
     bounded = torch.maximum(torch.minimum(predictions, values + clip), values - clip)
     unclipped_loss = (predictions - returns).square()
@@ -38,7 +48,8 @@ def clipped_value_loss(
 
 
 def explained_variance(returns: Moments, errors: Moments) -> float:
-    """1 - Var(returns - values) / (Var(returns) + 1e-5) (verl `critic/vf_explained_var`); 1 is a
-    perfect critic.
+    """Return 1 - Var(returns - values) / (Var(returns) + 1e-5); 1 is a perfect critic.
+
+    verl's `critic/vf_explained_var`.
     """
     return float(1 - errors.variance / (returns.variance + EXPLAINED_EPS))

@@ -25,7 +25,7 @@ from sluice.samples.sample import SampleGroup
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_trainer.algorithms.advantages import Moments, moments, whiten
 from sluice_trainer.algorithms.aggregation import BatchTotals
-from sluice_trainer.algorithms.estimators import Custom, Estimate, Responses, estimate
+from sluice_trainer.algorithms.estimators import CustomEstimator, Estimate, Responses, estimate
 from sluice_trainer.algorithms.kl import adapted_coef
 from sluice_trainer.algorithms.value_loss import explained_variance
 from sluice_trainer.backend import Backend
@@ -57,7 +57,7 @@ class PreparedBatch:
 
 def learn(
     policy: Backend,
-    custom: Custom | None,
+    custom: CustomEstimator | None,
     batch: Sequence[pb.Sequence],
     groups: Sequence[SampleGroup],
 ) -> dict[str, float]:
@@ -83,7 +83,7 @@ def prepare(
     policy: Backend,
     batch: Sequence[pb.Sequence],
     groups: Sequence[SampleGroup],
-    custom: Custom | None = None,
+    custom: CustomEstimator | None = None,
 ) -> PreparedBatch:
     """Turn rewards into advantages. Collective; for the parameters see `learn`."""
     spec, steps = policy.spec, policy.spec.trainer.steps_per_batch

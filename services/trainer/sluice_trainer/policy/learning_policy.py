@@ -43,7 +43,7 @@ from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_files import save_hf
 from sluice_trainer.policy.critic import Critic
 from sluice_trainer.policy.teacher import FrozenModel
-from sluice_trainer.step.batch_statistics import OptimizerStep, survey
+from sluice_trainer.step.batch_statistics import OptimizerStep, with_step_statistics
 from sluice_trainer.step.divergence import TeacherDivergence
 from sluice_trainer.step.learner import Learner
 from sluice_trainer.step.logits import TokenNumbers, energies, log_probs_and_entropies
@@ -215,7 +215,7 @@ class LearningPolicy(ABC):
             return [torch.cat([torch.empty(0), *parts]) for parts in values]
 
         step = OptimizerStep(number, self._learner.optimizer_steps, shard)
-        batches = survey(batches, step, self.spec, self.ranks, score)
+        batches = with_step_statistics(batches, step, self.spec, self.ranks, score)
         if self._teacher and self._teacher_divergence:
             batches = self._teacher.with_hidden_states(batches)
         return batches

@@ -1,8 +1,8 @@
-"""A survey of the whole optimizer step, over all ranks, for losses that must know of it beforehand.
+"""Statistics over a whole optimizer step and all ranks, for losses that need them beforehand.
 
-Each function takes this rank's micro-batches with the current log-probs of their tokens
-and gives back the micro-batches with the answer. All are collective. Sums are of all data-parallel
-ranks, so no answer depends on which rank or micro-batch a token lies in.
+Each function takes this rank's micro-batches with the current log-probs of their tokens and returns
+the micro-batches with the statistics. All are collective. Sums go over all data-parallel ranks, so
+a result does not depend on the rank or micro-batch of a token.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sluice.api.groups.losses import Covariance
 from sluice_trainer.algorithms.covariance import (
     Identity,
     Keys,
-    as_mask,
-    between,
+    clip_cov_candidates,
     covariances,
-    lots,
-    places,
-    share,
-    smallest,
+    mask_at,
+    random_keys,
+    share_of,
+    smallest_keys,
+    token_positions,
 )
 from sluice_trainer.algorithms.objective import (
     LossInputs,
-    correction_of,
-    distilled,
+    importance_correction,
     train_and_old_log_probs,
+    with_teacher_advantages,
 )
 from sluice_trainer.algorithms.policy_loss import clipped_surrogate, weight_sums
 from sluice_trainer.batch.sequences import TrainSequence
@@ -42,39 +42,63 @@ from sluice_trainer.step.packing import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """number: in its batch, from 0; of_run: in the run. shard: this rank's sequences."""
+    """An optimizer step.
+
+    Attributes
+    ----------
+    number
+        Number in the batch, from 0.
+    run_number
+        Number in the run, from 0.
+    shard
+        Sequences of this rank.
+
+    """
 
     number: int
-    of_run: int
+    run_number: int
     shard: Seq[TrainSequence]
 
 
-def survey(
+def with_step_statistics(
     batches: list[MicroBatch],
     step: OptimizerStep,
     spec: RLJobSpec,
     ranks: Ranks,
     score: Callable[[list[MicroBatch]], list[Tensor]],
 ) -> list[MicroBatch]:
-    """With what a loss that looks at the whole optimizer step must know. Without such a loss, as
-    they are.
+    """Add the statistics that the loss needs; without such a loss return the batches as they are.
 
-    score: log-probs of each micro-batch's tokens under the current weights, [r] each: one more
-    pass, without gradients. In a batch's first optimizer step these are the old ones, if there are
-    any.
+    Parameters
+    ----------
+    batches
+        Micro-batches of this rank.
+    step
+        The optimizer step.
+    spec
+        Spec of the job.
+    ranks
+        All ranks.
+    score
+        Computes the log-probs of each micro-batch's tokens under the current weights, [r] each: one
+        more forward pass. It is not called if the log-probs are known: in a batch's first optimizer
+        step they are the old ones, if there are any.
+
     """
     algorithm, several = spec.algorithm, spec.trainer.steps_per_batch > 1
     if not algorithm.by_covariance and not algorithm.off_policy.normalize:
         return batches
-    known = several and (step.number == 0 or not algorithm.by_covariance)
-    log_probs = [_old(inputs) for _, inputs in _with_inputs(batches)] if known else score(batches)
+    if several and (step.number == 0 or not algorithm.by_covariance):
+        log_probs = [_old(inputs) for _, inputs in _with_inputs(batches)]
+    else:
+        log_probs = score(batches)
     if algorithm.off_policy.normalize:
         batches = with_mean_weight(batches, log_probs, algorithm, ranks)
     if algorithm.by_covariance:
         batches = with_covariance_mask(batches, log_probs, step, algorithm, ranks, spec.data.seed)
         if step.number == 0:
-            # The ratio is then exactly 1: the gradient of kl_cov's penalty would be the sign of
-            # what rounding leaves.
+            # Make the ratio exactly 1: otherwise the gradient of kl_cov's penalty would be the sign
+            # of rounding errors.
             batches = [
                 replace(b, loss=replace(inputs, old_log_probs=None))
                 for b, inputs in _with_inputs(batches)
@@ -92,12 +116,12 @@ def _old(inputs: LossInputs) -> Tensor:
 def with_mean_weight(
     batches: Seq[MicroBatch], log_probs: Seq[Tensor], algorithm: Algorithm, ranks: Ranks
 ) -> list[MicroBatch]:
-    """With the mean of the off-policy weights. log_probs: of each micro-batch, [r]."""
+    """Add the mean of the off-policy weights; `log_probs` are those of each micro-batch, [r]."""
     off_policy = algorithm.off_policy
     weighted = []
     for inputs, current in _tokens(batches, log_probs):
         train_log_probs, _ = train_and_old_log_probs(current, inputs, algorithm)
-        weight = correction_of(train_log_probs, inputs, off_policy).weight
+        weight = importance_correction(train_log_probs, inputs, off_policy).weight
         weighted.append(weight_sums(weight, off_policy.level, inputs.mask, inputs.sequence))
     sums = _over_ranks(
         ranks, weight=[total for total, _ in weighted], count=[count for _, count in weighted]
@@ -117,14 +141,29 @@ def with_covariance_mask(
     ranks: Ranks,
     seed: int,
 ) -> list[MicroBatch]:
-    """With the tokens that the loss picks by covariance. log_probs: of each micro-batch, [r]. seed:
-    of lots.
+    """Add the mask of the tokens that the loss selects by covariance.
+
+    Parameters
+    ----------
+    batches
+        Micro-batches of this rank.
+    log_probs
+        Current log-probs of each micro-batch, [r].
+    step
+        The optimizer step.
+    algorithm
+        Settings.
+    ranks
+        All ranks.
+    seed
+        Seed of random choices.
+
     """
-    whole = [
-        _standing(inputs, current, algorithm) for inputs, current in _tokens(batches, log_probs)
+    tokens = [
+        _token_facts(inputs, current, algorithm) for inputs, current in _tokens(batches, log_probs)
     ]
     current, advantages, mask, clipped = (
-        torch.cat(parts).cpu() for parts in zip(*whole, strict=True)
+        torch.cat(parts).cpu() for parts in zip(*tokens, strict=True)
     )
     kept = mask.double()
     sums = _over_ranks(
@@ -138,17 +177,17 @@ def with_covariance_mask(
         current, advantages, sums["log_prob"] / count, sums["advantage"] / count
     )
     identity = np.concatenate([_identity(batch, step.shard) for batch in batches])
-    chosen = algorithm.loss.covariance or Covariance()
+    settings = algorithm.loss.covariance or Covariance()
     if algorithm.policy_loss == "clip_cov":
-        mask = mask & between(covariance, clipped, chosen.lower, chosen.upper)
-        keys = lots(seed, step.of_run, identity)
+        mask = mask & clip_cov_candidates(covariance, clipped, settings.lower, settings.upper)
+        keys = random_keys(seed, step.run_number, identity)
     else:
         keys = -covariance.numpy()
     (candidates,) = np.nonzero(mask.numpy())
-    count = share(int(sums["count"]), chosen.ratio)
-    taken = _chosen(keys[candidates], identity[candidates], count, ranks)
+    count = share_of(int(sums["count"]), settings.ratio)
+    selected = _select(keys[candidates], identity[candidates], count, ranks)
     covariance_mask = torch.split(
-        as_mask(candidates[taken], len(mask)),
+        mask_at(candidates[selected], len(mask)),
         [len(inputs.mask) for _, inputs in _with_inputs(batches)],
     )
     return [
@@ -157,49 +196,48 @@ def with_covariance_mask(
     ]
 
 
-def _standing(
+def _token_facts(
     inputs: LossInputs, current: Tensor, algorithm: Algorithm
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each token: its log-prob, its advantage, whether it is trained, whether PPO's clip holds
-    it.
-    """
+    """Return each token's log-prob, advantage, whether it is trained, and whether PPO clips it."""
     _, old_log_probs = train_and_old_log_probs(current, inputs, algorithm)
-    inputs, _ = distilled(inputs, old_log_probs, algorithm)
+    inputs, _ = with_teacher_advantages(inputs, old_log_probs, algorithm)
     clip, ratio = algorithm.loss.clip, torch.exp(current - old_log_probs)
-    held = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=clip.highest).clipped
-    # A masked token's numbers mean nothing, and 0 x inf in a sum is nan.
+    clipped = clipped_surrogate(ratio, inputs.advantages, low=clip.low, high=clip.highest).clipped
+    # The log-prob of a masked token may be infinite, and 0 x inf in a sum is nan.
     return (
         torch.where(inputs.mask, current, 0.0).double(),
         inputs.advantages.double(),
         inputs.mask,
-        held > 0,
+        clipped > 0,
     )
 
 
-def _chosen(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identity:
-    """Places of this rank's tokens among the `count` smallest keys of all ranks.
+def _select(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identity:
+    """Return the indices of this rank's tokens among the `count` smallest keys of all ranks.
 
-    Each rank names its own smallest; ranks that share a model name the same ones, and count once.
+    Each rank reports its smallest. Ranks that share a model report the same tokens, which count
+    once.
     """
-    smallest_here = smallest(keys, identity, count)
-    named = dict(
-        ranks.gather((ranks.data_parallel_rank, (keys[smallest_here], identity[smallest_here])))
-    )
-    owners = np.concatenate([np.full(len(named[rank][0]), rank) for rank in sorted(named)])
-    places = np.concatenate([np.arange(len(named[rank][0])) for rank in sorted(named)])
+    local = smallest_keys(keys, identity, count)
+    by_rank = dict(ranks.gather((ranks.data_parallel_rank, (keys[local], identity[local]))))
+    owners = np.concatenate([np.full(len(by_rank[rank][0]), rank) for rank in sorted(by_rank)])
+    indices = np.concatenate([np.arange(len(by_rank[rank][0])) for rank in sorted(by_rank)])
     all_keys, all_identities = (
-        np.concatenate([named[rank][part] for rank in sorted(named)]) for part in (0, 1)
+        np.concatenate([by_rank[rank][part] for rank in sorted(by_rank)]) for part in (0, 1)
     )
-    best = smallest(all_keys, all_identities, count)
-    mine: Identity = smallest_here[places[best[owners[best] == ranks.data_parallel_rank]]]
+    best = smallest_keys(all_keys, all_identities, count)
+    mine: Identity = local[indices[best[owners[best] == ranks.data_parallel_rank]]]
     return mine
 
 
 def _identity(batch: MicroBatch, shard: Seq[TrainSequence]) -> Identity:
     members = zip((shard[i] for i in batch.members), batch.response_lengths, strict=True)
     rows = [
-        np.stack(np.broadcast_arrays(one.group_id, one.index, places(one.branch, length)), axis=1)
-        for one, length in members
+        np.stack(
+            np.broadcast_arrays(s.group_id, s.index, token_positions(s.branch, length)), axis=1
+        )
+        for s, length in members
     ]
     return np.concatenate([np.empty((0, 3), np.int64), *rows]).astype(np.int64)
 
@@ -216,7 +254,7 @@ def _tokens(batches: Seq[MicroBatch], log_probs: Seq[Tensor]) -> list[tuple[Loss
 
 
 def _over_ranks(ranks: Ranks, **sums: list[Tensor]) -> dict[str, float]:
-    """Sums of all data-parallel ranks, added up in the same order on every rank."""
+    """Add up sums of all data-parallel ranks, in the same order on every rank."""
     local = {name: float(torch.stack(parts).double().sum()) for name, parts in sums.items()}
-    of_rank = dict(ranks.gather((ranks.data_parallel_rank, local)))
-    return {name: sum(of_rank[rank][name] for rank in sorted(of_rank)) for name in local}
+    by_rank = dict(ranks.gather((ranks.data_parallel_rank, local)))
+    return {name: sum(by_rank[rank][name] for rank in sorted(by_rank)) for name in local}
