@@ -1,3 +1,1 @@
-"""The `sluice` command: runs jobs here, shows those of clusters, reads data, translates launch
-scripts of others.
-"""
+"""The `sluice` command: run, check and explain jobs, show their state, and prepare their data."""

@@ -1,7 +1,7 @@
-"""`sluice convert`: checkpoints of training, and other formats, from and to Hugging Face's.
+"""`sluice convert`: convert checkpoints from and to the Hugging Face format.
 
-The work needs torch and Megatron, which the command line does without: the trainer's package does
-it, in a process of its own.
+The conversion needs torch and Megatron, which the command line does not import. It runs in the
+trainer's package, in a separate process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 from sluice_cli.exits import Exit
 
 app = typer.Typer(
-    help="Checkpoints of training, and GGUF, from and to Hugging Face's format.",
+    help="Convert training checkpoints and GGUF from and to the Hugging Face format.",
     no_args_is_help=True,
 )
 
@@ -26,8 +26,8 @@ app = typer.Typer(
 def _run(direction: str, *paths: Path, needs: Sequence[str] = ("torch", "megatron")) -> None:
     if any(importlib.util.find_spec(package) is None for package in needs):
         typer.echo(
-            f"error: sluice convert {direction} needs the packages {', '.join(needs)}: install "
-            "sluice's extra `trainer`",
+            f"error: sluice convert {direction} needs {' and '.join(needs)}: install sluice's "
+            "extra `trainer`",
             err=True,
         )
         raise typer.Exit(Exit.INVALID)
@@ -50,13 +50,12 @@ def hf_to_dist(
     source: Annotated[Path, typer.Argument(help="Hugging Face checkpoint.", show_default=False)],
     target: Annotated[
         Path,
-        typer.Argument(
-            help="Directory of checkpoints; iter_0000000 is written there.", show_default=False
-        ),
+        typer.Argument(help="Directory in which iter_0000000 is written.", show_default=False),
     ],
 ) -> None:
-    """Write a Hugging Face checkpoint as one of Megatron's (torch_dist). Memory: one parameter at a
-    time.
+    """Convert a Hugging Face checkpoint to Megatron's torch_dist format.
+
+    Only one parameter at a time is in memory.
     """
     _run("hf-to-dist", source, target)
 
@@ -66,7 +65,7 @@ def dist_to_hf(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            help="A checkpoint, or a directory of them (the newest).", show_default=False
+            help="A checkpoint, or a directory of checkpoints: the newest.", show_default=False
         ),
     ],
     target: Annotated[Path, typer.Argument(help="Directory to write.", show_default=False)],
@@ -77,18 +76,20 @@ def dist_to_hf(
         ),
     ],
 ) -> None:
-    """Write a checkpoint of either backend as a Hugging Face checkpoint. Memory: with megatron one
-    layer and one file (5 GB) at a time, with fsdp the model.
+    """Convert a training checkpoint to the Hugging Face format.
+
+    Memory: one layer and one file (5 GB) for a checkpoint of megatron, the whole model for fsdp.
     """
     _run("dist-to-hf", checkpoint, like, target)
 
 
 @app.command()
 def gguf_to_hf(
-    source: Annotated[Path, typer.Argument(help="A model's .gguf file.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="The model's .gguf file.", show_default=False)],
     target: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
 ) -> None:
-    """Write a GGUF model (llama.cpp's format) as a Hugging Face checkpoint that can be trained, by
-    transformers' reader. Memory: the model in bf16.
+    """Convert a GGUF model (llama.cpp) to a Hugging Face checkpoint that can be trained.
+
+    Transformers reads the file. Memory: the whole model in bf16.
     """
     _run("gguf-to-hf", source, target, needs=("torch", "transformers"))

@@ -1,4 +1,4 @@
-"""Where `sluice` begins. Nothing that takes time is imported above: Ctrl-C ends it from here on."""
+"""Entry point of `sluice`, without slow imports: Ctrl-C works from the first moment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+# Exit code of a process that Ctrl-C ended.
 STOPPED = 130
 
 
@@ -17,14 +18,14 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def nothing_begun() -> Iterator[None]:
-    """Modules are imported: Ctrl-C ends the process at once, since nothing is there to be undone.
+def exit_on_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, while modules are imported and there is no cleanup to do.
 
-    An exception would end in a traceback of whatever library is just being imported. Whoever
-    started us with SIGINT ignored, as a shell does in the background, has it ignored.
+    An exception would print a traceback of the library that is being imported. A process that was
+    started with SIGINT ignored, as shells do for background jobs, keeps ignoring it.
     """
-    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not heeded:
+    handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not handles_interrupts:
         yield
         return
     signal.signal(signal.SIGINT, _end)
@@ -36,7 +37,7 @@ def nothing_begun() -> Iterator[None]:
 
 def main() -> None:
     """Run the command that the arguments name."""
-    with nothing_begun():
+    with exit_on_interrupt():
         from sluice_cli.main import app
     try:
         app()

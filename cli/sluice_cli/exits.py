@@ -1,4 +1,4 @@
-"""Exit codes of the command line, the same for every command."""
+"""Exit codes, the same for every command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """The number that a shell sees."""
+    """Exit code of a command."""
 
     DONE = 0
     FAILED = 1
@@ -15,10 +15,8 @@ class Exit(IntEnum):
 
 
 MEANING = {
-    Exit.DONE: "done; with `sluice run`: the job succeeded",
-    Exit.FAILED: "the job failed; what was asked for cannot be read; `sluice data inspect`: there "
-    "are rows that cannot be used",
-    Exit.INVALID: "nothing was begun: the manifest, an option or a file is wrong, and the message "
-    "says where",
-    Exit.STOPPED: "`sluice run` was stopped (Ctrl-C, SIGTERM); the same command goes on from there",
+    Exit.DONE: "done; `sluice run`: the job succeeded",
+    Exit.FAILED: "the job failed, or cannot be read; `sluice data inspect`: some rows are unusable",
+    Exit.INVALID: "the manifest, an option or a file is wrong; nothing was started",
+    Exit.STOPPED: "`sluice run` was stopped (Ctrl-C, SIGTERM); the same command continues the run",
 }

@@ -1,6 +1,6 @@
 """`sluice`: the command line.
 
-Each command lives in a file of its own and is imported when it is called.
+A command's module is imported when the command is called, since `sluice --help` must be quick.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from sluice import __version__
-from sluice_cli.entry import nothing_begun
+from sluice_cli.command_groups import group, optional_group
+from sluice_cli.entry import exit_on_interrupt
 from sluice_cli.exits import Exit
 from sluice_cli.explain import explain_commands
-from sluice_cli.lazy import group, optional_group
 from sluice_cli.options import (
     ContainerEngine,
     Manifest,
@@ -23,26 +23,24 @@ from sluice_cli.options import (
     Output,
     Overrides,
     examples,
-    manifests,
+    manifest_errors,
     say,
 )
 from sluice_cli.output import Format
-from sluice_cli.status import commands
+from sluice_cli.status import commands as status_commands
 
-app = typer.Typer(
-    help="Reinforcement-learning post-training for LLMs, on Kubernetes and on this machine.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+_SUMMARY = "Reinforcement-learning post-training of LLMs, on Kubernetes or on this machine."
+
+app = typer.Typer(help=_SUMMARY, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         say(__version__)
         raise typer.Exit(Exit.DONE)
 
 
-@app.callback()
+@app.callback(help=_SUMMARY)
 def _main(
     version: Annotated[
         bool,
@@ -51,7 +49,7 @@ def _main(
         ),
     ] = False,
 ) -> None:
-    """Reinforcement-learning post-training for LLMs, on Kubernetes and on this machine."""
+    pass
 
 
 @app.command(
@@ -63,38 +61,42 @@ def _main(
 def init(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="A new directory for the files. Default: asked.", show_default=False),
+        typer.Argument(
+            help="New directory for the files. Default: sluice asks.", show_default=False
+        ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Your Hugging Face checkpoint. Default: a tiny model, random weights."),
+        typer.Option(help="Hugging Face checkpoint. Default: a tiny model with random weights."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Your prompts (.jsonl, .json, .parquet). Default: a sample."),
+        typer.Option(help="Prompts (.jsonl, .json, .parquet). Default: sample rows."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs of this machine for the job. Default: 0.")
+        int | None, typer.Option(min=0, help="Number of GPUs for the job. Default: 0.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take defaults.")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 100,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask no questions; use the defaults.")
+    ] = False,
 ) -> None:
-    """Write the files of a new task: manifest, reward function, data sample."""
-    with manifests():
-        from sluice_cli.init.command import Wishes, write_task
+    """Create the files of a new task: manifest, reward function and data."""
+    with manifest_errors():
+        from sluice_cli.init.command import TaskOptions, write_task
 
         if not yes and sys.stdin.isatty():
             directory = directory or Path(typer.prompt("Directory of the task", default="task"))
-            model = model or _asked("Model (Hugging Face directory; empty: a tiny one)")
-            data = data or _asked("Prompts (.jsonl, .json, .parquet; empty: a sample)")
+            model = model or _prompt_path("Model (Hugging Face directory; empty: a tiny model)")
+            data = data or _prompt_path("Prompts (.jsonl, .json, .parquet; empty: sample rows)")
             gpus = typer.prompt("GPUs", default=0, type=int) if gpus is None else gpus
-        where = directory or Path("task")
-        for file in write_task(Wishes(where, model, data, gpus or 0, steps)):
+        target = directory or Path("task")
+        for file in write_task(TaskOptions(target, model, data, gpus or 0, steps)):
             say(str(file))
-    say(f"next: sluice validate {where}/job.yaml --deep; sluice run {where}/job.yaml")
+    say(f"next: sluice validate {target}/job.yaml --deep; sluice run {target}/job.yaml")
 
 
-def _asked(question: str) -> Path | None:
+def _prompt_path(question: str) -> Path | None:
     answer = typer.prompt(question, default="", show_default=False)
     return Path(answer).expanduser() if answer else None
 
@@ -102,7 +104,7 @@ def _asked(question: str) -> Path | None:
 @app.command(
     epilog=examples(
         "sluice run job.yaml",
-        "sluice run job.yaml --set trainer.steps=500   # longer: a run of job.yaml goes on",
+        "sluice run job.yaml --set trainer.steps=500   # continue the run for more steps",
         "sluice run job.yaml --from runs/first --run-dir runs/second",
     )
 )
@@ -110,55 +112,53 @@ def run(
     manifest: Manifest,
     overrides: Overrides = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run lives. Default: runs/<name>.")
+        Path | None, typer.Option(help="Directory of the run. Default: runs/NAME.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete what an earlier run left there.")
+        bool, typer.Option("--fresh", help="Delete the earlier run in the run directory.")
     ] = False,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Plain lines, also on a terminal.")
+        bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")
     ] = False,
     train_from: Annotated[
         Path | None,
-        typer.Option(
-            help="Train on the rollouts that an earlier run dumped there, without engines."
-        ),
+        typer.Option(help="Train on the rollouts dumped in this directory, without engines."),
     ] = None,
     rollout_only: Annotated[
-        bool, typer.Option("--rollout-only", help="Generate, score and record; train nothing.")
+        bool, typer.Option("--rollout-only", help="Generate and score samples; do not train.")
     ] = False,
-    begin_with: Annotated[
+    start_from: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Start anew with the model of another run: its directory, or its name below "
-            "runs/.",
+            help="Start with the model of another run: its directory or its name.",
         ),
     ] = None,
     containers: Annotated[
         ContainerEngine | None,
-        typer.Option(
-            help="Run programs that have an image (rollout.environment.image) in containers of "
-            "it, not as processes."
-        ),
+        typer.Option(help="Run programs in containers of their rollout.environment.image."),
     ] = None,
 ) -> None:
-    """Run an RLJob on this machine. The same command again continues it; with --set it goes on
-    changed, where that is safe.
+    """Run a job on this machine, or continue it.
+
+    The same command continues a run that was stopped. With --set it continues with a changed
+    manifest, if the change is safe.
     """
-    with manifests(), nothing_begun():
-        from sluice_cli.run.command import quiet_interrupts, run_here
+    with manifest_errors(), exit_on_interrupt():
+        from sluice_cli.run.command import quiet_interrupts, run_local
         from sluice_cli.run.start_from import model_of
-    with quiet_interrupts(), manifests():
+    with quiet_interrupts(), manifest_errors():
         changes = list(overrides or [])
         if train_from is not None:
             changes += [f"debug.replay={train_from.resolve()}", "rollout.replicas=0"]
         if rollout_only:
             changes.append("debug.rolloutOnly=true")
-        if begin_with is not None:
-            changes += model_of(begin_with)
-        code = run_here(manifest, changes, run_dir, fresh=fresh, plain=plain, containers=containers)
+        if start_from is not None:
+            changes += model_of(start_from)
+        code = run_local(
+            manifest, changes, run_dir, fresh=fresh, plain=plain, containers=containers
+        )
     raise typer.Exit(code)
 
 
@@ -174,26 +174,24 @@ def validate(
     overrides: Overrides = None,
     deep: Annotated[
         bool,
-        typer.Option(
-            "--deep", help="Also render ten prompts and call each reward, and print both."
-        ),
+        typer.Option("--deep", help="Also render ten prompts and compute rewards; print both."),
     ] = False,
     output: Output = Format.TEXT,
 ) -> None:
-    """Check manifests and the files that they name: fields, rules, rows, models, functions.
+    """Check manifests, and the data, models and functions that they name.
 
-    User functions are imported, in a process of their own.
+    User functions are imported, in a separate process.
     """
     from sluice_cli.validate.command import validate_all
 
-    valid = validate_all(files, overrides or [], thoroughly=deep, form=output)
+    valid = validate_all(files, overrides or [], deep=deep, form=output)
     raise typer.Exit(Exit.DONE if valid else Exit.INVALID)
 
 
 @app.command(epilog=examples("sluice render job.yaml | kubectl diff -f -"))
 def render(manifest: Manifest, overrides: Overrides = None) -> None:
-    """Print the Kubernetes objects that a job starts with."""
-    with manifests():
+    """Print the Kubernetes objects of a job."""
+    with manifest_errors():
         from sluice_cli.render import render_file
 
         objects, warnings = render_file(manifest, overrides or [])
@@ -211,29 +209,29 @@ def render(manifest: Manifest, overrides: Overrides = None) -> None:
 def migrate_manifest(
     file: Manifest,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Rewrite the file instead of printing it.")
+        bool, typer.Option("--in-place", help="Rewrite the file instead of printing the result.")
     ] = False,
 ) -> None:
-    """Rewrite a manifest of an earlier version with the present names of fields.
+    """Rewrite a manifest of an earlier version with the current names of fields.
 
     Comments, order and other documents of the file stay as they are.
     """
-    with manifests():
+    with manifest_errors():
         from sluice_cli.migrate_manifest import migrate_file
 
         say(migrate_file(file, in_place=in_place))
 
 
-commands.register(app)
+status_commands.register(app)
 explain_commands.register(app)
-for name, module, words in (
-    ("convert", "convert", "Checkpoints between Hugging Face's and other formats."),
-    ("data", "data.commands", "Look at prompt files, convert and split them."),
+for name, module, summary in (
+    ("convert", "convert", "Convert checkpoints from and to the Hugging Face format."),
+    ("data", "data.commands", "Inspect, convert, split and create prompt files."),
 ):
-    app.add_typer(group(f"sluice_cli.{module}", words), name=name)
+    app.add_typer(group(f"sluice_cli.{module}", summary), name=name)
 app.add_typer(
     optional_group(
-        "import", "sluice-rl-migrate", "RLJob manifests of other projects' launch scripts."
+        "import", "sluice-rl-migrate", "Convert launch scripts of slime and verl to RLJobs."
     ),
     name="import",
 )

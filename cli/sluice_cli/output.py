@@ -1,4 +1,4 @@
-"""Answers of commands, for people or (`-o json`, `-o yaml`) for programs."""
+"""Output formats of commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Format(StrEnum):
-    """How a command writes its answer."""
+    """Output format: text for people, JSON or YAML for programs."""
 
     TEXT = "text"
     JSON = "json"
@@ -16,7 +16,7 @@ class Format(StrEnum):
 
 
 def written(facts: Any, form: Format) -> str:
-    """Facts as JSON or YAML text, with one line end."""
+    """Return facts as JSON or YAML text that ends with a line end."""
     if form is Format.JSON:
         return json.dumps(facts, indent=2, ensure_ascii=False, default=str) + "\n"
     from sluice_cli.render import to_yaml

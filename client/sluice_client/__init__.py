@@ -6,8 +6,8 @@ job = Client.local().submit("examples/quickstart/job.yaml")
 job.wait()
 job.metrics().plot(x="step", y="rollout/raw_reward")
 
-The command line uses the other modules of this package: where runs are, what a job's status means,
-how its logs are put in order.
+The command line uses the other modules of this package to find runs, to show a job's status and to
+merge its logs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Client", "ClientError", "Job", "JobFailedError"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, since `sluice --help` needs none of them."""
+    """Import a public name at its first use: `sluice --help` needs no client."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "errors" if name.endswith("Error") else "client"

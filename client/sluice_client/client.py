@@ -140,7 +140,7 @@ class Client:
     def get(self, name: str) -> Job:
         """Return an existing job. Raises ClientError if there is no job of this name."""
         job = Job(name, self._store, self._loop)
-        job.picture()
+        job.snapshot()
         return job
 
     def list(self) -> list[JobSummary]:
@@ -176,22 +176,22 @@ class Job:
         from rich.console import Console
 
         console = Console(record=True, file=StringIO(), width=120)
-        console.print(render_status(self.picture(), datetime.now(UTC)))
+        console.print(render_status(self.snapshot(), datetime.now(UTC)))
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
-    def picture(self) -> JobSnapshot:
+    def snapshot(self) -> JobSnapshot:
         """Return the RLJob object with its pods and events."""
         return self._loop.run(self._store.reader(self.name).snapshot())
 
     @property
     def status(self) -> RLJobStatus:
         """Status as `kubectl get rljob -o yaml` shows it."""
-        return status_of(self.picture().job)
+        return status_of(self.snapshot().job)
 
     @property
     def events(self) -> list[JobEvent]:
         """Events of the job and warnings about its pods, the oldest first."""
-        return list(self.picture().events)
+        return list(self.snapshot().events)
 
     def wait(self, seconds: float | None = None, *, progress: bool = True) -> RLJobStatus:
         """Wait for the end of the job.

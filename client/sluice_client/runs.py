@@ -1,6 +1,6 @@
 """The folder in which `sluice run` keeps the runs of this machine.
 
-Every start of the command line imports this module, so it imports nothing of weight.
+Every start of the command line imports this module, so its imports must be quick.
 """
 
 from __future__ import annotations

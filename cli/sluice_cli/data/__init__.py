@@ -1,1 +1,1 @@
-"""`sluice data`: prompt files."""
+"""`sluice data`: inspect and make prompt files."""

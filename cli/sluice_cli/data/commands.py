@@ -1,5 +1,6 @@
-"""`sluice data`: look at prompt files, and make others of them. Row by row, so a file may be larger
-than the memory.
+"""`sluice data`: inspect prompt files and make other prompt files from them.
+
+Commands read and write row by row, so a file may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,9 +27,10 @@ from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
 from sluice.data.writers import Writer
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.exits import Exit
-from sluice_cli.options import lacking
+from sluice_cli.option_groups import option_groups
+from sluice_cli.options import missing_library
 
-app = typer.Typer(help="Look at prompt files, convert and split them.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, convert, split and create prompt files.", no_args_is_help=True)
 InputFile = Annotated[
     str,
     typer.Argument(
@@ -42,43 +45,73 @@ OutputFile = Annotated[
         metavar="OUT", help="File to write: .jsonl, .json or .parquet.", show_default=False
     ),
 ]
-PromptKey = Annotated[
-    str | None, typer.Option(help="Column of the prompt. Default: prompt, else input.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MaxRows = Annotated[
+    int | None,
+    typer.Option(min=1, help="Stop after this many rows. Required if the rows never end."),
 ]
-LabelKey = Annotated[
-    str | None, typer.Option(help="Column of the label. Default: label, else verl's ground_truth.")
-]
-MetadataKey = Annotated[str, typer.Option(help="Column of the metadata.")]
-ToolsKey = Annotated[str, typer.Option(help="Column of the tools.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The answer as JSON.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Options that name the columns of a prompt file."""
+
+    prompt_key: Annotated[
+        str | None, typer.Option(help="Column of the prompt. Default: prompt, else input.")
+    ] = None
+    label_key: Annotated[
+        str | None,
+        typer.Option(help="Column of the label. Default: label, else verl's ground_truth."),
+    ] = None
+    metadata_key: Annotated[str, typer.Option(help="Column of the metadata.")] = "metadata"
+    tools_key: Annotated[str, typer.Option(help="Column of the tools.")] = "tools"
+
+    def source(self, path: str) -> PromptSource:
+        """Describe a prompt file as a manifest does."""
+        try:
+            return PromptSource(
+                path=path,
+                prompt_key=self.prompt_key,
+                label_key=self.label_key,
+                metadata_key=self.metadata_key,
+                tools_key=self.tools_key,
+            )
+        except ValidationError as error:
+            raise ConfigurationError(f"{path!r}: expected the path of a prompt file") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Options of the commands that write files."""
+
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False
+    as_json: AsJson = False
+
+    def write(self, target: Path, rows: Iterable[Row]) -> None:
+        """Write rows into a file and report their number."""
+        with Writer(target, force=self.force) as writer:
+            for row in rows:
+                writer.write(row)
+        self.report({"rows": writer.rows, "file": str(target)}, f"{target}: {writer.rows} rows")
+
+    def report(self, facts: dict[str, Any], text: str) -> None:
+        typer.echo(json.dumps(facts, ensure_ascii=False) if self.as_json else text)
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """Bad input as one line."""
+def _input_errors() -> Iterator[None]:
+    """Print bad input, or a missing library, as one line and exit."""
     try:
         yield
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(Exit.INVALID) from error
     except ModuleNotFoundError as error:
-        raise lacking(error) from error
+        raise missing_library(error) from error
 
 
-def _source(
-    path: str, prompt: str | None, label: str | None, metadata: str, tools: str
-) -> PromptSource:
-    try:
-        return PromptSource(
-            path=path, prompt_key=prompt, label_key=label, metadata_key=metadata, tools_key=tools
-        )
-    except ValidationError as error:
-        raise ConfigurationError(f"{path!r}: expected the path of a prompt file") from error
-
-
-def _each(rows: Iterable[Located], change: Callable[[Located], Row]) -> Iterator[Row]:
-    """Changed rows; a RowError gets its place."""
+def _changed(rows: Iterable[Located], change: Callable[[Located], Row]) -> Iterator[Row]:
+    """Apply a change to rows. Raises ConfigurationError, with the row's place, for a RowError."""
     for located in rows:
         try:
             yield change(located)
@@ -86,70 +119,51 @@ def _each(rows: Iterable[Located], change: Callable[[Located], Row]) -> Iterator
             raise ConfigurationError(f"{located.where}: {error}") from error
 
 
-def _write(target: Path, rows: Iterable[Row], *, force: bool, as_json: bool) -> None:
-    with Writer(target, force=force) as writer:
-        for row in rows:
-            writer.write(row)
-    _say(
-        {"rows": writer.rows, "file": str(target)}, f"{target}: {writer.rows} rows", as_json=as_json
-    )
-
-
-def _say(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
-    typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
-
-
-MostRows = Annotated[
-    int | None, typer.Option(min=1, help="Stop after so many rows: needed where it never ends.")
-]
-
-
 @app.command()
+@option_groups
 def inspect(
     source: InputFile,
+    *,
     model: Annotated[
-        Path | None, typer.Option(help="Model directory: count its tokens, use its chat template.")
+        Path | None,
+        typer.Option(help="Model directory: count tokens and apply its chat template."),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="applyChatTemplate: also texts go through the template.")
+        bool,
+        typer.Option("--chat", help="Apply the chat template to text prompts (applyChatTemplate)."),
     ] = False,
     sft: Annotated[
         bool,
         typer.Option(
-            "--sft",
-            help="loss.type sft: rows with given answers; with --model, which are trained.",
+            "--sft", help="Read rows with given answers; with --model, mark the trained tokens."
         ),
     ] = False,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Count prompts that are longer.")
+        int | None, typer.Option(min=1, help="Count prompts with more tokens. Needs --model.")
     ] = None,
     truncation: Annotated[
         Literal["left", "right"] | None,
-        typer.Option(help="data.truncation, with --sft: which end of longer rows is cut off."),
+        typer.Option(help="With --sft: cut longer rows at this end (data.truncation)."),
     ] = None,
-    prompt_key: PromptKey = None,
-    label_key: LabelKey = None,
-    metadata_key: MetadataKey = "metadata",
-    tools_key: ToolsKey = "tools",
+    columns: Columns,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a prompt file holds. Exit code 1 where a row could not be used."""
-    from sluice.data.inspection import inspect as look
+    """Show what a prompt file holds. Exits with 1 if some rows are unusable."""
+    from sluice.data.inspection import inspect as inspect_rows
     from sluice_cli.data.view import answers_of, lengths_of, show
 
-    with _refusing():
+    with _input_errors():
         if max_prompt_tokens and not model:
             raise ConfigurationError(
-                "--max-prompt-tokens needs --model: tokens are counted by its tokenizer"
+                "--max-prompt-tokens needs --model, whose tokenizer counts the tokens"
             )
         if truncation and not sft:
             raise ConfigurationError("--truncation needs --sft: only given answers are cut")
-        wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
         shorten = _shortening(max_prompt_tokens, truncation)
         render, length = answers_of(model, chat, shorten) if sft else lengths_of(model, chat)
-        inspection = look(
+        inspection = inspect_rows(
             read_source(source),
-            wanted,
+            columns.source(source),
             length,
             max_prompt_tokens,
             parse_answer if sft else parse_row,
@@ -182,184 +196,187 @@ def _shortening(
 
 
 @app.command()
+@option_groups
 def convert(
     source: InputFile,
     target: OutputFile,
+    *,
     to: Annotated[
-        Shape | None, typer.Option(help="Rows of slime or verl. Default: as they are.")
+        Shape | None, typer.Option(help="Use the columns of slime or verl. Default: no change.")
     ] = None,
     data_source: Annotated[
-        str, typer.Option(help="--to verl: data_source of rows that have none.")
+        str, typer.Option(help="With --to verl: data_source of rows without one.")
     ] = "unknown",
-    prompt_key: PromptKey = None,
-    label_key: LabelKey = None,
-    metadata_key: MetadataKey = "metadata",
-    tools_key: ToolsKey = "tools",
-    force: Force = False,
-    as_json: AsJson = False,
+    columns: Columns,
+    writing: Writing,
 ) -> None:
-    """Write the rows to a file of another format, and in slime's or verl's columns."""
-    with _refusing():
-        wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
+    """Convert a prompt file to another format, or to the columns of slime or verl."""
+    with _input_errors():
+        prompts = columns.source(source)
         changes: dict[Shape | None, Callable[[Located], Row]] = {
             None: lambda located: located.row,
-            "slime": lambda located: to_slime(located.row, wanted),
-            "verl": lambda located: to_verl(located.row, wanted, located.number, data_source),
+            "slime": lambda located: to_slime(located.row, prompts),
+            "verl": lambda located: to_verl(located.row, prompts, located.number, data_source),
         }
-        _write(target, _each(read_source(source), changes[to]), force=force, as_json=as_json)
+        writing.write(target, _changed(read_source(source), changes[to]))
 
 
 @app.command()
-def add_uid(
-    source: InputFile,
-    target: OutputFile,
-    prompt_key: PromptKey = None,
-    label_key: LabelKey = None,
-    metadata_key: MetadataKey = "metadata",
-    tools_key: ToolsKey = "tools",
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Give every row a `uid` in its metadata (verl: extra_info): the digest of prompt and label."""
-    with _refusing():
-        wanted = _source(source, prompt_key, label_key, metadata_key, tools_key)
+@option_groups
+def add_uid(source: InputFile, target: OutputFile, columns: Columns, writing: Writing) -> None:
+    """Add a `uid`, the digest of prompt and label, to the metadata of every row.
+
+    In verl's rows the metadata is the column extra_info.
+    """
+    with _input_errors():
+        prompts = columns.source(source)
         seen: Counter[str] = Counter()
-        rows = _each(read_source(source), lambda located: with_uid(located.row, wanted, seen))
-        _write(target, rows, force=force, as_json=as_json)
+        rows = _changed(read_source(source), lambda located: with_uid(located.row, prompts, seen))
+        writing.write(target, rows)
 
 
 @app.command()
+@option_groups
 def split(
     source: InputFile,
-    train: Annotated[Path, typer.Option(help="File for the larger part.", show_default=False)],
-    test: Annotated[Path, typer.Option(help="File for the held-out part.", show_default=False)],
+    *,
+    train: Annotated[Path, typer.Option(help="File for the training rows.", show_default=False)],
+    test: Annotated[Path, typer.Option(help="File for the held-out rows.", show_default=False)],
     test_rows: Annotated[
-        float, typer.Option(help="Held-out rows: a number, or a share below 1.")
+        float, typer.Option(help="Rows to hold out: a number, or a fraction below 1.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Another seed, another choice.")] = 42,
-    force: Force = False,
-    as_json: AsJson = False,
+    seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 42,
+    writing: Writing,
 ) -> None:
-    """Hold out random rows. Both parts keep the order of the file;
-    the same seed gives the same parts.
-    """
-    with _refusing():
+    """Hold out random rows. Both files keep the order of the rows."""
+    with _input_errors():
         total = sum(1 for _ in read_source(source))
-        wanted = round(test_rows * total) if test_rows < 1 else round(test_rows)
-        if not 0 < wanted < total:
+        held_out = round(test_rows * total) if test_rows < 1 else round(test_rows)
+        if not 0 < held_out < total:
             raise ConfigurationError(
-                f"--test-rows {test_rows:g}: {wanted} of {total} rows; each part needs at least one"
+                f"--test-rows {test_rows:g}: {held_out} of {total} rows; both files need at least "
+                "one row"
             )
         if train.resolve() == test.resolve():
-            raise ConfigurationError(f"{train}: --train and --test are the same file")
-        with Writer(train, force=force) as kept, Writer(test, force=force) as held:
-            for located, out in zip(read_source(source), chosen(total, wanted, seed), strict=True):
-                (held if out else kept).write(located.row)
+            raise ConfigurationError(f"{train}: --train and --test name the same file")
+        with (
+            Writer(train, force=writing.force) as kept,
+            Writer(test, force=writing.force) as held,
+        ):
+            picks = chosen(total, held_out, seed)
+            for located, picked in zip(read_source(source), picks, strict=True):
+                (held if picked else kept).write(located.row)
         facts = {
             "train": {"rows": kept.rows, "file": str(train)},
             "test": {"rows": held.rows, "file": str(test)},
         }
-        _say(facts, f"{train}: {kept.rows} rows\n{test}: {held.rows} rows", as_json=as_json)
+        writing.report(facts, f"{train}: {kept.rows} rows\n{test}: {held.rows} rows")
 
 
 @app.command()
+@option_groups
 def materialise(
     function: Annotated[
         str,
         typer.Argument(
-            help="package.module.name, or path/file.py:name: gives rows when it is called."
+            help="A function that yields rows: package.module.name or path/file.py:name."
         ),
     ],
     target: OutputFile,
+    *,
     arguments: Annotated[
         list[str] | None,
         typer.Option(
-            "--arg", metavar="NAME=VALUE", help="Argument of it; the value is JSON, or text."
+            "--arg",
+            metavar="NAME=VALUE",
+            help="Pass an argument to it; VALUE is JSON or text. May be repeated.",
         ),
     ] = None,
-    rows: MostRows = None,
-    force: Force = False,
-    as_json: AsJson = False,
+    rows: MaxRows = None,
+    writing: Writing,
 ) -> None:
-    """Write what your own code yields to a prompt file.
+    """Write the rows that your Python function yields to a prompt file.
 
-    A job does so by itself for `data.prompts[].source`; this is for files that several jobs share,
-    or that take long.
+    A job can call the function itself (`data.prompts[].source`). A file helps if several jobs share
+    the rows, or if making them takes long.
     """
-    with _refusing():
-        produced = _own_rows(function, _arguments(arguments or []), rows)
-        _write(target, produced, force=force, as_json=as_json)
+    with _input_errors():
+        writing.write(target, _rows_of_function(function, _arguments(arguments or []), rows))
 
 
 @app.command("from-verifiers")
+@option_groups
 def from_verifiers(
-    name: Annotated[str, typer.Argument(help="Id of a taskset that is installed there.")],
+    name: Annotated[str, typer.Argument(help="Id of an installed taskset.")],
     target: OutputFile,
+    *,
     python: Annotated[
         str | None, typer.Option(help="Interpreter that has verifiers. Default: this one.")
     ] = None,
     arguments: Annotated[
         list[str] | None,
         typer.Option(
-            "--arg", metavar="NAME=VALUE", help="Of its configuration; the value is JSON, or text."
+            "--arg",
+            metavar="NAME=VALUE",
+            help="Set a field of its configuration; VALUE is JSON or text. May be repeated.",
         ),
     ] = None,
-    rows: MostRows = None,
-    force: Force = False,
-    as_json: AsJson = False,
+    rows: MaxRows = None,
+    writing: Writing,
 ) -> None:
-    """Write the tasks of an environment of verifiers to a prompt file.
+    """Write the tasks of a verifiers environment to a prompt file.
 
-    `rollout.environment.verifiers` of the same name and arguments plays them.
+    A job runs them with `rollout.environment.verifiers` of the same name and arguments.
     """
     from sluice_cli.data.verifiers_rows import rows_of
 
-    with _refusing():
-        produced = rows_of(name, _arguments(arguments or []), python, rows)
-        _write(target, produced, force=force, as_json=as_json)
+    with _input_errors():
+        writing.write(target, rows_of(name, _arguments(arguments or []), python, rows))
 
 
 @app.command()
+@option_groups
 def seeds(
     target: OutputFile,
-    rows: Annotated[int, typer.Option(min=1, help="How many: one for each seed.")],
+    *,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows, one for each seed.")],
     prompt: Annotated[
-        str, typer.Option(help="The task, in words: the environment's first observation follows.")
+        str, typer.Option(help="Task text. The environment's first observation follows it.")
     ],
     first: Annotated[int, typer.Option(min=0, help="Seed of the first row.")] = 0,
-    force: Force = False,
-    as_json: AsJson = False,
+    writing: Writing,
 ) -> None:
-    """Write rows for an environment that draws its tasks from a seed.
+    """Write rows for an environment that makes its tasks from seeds.
 
-    `rollout.environment.gym` and `openenv` reset it with `metadata.reset` of the row. Rows of other
-    seeds are held out.
+    `rollout.environment.gym` and `openenv` reset the environment with `metadata.reset` of a row.
+    For held-out rows use seeds that the training rows do not have.
     """
-    with _refusing():
+    with _input_errors():
         numbers = range(first, first + rows)
-        produced = ({"prompt": prompt, "metadata": {"reset": {"seed": n}}} for n in numbers)
-        _write(target, produced, force=force, as_json=as_json)
+        seeded = ({"prompt": prompt, "metadata": {"reset": {"seed": n}}} for n in numbers)
+        writing.write(target, seeded)
 
 
-def _own_rows(function: str, arguments: dict[str, Any], rows: int | None) -> Iterator[Row]:
-    """The rows of a user's function. What it raises is told in a line, with the place
-    in its code.
+def _rows_of_function(function: str, arguments: dict[str, Any], rows: int | None) -> Iterator[Row]:
+    """Yield the rows of a user function.
+
+    Raises ConfigurationError, with the line of the user's code, for what the function raises.
     """
-    number = 0
+    count = 0
     try:
-        for number, row in enumerate(made_rows(function, arguments, rows), start=1):  # noqa: B007 - told if it raises
+        for count, row in enumerate(made_rows(function, arguments, rows), start=1):  # noqa: B007
             yield row
     except ConfigurationError:
         raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = (
-            f"{function} raised {type(error).__name__} after {number} rows "
+            f"{function} raised {type(error).__name__} after {count} rows "
             f"({place.filename}:{place.lineno}): {error}"
         )
         raise ConfigurationError(text) from error
-    if not number:
-        raise ConfigurationError(f"{function} gave no rows")
+    if not count:
+        raise ConfigurationError(f"{function} yielded no rows")
 
 
 def _arguments(texts: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The printout of `sluice data inspect`, and the measuring of prompts."""
+"""Measure prompts for `sluice data inspect`, and print its result."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from sluice.data.rows import PromptRow
 if TYPE_CHECKING:
     from sluice.data.answers import Encoded
 
+# Characters of the example, and of the longest bar of the histogram.
 _EXAMPLE = 1500
 _BAR = 40
 
 
 def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], str], Length]:
-    """(a prompt as the model sees it, its length): by the model's tokenizer, or without one as it
-    is, in characters.
+    """Return functions that give a prompt as the model sees it, and its length.
+
+    The length is in tokens of the model's tokenizer, or without a model in characters.
     """
     if model is None:
         return _plain, lambda row: len(_plain(row))
@@ -40,9 +42,19 @@ def lengths_of(model: Path | None, chat: bool) -> tuple[Callable[[PromptRow], st
 def answers_of(
     model: Path | None, chat: bool, shorten: Callable[[Encoded], Encoded] | None = None
 ) -> tuple[Callable[[PromptRow], str], Length]:
-    """The same of rows with given answers. What is trained stands between « and ».
+    """Return functions that give a row with its answer as the model sees it, and its length.
 
-    shorten: what is done with rows before they are trained; lengths are those before it.
+    Parameters
+    ----------
+    model, chat
+        Model directory, and whether texts go through its chat template.
+    shorten
+        Cuts a row before training. The length is that of the whole row.
+
+    Returns
+    -------
+    Two functions of a row. The text has « and » around the trained tokens.
+
     """
     if model is None:
         return _plain, lambda row: len(_plain(row))
@@ -57,7 +69,7 @@ def answers_of(
         whole = encode(tokenizer, row, chat_text=chat, stops=stops)
         encoding = shorten(whole) if shorten else whole
         if not any(encoding.mask):
-            raise PromptError("no token of it is trained")
+            raise PromptError("no token of the row is trained")
         return encoding, len(whole.tokens)
 
     def marked(row: PromptRow) -> str:
@@ -74,12 +86,13 @@ def _plain(row: PromptRow) -> str:
 
 
 def show(facts: dict[str, Any], inspection: Inspection) -> None:
+    """Print what an inspection found; `facts` holds its counts and the example."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(facts['source'])}[/]: {inspection.rows} rows", soft_wrap=True)
     table = Table(show_header=False, box=None, pad_edge=False)
     usable = max(inspection.rows - inspection.broken, 1)
     for name, value in (
-        ("rows like", _counted(facts["shapes"])),
+        ("format", _counted(facts["shapes"])),
         ("prompts", _counted(facts["prompts"])),
         (
             "keys",
@@ -91,7 +104,7 @@ def show(facts: dict[str, Any], inspection: Inspection) -> None:
         ("tools", str(inspection.tools) if inspection.tools else ""),
         (
             "loss masks",
-            f"{inspection.masked} rows; they count with loss.type: sft"
+            f"{inspection.masked} rows; only supervised fine-tuning uses them"
             if inspection.masked
             else "",
         ),
@@ -99,7 +112,9 @@ def show(facts: dict[str, Any], inspection: Inspection) -> None:
         ("reward", _counted(facts["rewards"])),
         (
             "duplicates",
-            f"{inspection.duplicates} prompts came before" if inspection.duplicates else "none",
+            f"{inspection.duplicates} of {inspection.rows} rows repeat an earlier prompt"
+            if inspection.duplicates
+            else "none",
         ),
     ):
         if value:
@@ -112,14 +127,14 @@ def show(facts: dict[str, Any], inspection: Inspection) -> None:
         console.print(text if len(text) <= _EXAMPLE else f"{text[:_EXAMPLE]}...", markup=False)
     _show_list(
         console,
-        f"{inspection.longer} rows are cut to --max-prompt-tokens"
+        f"{inspection.longer} rows are longer than --max-prompt-tokens and are cut"
         if facts["truncation"]
         else f"{inspection.longer} prompts are longer than --max-prompt-tokens",
         inspection.longer,
         inspection.too_long,
     )
     _show_list(
-        console, f"{inspection.broken} rows cannot be used", inspection.broken, inspection.problems
+        console, f"{inspection.broken} rows are unusable", inspection.broken, inspection.problems
     )
 
 

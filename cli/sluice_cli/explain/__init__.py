@@ -1,1 +1,1 @@
-"""Commands that describe sluice itself."""
+"""Commands that explain sluice: explain, crd, reference."""

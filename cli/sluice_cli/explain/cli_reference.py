@@ -1,4 +1,4 @@
-"""docs/reference/cli.md, written from the commands themselves: `make reference`."""
+"""Write docs/reference/cli.md from the commands (`make reference`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ _HEAD = """\
 <!-- not run (sluice status gsm8k, sluice list -A, sluice crd |, sluice render): a cluster -->
 <!-- run by (sluice validate jobs/): tests/unit/cli/test_cli_validate.py -->
 
-Generated from `sluice_cli` by `make reference`; `sluice COMMAND --help` says the same.
-`sluice --install-completion` teaches a shell the commands, the names of runs and the fields of an
-RLJob.
+Generated from `sluice_cli` by `make reference`; `sluice COMMAND --help` prints the same.
+`sluice --install-completion` makes a shell complete commands, names of runs and fields of an RLJob.
 
 ## Exit codes
 
@@ -31,42 +30,42 @@ RLJob.
 
 ## For programs
 
-What `-o json` and `-o yaml` give. Fields are added, never renamed or taken away.
+The output of `-o json` and `-o yaml`. New releases add fields, and do not rename or remove any.
 
 {answers}
 """
+# The shape of each command's output.
 ANSWERS = {
-    "validate": "a list, one entry a file: `file`, `valid`, `job` (`name`, `namespace`, `method`, "
-    "`steps`, `epochs`, `batchSize`, `samplesPerPrompt`, `trainerRanks`, `engines`; null where the "
-    "file is no job), `problems` and `notes` (texts), `trial` (with `--deep`: `prompts` with "
+    "validate": "a list with an entry for each file: `file`, `valid`, `job` (`name`, `namespace`, "
+    "`method`, `steps`, `epochs`, `batchSize`, `samplesPerPrompt`, `trainerRanks`, `engines`; null "
+    "if the file is no job), `problems`, `notes` (texts), `trial` (with `--deep`: `prompts` with "
     "`where`, `tokens`, `text`; `reward` with `where`, `response`, `label`, `reward`, `parts`)",
     "status": "`where`, `job` (the RLJob with its `status`: [rljob.md](rljob.md)), `pods` (`name`, "
     "`role`, `replica`, `attempt`, `phase`, `ready`, `node`), `events` (`time`, `type`, `reason`, "
     "`message`, `about`, `count`), `notes`",
-    "list": "a list: `name`, `where` (directory of the run, or namespace/name), `state`, `step`, "
+    "list": "a list: `name`, `where` (run directory, or namespace/name), `state`, `step`, "
     "`totalSteps`, `reward`, `restarts`, `started`",
     "explain": "`field`, `type`, `required`, `default`, `limits`, `meaning`, `changes`, `rules`, "
-    "`fields` (`name`, `type`, `required`, `default`, `meaning`); a list of them for a name "
-    "that several fields have",
+    "`fields` (`name`, `type`, `required`, `default`, `meaning`); a list if several fields have "
+    "the name",
 }
-"""Command -> the shape of its answer."""
 
 
 def reference() -> str:
-    """Markdown: exit codes, shapes of answers, every command."""
+    """Return Markdown with exit codes, output formats and every command."""
     from sluice_cli.main import app
 
     command = get_command(app)
     assert isinstance(command, TyperGroup)
-    command.commands.pop("reference")  # it is for this page alone
+    command.commands.pop("reference")  # the command that writes this page
     pages = get_docs_for_click(obj=command, ctx=typer.Context(command), name="sluice", indent=1)
-    codes = "\n".join(f"| {code.value} | {words} |" for code, words in MEANING.items())
-    answers = "\n".join(f"- `sluice {name}`: {words}" for name, words in ANSWERS.items())
+    codes = "\n".join(f"| {code.value} | {meaning} |" for code, meaning in MEANING.items())
+    answers = "\n".join(f"- `sluice {name}`: {shape}" for name, shape in ANSWERS.items())
     return _tidy(f"{_HEAD.format(codes=codes, answers=answers)}\n{pages}")
 
 
 def _tidy(text: str) -> str:
-    """Examples as code; no blank lines in a row, none at the end."""
+    """Format examples as code, and remove repeated and trailing blank lines."""
     text = re.sub(r"Examples:\n((?:\n\$ .*\n?)+)", _code, text)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 

@@ -1,4 +1,4 @@
-"""Commands that describe sluice itself: explain, crd, reference."""
+"""Commands that describe sluice: explain, crd, reference."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from sluice_cli.options import Output, examples, manifests, say
+from sluice_cli.options import Output, examples, manifest_errors, say
 from sluice_cli.output import Format
 
 
 class Page(StrEnum):
-    """A page of docs/reference that is generated."""
+    """A generated page of docs/reference."""
 
     RLJOB = "rljob"
     CLI = "cli"
@@ -38,16 +38,15 @@ def explain(
         str,
         typer.Argument(
             metavar="FIELD",
-            help="A path, such as trainer.steps, data.prompts[].path or status; or a name that is "
-            "looked for everywhere, such as lr. Default: spec.",
+            help="Path of a field (trainer.steps, data.prompts[].path, status) or its name (lr).",
             show_default=False,
             autocompletion=_fields,
         ),
     ] = "spec",
     output: Output = Format.TEXT,
 ) -> None:
-    """Explain a field of an RLJob: type, default, meaning, when it may change, what is in it."""
-    with manifests():
+    """Explain a field of an RLJob: meaning, type, default, limits and when it may change."""
+    with manifest_errors():
         from sluice.api.schema.explain import find
         from sluice_cli.output import written
 
@@ -56,7 +55,7 @@ def explain(
 
 
 def crd() -> None:
-    """Print the CustomResourceDefinition of RLJob."""
+    """Print the CustomResourceDefinition of RLJobs."""
     from sluice.api.schema.crd import custom_resource_definition
     from sluice_cli.render import to_yaml
 
@@ -68,10 +67,10 @@ def reference(
 ) -> None:
     """Print a page of the reference as Markdown."""
     if page is Page.CLI:
-        from sluice_cli.explain import cli_reference as commands
+        from sluice_cli.explain import cli_reference
 
-        say(commands.reference())
+        say(cli_reference.reference())
         return
-    from sluice.api.schema import reference as api
+    from sluice.api.schema import reference as api_reference
 
-    say(api.reference())
+    say(api_reference.reference())

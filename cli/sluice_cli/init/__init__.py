@@ -1,1 +1,1 @@
-"""`sluice init`: the files of a new task."""
+"""`sluice init`: create the files of a new task."""

@@ -1,4 +1,4 @@
-"""`sluice init`: the files of a new task, which `sluice run` takes as they are."""
+"""`sluice init`: write the files of a new task, ready for `sluice run`."""
 
 from __future__ import annotations
 
@@ -16,85 +16,90 @@ from sluice.data.files import Row, read_source
 from sluice.data.rows import likely_columns
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.init import small_task
-from sluice_cli.init.small_task import Rows
+from sluice_cli.init.small_task import RowStatistics
 from sluice_cli.init.tiny_model import write_model
 
+# Rows of the sample data.
 TRAINING, HELD_OUT = 1024, 64
-# Tokens that a chat template may write around a prompt's messages.
-_ROOM_OF_A_TEMPLATE = 32
+# Tokens that a chat template may add to a prompt's messages.
+_TEMPLATE_TOKENS = 32
+# Vocabulary of the sample task.
 DIGITS = [*"0123456789", "=", "max"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The task to write. model, data: the user's own; None: a tiny model, a sample of rows."""
+class TaskOptions:
+    """The task to write."""
 
     directory: Path
+    # None: a tiny model.
     model: Path | None
+    # None: sample rows.
     data: Path | None
     gpus: int
     steps: int
 
 
-def write_task(wishes: Wishes) -> list[Path]:
-    """Write manifest, reward, data and, where there is none, a model; the files.
+def write_task(options: TaskOptions) -> list[Path]:
+    """Write the manifest, the reward function, the data and, if none is given, a tiny model.
 
-    Raises ManifestError where the directory holds something, or what is given cannot be read.
+    Returns the paths that were written. Raises ManifestError if the directory is not empty, or if
+    the given files cannot be read.
     """
-    directory = wishes.directory
+    directory = options.directory
     if directory.exists() and any(directory.iterdir()):
         raise ManifestError(f"{directory} is not empty; expected a new directory")
-    for path, what in ((wishes.model, "--model"), (wishes.data, "--data")):
+    for path, what in ((options.model, "--model"), (options.data, "--data")):
         if path is not None and not path.exists():
             raise ManifestError(f"{what} {path}: no such file or directory")
-    columns = _columns(wishes.data)
-    rows = small_task.read(wishes.data, columns) if wishes.data else None
+    columns = _columns(options.data)
+    rows = small_task.read(options.data, columns) if options.data else None
     directory.mkdir(parents=True, exist_ok=True)
     train, test = directory / "train.jsonl", directory / "eval.jsonl"
-    if wishes.data is None or rows is None:
-        training, held_out = _digits() if wishes.model is None else _sums()
+    if options.data is None or rows is None:
+        training, held_out = _digits() if options.model is None else _sums()
         _write_rows(train, training)
         _write_rows(test, held_out)
     else:
-        small_task.split(wishes.data, columns, rows, train, test)
-    if wishes.model is None:
+        small_task.split(options.data, columns, rows, train, test)
+    if options.model is None:
         _write_model(directory / "model", rows)
-    (directory / "reward.py").write_text(_reward(wishes))
-    (directory / "job.yaml").write_text(_manifest(wishes, columns, rows))
+    (directory / "reward.py").write_text(_reward(options))
+    (directory / "job.yaml").write_text(_manifest(options, columns, rows))
     return sorted(directory.iterdir())
 
 
-def _write_model(directory: Path, rows: Rows | None) -> None:
-    """A tiny model that can read the prompts and say the answers."""
+def _write_model(directory: Path, rows: RowStatistics | None) -> None:
+    """Write a tiny model whose vocabulary and context fit the rows."""
     if rows is None:
         write_model(directory, DIGITS, 64)
         return
     unit = rows.unit
-    tokens = _ROOM_OF_A_TEMPLATE + rows.longest_prompt[unit] + _response_tokens(rows)
+    tokens = _TEMPLATE_TOKENS + rows.longest_prompt[unit] + _response_tokens(rows)
     context = -(-tokens // 64) * 64
     write_model(directory, rows.vocabulary(unit), context, unit=unit, chats=rows.chats)
 
 
-def _response_tokens(rows: Rows | None) -> int:
-    """Tokens of the longest answer and its end, for a tiny model."""
+def _response_tokens(rows: RowStatistics | None) -> int:
+    """Return the number of tokens of the longest answer and its end, for a tiny model."""
     if rows is None:
         return 4
     if not rows.answers:
         return 32
-    return min(rows.longest_answer[rows.unit] + 1, small_task.LONGEST_ANSWER)
+    return min(rows.longest_answer[rows.unit] + 1, small_task.MAX_ANSWER_TOKENS)
 
 
 # --- rows
 
 
 def _columns(data: Path | None) -> dict[str, str]:
-    """Keys of the user's file, by field, where its columns have other names than ours."""
+    """Return the fields that name the file's columns, if they differ from prompt and label."""
     if data is None:
         return {}
     try:
         first: Row = next(read_source(str(data))).row
     except StopIteration:
-        raise ManifestError(f"--data {data}: no rows") from None
+        raise ManifestError(f"--data {data}: the file has no rows") from None
     except ConfigurationError as error:
         raise ManifestError(f"--data {error}") from error
     keys = likely_columns(first)
@@ -107,7 +112,10 @@ def _columns(data: Path | None) -> dict[str, str]:
 
 
 def _digits() -> tuple[list[Row], list[Row]]:
-    """The largest of three digits; no triple is in both parts, each answer comes equally often."""
+    """Make training and held-out rows that ask for the largest of three digits.
+
+    No triple is in both. In the training rows every answer is equally frequent.
+    """
     draw = random.Random(0)
     triples = list(itertools.product(range(10), repeat=3))
     draw.shuffle(triples)
@@ -122,7 +130,7 @@ def _largest(triple: tuple[int, ...]) -> Row:
 
 
 def _sums() -> tuple[list[Row], list[Row]]:
-    """Sums in words, for a model that can read."""
+    """Make training and held-out rows that ask for sums, for a pretrained model."""
     draw = random.Random(0)
     pairs = draw.sample(list(itertools.product(range(10, 100), repeat=2)), TRAINING + HELD_OUT)
     rows = [
@@ -139,13 +147,13 @@ def _write_rows(path: Path, rows: Iterable[Row]) -> None:
 # --- texts
 
 
-def _reward(wishes: Wishes) -> str:
-    if wishes.model is not None:
+def _reward(options: TaskOptions) -> str:
+    if options.model is not None:
         meaning, body = _CONTAINS
     else:
-        meaning, body = _BEGINS if wishes.data else _FIRST_WORD
+        meaning, body = _BEGINS if options.data else _FIRST_WORD
     imported = "from os.path import commonprefix\n\n" if "commonprefix" in body else ""
-    return f'''"""How an answer is judged. `sluice validate job.yaml --deep` tries it."""
+    return f'''"""The reward function. `sluice validate job.yaml --deep` tries it."""
 
 {imported}from sluice.rewards import RewardInput
 
@@ -153,14 +161,15 @@ def _reward(wishes: Wishes) -> str:
 def score(sample: RewardInput) -> float:
     """{meaning}
 
-    sample: prompt, response (text), label and metadata of the row, truncated (cut off at
-    maxResponseTokens). A dictionary of numbers with the key `score` is recorded part by part.
+    The sample has the row's prompt, label and metadata, the response as text, and truncated, which
+    is True if the response was cut off at maxResponseTokens. The function may also return a
+    dictionary of numbers: `score` is the reward, and the other numbers are recorded.
     """
 {body}'''
 
 
 _FIRST_WORD = (
-    "1 for the right word and then the end, half for the right word first.",
+    "Return 1 for the right word and nothing else, 0.5 if the right word comes first.",
     """    words = sample.response.split() + ([] if sample.truncated else ["<end>"])
     if words[:1] != [str(sample.label)]:
         return 0.0
@@ -168,7 +177,7 @@ _FIRST_WORD = (
 """,
 )
 _CONTAINS = (
-    "1 for the label and nothing else, half where the response has it somewhere.",
+    "Return 1 for the label and nothing else, 0.5 if the response contains it.",
     """    answer = sample.response.strip()
     if answer == str(sample.label):
         return 1.0
@@ -176,7 +185,7 @@ _CONTAINS = (
 """,
 )
 _BEGINS = (
-    "1 for the label and nothing else, up to half for as much of it as the response begins with.",
+    "Return 1 for the label and nothing else, up to 0.5 for a response that begins like it.",
     """    answer, label = (" ".join(str(text).split()) for text in (sample.response, sample.label))
     if answer == label and not sample.truncated:
         return 1.0
@@ -185,30 +194,32 @@ _BEGINS = (
 )
 
 
-def _manifest(wishes: Wishes, columns: dict[str, str], rows: Rows | None) -> str:
-    parts = [*_head(wishes), *_data(wishes, columns, rows), *_work(wishes, rows)]
+def _manifest(options: TaskOptions, columns: dict[str, str], rows: RowStatistics | None) -> str:
+    parts = [*_head(options), *_data(options, columns, rows), *_work(options, rows)]
     return "\n".join(parts) + "\n"
 
 
-def _head(wishes: Wishes) -> Iterator[str]:
-    yield "# Try it: sluice validate job.yaml --deep    Run it: sluice run job.yaml"
-    yield "# What a field means: sluice explain trainer.steps"
+def _head(options: TaskOptions) -> Iterator[str]:
+    yield "# Check: sluice validate job.yaml --deep    Run: sluice run job.yaml"
+    yield "# Explain a field: sluice explain trainer.steps"
     yield "apiVersion: sluice.dev/v1alpha1"
     yield "kind: RLJob"
-    yield f"metadata: {{name: {job_name(wishes.directory)}}}"
+    yield f"metadata: {{name: {job_name(options.directory)}}}"
     yield "spec:"
     yield "  model:"
-    if wishes.model is None:
-        yield "    path: model # a tiny one, to see that all fits; put your checkpoint's here"
-        yield "    init: random # its weights are drawn; leave this out with a checkpoint"
+    if options.model is None:
+        yield "    path: model # a tiny model to try the task; replace it with your checkpoint"
+        yield "    init: random # random weights; remove this line if you use a checkpoint"
     else:
-        yield f"    path: {_quoted(wishes.model.resolve())}"
+        yield f"    path: {_quoted(options.model.resolve())}"
 
 
-def _data(wishes: Wishes, columns: dict[str, str], rows: Rows | None) -> Iterator[str]:
+def _data(
+    options: TaskOptions, columns: dict[str, str], rows: RowStatistics | None
+) -> Iterator[str]:
     keys = [f"        {key}: {_quoted(column)}" for key, column in columns.items()]
     keys += (
-        ["        applyChatTemplate: true"] if wishes.model and has_template(wishes.model) else []
+        ["        applyChatTemplate: true"] if options.model and has_template(options.model) else []
     )
     yield "  data:"
     yield "    prompts:"
@@ -225,23 +236,23 @@ def _data(wishes: Wishes, columns: dict[str, str], rows: Rows | None) -> Iterato
         yield from keys
 
 
-def _work(wishes: Wishes, rows: Rows | None) -> Iterator[str]:
-    small = wishes.model is None
+def _work(options: TaskOptions, rows: RowStatistics | None) -> Iterator[str]:
+    small = options.model is None
     tokens = _response_tokens(rows) if small else 512
     yield "  rollout:"
-    yield f"    gpusPerReplica: {1 if wishes.gpus else 0}"
-    yield f"    batchSize: {32 if small else 64} # prompts a step"
-    yield "    samplesPerPrompt: 8 # responses a prompt, which GRPO compares"
+    yield f"    gpusPerReplica: {1 if options.gpus else 0}"
+    yield f"    batchSize: {32 if small else 64} # prompts per step"
+    yield "    samplesPerPrompt: 8 # responses per prompt; GRPO compares them"
     yield "    sampling:"
     yield f"      maxResponseTokens: {tokens}"
     if small:
         yield "  algorithm:"
-        yield "    entropyCoef: 0.1 # keeps a model that knows nothing from settling too early"
+        yield "    entropyCoef: 0.1 # keeps an untrained model from settling too early"
     yield "  trainer:"
-    yield f"    gpusPerNode: {max(wishes.gpus - 1, 1) if wishes.gpus else 0}"
-    if wishes.gpus == 1:
-        yield "    colocate: true # trainer and engine take turns on the one GPU"
-    yield f"    steps: {wishes.steps}"
+    yield f"    gpusPerNode: {max(options.gpus - 1, 1) if options.gpus else 0}"
+    if options.gpus == 1:
+        yield "    colocate: true # trainer and engine take turns on one GPU"
+    yield f"    steps: {options.steps}"
     yield "    optimizer:"
     yield f"      lr: {'1.5e-3' if small else '1.0e-6'}"
     yield "  checkpoint:"
@@ -249,7 +260,7 @@ def _work(wishes: Wishes, rows: Rows | None) -> Iterator[str]:
 
 
 def job_name(directory: Path) -> str:
-    """The directory's name as the name of a job: small letters, digits and '-'."""
+    """Turn the directory's name into a job name of lower-case letters, digits and '-'."""
     plain = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-")
     return (plain if plain[:1].isalpha() else f"task-{plain}".strip("-"))[:40].rstrip("-")
 

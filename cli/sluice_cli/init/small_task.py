@@ -1,5 +1,6 @@
-"""A user's rows as a small task that a tiny model can learn: its vocabulary, its sizes, and a
-held-out part.
+"""Turn a file of rows into a small task that a tiny model can learn.
+
+The rows give the model's vocabulary and sizes, and are split into a training and a held-out file.
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ from sluice.data.writers import Writer
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_cli.init.tiny_model import Unit
 
-# Prompts are held out if there are at least so many; then a tenth of them, and no more than 64.
-FEWEST, SHARE, MOST = 10, 0.1, 64
-LONGEST_ANSWER = 512
+# A file of at least MIN_PROMPTS prompts has a held-out part: HELD_OUT_FRACTION of the prompts, and
+# at most MAX_HELD_OUT.
+MIN_PROMPTS, HELD_OUT_FRACTION, MAX_HELD_OUT = 10, 0.1, 64
+# Longest answer, in tokens, that a tiny model is made for.
+MAX_ANSWER_TOKENS = 512
 
 
 @dataclass(slots=True)
-class Rows:
-    """Facts about the rows of a file, as a small task needs them.
+class RowStatistics:
+    """Facts about the rows of a file that a small task depends on."""
 
-    prompts: digests, in order. chats: True if a prompt is messages. answers: how many there are.
-    total, longest_answer, longest_prompt: sizes by the unit that a tiny model may read.
-    """
-
+    # Digests of the distinct prompts, in order.
     prompts: dict[bytes, None] = field(default_factory=dict)
     words: set[str] = field(default_factory=set)
     characters: set[str] = field(default_factory=set)
+    # True if any prompt is a list of messages.
     chats: bool = False
+    # Number of answers.
     answers: int = 0
+    # Length of all answers together, by the unit that a token may be; likewise the longest ones.
     total: dict[Unit, int] = field(default_factory=lambda: dict.fromkeys(SPLIT, 0))
     longest_answer: dict[Unit, int] = field(default_factory=lambda: dict.fromkeys(SPLIT, 0))
     longest_prompt: dict[Unit, int] = field(default_factory=lambda: dict.fromkeys(SPLIT, 0))
@@ -58,16 +61,16 @@ class Rows:
                 self.longest_answer[unit] = max(self.longest_answer[unit], size)
 
     def vocabulary(self, unit: Unit) -> list[str]:
-        """The tokens that a tiny model needs for these rows; none for bytes, which are known."""
+        """Return the words or characters of the rows; empty for bytes."""
         return sorted({"words": self.words, "characters": self.characters}.get(unit, set()))
 
     @property
     def unit(self) -> Unit:
-        """The unit in which a model that knows nothing yet says a right answer most often.
+        """The unit with which an untrained model gives right answers most often.
 
-        Of V equally likely tokens, an answer of n tokens and its end come with probability
-        V**-(n + 1). Words win where answers are whole words of a small vocabulary, characters where
-        they are short.
+        With V equally likely tokens, an answer of n tokens and its end has probability
+        V**-(n + 1). Words win if answers are whole words of a small vocabulary, characters if
+        answers are short.
         """
         if not self.answers:
             return "bytes"
@@ -77,16 +80,16 @@ class Rows:
             "bytes": 256,
         }
 
-        def improbability(unit: Unit) -> float:
+        def negative_log_probability(unit: Unit) -> float:
             return (self.total[unit] / self.answers + 1) * math.log(sizes[unit] + 1)
 
-        return min(sizes, key=improbability)
+        return min(sizes, key=negative_log_probability)
 
     @property
     def held_out(self) -> int:
-        """Prompts to hold out."""
+        """Number of prompts to hold out."""
         count = len(self.prompts)
-        return min(MOST, round(SHARE * count)) if count >= FEWEST else 0
+        return min(MAX_HELD_OUT, round(HELD_OUT_FRACTION * count)) if count >= MIN_PROMPTS else 0
 
 
 SPLIT: dict[Unit, Callable[[str], Any]] = {
@@ -97,32 +100,44 @@ SPLIT: dict[Unit, Callable[[str], Any]] = {
 
 
 def prompt_text(row: PromptRow) -> str:
-    """The prompt as one text; messages one behind the other."""
+    """Return the prompt as one text; messages are joined by line ends."""
     if isinstance(row.prompt, str):
         return row.prompt
     return "\n".join(text_of(message.get("content")) for message in row.prompt)
 
 
 def answers_of(row: PromptRow) -> list[str]:
-    """The label as texts: several if it is a list."""
+    """Return the right answers: the label, or its elements if it is a list."""
     labels = row.label if isinstance(row.label, list) else [row.label]
     return [str(label) for label in labels if label is not None and str(label)]
 
 
-def read(data: Path, keys: dict[str, str]) -> Rows:
-    """Look at every row of the user's file. keys: its columns, as the manifest names them.
+def read(data: Path, keys: dict[str, str]) -> RowStatistics:
+    """Read all rows of a file.
 
-    Raises ManifestError for the first row that cannot be used.
+    Parameters
+    ----------
+    data
+        The file.
+    keys
+        Names of its columns, by the field of `spec.data.prompts[]`.
+
+    Raises
+    ------
+    ManifestError
+        If a row is unusable; it names the first one.
+
     """
-    rows = Rows()
+    rows = RowStatistics()
     for _, row in _parsed(data, keys):
         rows.add(row)
     return rows
 
 
-def split(data: Path, keys: dict[str, str], rows: Rows, train: Path, test: Path) -> None:
-    """Write the rows into a part for training and, if there are enough, a held-out part. No prompt
-    is in both.
+def split(data: Path, keys: dict[str, str], rows: RowStatistics, train: Path, test: Path) -> None:
+    """Write a training file and, if there are enough prompts, a held-out file.
+
+    Rows with the same prompt are in the same file.
     """
     picks = zip(rows.prompts, chosen(len(rows.prompts), rows.held_out, seed=0), strict=True)
     held = {prompt for prompt, picked in picks if picked}

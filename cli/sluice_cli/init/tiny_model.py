@@ -1,5 +1,6 @@
-"""A tiny model directory in Qwen3's shape: config.json and a tokenizer, no weights. It is for
-seeing that a task fits together, on any CPU.
+"""Write a tiny model with Qwen3's architecture, to try a task on any CPU.
+
+The model is a config.json and a tokenizer, without weights.
 """
 
 from __future__ import annotations
@@ -29,19 +30,18 @@ def write_model(
     unit: Unit = "words",
     chats: bool = False,
 ) -> None:
-    """Write the model's config and tokenizer. Needs the library tokenizers.
+    """Write the model's config and tokenizer. Needs the tokenizers library.
 
     Parameters
     ----------
     directory
-        The new directory.
+        Directory to write.
     vocabulary
-        All tokens of a model that reads words, separated by white space, or characters; a model
-        that reads bytes takes any text and needs none.
+        All words or characters that the model can read. A model of bytes needs none.
     context
-        Tokens of prompt and response.
+        Longest prompt and response together, in tokens.
     unit
-        What a token is.
+        What a token is. Words are separated by white space.
     chats
         Give the model a chat template.
 
@@ -75,7 +75,7 @@ def write_model(
 
 
 def _config(vocabulary: int, context: int) -> dict[str, Any]:
-    """Two layers of 128 channels."""
+    """Return the config of a model with two layers of 128 channels."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

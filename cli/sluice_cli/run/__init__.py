@@ -1,1 +1,1 @@
-"""`sluice run`: a job on this machine, watched."""
+"""`sluice run`: run a job on this machine."""

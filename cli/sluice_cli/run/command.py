@@ -1,4 +1,4 @@
-"""`sluice run`: the reconciler on a LocalCluster, with something to look at."""
+"""`sluice run`: reconcile a job on a LocalCluster, and show its progress."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from sluice_cli.validate.missing_files import check_files
 from sluice_client.resolve import resolve
 from sluice_client.resume_changes import LENGTH_FIELDS, change_notes
 from sluice_client.run_dir import locked, prepare
+from sluice_client.runs import RUNS
 from sluice_operator.cluster.local import gpus, run_state
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.plan import Observed, Plan, Progress
@@ -41,19 +42,20 @@ from sluice_operator.progress import progress_of
 from sluice_operator.reconcile import cancelled_by_signals, run_job
 
 REFRESH_SECONDS = 0.5
+# Rows of each prompt file that are checked before the run starts; the buffer checks all rows.
 CHECKED_ROWS = 1000
-"""Rows of each prompt file that are looked at before anything is started; the buffer looks at all.
-"""
-ENDS: tuple[ConditionType, ConditionType] = ("Failed", "Succeeded")
-"""A failed run is tried again. One that has succeeded goes on only where it has become longer."""
+# Conditions that end a run but do not keep it from going on. A failed run is always tried again,
+# and a run that has succeeded goes on only if it has become longer.
+RETRIED: tuple[ConditionType, ...] = ("Failed",)
+RETRIED_IF_LONGER: tuple[ConditionType, ...] = ("Failed", "Succeeded")
 
-OVER = (
-    "this run has succeeded before, and nothing is trained now: --fresh throws it away and begins "
-    "again, more trainer.steps go on with it"
+ALREADY_SUCCEEDED = (
+    "this run has already succeeded, so nothing is left to train; to train longer, raise "
+    "trainer.steps; to start over, use --fresh, which deletes the run"
 )
 
 
-def run_here(
+def run_local(
     path: Path,
     overrides: list[str],
     run_dir: Path | None,
@@ -62,35 +64,59 @@ def run_here(
     plain: bool,
     containers: str | None = None,
 ) -> int:
-    """Run or continue a job. containers: podman or docker, for programs that have an image.
+    """Run or continue a job on this machine.
 
-    Answers the exit code: 0 Succeeded, 1 Failed, 130 stopped and to be continued.
+    Parameters
+    ----------
+    path
+        The manifest.
+    overrides
+        Fields to set, as `PATH=VALUE`.
+    run_dir
+        Directory of the run. Default: `runs/NAME`.
+    fresh
+        Delete an earlier run in this directory.
+    plain
+        Print lines, also on a terminal.
+    containers
+        `podman` or `docker`, for programs that have an image.
+
+    Returns
+    -------
+    The exit code: 0 if the job succeeded, 1 if it failed, 130 if the user stopped it.
+
+    Raises
+    ------
+    ManifestError
+        If the job is not valid or cannot run on this machine. Nothing was started.
+
     """
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
-    file_checks.look(job, rows=CHECKED_ROWS).raise_problems()
+    file_checks.check_contents(job, rows=CHECKED_ROWS).raise_problems()
     check_gpus(job)
     if problem := footprint.shortage(job):
         raise ManifestError(problem)
     check_engine(job)
     images.check(job, containers)
-    directory = (run_dir or Path("runs") / job.metadata.name).resolve()
-    with run_errors(directory), locked(directory) as lock:
+    directory = (run_dir or RUNS / job.metadata.name).resolve()
+    with run_dir_errors(directory), locked(directory) as lock:
         prepared = prepare(directory, job, fresh=fresh)
         longer = any(change.path in LENGTH_FIELDS for change in prepared.changed)
-        over = [OVER] if prepared.succeeded and not longer else []
+        notes = [*change_notes(prepared.changed, job), *images.notes(job, containers)]
+        if prepared.succeeded and not longer:
+            notes.append(ALREADY_SUCCEEDED)
         console = Console()
-        for text in [*change_notes(prepared.changed, job), *images.words(job, containers), *over]:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        for note in notes:
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         view = view_of(console, job, directory, plain=plain)
+        reopen = RETRIED_IF_LONGER if longer else RETRIED
         try:
-            status = asyncio.run(
-                _run(job, directory, view, ENDS if longer else ENDS[:1], containers, lock)
-            )
+            status = asyncio.run(_run(job, directory, view, reopen, containers, lock))
         except OSError as error:
             raise ManifestError(
-                f"{directory}: the run cannot go on: {error}; when that is mended, the same "
-                "command continues it"
+                f"{directory}: the run cannot go on: {error}; once this is fixed, the same command "
+                "continues it"
             ) from error
         finally:
             view.close()
@@ -111,8 +137,8 @@ def quiet_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def run_errors(directory: Path) -> Iterator[None]:
-    """Tell in a line why a run directory cannot be used."""
+def run_dir_errors(directory: Path) -> Iterator[None]:
+    """Raise ManifestError if the run directory cannot be used."""
     try:
         yield
     except run_state.RunDirectoryError as error:
@@ -122,7 +148,7 @@ def run_errors(directory: Path) -> Iterator[None]:
 
 
 def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> View:
-    """A live view on a terminal, plain lines elsewhere."""
+    """Return a live view on a terminal, else a view that prints lines."""
     if plain or not console.is_terminal:
         console.print(f"run: {directory}", markup=False, highlight=False, soft_wrap=True)
         return PlainView(console)
@@ -130,24 +156,25 @@ def view_of(console: Console, job: RLJob, directory: Path, *, plain: bool) -> Vi
 
 
 def check_gpus(job: RLJob) -> None:
-    """Raise ManifestError where this machine has not the GPUs that the trainer and one engine need
-    at the same time.
-    """
-    wanted, there = gpus.required_by(render_all(job)), len(gpus.visible_gpus())
-    if wanted > there:
+    """Raise ManifestError if this machine has fewer GPUs than the trainer and one engine need."""
+    needed, visible = gpus.required_by(render_all(job)), len(gpus.visible_gpus())
+    if needed > visible:
         raise ManifestError(
-            f"the trainer and one engine need {wanted} GPU(s), and this machine shows {there} "
+            f"the trainer and one engine need {needed} GPU(s), and this machine shows {visible} "
             "(CUDA_VISIBLE_DEVICES); "
             "to run on CPUs set spec.trainer.gpusPerNode: 0 and spec.rollout.gpusPerReplica: 0"
         )
 
 
 def check_engine(job: RLJob) -> None:
-    """Raise ManifestError where this machine has not the engine that the job starts."""
+    """Raise ManifestError if the engine that the job starts is not installed."""
     containers = (
-        c for each in render_all(job) if each["kind"] == "Pod" for c in each["spec"]["containers"]
+        container
+        for document in render_all(job)
+        if document["kind"] == "Pod"
+        for container in document["spec"]["containers"]
     )
-    if any(c["name"] == "engine" for c in containers) and (
+    if any(container["name"] == "engine" for container in containers) and (
         missing := engine_of(job.spec).launch.missing()
     ):
         raise ManifestError(missing)
@@ -161,12 +188,26 @@ async def _run(
     containers: str | None,
     lock: int,
 ) -> RLJobStatus | None:
-    """Reconcile until the end; None if the user stopped it. lock: of the directory."""
+    """Reconcile the job until it ends; return its status, or None if the user stopped it.
+
+    Parameters
+    ----------
+    job, directory, view
+        The job, its run directory and its output.
+    reopen
+        Conditions that may be taken back: a job that ended with one of them goes on.
+    containers
+        Container engine for programs that have an image.
+    lock
+        File descriptor of the directory's lock.
+
+    """
     started = time.monotonic()
     monitor, files = Monitor(directory / run_directory.TIMELINE), RunFiles(directory)
-    watch = HealthWarnings(
+    # Steps of an earlier start are read now, so that their warnings are not printed again.
+    warnings = HealthWarnings(
         health.Watch(files.read()), health.Harvest(job.spec.rollout.batch_size)
-    )  # earlier is not news
+    )
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
     variables = images.variables(containers)
@@ -178,7 +219,7 @@ async def _run(
             secret = observed.objects.get(("Secret", names.token_name(job)))
             if address is None or secret is None:
                 return None
-            snapshot = await monitor.ask(
+            snapshot = await monitor.take_snapshot(
                 address, secret["stringData"][names.TOKEN_KEY], tls_of(job, observed)
             )
             return (
@@ -193,7 +234,7 @@ async def _run(
 
         async def refresh() -> None:
             while True:
-                show(view, status, monitor.latest, files, watch)
+                update_view(view, status, monitor.latest, files, warnings)
                 await asyncio.sleep(REFRESH_SECONDS)
 
         refreshing = asyncio.create_task(refresh())
@@ -205,7 +246,7 @@ async def _run(
             stopped = True
         finally:
             refreshing.cancel()
-            show(view, status, monitor.latest, files, watch)
+            update_view(view, status, monitor.latest, files, warnings)
             await monitor.close()
     write_summary(
         directory,
@@ -213,20 +254,21 @@ async def _run(
         monitor,
         time.monotonic() - started,
         spec=job.spec,
-        warnings=watch.between_steps(),
+        warnings=warnings.between_steps(),
     )
     return None if stopped else status
 
 
 @dataclass(frozen=True, slots=True)
 class HealthWarnings:
-    """Signs that a run is sick, each told once."""
+    """Warnings about an unhealthy run; each is given once."""
 
     steps: health.Watch
     harvest: health.Harvest
 
-    def see(self, fresh: list[dict[str, Any]], stats: BufferStats | None) -> Iterator[str]:
-        for warning in (warning for record in fresh for warning in self.steps.see(record)):
+    def new(self, new_steps: list[dict[str, Any]], stats: BufferStats | None) -> Iterator[str]:
+        """Yield the warnings that new steps and the buffer's statistics give rise to."""
+        for warning in (warning for record in new_steps for warning in self.steps.see(record)):
             yield warning.sentence()
         if stats:
             counters = stats.counters
@@ -237,28 +279,26 @@ class HealthWarnings:
                 yield fruitless.sentence()
 
     def between_steps(self) -> list[RunWarning]:
-        """Warnings that no step's metrics tell."""
+        """Return the warnings that are not in the metrics of any step."""
         return [self.harvest.warning] if self.harvest.warning else []
 
 
-def show(
+def update_view(
     view: View,
     status: RLJobStatus | None,
     snapshot: Snapshot,
     files: RunFiles,
     warnings: HealthWarnings,
 ) -> None:
-    """The present picture; and a warning where a new step looks sick in a way
-    that was not told before.
-    """
-    fresh = files.read()
-    view.show(status, snapshot, files, fresh)
-    for text in warnings.see(fresh, snapshot.stats):
+    """Show the present state of the run and its new warnings."""
+    new_steps = files.read()
+    view.show(status, snapshot, files, new_steps)
+    for text in warnings.new(new_steps, snapshot.stats):
         view.event("Warning", text)
 
 
 def tls_of(job: RLJob, observed: Observed) -> Tls:
-    """How this run's servers prove themselves."""
+    """Return the certificate authority and the name of this run's servers, if it uses TLS."""
     secret = observed.objects.get(("Secret", names.tls_name(job))) if job.spec.tls.enabled else None
     return (
         Tls(secret["stringData"][names.TLS_CA].encode(), names.tls_server_name(job))

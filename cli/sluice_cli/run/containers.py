@@ -1,4 +1,4 @@
-"""`sluice run --containers`: programs that have an image run in it on this machine, too."""
+"""`sluice run --containers`: run programs that have an image in containers on this machine."""
 
 from __future__ import annotations
 
@@ -9,74 +9,76 @@ import subprocess
 from sluice.api import ManifestError, RLJob
 
 _INFO_SECONDS = 60.0
+# Security option in `docker info`. Podman, which may be rootless, writes `rootless: true`.
 _ROOTLESS = re.compile(r"^ +rootless$", re.MULTILINE)
-"""Among the security options of `docker info`. Podman's says `rootless: true`."""
 
 
 def variables(engine: str | None) -> dict[str, str]:
-    """Variables of the run's processes: rollout workers read them."""
+    """Return environment variables for the run's processes; rollout workers read them."""
     return {"SLUICE_CONTAINERS": engine} if engine else {}
 
 
 def check(job: RLJob, engine: str | None) -> None:
-    """Raise ManifestError where this machine has not the container engine that is asked for, or the
-    job nothing to run in it; or has an image that only a cluster runs. Asks the container engine.
+    """Check that this machine can run the job's images.
+
+    Raises ManifestError if the container engine is missing or not fit, if the job has no image to
+    run in it, or if the job has an image that only a cluster can run.
     """
     environment = job.spec.rollout.environment
     if environment and environment.openenv and environment.openenv.image:
         raise ManifestError(
-            "spec.rollout.environment.openenv.image: an image of OpenEnv is for a cluster; here "
-            "start its server, and name that: --set rollout.environment.openenv.image=null "
+            "spec.rollout.environment.openenv.image: only a cluster can run an OpenEnv image; on "
+            "this machine start its server and use --set rollout.environment.openenv.image=null "
             f"--set rollout.environment.openenv.url=http://127.0.0.1:{environment.openenv.port}"
         )
     if engine is None:
         return
     if environment is None or environment.image is None:
         raise ManifestError(
-            "--containers is for programs that have an image: spec.rollout.environment.image is "
-            "not set"
+            "--containers needs a program with an image: spec.rollout.environment.image is not set"
         )
     if shutil.which(engine) is None:
         raise ManifestError(f"--containers {engine}: there is no program {engine!r} on the PATH")
-    if reason := _trouble(engine):
-        raise ManifestError(f"--containers {engine}: {reason}")
+    if problem := _problem(engine):
+        raise ManifestError(f"--containers {engine}: {problem}")
 
 
-def _trouble(engine: str) -> str:
-    """Why this machine's container engine cannot run episodes; empty: it can."""
+def _problem(engine: str) -> str:
+    """Say why this machine's container engine cannot run episodes; empty if it can."""
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             [engine, "info"], text=True, capture_output=True, timeout=_INFO_SECONDS
         )
     except subprocess.TimeoutExpired:
         return f"`{engine} info` does not answer within {_INFO_SECONDS:g} s"
-    if asked.returncode:
-        return f"`{engine} info` failed: {_reason(asked.stdout, asked.stderr)}"
-    return unfit(asked.stdout)
+    if result.returncode:
+        return f"`{engine} info` failed: {_error_line(result.stdout, result.stderr)}"
+    return problem_with(result.stdout)
 
 
-def _reason(out: str, errors: str) -> str:
-    """The line that says it. Older dockers have that among their output."""
-    said = [line for line in out.splitlines() if line.startswith("ERROR: ")] or errors.splitlines()
-    return said[-1].removeprefix("ERROR: ") if said else "it says nothing"
+def _error_line(out: str, errors: str) -> str:
+    # Older versions of Docker print the error to standard output.
+    lines = [line for line in out.splitlines() if line.startswith("ERROR: ")] or errors.splitlines()
+    return lines[-1].removeprefix("ERROR: ") if lines else "it printed no reason"
 
 
-def unfit(info: str) -> str:
-    """Why an engine with this `info` cannot run episodes; empty: it can."""
+def problem_with(info: str) -> str:
+    """Say why an engine with this `info` output cannot run episodes; empty if it can."""
     if _ROOTLESS.search(info):
         return (
-            "it runs rootless, and its containers would not reach the model at this machine's "
-            "loopback; take podman, which may be rootless, or a docker whose daemon runs as root"
+            "rootless docker is not supported: its containers cannot reach the model at this "
+            "machine's loopback address; use podman, which may be rootless, or run docker's daemon "
+            "as root"
         )
     return ""
 
 
-def words(job: RLJob, engine: str | None) -> list[str]:
-    """Words about an image that this run does without."""
+def notes(job: RLJob, engine: str | None) -> list[str]:
+    """Return a note if the job has an image that this run does not use."""
     environment = job.spec.rollout.environment
     if engine or environment is None or environment.image is None:
         return []
     return [
-        "rollout.environment.image: episodes are processes of this machine; with --containers "
-        "podman, or docker, they run in the image"
+        "rollout.environment.image is not used: episodes run as processes of this machine; "
+        "--containers podman or docker runs them in the image"
     ]

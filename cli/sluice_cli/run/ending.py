@@ -1,4 +1,4 @@
-"""The end of `sluice run`: the summary of the run, the last words, and the report."""
+"""The end of `sluice run`: its summary, the last lines of its output, and the report."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from sluice_client.status_view import duration
 
 
 def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
-    """By the last statistics that we have of the buffer, or by those that the trainer
-    ended with.
-    """
+    """Return the newest totals of groups: from the buffer's statistics or the trainer's file."""
     path = directory / run_directory.TOTALS
     closing = Totals(**read_json(path)) if path.exists() else None
     return Totals.latest(closing, Totals.of(stats.counters, stats.failed) if stats else None)
@@ -40,9 +38,23 @@ def write_summary(
     spec: RLJobSpec,
     warnings: Sequence[RunWarning] = (),
 ) -> None:
-    """summary.json. Wall time and device time add up over the runs that continued each other.
+    """Write summary.json.
 
-    warnings: those that the run directory does not tell.
+    Parameters
+    ----------
+    directory
+        The run directory.
+    status
+        Last status of the job; None if there was none.
+    monitor
+        Holds the last statistics of the buffer, and the device time of this start.
+    seconds
+        Wall time of this start. Wall time and device time are added to those of earlier starts.
+    spec
+        The job's spec.
+    warnings
+        Warnings that are not in the files of the run directory.
+
     """
     path = directory / run_directory.SUMMARY
     before = read_json(path) if path.exists() else {}
@@ -64,9 +76,9 @@ def write_summary(
 
 
 def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | None) -> Exit:
-    """The last words, and the report, which takes seconds to draw."""
+    """Print how the run ended, and write its report, which takes seconds."""
     summary = read_json(directory / run_directory.SUMMARY)
-    code = last_words(console, directory, job, summary, status)
+    code = print_outcome(console, directory, job, summary, status)
     if summary["steps"]:
         from sluice.telemetry.report import write_report
 
@@ -79,16 +91,16 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
 
 
 def next_steps(directory: Path) -> list[str]:
-    """Suggestions after a run that has succeeded, a line each."""
+    """Suggest what to do after a run that has succeeded."""
     return [
         "next: open the report in a browser",
-        f"      all curves: tensorboard --logdir {directory / 'tensorboard'}",
-        "      a task of your own: sluice init NAME (docs/your-own-task.md)",
+        f"      see all curves: tensorboard --logdir {directory / 'tensorboard'}",
+        "      start your own task: sluice init NAME (docs/your-own-task.md)",
     ]
 
 
 def warning_lines(warnings: Sequence[RunWarning]) -> list[str]:
-    """Active warnings, a line each; then one line that names those that no longer hold."""
+    """List the active warnings, and then name the past ones in one line."""
     lines = [f"warning: {warning.sentence()}" for warning in warnings if warning.active]
     past = [
         f"{warning.kind} ({warning.steps})" if warning.steps else warning.kind
@@ -100,26 +112,26 @@ def warning_lines(warnings: Sequence[RunWarning]) -> list[str]:
     return lines
 
 
-def last_words(
+def print_outcome(
     console: Console,
     directory: Path,
     job: RLJob,
     summary: dict[str, Any],
     status: RLJobStatus | None,
 ) -> Exit:
-    """Tell how the run has ended. Answers the exit code."""
+    """Print how the run ended; return the exit code."""
     if status is None:
         console.print("stopped; the same command continues the run")
         return Exit.STOPPED
-    words = f"{status.state} after {duration(summary['wall_seconds'])}"
+    text = f"{status.state} after {duration(summary['wall_seconds'])}"
     if summary["steps"]:
-        learned = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
-        ends = [f"{what}_{when}" for what in learned for when in ("first", "last")]
+        curves = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
+        ends = [f"{curve}_{end}" for curve in curves for end in ("first", "last")]
         shown = {k: summary[k] for k in ("steps", *ends, "restarts") if summary[k] is not None}
-        words += ": " + ", ".join(
+        text += ": " + ", ".join(
             f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()
         )
-    console.print(words, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
     if any(summary["trainer_seconds"].values()):
         parts = summary["trainer_seconds"].items()
         text = ", ".join(f"{part} {value:g} s" for part, value in parts)
@@ -141,8 +153,8 @@ def last_words(
         ):
             console.print(failure.message, markup=False, highlight=False, soft_wrap=True)
         if failure:
-            cure = advice(failure, manifest(job), directory)
-            console.print(f"what to do: {cure}", markup=False, highlight=False, soft_wrap=True)
+            remedy = advice(failure, manifest(job), directory)
+            console.print(f"what to do: {remedy}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"logs: {directory / 'logs'}", markup=False, soft_wrap=True)
         return Exit.FAILED
     return Exit.DONE

@@ -1,6 +1,4 @@
-"""Asks a running job how it is: the buffer for the data, the rendezvous for the members. One
-snapshot a second.
-"""
+"""Ask a running job for its state: the rendezvous for its members, the buffer for its data."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ import grpc.aio
 
 from sluice.telemetry import run_directory, steady
 from sluice.telemetry.goodput import DeviceSeconds
-from sluice.wire import queries as ask
-from sluice.wire import rpc
+from sluice.wire import queries, rpc
 from sluice.wire.tls import PLAIN, Tls
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
 
@@ -22,24 +19,24 @@ CALL_SECONDS = 3.0
 
 @dataclass(slots=True)
 class Snapshot:
-    """The last answers of a job; None where nobody answers."""
+    """Answers of a job's services; None if a service does not answer."""
 
     stats: buffer_pb2.BufferStats | None = None
     ledger: rendezvous_pb2.Ledger | None = None
     time: float = field(default_factory=steady.seconds)
 
     def states(self) -> dict[str, str]:
-        """Member name -> what it does, in one word."""
+        """Map the name of each member to what it does, in one word."""
         entries = self.ledger.entries if self.ledger else []
         return {
-            e.member.name: e.state or "serving"
-            for e in entries
-            if e.member.index == 0 and "master" not in e.member.role
+            entry.member.name: entry.state or "serving"
+            for entry in entries
+            if entry.member.index == 0 and "master" not in entry.member.role
         }
 
 
 class Monitor:
-    """Keeps its channels; finds the buffer again after it has moved."""
+    """Takes snapshots of a job over open channels, and finds the buffer again after it moved."""
 
     def __init__(self, timeline: Path | None = None) -> None:
         self._timeline = timeline
@@ -47,23 +44,27 @@ class Monitor:
         self.latest = Snapshot()
         self.devices = DeviceSeconds()
 
-    async def ask(self, rendezvous: str, token: str, secured: Tls = PLAIN) -> Snapshot:
-        """A new snapshot. Raises nothing: a service that is away is part of the picture."""
+    async def take_snapshot(self, rendezvous: str, token: str, tls: Tls = PLAIN) -> Snapshot:
+        """Take a new snapshot.
+
+        A service that does not answer is missing in the snapshot. Raises AioRpcError only if a
+        service refuses the token.
+        """
         snapshot = Snapshot()
         try:
-            snapshot.ledger = await ask.ledger(
-                self._channel(rendezvous, secured), token, CALL_SECONDS
+            snapshot.ledger = await queries.ledger(
+                self._channel(rendezvous, tls), token, CALL_SECONDS
             )
-            if address := ask.buffer_address(snapshot.ledger):
-                snapshot.stats = await ask.stats(
-                    self._channel(address, secured), token, CALL_SECONDS
+            if address := queries.buffer_address(snapshot.ledger):
+                snapshot.stats = await queries.stats(
+                    self._channel(address, tls), token, CALL_SECONDS
                 )
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise
         if snapshot.ledger:
             self.devices.add(snapshot.ledger.device_seconds)
-        if snapshot.stats is None:  # what the buffer last said stays true: it is durable
+        if snapshot.stats is None:  # the buffer is durable, so its last statistics stay true
             snapshot.stats = self.latest.stats
         self.latest = snapshot
         if self._timeline and snapshot.states():
@@ -76,7 +77,7 @@ class Monitor:
         for channel in self._channels.values():
             await channel.close()
 
-    def _channel(self, address: str, secured: Tls) -> grpc.aio.Channel:
+    def _channel(self, address: str, tls: Tls) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = rpc.channel(address, secured)
+            self._channels[address] = rpc.channel(address, tls)
         return self._channels[address]

@@ -1,4 +1,4 @@
-"""`sluice run --from RUN`: another run's model as the start of a new one."""
+"""`sluice run --from RUN`: start a run with the model of another run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,25 @@ CHECKPOINTS, EXPORTED = "checkpoints", "hf"
 
 
 def model_of(run: Path) -> list[str]:
-    """The overrides that make a job start with the run's final model; where it has not ended, with
-    that of its newest checkpoint, which is written as a Hugging Face checkpoint beside it.
+    """Return the overrides with which a job starts from a run's model.
 
-    Raises ManifestError.
+    The model is the final one. If the run has not ended, the newest checkpoint is converted to a
+    Hugging Face checkpoint in the folder of the checkpoints.
+
+    Parameters
+    ----------
+    run
+        A run directory, or the name of a run.
+
+    Raises
+    ------
+    ManifestError
+        If there is no such run, or it has no model yet.
+
     """
     directory = run if (run / JOB).exists() else RUNS / run
     if not (directory / JOB).exists():
-        raise ManifestError(f"--from {run}: no {JOB} there; expected the directory of a run")
+        raise ManifestError(f"--from {run}: it has no {JOB}; expected the directory of a run")
     model = directory / CHECKPOINTS / EXPORTED
     if not (model / "config.json").exists():
         model = _converted(directory)
@@ -33,7 +44,7 @@ def model_of(run: Path) -> list[str]:
 def _converted(directory: Path) -> Path:
     newest = max((directory / CHECKPOINTS).glob("iter_*"), default=None)
     if newest is None:
-        raise ManifestError(f"--from {directory}: the run has neither a model nor a checkpoint yet")
+        raise ManifestError(f"--from {directory}: the run has no model and no checkpoint yet")
     spec = _spec(directory / JOB)
     target = newest.with_name(f"{EXPORTED}_{newest.name.removeprefix('iter_')}")
     if not (target / "config.json").exists():
@@ -49,5 +60,5 @@ def _spec(path: Path) -> dict[str, Any]:
     try:
         spec: dict[str, Any] = json.loads(path.read_text())["spec"]
     except (OSError, ValueError, KeyError) as error:
-        raise ManifestError(f"{path}: not the manifest of a run ({error})") from error
+        raise ManifestError(f"{path}: expected the manifest of a run ({error})") from error
     return spec

@@ -1,1 +1,1 @@
-"""Commands that look at jobs: list, status, logs, report."""
+"""Commands that show jobs: list, status, logs, report."""

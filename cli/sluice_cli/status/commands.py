@@ -1,4 +1,4 @@
-"""Commands that look at jobs: list, status, logs, report."""
+"""Options of the commands that show jobs: list, status, logs, report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from sluice_cli.exits import Exit
-from sluice_cli.options import JobName, Namespace, Output, RunDir, examples, reading, say
+from sluice_cli.options import JobName, Namespace, Output, RunDir, examples, read_errors, say
 from sluice_cli.output import Format
+from sluice_client.runs import RUNS
 
 
 def register(app: typer.Typer) -> None:
@@ -27,13 +28,13 @@ def register(app: typer.Typer) -> None:
 def list_jobs(
     namespace: Namespace = None,
     everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="List jobs of all namespaces.")
     ] = False,
-    runs: Annotated[Path, typer.Option(help="Directory of this machine's runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Directory that holds the runs.")] = RUNS,
     output: Output = Format.TEXT,
 ) -> None:
-    """List runs of this machine and, where a cluster is configured, its jobs."""
-    with reading():
+    """List runs of this machine and, if a cluster is configured, its jobs."""
+    with read_errors():
         from sluice_cli.status.listing import list_text
 
         say(list_text(runs, namespace, everywhere=everywhere, form=output))
@@ -43,11 +44,13 @@ def status(
     name: JobName = None,
     namespace: Namespace = None,
     run_dir: RunDir = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Until the job has ended.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Update until the job has ended.")
+    ] = False,
     output: Output = Format.TEXT,
 ) -> None:
-    """Show what a job does, waits for and last failed of, in a cluster or on this machine."""
-    with reading():
+    """Show a job: its state and progress, what it waits for, its last failure and what to do."""
+    with read_errors():
         from sluice_cli.status.status import print_status
 
         print_status(name, namespace, run_dir, watch=watch, form=output)
@@ -56,25 +59,28 @@ def status(
 def logs(
     name: JobName = None,
     role: Annotated[
-        str | None, typer.Argument(help="trainer, rollout, buffer or rendezvous. Default: all.")
+        str | None,
+        typer.Argument(help="Role: trainer, rollout, buffer or rendezvous. Default: all."),
     ] = None,
     namespace: Namespace = None,
     run_dir: RunDir = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Until the job has ended, with later pods.")
+        bool,
+        typer.Option("--follow", "-f", help="Print new lines, of new pods too, until the end."),
     ] = False,
-    replica: Annotated[int | None, typer.Option(help="Of this replica of the role only.")] = None,
+    replica: Annotated[int | None, typer.Option(help="Show only this replica.")] = None,
     container: Annotated[
-        str | None, typer.Option("--container", "-c", help="Of this container only.")
+        str | None, typer.Option("--container", "-c", help="Show only this container.")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(help="Of this attempt only; a cluster keeps the present one.")
+        int | None,
+        typer.Option(help="Show only this attempt. A cluster keeps only the current attempt."),
     ] = None,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="The last lines of each log. Default: all.")
+        int | None, typer.Option(min=0, help="Show the last lines of each log. Default: all.")
     ] = None,
 ) -> None:
-    """Print the logs of a job's pods as one, in the order of time."""
+    """Print the logs of a job's pods, merged by time."""
     from sluice.api.status import ROLES
 
     if role is not None and role not in ROLES:
@@ -82,27 +88,22 @@ def logs(
         raise typer.Exit(Exit.INVALID)
     if name in ROLES and role is None and run_dir is not None:  # a run directory needs no name
         name, role = None, name
-    with reading():
+    with read_errors():
         from sluice_cli.status.logs import LogFilter, print_logs
 
-        print_logs(
-            name,
-            namespace,
-            run_dir,
-            LogFilter(role, replica, container, attempt, tail),
-            follow=follow,
-        )
+        selected = LogFilter(role, replica, container, attempt, tail)
+        print_logs(name, namespace, run_dir, selected, follow=follow)
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Directory of a run.", show_default=False)],
+    run_dir: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
 ) -> None:
-    """Write report.html for a run, finished or not."""
+    """Write report.html into a run directory. The run may still go on."""
     from sluice.telemetry.report import write_report
 
     if not (run_dir / "metrics.jsonl").exists():
         typer.echo(
-            f"error: {run_dir}: no metrics.jsonl there; expected the directory of a run", err=True
+            f"error: {run_dir} has no metrics.jsonl; expected the directory of a run", err=True
         )
         raise typer.Exit(Exit.INVALID)
     typer.echo(write_report(run_dir, run_dir.name))

@@ -1,7 +1,7 @@
-"""`sluice logs`: the logs of a job's containers as one, in the order of time.
+"""`sluice logs`: the logs of a job's containers, merged by time.
 
-Engines, and functions of a job, write what they like. What a terminal would act on is written out,
-and lines that do not have the form of sluice's own are dim.
+Engines and user functions write arbitrary text. Control characters are shown as text, so that a
+terminal does not act on them, and lines that are not in sluice's log format are dim.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from sluice_client.logs import LogLine, merged
 from sluice_operator.cluster.view import LogStream, Reader, ReadError, TimedLine
 
 STYLES = {"trainer": "green", "rollout": "cyan", "buffer": "magenta", "rendezvous": "yellow"}
-LOOK_SECONDS = 2.0
+# Seconds between two looks for new pods.
+POLL_SECONDS = 2.0
+# Lines of a followed log that arrive within this time are sorted.
 GATHER_SECONDS = 0.2
-"""When logs are followed: lines that come within this time are put in order."""
-
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_OURS = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [a-z]+ |\{.*"timestamp": "|error: ')
+_SLUICE_LINE = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ [a-z]+ |\{.*"timestamp": "|error: ')
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which logs; None: all. tail: so many lines of each."""
+    """The logs to print. A field that is None selects everything."""
 
     role: str | None = None
     replica: int | None = None
     container: str | None = None
     attempt: int | None = None
+    # Number of last lines of each log.
     tail: int | None = None
 
-    def takes(self, stream: LogStream) -> bool:
+    def selects(self, stream: LogStream) -> bool:
         return (
             self.role in (None, stream.role)
             and self.replica in (None, stream.replica)
@@ -61,11 +62,11 @@ class LogFilter:
 
 
 def rendered(line: LogLine, width: int) -> Text:
-    """The log's name in its role's colour, then the line. width: of the longest name."""
+    """Return a line behind the name of its log, which is padded to `width` characters."""
     text = _COLOURS.sub("", line.text).removesuffix("\r")
     return Text.assemble(
         (f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")),
-        (escaped(text), "" if _OURS.match(text) else "dim"),
+        (escaped(text), "" if _SLUICE_LINE.match(text) else "dim"),
     )
 
 
@@ -77,7 +78,10 @@ def print_logs(
     *,
     follow: bool,
 ) -> None:
-    """ReadError: nothing can be read."""
+    """Print the selected logs; with `follow`, until the job has ended.
+
+    Raises ReadError if there are no such logs, or none can be read.
+    """
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_print(name, namespace, run_dir, selected, follow))
 
@@ -85,51 +89,49 @@ def print_logs(
 async def _print(
     name: str | None, namespace: str | None, run_dir: Path | None, selected: LogFilter, follow: bool
 ) -> None:
-    console, errors = (
-        Console(highlight=False, soft_wrap=True),
-        Console(stderr=True, highlight=False, soft_wrap=True),
-    )
+    console = Console(highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     async with job_reader(name, namespace, run_dir) as reader:
         printer = Printer(reader, selected, console, errors)
         await (printer.follow() if follow else printer.once())
 
 
 class Printer:
+    """Prints the selected logs of one job."""
+
     def __init__(
         self, reader: Reader, selected: LogFilter, console: Console, errors: Console
     ) -> None:
-        self._reader, self._selected, self._console, self._errors = (
-            reader,
-            selected,
-            console,
-            errors,
-        )
+        self._reader, self._selected = reader, selected
+        self._console, self._errors = console, errors
         self._width = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     async def once(self) -> None:
-        """Show the logs as they are now. One that cannot be read does not hide the others;
-        ReadError: none can be.
+        """Print the logs as they are now.
+
+        A log that cannot be read is reported, and the others are printed. Raises ReadError if no
+        log can be read.
         """
         streams, _ = await self._streams()
         if not streams:
-            raise ReadError(f"there are no logs{self._selected}: no such pod exists (any more)")
+            raise ReadError(f"there are no logs{self._selected}: no such pod exists (any longer)")
         results = await asyncio.gather(*(self._read(stream) for stream in streams))
         if not any(isinstance(result, list) for result in results):
             raise ReadError("\n".join(str(result) for result in results))
         for result in results:
             if isinstance(result, ReadError):
-                self._tell(str(result))
+                self._report(str(result))
         read = [
-            (s, result)
-            for s, result in zip(streams, results, strict=True)
+            (stream, result)
+            for stream, result in zip(streams, results, strict=True)
             if isinstance(result, list)
         ]
         for line in merged(read):
             self._console.print(rendered(line, self._width))
 
     async def follow(self) -> None:
-        """From the beginning, with what appears later, until the job has ended."""
+        """Print the logs from their start, with new lines and new pods, until the job has ended."""
         lines: asyncio.Queue[LogLine] = asyncio.Queue()
         reading: dict[LogStream, asyncio.Task[None]] = {}
         printing = asyncio.create_task(self._print_forever(lines))
@@ -137,13 +139,11 @@ class Printer:
             while True:
                 streams, ended = await self._streams()
                 for stream in streams:
-                    key = _without_silence(stream)
-                    if not stream.silent and key not in reading:
-                        reading[key] = asyncio.create_task(self._pump(key, lines))
-                open_ = [task for task in reading.values() if not task.done()]
-                if ended and not open_:
+                    if not stream.silent and stream not in reading:
+                        reading[stream] = asyncio.create_task(self._read_into(lines, stream))
+                if ended and all(task.done() for task in reading.values()):
                     break
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
             await asyncio.sleep(2 * GATHER_SECONDS)
         finally:
             for task in [printing, *reading.values()]:
@@ -151,7 +151,7 @@ class Printer:
 
     async def _streams(self) -> tuple[list[LogStream], bool]:
         streams, ended = await self._reader.streams()
-        streams = [stream for stream in streams if self._selected.takes(stream)]
+        streams = [stream for stream in streams if self._selected.selects(stream)]
         self._width = max([len(stream.name) for stream in streams], default=self._width)
         return streams, ended
 
@@ -166,14 +166,14 @@ class Printer:
         except ReadError as error:
             return error
 
-    async def _pump(self, stream: LogStream, lines: asyncio.Queue[LogLine]) -> None:
+    async def _read_into(self, lines: asyncio.Queue[LogLine], stream: LogStream) -> None:
         try:
             async for time, text in self._reader.lines(
                 stream, follow=True, tail=self._selected.tail
             ):
                 lines.put_nowait(LogLine(stream, time, text))
         except ReadError as error:
-            self._tell(str(error))
+            self._report(str(error))
 
     async def _print_forever(self, lines: asyncio.Queue[LogLine]) -> None:
         async for batch in _batches(lines):
@@ -183,9 +183,10 @@ class Printer:
             for line in merged([*logs.items()]):
                 self._console.print(rendered(line, self._width))
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _report(self, text: str) -> None:
+        """Print a problem to standard error, once."""
+        if text not in self._reported:
+            self._reported.add(text)
             self._errors.print(Text(text, style="yellow"))
 
 
@@ -196,9 +197,3 @@ async def _batches(lines: asyncio.Queue[LogLine]) -> AsyncIterator[list[LogLine]
         while not lines.empty():
             batch.append(lines.get_nowait())
         yield batch
-
-
-def _without_silence(stream: LogStream) -> LogStream:
-    return LogStream(
-        stream.pod, stream.container, stream.role, stream.replica, stream.attempt, stream.index
-    )

@@ -1,1 +1,1 @@
-"""`sluice validate`: checks before a job runs."""
+"""`sluice validate`: check a job before it runs."""

@@ -1,4 +1,4 @@
-"""`sluice validate`: all that can be known of a job before it runs."""
+"""`sluice validate`: check a job as far as possible before it runs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Validation:
-    """One manifest. job: None where it is not even a job. problems: empty where it is valid."""
+    """The result for one manifest, which is valid if there are no problems."""
 
     file: Path
+    # None if the manifest cannot be read.
     job: RLJob | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     trial: Trial | None = None
 
     def facts(self) -> dict[str, Any]:
-        """The shape of `-o json`: docs/reference/cli.md."""
+        """Return the entry of `sluice validate -o json` (docs/reference/cli.md)."""
         return {
             "file": str(self.file),
             "valid": not self.problems,
@@ -41,7 +42,7 @@ class Validation:
         }
 
     def show(self) -> None:
-        """Print what is right, and what to know, for people."""
+        """Print the summary of a valid job, the notes and the trial."""
         if self.job and not self.problems:
             typer.echo(_summary(self.file, self.job))
         for note in self.notes:
@@ -49,64 +50,71 @@ class Validation:
         if self.trial:
             typer.echo(self.trial.text())
 
-    def show_problems(self, *, named: bool) -> None:
-        """Print what is wrong to standard error. named: with the file, also if no line says it."""
+    def show_problems(self, *, with_file: bool) -> None:
+        """Print the problems to standard error; `with_file` puts the file before each."""
         for problem in self.problems:
-            file = f"{self.file}: " if named and str(self.file) not in problem else ""
+            file = f"{self.file}: " if with_file and str(self.file) not in problem else ""
             typer.echo(f"error: {file}{problem}", err=True)
 
 
-def validate_all(
-    paths: list[Path], overrides: list[str], *, thoroughly: bool, form: Format
-) -> bool:
-    """Look at manifests and print what is found; True if all are valid.
-
-    A bad file does not keep the next from its turn. The errors of all come last, where a terminal
-    shows them.
-    """
+def validate_all(paths: list[Path], overrides: list[str], *, deep: bool, form: Format) -> bool:
+    """Validate manifests and print the results; return True if all are valid."""
     validations = []
     for path in paths:
-        validations.append(_validated(path, overrides, thoroughly))
+        validations.append(_validate(path, overrides, deep))
         if form is Format.TEXT:
             validations[-1].show()
     if form is Format.TEXT:
+        # Problems come last, so that they are in sight when the command ends.
         for validation in validations:
-            validation.show_problems(named=len(paths) > 1)
+            validation.show_problems(with_file=len(paths) > 1)
     else:
-        say(written([each.facts() for each in validations], form))
-    return not any(each.problems for each in validations)
+        say(written([validation.facts() for validation in validations], form))
+    return not any(validation.problems for validation in validations)
 
 
-def _validated(path: Path, overrides: list[str], thoroughly: bool) -> Validation:
+def _validate(path: Path, overrides: list[str], deep: bool) -> Validation:
+    """Validate a manifest; one that cannot be read does not end the command."""
     try:
-        return validate_file(path, overrides, thoroughly=thoroughly)
+        return validate_file(path, overrides, deep=deep)
     except ManifestError as error:
         return Validation(path, problems=str(error).splitlines())
 
 
-def validate_file(path: Path, overrides: list[str], *, thoroughly: bool = False) -> Validation:
-    """Look at the manifest and, where no volume holds them, at all files that it names.
+def validate_file(path: Path, overrides: list[str], *, deep: bool = False) -> Validation:
+    """Check a manifest and the files that it names.
 
-    thoroughly: also render prompts and judge an answer (`--deep`).
+    Files in volumes of a cluster are not checked.
 
-    Raises ManifestError where the manifest itself cannot be read, or files are not there.
+    Parameters
+    ----------
+    path, overrides
+        The manifest, and fields to set as `PATH=VALUE`.
+    deep
+        Also render prompts and compute rewards.
+
+    Raises
+    ------
+    ManifestError
+        If the manifest is not valid, or files are missing.
+
     """
     job = load_job(path, overrides)
     validation = Validation(path, job)
     spec = job.spec
     if spec.model.volume is not None or spec.data.volume is not None:
-        validation.notes.append("the files are in volumes of a cluster, and were not looked at")
+        validation.notes.append("files in volumes of a cluster were not checked")
         return validation
-    here = resolve(job, path.parent)
-    check_files(here)
-    findings = file_checks.look(here, run_code=True)
+    resolved = resolve(job, path.parent)
+    check_files(resolved)
+    findings = file_checks.check_contents(resolved, run_code=True)
     validation.problems, validation.notes = findings.problems, findings.notes
-    if problem := footprint.shortage(here):
-        validation.notes.append(f"sluice run refuses it on this machine: {problem}")
-    if thoroughly and not findings.problems:
+    if problem := footprint.shortage(resolved):
+        validation.notes.append(f"sluice run would refuse this job on this machine: {problem}")
+    if deep and not findings.problems:
         from sluice_cli.validate import deep_checks
 
-        validation.trial = deep_checks.try_out(here)
+        validation.trial = deep_checks.try_prompts(resolved)
         validation.problems += validation.trial.problems
     return validation
 

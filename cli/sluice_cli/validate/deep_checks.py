@@ -1,4 +1,4 @@
-"""`sluice validate --deep`: prompts as the model will see them, and one reward."""
+"""`sluice validate --deep`: render prompts as the model will see them, and compute rewards."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from sluice.rewards.judging.judge import Judge
 from sluice.runtime import error_summary
 from sluice.runtime.pod_env import ConfigurationError
 
+# Prompts that are rendered, over all sources.
 PROMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt as the model sees it. tokens: of the text."""
+class RenderedPrompt:
+    """A prompt as the model sees it, with the place of its row and its number of tokens."""
 
     where: str
     tokens: int
@@ -37,8 +38,8 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A response, and the reward that the job gives it. parts: the named numbers in it."""
+class JudgedResponse:
+    """A response to the prompt of a row, and its reward, with the reward's named parts."""
 
     where: str
     response: str
@@ -49,10 +50,10 @@ class Judged:
 
 @dataclass(slots=True)
 class Trial:
-    """The results of a try; problems: what no run survives."""
+    """Rendered prompts and judged responses, and the problems that would end a run."""
 
-    prompts: list[Rendered] = field(default_factory=list)
-    judged: list[Judged] = field(default_factory=list)
+    prompts: list[RenderedPrompt] = field(default_factory=list)
+    judged: list[JudgedResponse] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
@@ -60,35 +61,39 @@ class Trial:
         return {"prompts": prompts, "reward": asdict(self.judged[0]) if self.judged else None}
 
     def text(self) -> str:
-        parts = [f"--- {p.where}: {p.tokens} tokens\n{p.text}" for p in self.prompts]
+        parts = [
+            f"--- {prompt.where}: {prompt.tokens} tokens\n{prompt.text}" for prompt in self.prompts
+        ]
         for judged in self.judged:
-            named = "".join(f", {name} {value:g}" for name, value in judged.parts.items())
+            reward_parts = "".join(f", {name} {value:g}" for name, value in judged.parts.items())
             parts.append(
                 f"--- reward of the label {judged.label!r} as the answer to "
-                f"{judged.where}: {judged.reward:g}{named}"
+                f"{judged.where}: {judged.reward:g}{reward_parts}"
             )
         return "\n".join(parts)
 
 
-def try_out(job: RLJob) -> Trial:
-    """Render the first ten prompts, and judge as workers do: of each source of prompts and each
-    data set of the evaluation the first label, taken as an answer.
+def try_prompts(job: RLJob) -> Trial:
+    """Render the first prompts, and compute rewards as workers do.
+
+    For each source of prompts and each data set of the evaluation, the label of the first row is
+    judged as if it were the response.
     """
     trial, spec = Trial(), job.spec
     try:
         tokenizer = chat.load_tokenizer(
             Path(spec.model.path), trust_remote_code=spec.model.trust_remote_code
         )
-        firsts = _rendered(trial, spec, tokenizer)
-        trained = firsts if spec.judged and spec.reward is not None else []
-        rows: dict[str, tuple[Reward | None, list[tuple[str, PromptRow]]]] = {
+        first_rows = _render_prompts(trial, spec, tokenizer)
+        trained = first_rows if spec.judged and spec.reward is not None else []
+        rows_by_field: dict[str, tuple[Reward | None, list[tuple[str, PromptRow]]]] = {
             "spec.reward": (spec.reward, trained)
         }
-        for place, reward, row in _evaluated(spec):
-            rows.setdefault(place, (reward, []))[1].append(row)
-        for place, (judge, of_judge) in rows.items():
-            if judge is not None and of_judge:
-                _judge(trial, place, judge, of_judge, tokenizer, spec.samples_per_prompt)
+        for place, evaluation_reward, row in _evaluated(spec):
+            rows_by_field.setdefault(place, (evaluation_reward, []))[1].append(row)
+        for place, (reward, rows) in rows_by_field.items():
+            if reward is not None and rows:
+                _judge(trial, place, reward, rows, tokenizer, spec.samples_per_prompt)
     except ConfigurationError as error:
         trial.problems.append(str(error))
     return trial
@@ -102,7 +107,7 @@ def _judge(
     tokenizer: Any,
     group: int,
 ) -> None:
-    """Judge rows with a reward; what it raises is a problem of its field, once for all rows."""
+    """Judge rows with a reward; an error of the reward becomes one problem of its field."""
     try:
         count = group if reward.group else 1
         trial.judged += asyncio.run(_judged(reward, rows, tokenizer, count))
@@ -111,43 +116,47 @@ def _judge(
 
 
 def _evaluated(spec: RLJobSpec) -> Iterator[tuple[str, Reward, tuple[str, PromptRow]]]:
-    """(field of its reward, reward, first row) of each data set of the evaluation."""
+    """Yield the field of its reward, the reward and the first row of each evaluation data set."""
     for position, dataset in enumerate(spec.evaluation.datasets if spec.evaluation else []):
         reward = dataset.reward or spec.reward
-        if reward is None:  # its environment judges it
+        if reward is None:  # an environment gives the rewards
             continue
-        at = f"spec.evaluation.datasets[{position}]"
-        place = f"{at}.reward" if dataset.reward else "spec.reward"
-        located = _of_file(dataset) if dataset.path else _of_code(dataset, f"{at}.source")
-        for where, row in islice(located, 1):
+        field_path = f"spec.evaluation.datasets[{position}]"
+        place = f"{field_path}.reward" if dataset.reward else "spec.reward"
+        rows = (
+            _rows_of_file(dataset)
+            if dataset.path
+            else _rows_of_code(dataset, f"{field_path}.source")
+        )
+        for where, row in islice(rows, 1):
             try:
                 yield place, reward, (where, parse_row(row, dataset))
             except RowError as error:
                 raise ConfigurationError(f"{where}: {error}") from error
 
 
-def _rendered(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple[str, PromptRow]]:
-    """Fill the trial's prompts; (place, row) of the first one of each source."""
-    firsts: dict[int, tuple[str, PromptRow]] = {}
+def _render_prompts(trial: Trial, spec: RLJobSpec, tokenizer: Any) -> list[tuple[str, PromptRow]]:
+    """Render prompts into the trial; return the place and the first row of each source."""
+    first_rows: dict[int, tuple[str, PromptRow]] = {}
     read, embedding = reader_of(spec), embedding_size(Path(spec.model.path))
     for where, source, row in _rows(spec):
         try:
             parsed = read(row, source)
-            text, tokens = _seen(tokenizer, Path(spec.model.path), source, parsed)
+            text, tokens = _model_input(tokenizer, Path(spec.model.path), source, parsed)
             check_ids(tokenizer, tokens, embedding)
         except (PromptError, RowError) as error:
             raise ConfigurationError(f"{where}: {error}") from error
-        trial.prompts.append(Rendered(where, len(tokens), text))
-        firsts.setdefault(id(source), (where, parsed))
-    if not firsts:
-        raise ConfigurationError("spec.data.prompts: there is no row")
-    return list(firsts.values())
+        trial.prompts.append(RenderedPrompt(where, len(tokens), text))
+        first_rows.setdefault(id(source), (where, parsed))
+    if not first_rows:
+        raise ConfigurationError("spec.data.prompts: there are no rows")
+    return list(first_rows.values())
 
 
-def _seen(
+def _model_input(
     tokenizer: Any, model: Path, source: PromptSource, row: PromptRow
 ) -> tuple[str, list[int]]:
-    """(text, its token ids) of a prompt; of a row with a given answer, with that."""
+    """Return the text and the token ids of a prompt, and of its given answer if it has one."""
     arguments = source.chat_template_args
     if isinstance(row, AnsweredRow):
         encoded = encode(
@@ -170,35 +179,35 @@ def _seen(
 
 
 def _rows(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, Row]]:
-    """(where, source, row): ten first rows in all, of each source equally many."""
-    each = max(PROMPTS // len(spec.data.prompts), 1)
+    """Yield place, source and row of the first prompts, the same number for each source."""
+    count = max(PROMPTS // len(spec.data.prompts), 1)
     for position, source in enumerate(spec.data.prompts[:PROMPTS]):
         place = f"spec.data.prompts[{position}].source"
-        rows = _of_file(source) if source.path else _of_code(source, place)
-        yield from ((where, source, row) for where, row in islice(rows, each))
+        rows = _rows_of_file(source) if source.path else _rows_of_code(source, place)
+        yield from ((where, source, row) for where, row in islice(rows, count))
 
 
-def _of_file(source: PromptSource) -> Iterator[tuple[str, Row]]:
+def _rows_of_file(source: PromptSource) -> Iterator[tuple[str, Row]]:
     return ((located.where, located.row) for located in read_source(source.path or ""))
 
 
-def _of_code(source: PromptSource, where: str) -> Iterator[tuple[str, Row]]:
+def _rows_of_code(source: PromptSource, where: str) -> Iterator[tuple[str, Row]]:
     assert source.source is not None
     try:
         rows = enumerate(made_rows(source.source.function, source.source.args, PROMPTS))
         yield from ((f"{where}: row {number}", row) for number, row in rows)
     except ConfigurationError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except Exception as error:  # user code may raise anything
         raise ConfigurationError(f"{where}: {error_summary.cause(error)}") from error
 
 
 async def _judged(
     reward: Reward, rows: list[tuple[str, PromptRow]], tokenizer: Any, count: int
-) -> list[Judged]:
-    """Judge the label of each row as its answer, as `count` samples of a group.
+) -> list[JudgedResponse]:
+    """Judge the label of each row as the response of `count` samples in a group.
 
-    Raises RewardError, with the place of a row that the reward fails at.
+    Raises RewardError, with the place of the row that the reward fails on.
     """
     judged = []
     judge = Judge(reward, workers=1)
@@ -211,7 +220,7 @@ async def _judged(
             outcome = (await judge([sample] * count))[0]
             if isinstance(outcome, RewardError):
                 raise RewardError(f"{outcome} (the label of {where} as the answer)")
-            judged.append(Judged(where, response, row.label, *outcome))
+            judged.append(JudgedResponse(where, response, row.label, *outcome))
     finally:
         await judge.close()
     return judged

@@ -1,5 +1,6 @@
-"""Checks of what a job's files hold, before anything is started: rows of prompts, models, user
-functions, lengths. Pods would refuse the same, up to half a minute later.
+"""Check the contents of a job's files: rows of prompts, models, lengths, user functions.
+
+The pods check the same, but up to half a minute after the start of a run.
 """
 
 from __future__ import annotations
@@ -26,37 +27,45 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout import prompts
 
 IMPORT_SECONDS = 60
-TRIED_PROMPTS = 100
-"""Prompts of a source whose length is measured."""
+# Prompts of each source whose length is measured.
+MEASURED_PROMPTS = 100
 
 
 @dataclass(slots=True)
 class Findings:
-    """problems: what no run survives. notes: what one should know."""
+    """Problems that would end a run, and notes that a user should know."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def raise_problems(self) -> None:
-        """Raise ManifestError with all of them, if there are any."""
+        """Raise ManifestError with all problems, if there are any."""
         if self.problems:
             raise ManifestError("\n".join(dict.fromkeys(self.problems)))
 
 
-def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Findings:
-    """Look into the files of a resolved job that are on this machine, not in volumes.
+def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Findings:
+    """Check the files of a resolved job, except files in volumes of a cluster.
 
-    rows: of each prompt file; None: all. run_code: also what takes seconds: import the user's
-    functions, in a process of its own, and look for the model among transformers'.
+    Parameters
+    ----------
+    job
+        A job whose paths are absolute.
+    rows
+        Number of rows of each prompt file to check. Default: all.
+    run_code
+        Also make checks that take seconds: import the user functions, in a separate process, and
+        look for the model's architecture in transformers.
+
     """
     spec, findings = job.spec, Findings()
-    here = [p for p in marked(RLJobSpec, manifest(job)["spec"]) if _on_this_machine(p, job)]
+    paths = [p for p in marked(RLJobSpec, manifest(job)["spec"]) if _on_this_machine(p, job)]
     _try(findings, "", lambda: check_sources(spec.data.prompts, _datasets(spec)))
     for where, source, training in _sources(spec):
         read = reader_of(spec) if training else parse_row
         read = read if _has_template(spec) else without_template(read)
         _try(findings, f"{where}.path: ", lambda: check_rows(source, source.path or "", read, rows))  # noqa: B023 - called at once
-    trained = [path for path in here if path.kind == "model" and not spec.debug.rollout_only]
+    trained = [path for path in paths if path.kind == "model" and not spec.debug.rollout_only]
     for model in trained:
         _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
     if spec.model.volume is None:
@@ -64,21 +73,24 @@ def look(job: RLJob, *, rows: int | None = None, run_code: bool = False) -> Find
     if spec.model.volume is None and _generates(spec) and not findings.problems:
         _check_lengths(findings, spec)
     if run_code:
-        functions = [path for path in here if path.kind == "function"]
-        _check_functions(findings, [path for path in functions if not _elsewhere(path, spec)])
+        functions = [path for path in paths if path.kind == "function"]
+        _check_functions(
+            findings, [path for path in functions if not _in_other_interpreter(path, spec)]
+        )
     return findings
 
 
 def _has_template(spec: RLJobSpec) -> bool:
-    """False if it is certain that the model's tokenizer has no chat template. One that comes with
-    its own code may have one there.
+    """Return False only if the model's tokenizer surely has no chat template.
+
+    The template may be in a volume, or in code that comes with the model.
     """
-    elsewhere = spec.model.volume is not None or spec.model.trust_remote_code
-    return elsewhere or chat.has_template(Path(spec.model.path))
+    unknown = spec.model.volume is not None or spec.model.trust_remote_code
+    return unknown or chat.has_template(Path(spec.model.path))
 
 
-def _elsewhere(path: MarkedPath, spec: RLJobSpec) -> bool:
-    """The function is of another interpreter, with packages of its own: the worker tries it."""
+def _in_other_interpreter(path: MarkedPath, spec: RLJobSpec) -> bool:
+    """Tell whether a function runs in another interpreter; then only the worker can check it."""
     gym = spec.rollout.environment.gym if spec.rollout.environment else None
     return bool(gym and gym.python) and path.field.startswith("spec.rollout.environment.gym.")
 
@@ -101,14 +113,18 @@ def _datasets(spec: RLJobSpec) -> list[PromptSource]:
 
 
 def _sources(spec: RLJobSpec) -> Iterator[tuple[str, PromptSource, bool]]:
-    """(field, source, True where it is trained on) of all prompt files on this machine."""
+    """Yield field, source, and whether it is training data, for the prompt files of this machine.
+
+    Sources without a path are functions, and are left out.
+    """
     if spec.data.volume is not None or spec.debug.replay:
         return
-    both = [
-        *((f"spec.data.prompts[{i}]", one, True) for i, one in enumerate(spec.data.prompts)),
-        *((f"spec.evaluation.datasets[{i}]", one, False) for i, one in enumerate(_datasets(spec))),
-    ]
-    yield from (each for each in both if each[1].path)
+    for i, source in enumerate(spec.data.prompts):
+        if source.path:
+            yield f"spec.data.prompts[{i}]", source, True
+    for i, dataset in enumerate(_datasets(spec)):
+        if dataset.path:
+            yield f"spec.evaluation.datasets[{i}]", dataset, False
 
 
 def _check_family(job: RLJob, model: MarkedPath, quickly: bool) -> None:
@@ -125,7 +141,7 @@ def _generates(spec: RLJobSpec) -> bool:
 
 
 def _check_vocabulary(findings: Findings, directory: Path) -> None:
-    """Note a tokenizer that has more tokens than the model's embedding."""
+    """Add a note if the tokenizer has more tokens than the model's embedding."""
     tokenizer = _tokenizer(directory)
     if tokenizer is None:
         return
@@ -135,7 +151,7 @@ def _check_vocabulary(findings: Findings, directory: Path) -> None:
 
 
 def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
-    """The longest response leaves room for a prompt; and for those that there are."""
+    """Check that the context has room for the longest response and for the prompts."""
     directory = Path(spec.model.path)
     try:
         size = prompts.context_of_model(spec, directory)
@@ -158,23 +174,23 @@ def _check_room(
 ) -> None:
     rows = read_source(source.path or "")
     lengths = (count(_text(parse_row(located.row, source).prompt)) for located in rows)
-    sizes = list(islice(lengths, TRIED_PROMPTS))
+    sizes = list(islice(lengths, MEASURED_PROMPTS))
     longer = sum(size > room for size in sizes)
     if not longer:
         return
     text = (
-        f"{where}: {longer} of the first {len(sizes)} prompts have more than the {room} tokens "
-        f"(up to {max(sizes)}) that the context leaves beside maxResponseTokens, or "
-        "data.maxPromptTokens allows"
+        f"{where}: {longer} of the first {len(sizes)} prompts have more than {room} tokens (up to "
+        f"{max(sizes)}), the most that data.maxPromptTokens allows or that maxResponseTokens "
+        "leaves in the context"
     )
     if longer == len(sizes) and all(size > room for size in lengths):
-        findings.problems.append(f"{text}; no prompt of the source can be answered")
+        findings.problems.append(f"{text}; the source has no usable prompt")
     else:
-        findings.notes.append(f"{text}; such prompts are left out")
+        findings.notes.append(f"{text}; such prompts are skipped")
 
 
 def _counter(directory: Path) -> Callable[[str], int] | None:
-    """Tokens of a text, without those that a chat template adds. None: see `_tokenizer`."""
+    """Return a function that counts a text's tokens, or None if there is no fast tokenizer."""
     tokenizer = _tokenizer(directory)
     if tokenizer is None:
         return None
@@ -182,8 +198,9 @@ def _counter(directory: Path) -> Callable[[str], int] | None:
 
 
 def _tokenizer(directory: Path) -> Any:
-    """The model's tokenizer; None if it is not one that can be had without transformers, which
-    takes seconds.
+    """Return the model's tokenizer if it loads without transformers, which takes seconds; or None.
+
+    Raises ConfigurationError if the file is not a tokenizer.
     """
     file = directory / "tokenizer.json"
     if importlib.util.find_spec("tokenizers") is None or not file.exists():
@@ -192,7 +209,7 @@ def _tokenizer(directory: Path) -> Any:
 
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # whatever its Rust stumbles over
+    except Exception as error:  # the library raises plain exceptions from Rust
         raise ConfigurationError(f"spec.model.path: {file}: not a tokenizer: {error}") from error
 
 
@@ -207,27 +224,26 @@ def _text(prompt: str | list[dict[str, object]]) -> str:
 
 
 def _check_functions(findings: Findings, paths: list[MarkedPath]) -> None:
-    """Import them as a pod would. A package that is not here may be in the pods' image."""
+    """Import user functions as a pod would. A missing package may be in the pods' image."""
     functions = [path for path in paths if ":" in path.value or "." in path.value]
-    there = []
+    installed = []
     for path in functions:
         package = path.value.replace(":", ".").partition(".")[0]
         if ".py:" in path.value or importlib.util.find_spec(package) is not None:
-            there.append(path)
+            installed.append(path)
         else:
             findings.notes.append(
                 f"{path.field}: not checked: package {package} is not installed here; the pods' "
                 "image must have it"
             )
-    for path, problem in zip(there, _imported([p.value for p in there]), strict=True):
+    problems = _import_problems([path.value for path in installed])
+    for path, problem in zip(installed, problems, strict=True):
         if problem:
             findings.problems.append(f"{path.field}: {problem}")
 
 
-def _imported(functions: list[str]) -> list[str]:
-    """The fault of each function; empty: none. They are imported in a process of their own, as a
-    module may do anything then.
-    """
+def _import_problems(functions: list[str]) -> list[str]:
+    """Import functions in a separate process; return a problem, or an empty text, for each."""
     if not functions:
         return []
     command = [sys.executable, "-m", "sluice.runtime.user_code", *functions]
@@ -236,10 +252,11 @@ def _imported(functions: list[str]) -> list[str]:
             command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return [f"importing took more than {IMPORT_SECONDS} s"] * len(functions)
+        return [f"the import took more than {IMPORT_SECONDS} s"] * len(functions)
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        return [f"importing ended Python with exit code {done.returncode}: {last}"] * len(functions)
+        problem = f"the import ended Python with exit code {done.returncode}: {last}"
+        return [problem] * len(functions)
     problems: list[str] = json.loads(lines[-1])
     return problems

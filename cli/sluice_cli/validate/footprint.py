@@ -1,8 +1,8 @@
-"""Does a model fit into this machine at all? Told from its files, before anything is started.
+"""Estimate from a model's files whether it fits into this machine, before a run starts.
 
-What is counted is the least that any layout needs: weights, gradients and the optimizer's state of
-the trainer, spread over all of its GPUs, and the weights of the engines. Activations and caches
-come on top, so a job that passes may still run out of memory.
+The estimate is a lower bound: the trainer's weights, gradients and optimizer state, spread over all
+its GPUs, and the engines' weights. Activations and caches are not counted, so a job that passes may
+still run out of memory.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from sluice_operator.cluster.local import gpus
 
 _GIB = 1 << 30
 _MOMENT_BYTES = {"fp32": 4, "bf16": 2}
-# A header that is longer is none of a checkpoint's.
-_MOST_HEADER_BYTES = 100 << 20
+# A longer header means that the file is not a safetensors file.
+_MAX_HEADER_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Bytes of memory; of each GPU, None if nothing tells."""
+class MachineMemory:
+    """Memory of a machine and of each of its GPUs in bytes; None if it is unknown."""
 
     memory: int
     gpu: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """The least bytes that a job takes. trainer_gpu, engine_gpu: of each GPU of theirs."""
+class MemoryNeeds:
+    """Lower bounds in bytes: in the machine, in each GPU of the trainer and of the engines."""
 
     memory: int = 0
     trainer_gpu: int = 0
@@ -43,46 +43,46 @@ class Needs:
 
 
 def shortage(job: RLJob) -> str:
-    """Why the model of a resolved job is too large for this machine; empty: it may fit."""
+    """Say why the model of a resolved job does not fit into this machine; empty if it may fit."""
     spec = job.spec
     if spec.model.volume is not None:
         return ""
     count = parameters(Path(spec.model.path))
-    return "" if count is None else lacking(spec, count, this_machine())
+    return "" if count is None else shortage_on(spec, count, this_machine())
 
 
-def lacking(spec: RLJobSpec, count: int, machine: Machine) -> str:
-    """Say in a sentence why a machine is too small for so many parameters; empty: it may do."""
+def shortage_on(spec: RLJobSpec, count: int, machine: MachineMemory) -> str:
+    """Say why `count` parameters do not fit into a machine; empty if they may fit."""
     least = needs(spec, count)
     model = f"spec.model.path: a model of {_billions(count)} parameters"
-    cure = "take a smaller model, or a machine with more"
     if least.memory > machine.memory:
         return (
-            f"{model} takes at least {_gib(least.memory)} of memory here, and this machine has "
-            f"{_gib(machine.memory)}: {cure}"
+            f"{model} takes at least {_gib(least.memory)} of memory, and this machine has "
+            f"{_gib(machine.memory)}: use a smaller model, or a machine with more memory"
         )
     if machine.gpu is None:
         return ""
-    for role, each, field in (
-        ("trainer", least.trainer_gpu, "trainer.gpusPerNode, or trainer.cpuOffload"),
-        ("engine", least.engine_gpu, "rollout.gpusPerReplica"),
+    for role, size, remedy in (
+        ("trainer", least.trainer_gpu, "raise trainer.gpusPerNode, or set trainer.cpuOffload"),
+        ("engine", least.engine_gpu, "raise rollout.gpusPerReplica"),
     ):
-        if each > machine.gpu:
+        if size > machine.gpu:
             return (
-                f"{model} takes at least {_gib(each)} of each GPU of the {role}, and one has "
-                f"{_gib(machine.gpu)}: {cure}, or raise {field}"
+                f"{model} takes at least {_gib(size)} of each GPU of the {role}, and a GPU has "
+                f"{_gib(machine.gpu)}: use a smaller model or larger GPUs, {remedy}"
             )
     return ""
 
 
-def needs(spec: RLJobSpec, count: int) -> Needs:
-    """The least that a job with a model of so many parameters takes."""
+def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
+    """Return the least memory that a job with a model of `count` parameters takes."""
     trainer, rollout = spec.trainer, spec.rollout
     host = trainer_gpu = engine_gpu = 0
     if not spec.debug.rollout_only:
         optimizer = trainer.optimizer
         moments = (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype)
-        # Weights in fp32 and the moments, which may be in the host's memory; and gradients in bf16.
+        # The state is fp32 weights and the moments, and may be offloaded to the host's memory.
+        # Gradients are bf16.
         state, gradients = count * (4 + sum(_MOMENT_BYTES[kind] for kind in moments)), 2 * count
         if not spec.on_gpu:
             host = state + gradients
@@ -97,22 +97,25 @@ def needs(spec: RLJobSpec, count: int) -> Needs:
         engine_gpu = 2 * count // (rollout.gpus_per_replica * rollout.nodes_per_replica)
     elif engines:
         host += 4 * count * engines  # an engine computes in fp32 on a CPU
-    return Needs(host, trainer_gpu, engine_gpu)
+    return MemoryNeeds(host, trainer_gpu, engine_gpu)
 
 
 def parameters(directory: Path) -> int | None:
-    """Parameters of a checkpoint: of its safetensors, else by its config.json; None: unknown."""
+    """Count the parameters in a checkpoint's safetensors, or else by its config.json.
+
+    Returns None if neither is there or can be read.
+    """
     files = sorted(directory.glob("*.safetensors"))
     try:
         if files:
             return sum(_in_file(path) for path in files)
         return by_config(json.loads((directory / "config.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError):  # other checks say what is wrong with them
+    except (OSError, ValueError, KeyError, TypeError):  # other checks report a broken checkpoint
         return None
 
 
 def by_config(config: Mapping[str, Any]) -> int | None:
-    """Parameters of a decoder by its configuration; None if it is of another kind."""
+    """Count the parameters of a decoder by its configuration; None for other architectures."""
     config = config.get("text_config", config)
     if "kv_lora_rank" in config or "hidden_size" not in config:
         return None
@@ -130,17 +133,19 @@ def by_config(config: Mapping[str, Any]) -> int | None:
 
 
 def _in_file(path: Path) -> int:
-    """Parameters of a safetensors file, by its header alone."""
+    """Count the parameters of a safetensors file by its header."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > _MOST_HEADER_BYTES:
+        if length > _MAX_HEADER_BYTES:
             raise ValueError(f"{path}: not a safetensors file")
         header = json.loads(file.read(length))
-    return sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+    return sum(
+        math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+    )
 
 
-def this_machine() -> Machine:
-    """The memory that processes may have here: of the machine, or less in a container."""
+def this_machine() -> MachineMemory:
+    """Return the memory that processes of this machine, or of this container, may use."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _swap()
     limits = [
         int(text)
@@ -150,7 +155,7 @@ def this_machine() -> Machine:
         )
         if path.exists() and (text := path.read_text().strip()).isdigit()
     ]
-    return Machine(min([memory, *limits]), _gpu_memory())
+    return MachineMemory(min([memory, *limits]), _gpu_memory())
 
 
 def _swap() -> int:
@@ -159,14 +164,14 @@ def _swap() -> int:
 
 
 def _gpu_memory() -> int | None:
-    """Bytes of the largest GPU here, as the driver's own program tells; None: it does not."""
+    """Return the bytes of the largest visible GPU by nvidia-smi, or None."""
     if not gpus.visible_gpus():
         return None
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return max(int(line) for line in done.stdout.split()) << 20
-    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or no number
+    except (OSError, ValueError, subprocess.SubprocessError):  # nvidia-smi is missing or failed
         return None
 
 

@@ -146,5 +146,5 @@ def test_rows_are_the_environments_tasks(tmp_path: Path) -> None:
 def test_arguments_that_are_wrong_are_told(tmp_path: Path) -> None:
     result = rows(tmp_path / "rows.jsonl", "--arg", 'taskset={"turns": "many"}')
     assert result.exit_code == 2
-    assert "verifiers verifiers_words gives no rows:" in result.output
+    assert "verifiers verifiers_words yields no rows:" in result.output
     assert "taskset.turns" in result.output

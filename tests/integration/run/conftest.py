@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_cli.init.command import Wishes, write_task
+from sluice_cli.init.command import TaskOptions, write_task
 from tests.integration.run.laptop import QUICKSTART, Laptop
 from tests.integration.run.otlp import Receiver
 from tests.integration.vllm_engine import PYTHON
@@ -38,7 +38,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A task as `sluice init` writes it."""
     directory = tmp_path_factory.mktemp("init") / "digits"
-    write_task(Wishes(directory, model=None, data=None, gpus=0, steps=20))
+    write_task(TaskOptions(directory, model=None, data=None, gpus=0, steps=20))
     return directory
 
 

@@ -81,7 +81,7 @@ def test_a_run_trains_and_leaves_its_story(laptop: Make, example: Path, traces: 
     again = laptop("trainer.steps=12", *seeded)
     assert again.run(60) == 0
     assert again.step() == 12, "a finished run is not run again"
-    assert "this run has succeeded before, and nothing is trained now" in again.text()
+    assert "this run has already succeeded, so nothing is left to train" in again.text()
     other = laptop("trainer.steps=13", *seeded, "data.seed=4")
     assert other.run(60) == 2
     assert "spec.data.seed: 3 -> 4: a run that goes on cannot change it" in other.text()

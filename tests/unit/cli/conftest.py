@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.api import RLJob
-from sluice_cli.init.command import Wishes, write_task
+from sluice_cli.init.command import TaskOptions, write_task
 from sluice_cli.main import app
 from sluice_client import run_dir
 from sluice_client.run_dir import PreparedRun
@@ -21,7 +21,7 @@ Sluice = Callable[..., Result]
 @pytest.fixture(scope="session")
 def written_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("init") / "digits"
-    write_task(Wishes(directory, model=None, data=None, gpus=0, steps=20))
+    write_task(TaskOptions(directory, model=None, data=None, gpus=0, steps=20))
     return directory
 
 

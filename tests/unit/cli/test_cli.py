@@ -374,7 +374,7 @@ async def test_a_start_that_is_refused_changes_nothing_of_the_run_that_goes_on(
         os.close(held)
     assert result.exit_code == 2, result.output
     assert f"is in use by process {os.getpid()}" in result.output
-    assert "succeeded before" not in result.output
+    assert "already succeeded" not in result.output
     assert {path.name: path.read_text() for path in directory.iterdir()} == before
 
 
@@ -426,10 +426,8 @@ def test_a_full_disk_is_told_in_a_line(
     monkeypatch.setattr("sluice_cli.run.command._run", full)
     result = CliRunner().invoke(app, ["run", str(job), "--run-dir", str(tmp_path / "run")])
     assert result.exit_code == 2
-    assert (
-        "the run cannot go on: [Errno 28] No space left on device; when that is mended, the same"
-        in result.output
-    )
+    message = "the run cannot go on: [Errno 28] No space left on device; once this is fixed, the"
+    assert message in result.output
 
 
 def test_a_run_whose_manifest_is_broken_is_told_in_a_line(job: Path, tmp_path: Path) -> None:
@@ -527,12 +525,12 @@ def test_what_a_run_does_not_survive_is_refused_with_a_reason(
 def test_a_run_starts_from_another_ones_model(job: Path, tmp_path: Path) -> None:
     other = tmp_path / "first"
     prepare(other, load_job(job), fresh=False)
-    with pytest.raises(ManifestError, match="the run has neither a model nor a checkpoint yet"):
+    with pytest.raises(ManifestError, match="the run has no model and no checkpoint yet"):
         model_of(other)
     write_model(other / "checkpoints/hf", (), unit="bytes", context=2048)
     spec = load_job(job, model_of(other)).spec
     assert (spec.model.path, spec.model.init) == (str(other / "checkpoints/hf"), "pretrained")
-    with pytest.raises(ManifestError, match=r"--from nowhere: no job\.json there"):
+    with pytest.raises(ManifestError, match=r"--from nowhere: it has no job\.json"):
         model_of(Path("nowhere"))
 
 
@@ -584,11 +582,11 @@ def test_one_half_of_the_loop_alone_is_a_change_of_the_manifest(
     monkeypatch.chdir(tmp_path)
     changes = []
 
-    def run_here(path: Path, overrides: list[str], run_dir: Path | None, **_: bool) -> int:
+    def run_local(path: Path, overrides: list[str], run_dir: Path | None, **_: bool) -> int:
         changes.extend(overrides)
         return 0
 
-    monkeypatch.setattr("sluice_cli.run.command.run_here", run_here)
+    monkeypatch.setattr("sluice_cli.run.command.run_local", run_local)
     assert CliRunner().invoke(app, ["run", str(job), *options]).exit_code == 0
     assert changes == [change.format(here=tmp_path) for change in expected]
     load_job(job, changes)

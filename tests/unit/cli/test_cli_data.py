@@ -77,7 +77,7 @@ def test_inspect_is_for_people_too(tmp_path: Path) -> None:
         "openai/gsm8k",
         "2 (100%)",
         "gsm8k",
-        "1 prompts came before",
+        "1 of 2 rows repeat an earlier prompt",
         "first prompt",
     ):
         assert text in result.stdout
@@ -296,7 +296,7 @@ def test_seeds_are_rows(tmp_path: Path) -> None:
         ("counting", ["--arg", "end"], "--arg end: expected name=value"),
         ("Fixed", [], "row 1: a row must be a dict, found list"),
         ("raising", [], "raising raised KeyError after 1 rows ("),
-        ("nobody", [], "nobody gave no rows"),
+        ("nobody", [], "nobody yielded no rows"),
     ],
 )
 def test_own_code_that_gives_no_rows_is_refused(
@@ -409,7 +409,7 @@ def test_inspect_shows_which_part_of_given_answers_is_trained(tmp_path: Path) ->
     )
     assert "«no" not in stats["example"]
     assert (stats["rows"], stats["broken"]) == (4, 2)
-    assert stats["problems"][0] == f"{path}:3: no token of it is trained"
+    assert stats["problems"][0] == f"{path}:3: no token of the row is trained"
     assert "no answer to learn from" in stats["problems"][1]
 
 
@@ -432,7 +432,7 @@ def test_inspect_cuts_answers_as_training_does(
     stats = json.loads(result.stdout)
     assert stats["broken"] == broken
     if example is None:
-        assert stats["problems"] == [f"{path}:1: no token of it is trained"]
+        assert stats["problems"] == [f"{path}:1: no token of the row is trained"]
     else:
         assert stats["longer"] == 1
         assert example in stats["example"]

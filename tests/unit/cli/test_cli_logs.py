@@ -141,7 +141,7 @@ def test_lines_that_are_not_ours_are_dim(text: str, ours: bool) -> None:
 def test_logs_are_chosen_by_role_replica_container_and_attempt(
     selected: LogFilter, taken: bool
 ) -> None:
-    assert selected.takes(ENGINE) is taken
+    assert selected.selects(ENGINE) is taken
 
 
 class Fake:
@@ -210,7 +210,7 @@ async def test_where_nothing_is_chosen_that_is_an_error() -> None:
 async def test_followed_logs_take_in_pods_that_appear_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
     reader = Fake()
     reader.logs = {TRAINER: [(at(1), "attempt 1")], ENGINE: [(at(2), "up")]}
     view, out, _ = printer(reader)

@@ -71,10 +71,10 @@ def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
     """It would cost seconds before a run begins, and be in memory until the run's end."""
     text = (
         "from pathlib import Path\nfrom sluice.api import load_job\n"
-        "from sluice_cli.validate.file_checks import look\n"
+        "from sluice_cli.validate.file_checks import check_contents\n"
         "from sluice_client.resolve import resolve\n"
         f"folder = Path({str(task)!r})\n"
-        "found = look(resolve(load_job(folder / 'job.yaml'), folder))\n"
+        "found = check_contents(resolve(load_job(folder / 'job.yaml'), folder))\n"
         "assert not found.problems and not found.notes, found\n"
     )
     assert loaded(text, ["torch", "megatron", "transformers"]) == []

@@ -88,7 +88,7 @@ def without(task: Path, key: str) -> None:
         ),
         pytest.param(
             lambda t: reward(t, "raise SystemExit(3)\n"),
-            "spec.reward.function: importing ended Python with exit code 3",
+            "spec.reward.function: the import ended Python with exit code 3",
             id="reward that ends Python",
         ),
         pytest.param(
@@ -115,8 +115,9 @@ def without(task: Path, key: str) -> None:
         ),
         pytest.param(
             lambda t: config(t, max_position_embeddings=8),
-            "spec.data.prompts[0]: 100 of the first 100 prompts have more than the 4 tokens (up "
-            "to 5) that the context leaves beside maxResponseTokens",
+            "spec.data.prompts[0]: 100 of the first 100 prompts have more than 4 tokens (up "
+            "to 5), the most that data.maxPromptTokens allows or that "
+            "maxResponseTokens leaves in the context",
             id="prompts beyond the context",
         ),
         pytest.param(
@@ -140,10 +141,10 @@ def test_some_prompts_that_are_too_long_are_only_noted(task: Path, sluice: Sluic
     row(task, 2, json.dumps({"prompt": "max " + "1 " * 70 + "=", "label": "1"}))
     result = sluice("validate", task / "job.yaml")
     assert result.exit_code == 0, result.output
-    assert "note: spec.data.prompts[0]: 1 of the first 100 prompts have more than the 60" in (
+    assert "note: spec.data.prompts[0]: 1 of the first 100 prompts have more than 60" in (
         result.output
     )
-    assert "such prompts are left out" in result.output
+    assert "such prompts are skipped" in result.output
 
 
 def test_one_prompt_that_fits_is_enough(task: Path, sluice: Sluice) -> None:

@@ -49,11 +49,11 @@ def test_a_docker_without_its_daemon_is_said_before_anything_starts(
 )
 def test_a_rootless_docker_has_a_network_of_its_own(options: str, fits: bool) -> None:
     info = f"Server:\n Cgroup Driver: none\n Security Options:\n{options} Architecture: x86_64\n"
-    assert (containers.unfit(info) == "") is fits
+    assert (containers.problem_with(info) == "") is fits
 
 
 def test_a_rootless_podman_fits() -> None:
-    assert containers.unfit("host:\n  security:\n    rootless: true\n") == ""
+    assert containers.problem_with("host:\n  security:\n    rootless: true\n") == ""
 
 
 def test_a_server_of_a_cluster_has_to_be_named_here(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_a_server_of_a_cluster_has_to_be_named_here(tmp_path: Path) -> None:
 
 
 def test_an_image_that_a_run_does_without_is_told(tmp_path: Path) -> None:
-    (words,) = containers.words(job(tmp_path, command=["a"], image="b"), None)
-    assert "--containers podman" in words
-    assert containers.words(job(tmp_path, command=["a"], image="b"), "podman") == []
-    assert containers.words(make_job(tmp_path), None) == []
+    (note,) = containers.notes(job(tmp_path, command=["a"], image="b"), None)
+    assert "--containers podman" in note
+    assert containers.notes(job(tmp_path, command=["a"], image="b"), "podman") == []
+    assert containers.notes(make_job(tmp_path), None) == []
 
 
 def test_workers_are_told_of_the_engine() -> None:

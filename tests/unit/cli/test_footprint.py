@@ -11,7 +11,7 @@ import pytest
 
 from sluice.api import RLJobSpec
 from sluice_cli.validate import footprint
-from sluice_cli.validate.footprint import Machine, Needs, lacking, needs, parameters
+from sluice_cli.validate.footprint import MachineMemory, MemoryNeeds, needs, parameters, shortage_on
 from tests.algorithm_cases import manifest
 from tests.unit.cli.conftest import Sluice
 
@@ -74,37 +74,37 @@ def test_what_cannot_be_counted_is_left_to_other_checks(config: str, tmp_path: P
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        ({}, Needs(memory=14 + 4)),
+        ({}, MemoryNeeds(memory=14 + 4)),
         (
             {"rollout": {"gpusPerReplica": 0, "replicas": 3}},
-            Needs(memory=14 + 12),
+            MemoryNeeds(memory=14 + 12),
         ),
         (
             {
                 "rollout": {"gpusPerReplica": 2},
                 "trainer": {"steps": 1, "nodes": 2, "gpusPerNode": 2},
             },
-            Needs(trainer_gpu=14 // 4, engine_gpu=1),
+            MemoryNeeds(trainer_gpu=14 // 4, engine_gpu=1),
         ),
         (
             {
                 "rollout": {"gpusPerReplica": 1},
                 "trainer": {"steps": 1, "gpusPerNode": 1, "backend": "fsdp", "cpuOffload": "all"},
             },
-            Needs(memory=12, engine_gpu=2),
+            MemoryNeeds(memory=12, engine_gpu=2),
         ),
         (
             {
                 "rollout": {"gpusPerReplica": 1},
                 "trainer": {"steps": 1, "gpusPerNode": 1, "cpuOffload": "optimizer"},
             },
-            Needs(memory=12, trainer_gpu=2, engine_gpu=2),
+            MemoryNeeds(memory=12, trainer_gpu=2, engine_gpu=2),
         ),
-        ({"debug": {"rolloutOnly": True}}, Needs(memory=4)),
+        ({"debug": {"rolloutOnly": True}}, MemoryNeeds(memory=4)),
     ],
     ids=["CPU", "three engines", "GPUs", "all in the host", "optimizer in the host", "no trainer"],
 )
-def test_the_least_that_a_job_takes(groups: dict[str, Any], expected: Needs) -> None:
+def test_the_least_that_a_job_takes(groups: dict[str, Any], expected: MemoryNeeds) -> None:
     million = 10**6
     least = needs(spec(**groups), million)
     assert (least.memory, least.engine_gpu) == (
@@ -119,28 +119,28 @@ def test_the_least_that_a_job_takes(groups: dict[str, Any], expected: Needs) -> 
     [
         (
             {},
-            Machine(64 * GIB),
-            "spec.model.path: a model of 8.0B parameters takes at least 134.1 GiB of memory here, "
-            "and this machine has 64.0 GiB: take a smaller model, or a machine with more",
+            MachineMemory(64 * GIB),
+            "spec.model.path: a model of 8.0B parameters takes at least 134.1 GiB of memory, "
+            "and this machine has 64.0 GiB: use a smaller model, or a machine with more memory",
         ),
-        ({}, Machine(140 * GIB), ""),
+        ({}, MachineMemory(140 * GIB), ""),
         (
             {"rollout": {"gpusPerReplica": 1}, "trainer": {"steps": 1, "gpusPerNode": 1}},
-            Machine(64 * GIB, 80 * GIB),
+            MachineMemory(64 * GIB, 80 * GIB),
             "spec.model.path: a model of 8.0B parameters takes at least 104.3 GiB of each GPU of "
-            "the trainer, and one has 80.0 GiB: take a smaller model, or a machine with more, or "
-            "raise trainer.gpusPerNode, or trainer.cpuOffload",
+            "the trainer, and a GPU has 80.0 GiB: use a smaller model or larger GPUs, raise "
+            "trainer.gpusPerNode, or set trainer.cpuOffload",
         ),
         (
             {"rollout": {"gpusPerReplica": 1}, "trainer": {"steps": 1, "gpusPerNode": 1}},
-            Machine(64 * GIB),
+            MachineMemory(64 * GIB),
             "",
         ),
     ],
     ids=["too large", "may fit", "too large for a GPU", "nothing tells the GPU's memory"],
 )
-def test_a_shortage_is_told(groups: dict[str, Any], machine: Machine, sentence: str) -> None:
-    assert lacking(spec(**groups), 8 * 10**9, machine) == sentence
+def test_a_shortage_is_told(groups: dict[str, Any], machine: MachineMemory, sentence: str) -> None:
+    assert shortage_on(spec(**groups), 8 * 10**9, machine) == sentence
 
 
 def test_a_run_of_a_model_that_is_far_too_large_is_refused(task: Path, sluice: Sluice) -> None:
@@ -152,9 +152,8 @@ def test_a_run_of_a_model_that_is_far_too_large_is_refused(task: Path, sluice: S
     assert "takes at least" in result.output
     result = sluice("validate", task / "job.yaml")
     assert result.exit_code == 0, result.output
-    assert "note: sluice run refuses it on this machine: spec.model.path: a model of" in (
-        result.output
-    )
+    note = "note: sluice run would refuse this job on this machine: spec.model.path: a model of"
+    assert note in result.output
 
 
 def test_this_machine_has_memory() -> None:

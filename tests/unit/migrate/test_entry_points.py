@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from sluice.runtime import function_adapters, user_code
-from sluice_cli.lazy import optional_group
+from sluice_cli.command_groups import optional_group
 from sluice_cli.main import app
 from sluice_migrate.functions import SLIME, VERL
 

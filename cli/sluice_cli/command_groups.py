@@ -17,15 +17,15 @@ from sluice_cli.exits import Exit
 COMMANDS = "sluice.commands"
 
 
-def group(module: str, words: str) -> typer.Typer:
+def group(module: str, summary: str) -> typer.Typer:
     """Return the group that is `app` in a module.
 
-    words: its help, which is shown without importing the module.
+    `sluice --help` shows `summary` without importing the module.
     """
-    return _lazy(lambda: import_module(module).app, words)
+    return _lazy(lambda: import_module(module).app, summary)
 
 
-def optional_group(name: str, distribution: str, words: str) -> typer.Typer:
+def optional_group(name: str, distribution: str, summary: str) -> typer.Typer:
     """Return the group that an optional distribution provides as an entry point."""
 
     def load() -> typer.Typer:
@@ -36,11 +36,11 @@ def optional_group(name: str, distribution: str, words: str) -> typer.Typer:
         )
         raise typer.Exit(Exit.INVALID)
 
-    return _lazy(load, words)
+    return _lazy(load, summary)
 
 
-def _lazy(load: Callable[[], typer.Typer], words: str) -> typer.Typer:
-    class Lazy(TyperGroup):
+def _lazy(load: Callable[[], typer.Typer], summary: str) -> typer.Typer:
+    class LazyGroup(TyperGroup):
         def _load(self) -> None:
             if not self.commands:
                 self.commands.update(get_group(load()).commands)
@@ -57,4 +57,4 @@ def _lazy(load: Callable[[], typer.Typer], words: str) -> typer.Typer:
             self._load()
             return super().get_command(ctx, cmd_name)
 
-    return typer.Typer(cls=Lazy, help=words, no_args_is_help=True)
+    return typer.Typer(cls=LazyGroup, help=summary, no_args_is_help=True)
