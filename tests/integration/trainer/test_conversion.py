@@ -90,7 +90,7 @@ def test_a_checkpoint_of_a_training_on_two_ranks(
 
 
 def test_what_is_no_checkpoint_is_said(models: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="is no torch_dist checkpoint and holds none"):
+    with pytest.raises(ConversionError, match="neither is nor holds a torch_dist checkpoint"):
         dist_to_hf(tmp_path, models["qwen3"], tmp_path / "hf")
     hf_to_dist(models["qwen3"], tmp_path / "dist")
     with pytest.raises(ConversionError, match="is there already"):

@@ -160,7 +160,7 @@ def test_none_of_them_is_refused_for_what_bf16_rounds(
     [
         pytest.param(
             {"model_type": "perceiver-of-tomorrow"},
-            "is no language model of transformers",
+            "is not a language model of transformers",
             id="unknown to transformers",
         ),
         pytest.param({"model_type": "vit"}, "has no AutoModelForCausalLM", id="no language model"),

@@ -166,5 +166,7 @@ def test_experts_of_another_model_are_refused(models: dict[str, Path]) -> None:
         replace(s, experts=np.zeros((len(s.tokens) - 1, 3), np.uint8))
         for s in tiny.batch(2, seed=1)
     ]
-    with pytest.raises(ValueError, match=r"an engine told 3 experts of a token; expected 2 layers"):
+    with pytest.raises(
+        ValueError, match=r"an engine reported 3 experts per token; expected 2 layers"
+    ):
         policy(models["qwen3-moe"], "rollout").log_probs(shard)

@@ -1,1 +1,1 @@
-"""Checkpoints: the directory, and writing into it."""
+"""Checkpoints: the directory that holds them, and writing one into it."""

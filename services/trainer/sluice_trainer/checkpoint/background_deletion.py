@@ -1,5 +1,6 @@
-"""Directories of gigabytes, deleted beside the training: a file system takes some 0.2 s for each of
-them.
+"""Deletion of old checkpoints in the background.
+
+A checkpoint has gigabytes, and a file system takes about 0.2 s to delete each of them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from sluice_trainer.checkpoint.checkpoint_directory import delete_directory
 
 
 class BackgroundDeletion:
-    """Deletes directories one after another in a thread, for which the process waits at its end."""
+    """Deletes directories one after another in a thread; the process waits for it when it exits."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="removals")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="deletion")
 
     def add(self, directory: Path) -> None:
-        """Delete it, soon. What cannot be deleted is told, and fails nobody."""
+        """Delete a directory soon. A failure is only logged."""
         self._thread.submit(_delete, directory)
 
 
@@ -27,6 +28,6 @@ def _delete(directory: Path) -> None:
         delete_directory(directory)
     except OSError as error:
         logs.get().warning(
-            f"an old checkpoint could not be deleted whole: {error}; "
-            f"what is left of it takes room in {directory}"
+            f"an old checkpoint could not be deleted completely: {error}; "
+            f"its remaining files take up space in {directory}"
         )

@@ -1,16 +1,21 @@
-"""The directory of checkpoints: whose it is, which are complete, which go. Files only, no torch.
+"""The directory of checkpoints: its owner, its complete checkpoints, and their removal.
 
-The promise: what has a checkpoint's name is complete, and what is not as its manifest says is never
-loaded; once `commit` has returned, the checkpoint outlives the machine's processes and (as far as
-the file system keeps its word on fsync) its power. A checkpoint is written into
-`.iter_0000020.attempt3.tmp`, gets its manifest last, is synced and renamed to `iter_0000020`; then
+It handles files only and needs no torch. The promise:
+
+- A directory with the name of a checkpoint is complete.
+- Files that differ from their manifest are never loaded.
+- Once `commit` has returned, the checkpoint survives the death of all processes and, as far as the
+  file system honours fsync, a loss of power.
+
+A checkpoint is written into `.iter_0000020.attempt3.tmp`. The manifest is written last; then all
+files are synced, the directory is renamed to `iter_0000020`, and
 `latest_checkpointed_iteration.txt` (Megatron's name) is replaced.
 
-An older attempt of the trainer may still run, on a node that is cut off, or wake up at any
-instruction. So each attempt first adds a claim of its own, removes those of older ones, then takes
-away the names of all that is unfinished, and only then looks where it starts from. An older one
-that looks for its claim afterwards is refused; one that has looked before finds nothing left to
-rename, or has published a complete checkpoint in time for its successor to see.
+An older attempt of the trainer may still run on a node that is cut off, or wake up at any
+instruction. So each attempt first adds its claim, removes older claims, renames all unfinished
+directories, and only then looks for the checkpoint to start from. An older attempt that checks its
+claim after that is refused. One that checked before either finds no directory to rename any more,
+or has published a complete checkpoint in time for its successor to see.
 """
 
 from __future__ import annotations
@@ -34,14 +39,14 @@ MANIFEST = "files.json"
 _NAME = re.compile(r"iter_(\d{7,})")
 _CLAIM = re.compile(r"\.trainer-(\w*)-(\d+)\.claim")
 _CHUNK_BYTES = 8 << 20
+# Seconds until the size of a file that another node has written must be visible here: longer than
+# network file systems cache it.
 _VISIBLE_SECONDS = 60.0
-"""Until a file that another node has written shows its size here: longer than network file systems
-cache it."""
+# Checksum of a file's content, as `xxhsum -H3` prints it. Older manifests have CRC-32, which takes
+# five times as long.
 CHECKSUM = "xxh3_64"
-"""Of a file's content, as `xxhsum -H3` prints it. CRC-32, which older manifests have, takes five
-times as long."""
+# Size of a file in bytes, and its checksum in hexadecimal.
 Record = tuple[int, str]
-"""A file's bytes and their checksum, hexadecimal."""
 
 
 class SupersededError(Exception):
@@ -49,15 +54,21 @@ class SupersededError(Exception):
 
 
 class DamagedError(Exception):
-    """A file of a checkpoint is not what its manifest says."""
+    """A file of a checkpoint differs from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """A writer of checkpoints: an attempt of the trainer.
+    """An attempt of the trainer that writes checkpoints.
 
-    run: name of the run that its attempts are counted in. A job that is made anew under its old
-    name counts from 1 again, and may have the directory of the old one.
+    Attributes
+    ----------
+    attempt
+        Number of the attempt in its run.
+    run
+        Name of the run. A job that is created again under its old name counts attempts from 1
+        again, and may use the directory of the old job.
+
     """
 
     attempt: int = 0
@@ -73,7 +84,7 @@ def temporary_of(final: Path, author: Author) -> Path:
 
 
 def steps(directory: Path) -> list[int]:
-    """Steps of the checkpoints, oldest first."""
+    """Return the steps of the checkpoints, oldest first."""
     if not directory.is_dir():
         return []
     names = (_NAME.fullmatch(entry.name) for entry in directory.iterdir())
@@ -81,39 +92,50 @@ def steps(directory: Path) -> list[int]:
 
 
 def latest_step(directory: Path) -> int | None:
-    """Step of the newest checkpoint; None: there is none.
+    """Return the step of the newest checkpoint, or None if there is no checkpoint.
 
-    A crash between the rename and the tracker leaves the tracker one behind: the newest directory
-    counts. The tracker is for Megatron's own tools, and people.
+    A crash between the rename and the tracker leaves the tracker one step behind, so the newest
+    directory counts. The tracker is for Megatron's tools and for people.
     """
     return max(steps(directory), default=None)
 
 
 def latest_checkpoint(path: Path) -> Path:
-    """The newest checkpoint of a directory; the path itself where it holds none."""
+    """Return the newest checkpoint of a directory, or the path itself if it holds none."""
     step = latest_step(path)
     return path if step is None else path_of(path, step)
 
 
-# --- whose it is
+# --- ownership
 
 
 def claim(directory: Path, author: Author) -> None:
-    """Make the directory this attempt's, and remove what crashes and older attempts have left.
+    """Make this attempt the owner of the directory, and remove what older attempts have left.
 
-    Raises SupersededError where a newer attempt was here first.
+    Parameters
+    ----------
+    directory
+        Directory of checkpoints; created if it does not exist.
+    author
+        The claiming attempt.
+
+    Raises
+    ------
+    SupersededError
+        If a newer attempt has claimed the directory.
+
     """
     directory.mkdir(parents=True, exist_ok=True)
-    mine = _claim_of(directory, author)
-    mine.touch()
-    _fsync(mine)
+    claim_file = _claim_of(directory, author)
+    claim_file.touch()
+    _fsync(claim_file)
     _fsync(directory)
     for entry in directory.glob(".trainer-*.claim"):
         match = _CLAIM.fullmatch(entry.name)
-        if match is None or entry == mine:
+        if match is None or entry == claim_file:
             continue
         if match[1] == author.run and int(match[2]) > author.attempt:
-            mine.unlink()
+            claim_file.unlink()
             raise SupersededError(
                 f"{directory}: attempt {author.attempt} was replaced by attempt {match[2]}"
             )
@@ -127,14 +149,13 @@ def claim(directory: Path, author: Author) -> None:
 
 
 def check_claim(directory: Path, author: Author) -> None:
-    """Raise SupersededError where another has claimed the directory since this attempt did."""
+    """Raise SupersededError if another attempt has claimed the directory since this one did."""
     try:
         with _claim_of(directory, author).open("rb"):  # NFS asks its server when a file is opened
             return
     except OSError as error:
         raise SupersededError(
-            f"{directory}: attempt {author.attempt} has been replaced, and must not write here any "
-            "more"
+            f"{directory}: attempt {author.attempt} has been replaced and must not write here"
         ) from error
 
 
@@ -146,7 +167,7 @@ def _claim_of(directory: Path, author: Author) -> Path:
 
 
 def record_of(file: Path) -> Record:
-    """Size and checksum of a file's content."""
+    """Return size and checksum of a file's content."""
     size, digest = 0, xxhash.xxh3_64()
     for chunk in _chunks(file):
         size += len(chunk)
@@ -174,10 +195,27 @@ def _chunks(file: Path) -> Iterator[bytes]:
 def commit(
     temporary: Path, final: Path, author: Author, records: Mapping[str, Record] | None = None
 ) -> None:
-    """Make the checkpoint durable, then visible, then the latest.
+    """Make a checkpoint durable, then visible, then the latest.
 
-    records: by path in the checkpoint, of files that this process has not written: their writers'
-    word on what they should hold. Raises SupersededError where the directory is not ours any more.
+    Parameters
+    ----------
+    temporary
+        Directory that holds the written files.
+    final
+        Name of the checkpoint.
+    author
+        The attempt that writes.
+    records
+        Records of files that other processes have written, by path in the checkpoint. Other files
+        are read and recorded here.
+
+    Raises
+    ------
+    SupersededError
+        If another attempt owns the directory.
+    DamagedError
+        If a file does not reach its recorded size.
+
     """
     records = records or {}
     for name, (size, _) in records.items():
@@ -199,7 +237,21 @@ def commit(
 
 
 def verify(final: Path, names: Iterable[str]) -> None:
-    """Raise DamagedError where one of these files is not what the manifest says."""
+    """Check files of a checkpoint against its manifest.
+
+    Parameters
+    ----------
+    final
+        Directory of the checkpoint.
+    names
+        Files to check, as in the manifest.
+
+    Raises
+    ------
+    DamagedError
+        If a file is missing or differs from the manifest.
+
+    """
     manifest, record_of = _manifest(final)
     for name in names:
         expected = manifest[name]
@@ -214,13 +266,14 @@ def verify(final: Path, names: Iterable[str]) -> None:
 
 
 def manifest_files(final: Path) -> list[str]:
-    """Names of the checkpoint's files, in an order that all processes agree on."""
+    """Return the names of the checkpoint's files, in an order that all processes agree on."""
     return sorted(_manifest(final)[0])
 
 
 def delete_directory(directory: Path) -> None:
-    """Delete a directory that another process may be deleting, too: an attempt that was replaced
-    and has not ended.
+    """Delete a directory, even if another process deletes it at the same time.
+
+    That may be an attempt that was replaced and has not ended.
     """
     while directory.exists():
         with contextlib.suppress(FileNotFoundError):
@@ -230,11 +283,24 @@ def delete_directory(directory: Path) -> None:
 def prune(
     directory: Path, keep: int, author: Author, delete: Callable[[Path], object] = delete_directory
 ) -> list[int]:
-    """Delete all but the newest `keep` checkpoints; returns the deleted steps. Call it on one
-    rank.
+    """Delete all but the newest `keep` checkpoints. Call it on one rank.
 
-    delete: called with each one's directory once that has lost its name. It may take its time: who
-    claims the checkpoints next deletes what is left of it.
+    Parameters
+    ----------
+    directory
+        Directory of checkpoints.
+    keep
+        Number of checkpoints to keep; 0 keeps all.
+    author
+        The attempt that owns the directory.
+    delete
+        Deletes a directory that is no longer a checkpoint. It may do so later: `claim` removes what
+        a process leaves behind.
+
+    Returns
+    -------
+    The deleted steps.
+
     """
     check_claim(directory, author)
     doomed = steps(directory)[:-keep] if keep > 0 else []
@@ -244,7 +310,10 @@ def prune(
 
 
 def _manifest(final: Path) -> tuple[dict[str, Record], Callable[[Path], Record]]:
-    """Its records, and how one is made of a file. One that names no checksum has CRC-32."""
+    """Return the records of a manifest, and the function that makes such a record of a file.
+
+    A manifest that names no checksum has CRC-32.
+    """
     try:
         content = json.loads((final / MANIFEST).read_text())
         listed = content["files"].items()
@@ -262,13 +331,13 @@ def _manifest(final: Path) -> tuple[dict[str, Record], Callable[[Path], Record]]
 
 
 def _await_size(file: Path, size: int) -> None:
-    """Wait until a file that another node has written is seen here as it was written."""
+    """Wait until a file that another node has written has its full size here."""
     end = time.monotonic() + _VISIBLE_SECONDS
     while (seen := file.stat().st_size if file.exists() else -1) != size:
         if time.monotonic() > end:
             raise DamagedError(
-                f"{file} has {seen} bytes here, its writer says {size}: is the directory one that "
-                "all nodes share?"
+                f"{file} has {seen} bytes here, its writer says {size}: do all nodes share the "
+                "directory?"
             )
         time.sleep(0.5)
 
@@ -282,18 +351,19 @@ def _replace(file: Path, text: str, author: Author) -> None:
 
 
 def _remove(directory: Path, delete: Callable[[Path], object] = delete_directory) -> None:
-    """Delete a directory that first loses its name.
+    """Delete a directory after renaming it.
 
-    So nobody finds it half deleted, and nobody who still has its old name can publish it. The name
-    is gone from the disk before its files are: a loss of power must not bring it back without them.
+    After the rename no process finds it half deleted, and a process that still knows the old name
+    cannot publish it. The rename is synced before files are deleted, because a loss of power must
+    not restore the name of an incomplete checkpoint.
     """
-    leaving = directory.with_name(f".{secrets.token_hex(8)}.removed.tmp")
+    renamed = directory.with_name(f".{secrets.token_hex(8)}.removed.tmp")
     try:
-        directory.rename(leaving)
-    except FileNotFoundError:  # its writer was quicker
+        directory.rename(renamed)
+    except FileNotFoundError:  # its author has published it under its final name
         return
-    _fsync(leaving.parent)
-    delete(leaving)
+    _fsync(renamed.parent)
+    delete(renamed)
 
 
 def _fsync(path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Reading torch's distributed checkpoints as data.
+"""Reader of torch's distributed checkpoints that never runs code from them.
 
 torch unpickles a checkpoint's table of contents (`.metadata`) and its objects without limits, so
-whoever wrote a checkpoint could run code in the process that reads it. Here only torch's own
-classes of a table of contents are looked up, and objects are what `torch.load(weights_only=True)`
-accepts. Tensors are read so by torch itself.
+the author of a checkpoint could run code in the process that reads it. This reader looks up only
+torch's own classes of a table of contents, and accepts only objects that
+`torch.load(weights_only=True)` does. torch itself reads tensors that way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLASSES = frozenset(
                 "_MEM_FORMAT_ENCODING",
             )
         ),
-        *(  # Megatron keeps the plans of its ranks
+        *(  # Megatron stores the plans of its ranks
             ("torch.distributed.checkpoint.planner", name)
             for name in (
                 "BytesIOWriteData",
@@ -57,11 +57,14 @@ _CLASSES = frozenset(
 
 
 class UnsafeCheckpointError(Exception):
-    """A checkpoint holds what is no data, such as a function to call. The message is for people."""
+    """A checkpoint holds more than data, such as a function to call; users see the message."""
 
 
 def reason(error: BaseException) -> str:
-    """Say why a checkpoint could not be read: torch's own words are the tracebacks of all ranks."""
+    """Return why a checkpoint could not be read.
+
+    Torch's message has the tracebacks of all ranks.
+    """
     if isinstance(error, CheckpointException) and error.failures:
         first, _ = next(iter(error.failures.values()))
         return str(first)
@@ -69,7 +72,7 @@ def reason(error: BaseException) -> str:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Opens a table of contents, and nothing else."""
+    """Unpickles a table of contents and refuses any other class."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -109,28 +112,28 @@ def read_table(file: io.IOBase, path: Path) -> Metadata:
 
 
 class CheckpointReader(FileSystemReader):
-    """torch's reader, which takes the table of contents as data."""
+    """torch's reader with a safe unpickler for the table of contents."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the table of contents. Raises UnsafeCheckpointError."""
         path = self._get_metadata_path(kwargs.get("rank"))
         with self.fs.create_stream(path, "rb") as file:
             table = read_table(file, Path(path))
-        storage = getattr(table, "storage_meta", None) or StorageMeta()  # older torch has none
+        storage = getattr(table, "storage_meta", None) or StorageMeta()  # absent in older torch
         storage.load_id = self.load_id
         table.storage_meta = storage
         return table
 
 
 class CheckpointPlanner(DefaultLoadPlanner):
-    """torch's planner, which takes objects as data."""
+    """torch's planner with a safe loader for objects."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put an object in its place. Raises UnsafeCheckpointError."""
+        """Load an object into the state. Raises UnsafeCheckpointError."""
         name = read_item.dest_index.fqn
         try:
             loaded = torch.load(value, weights_only=True)
-        except pickle.UnpicklingError as error:  # its advice is to trust the file
+        except pickle.UnpicklingError as error:  # torch's message advises to trust the file
             raise UnsafeCheckpointError(
                 f"the object {name} holds more than tensors, numbers and texts, and may run code; "
                 "a checkpoint of sluice, Megatron or torch does not. It is not read"

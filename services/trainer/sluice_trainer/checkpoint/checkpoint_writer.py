@@ -40,50 +40,49 @@ from sluice_trainer.distributed.ranks import Ranks
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read. The message is for people."""
+    """A checkpoint could not be written or read; users see the message."""
 
 
 class CheckpointPart(Protocol):
-    """One directory of a checkpoint, collected on this rank."""
+    """A directory of a checkpoint, collected on this rank."""
 
     def reserve(self) -> None:
-        """Begin to get the memory that `copy` takes, in a thread."""
+        """Begin to allocate the memory that `copy` needs, in a thread."""
 
     def copy(self) -> None:
         """Copy the content, so that training may change the original."""
 
     def write(self) -> None:
-        """Write this rank's files. No collectives: it may run in a thread."""
+        """Write this rank's files. It makes no collective calls, so it may run in a thread."""
 
     def files(self) -> list[Path]:
-        """The files that this rank was to write."""
+        """Return the files that this rank writes."""
 
     def complete(self) -> None:
-        """Write what is known once all ranks have written. Collective."""
+        """Write metadata that is known once all ranks have written. Collective."""
 
 
+# Collects the part that is written to an existing directory. Collective.
 CollectPart = Callable[[Path], CheckpointPart]
-"""The part that is to be written to a directory, which is there. Collective."""
 
 
 def reserve(parts: Mapping[str, CollectPart]) -> None:
-    """Collect the parts of a checkpoint that is not written, and begin to get the memory of their
-    copies.
+    """Begin to allocate the memory for copies of a checkpoint, without writing one. Collective.
 
-    To lock host memory for a GPU takes longer than to copy to it, 23 s for the 48 GB of a model of
-    4B: it has time for that while the engines start. Collective.
+    Page-locking host memory for a GPU takes longer than copying to it: 23 s for the 48 GB of a 4B
+    model. Called early, it finishes while the engines start.
     """
     with tempfile.TemporaryDirectory() as directory:
         for number, collect in enumerate(parts.values()):
-            place = Path(directory) / str(number)
-            place.mkdir()
-            collect(place).reserve()
+            part_directory = Path(directory) / str(number)
+            part_directory.mkdir()
+            collect(part_directory).reserve()
 
 
 class CheckpointWriter:
-    """Checkpoint `step` on its way to the disk.
+    """Writes checkpoint `step`.
 
-    Made and completed by all ranks together; one at a time.
+    All ranks create and complete it together, one at a time.
     """
 
     def __init__(
@@ -152,9 +151,9 @@ class CheckpointWriter:
             self._write()
 
     def _write(self) -> None:
-        """Write the files, and note what they hold while they are in memory.
+        """Write the files, and record their content while it is in the page cache.
 
-        One that could not be written fails later.
+        A file that could not be written fails later, in `complete`.
         """
         for part in self._parts:
             part.write()
@@ -165,15 +164,19 @@ class CheckpointWriter:
             self._records |= dict(zip(names, records, strict=True))
 
     def ready(self) -> bool:
-        """True once all ranks have written their files. Collective."""
+        """Return True once all ranks have written their files. Collective."""
         writing = self._thread is not None and self._thread.is_alive()
         return not any(self._ranks.gather(writing))
 
     def complete(self) -> None:
-        """Wait for the files and make them a checkpoint. Collective.
+        """Wait for the files and commit the checkpoint. Collective.
 
-        Raises CheckpointError where it could not be written, for instance because the disk is full;
-        older checkpoints stay intact.
+        Raises
+        ------
+        CheckpointError
+            If it could not be written, for example because the disk is full. Older checkpoints stay
+            intact.
+
         """
         if not self.needed:
             return
@@ -190,7 +193,7 @@ class CheckpointWriter:
             self._ranks.gather(None)
 
     def _superseded(self) -> str:
-        """That a newer attempt has the directory, which explains whatever else went wrong."""
+        """Return a message if a newer attempt owns the directory: it explains any other error."""
         try:
             check_claim(self._final.parent, self._author)
         except SupersededError as error:
@@ -199,7 +202,7 @@ class CheckpointWriter:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Turn what goes wrong into one message, and leave nothing behind."""
+        """Turn any error into one CheckpointError and remove the temporary files."""
         try:
             yield
         except (Exception, CheckpointException) as error:
@@ -213,7 +216,7 @@ class CheckpointWriter:
 
 
 def _reason(messages: list[str], directory: Path) -> str:
-    """Words about an error that has passed through several layers."""
+    """Return a readable reason for an error that has passed through several layers."""
     free = shutil.disk_usage(directory).free / 2**20 if directory.is_dir() else 0
     full = ("No space left on device", "Errno 28")
     if any(sign in message for message in messages for sign in full):
@@ -222,9 +225,26 @@ def _reason(messages: list[str], directory: Path) -> str:
 
 
 def verified(directory: Path, step: int, parts: Mapping[str, object], ranks: Ranks) -> Path:
-    """The directory of checkpoint `step`, whose files are as their manifest says.
+    """Verify the files of checkpoint `step` and return its directory. Collective.
 
-    Collective: every rank takes its share of the files. Raises CheckpointError, on all ranks.
+    Every rank verifies its share of the files.
+
+    Parameters
+    ----------
+    directory
+        Directory of checkpoints.
+    step
+        Step of the checkpoint.
+    parts
+        Subdirectories that the checkpoint must have, as keys.
+    ranks
+        All ranks of the trainer.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if a file is missing or damaged.
+
     """
     final, problem = path_of(directory, step), ""
     try:

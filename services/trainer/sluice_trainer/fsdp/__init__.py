@@ -1,6 +1,6 @@
-"""FSDP2 under transformers: any causal language model of theirs, its parameters spread over ranks.
+"""FSDP2 backend: trains any causal language model of transformers, sharded over all ranks.
 
-`policy` is the `Backend`. A `Net` (net.py) is transformers' model, which gives numbers of response
-tokens instead of logits; `loading` builds and fills it, `sharding` spreads it, `learner` trains it,
-`export` gives its tensors back under their checkpoint's names.
+`policy` is the `Backend`. A `Net` (net.py) wraps transformers' model so that it returns values of
+response tokens instead of logits. `loading` builds and loads the model, `sharding` shards it,
+`learner` trains it, and `export` returns its tensors under their names in the checkpoint.
 """

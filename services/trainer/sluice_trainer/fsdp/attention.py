@@ -1,7 +1,8 @@
-"""Attention over packed sequences on a GPU, as transformers' models call it.
+"""Attention of transformers' models over packed sequences.
 
-torch's own FlashAttention, for GPUs without the flash-attn package: nothing looks at what lies
-between two sequences, and no mask of [tokens, tokens] exists.
+A model uses an implementation that keeps packed sequences apart. On GPUs without the flash-attn
+package that is torch's own FlashAttention (`sluice_packed`), which neither computes scores between
+sequences nor needs a mask of [tokens, tokens].
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ PACKED_ATTENTION = "sluice_packed"
 
 
 def attention(kind: type[Any], config: Any, dtype: torch.dtype) -> str:
-    """Transformers' name of the attention to use: one that keeps packed sequences apart.
+    """Return the name of transformers' attention implementation to use.
 
-    kind: the model's class. Where softmax alone does not describe it (gpt-oss' sinks, Gemma 2's
-    capped scores) the eager one is the only one that all releases compute right.
+    It keeps packed sequences apart. If the family's attention is more than a softmax (sinks of
+    gpt-oss, capped scores of Gemma 2), only `eager` is correct in all releases.
+
+    Parameters
+    ----------
+    kind
+        Class of the model.
+    config
+        Configuration of its text model.
+    dtype
+        Precision of computation.
+
     """
     softmax_only = kind._supports_sdpa and not getattr(config, "attn_logit_softcapping", None)
     if not softmax_only:
@@ -50,15 +61,34 @@ def packed_attention(
     max_length_q: int,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence: [1, t, heads, dv].
+    """Causal attention within each packed sequence, as transformers calls it.
 
-    query [1, heads, t, d], key [1, kv heads, t, d], value [1, kv heads, t, dv]. sliding_window:
-    keys that a query sees, its own included. cu_seq_lens_q: [sequences + 1] int32.
+    Parameters
+    ----------
+    module
+        The calling layer; unused.
+    query, key, value
+        [1, heads, t, d], [1, kv heads, t, d] and [1, kv heads, t, dv].
+    attention_mask
+        Unused: the bounds of the sequences replace it.
+    scaling
+        Softmax scale.
+    sliding_window
+        Number of keys that a query sees, including its own; None: all up to its own.
+    cu_seq_lens_q
+        [sequences + 1] int32, starts of the sequences and the end of the last one.
+    max_length_q
+        Tokens of the longest sequence.
+
+    Returns
+    -------
+    The output [1, t, heads, dv], and None instead of attention weights.
+
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     width = v.shape[-1]
     if width != q.shape[-1]:
-        v = F.pad(v, (0, q.shape[-1] - width))  # one head size for all: latent attention
+        v = F.pad(v, (0, q.shape[-1] - width))  # latent attention has wider keys than values
     out = flash_attention.attend2(
         q,
         k,
@@ -66,8 +96,8 @@ def packed_attention(
         (cu_seq_lens_q, cu_seq_lens_q),
         (max_length_q, max_length_q),
         scale=scaling,
-        # Also when no sequence is longer: FlashAttention drops such a window by itself, while a
-        # comparison here would be a guard, and each answer another compilation of every layer.
+        # Passed even if no sequence is longer: FlashAttention drops such a window itself, while a
+        # comparison here would be a guard, and each result another compilation of every layer.
         window=sliding_window,
     )
     return out[None, ..., :width], None

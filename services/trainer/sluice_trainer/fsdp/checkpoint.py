@@ -1,7 +1,7 @@
-"""A learner's part of a checkpoint: torch's distributed format, which any number of ranks loads.
+"""A learner's part of a checkpoint, in torch's distributed format.
 
-Planning is all ranks' work; writing is each rank's own, so that it can go on in a thread. The names
-are transformers'.
+Any number of ranks can load it. All ranks plan together, but each rank writes alone, so writing can
+continue in a thread. Tensors have transformers' names.
 """
 
 from __future__ import annotations
@@ -33,12 +33,25 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedPart:
-    """One part of a checkpoint, on this rank: what it writes, and how all complete it."""
+    """A part of a checkpoint on this rank: what it writes, and how all ranks complete it."""
 
     def __init__(
         self, state: dict[str, Any], directory: Path, ranks: Ranks, staging: Staging
     ) -> None:
-        """staging: where `copy` copies the content to."""
+        """Plan the part. Collective.
+
+        Parameters
+        ----------
+        state
+            State of the learner.
+        directory
+            Existing directory to write to.
+        ranks
+            All ranks of the trainer.
+        staging
+            Host memory for copies.
+
+        """
         self._ranks, self._directory, self._staging = ranks, directory, staging
         first = ranks.rank == 0
         planner = _Planner()
@@ -46,12 +59,12 @@ class ShardedPart:
         self._writer = FileSystemWriter(directory, sync_files=True)
         self._writer.set_up_storage_writer(first)
         local = self._writer.prepare_local_plan(planner.create_local_plan())
-        # Every rank makes the same plan of all plans, which takes their order alone.
+        # Every rank derives the same global plan from all local plans in their order.
         plans, self._metadata = planner.create_global_plan(ranks.gather(local))
         plans = self._writer.prepare_global_plan(plans)
         self._plan: SavePlan = planner.finish_plan(plans[ranks.rank])
         self._planner = planner
-        self._outcome: list[WriteResult] | str = "nothing was written"
+        self._outcome: list[WriteResult] | str = "its files were not written"
         self._device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
 
     def reserve(self) -> None:
@@ -62,10 +75,10 @@ class ShardedPart:
 
     def write(self) -> None:
         if self._device is not None:
-            torch.cuda.set_device(self._device)  # a thread begins on the first GPU
+            torch.cuda.set_device(self._device)  # a new thread starts on the first GPU
         try:
             self._outcome = self._writer.write_data(self._plan, self._planner).wait()
-        except (Exception, CheckpointException) as error:  # told by `complete`, on all ranks
+        except (Exception, CheckpointException) as error:  # raised by `complete` on all ranks
             self._outcome = repr(error)
 
     def files(self) -> list[Path]:
@@ -88,14 +101,14 @@ class ShardedPart:
 
 
 class _Planner(DefaultSavePlanner):
-    """torch's, which can take a copy of what this rank is to write."""
+    """torch's planner, with the option to copy what this rank writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._copies: dict[Any, Any] = {}
 
     def tensors(self, plan: SavePlan) -> dict[Hashable, Tensor]:
-        """Those that this rank is to write, by their places in the plan."""
+        """Return the tensors that this rank writes, by their index in the plan."""
         contents = ((item.index, self.resolve_data(item)) for item in plan.items)
         return {index: data for index, data in contents if isinstance(data, Tensor)}
 
@@ -114,7 +127,7 @@ class _Planner(DefaultSavePlanner):
 
 
 def state_of(learner: ShardedLearner, user_state: dict[str, Any]) -> dict[str, Any]:
-    """Weights, moments and Adam's step. Moments are made where there was no step yet."""
+    """Return weights, moments and Adam's step; before the first step the moments are created."""
     _allocate(learner)
     parameters = dict(learner.net.model.named_parameters())
     states = {name: learner.optimizer.state[p] for name, p in parameters.items()}
@@ -123,22 +136,29 @@ def state_of(learner: ShardedLearner, user_state: dict[str, Any]) -> dict[str, A
         "model": named_tensors(learner.net.model),
         "optimizer": {n: {m: state[m] for m in _MOMENTS} for n, state in states.items()},
         "adam_step": max(steps, default=0),
-        "user": json.dumps(user_state),  # a dictionary would be taken apart
+        "user": json.dumps(user_state),  # torch would flatten a dictionary
     }
 
 
 def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
-    """Restore one part into a learner; returns the user state. Collective."""
+    """Restore one part into a learner and return the user state. Collective.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read or was written by another backend.
+
+    """
     state = state_of(learner, {})
     reader, failed = CheckpointReader(directory), f"checkpoint {directory} could not be read: "
     try:
         names = reader.read_metadata().state_dict_metadata
-        foreign = not any(name.startswith("model.") for name in names)
-        if not foreign:
+        by_fsdp = any(name.startswith("model.") for name in names)
+        if by_fsdp:
             read(state, storage_reader=reader, planner=CheckpointPlanner())
     except (Exception, CheckpointException) as error:
         raise CheckpointError(failed + reason(error)) from error
-    if foreign:
+    if not by_fsdp:
         raise CheckpointError(failed + "it was not written with trainer.backend: fsdp")
     for moments in learner.optimizer.state.values():
         moments["step"].fill_(state["adam_step"])
@@ -147,14 +167,14 @@ def load(directory: Path, learner: ShardedLearner) -> dict[str, Any]:
 
 
 def _allocate(learner: ShardedLearner) -> None:
-    """Give an Adam that has taken no step its state, as its first step would: moments of 0."""
+    """Create the state of an Adam that has taken no step: zero moments, as its first step would."""
     optimizer = learner.optimizer
     if optimizer.state:
         return
     rates = [group["lr"] for group in optimizer.param_groups]
     for parameter in learner.net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    set_learning_rate(optimizer, 0.0)  # nor does weight decay change the weights then
+    set_learning_rate(optimizer, 0.0)  # then weight decay changes no weights either
     optimizer.step()
     optimizer.zero_grad()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -1,6 +1,4 @@
-"""A checkpoint of FSDP2 as a Hugging Face checkpoint, in one process and on the CPU, from however
-many ranks have written it.
-"""
+"""Conversion of an FSDP2 checkpoint into a Hugging Face checkpoint, in one CPU process."""
 
 from __future__ import annotations
 
@@ -26,10 +24,26 @@ from sluice_trainer.model.huggingface_files import SHARD_BYTES, ConversionError,
 def dist_to_hf(
     checkpoint: Path, like: Path, target: Path, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write the weights of a checkpoint, in the precision that `like` names. Memory: one model.
+    """Write the weights of a checkpoint as a Hugging Face checkpoint.
 
-    checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
-    Hugging Face directory with the model's config and tokenizer. Raises ConversionError.
+    It needs host memory for one model.
+
+    Parameters
+    ----------
+    checkpoint
+        An `iter_...` directory, or a directory of them; then the newest is converted.
+    like
+        Hugging Face directory with the model's config, precision and tokenizer.
+    target
+        Directory to write to.
+    shard_bytes
+        Largest size of a file.
+
+    Raises
+    ------
+    ConversionError
+        If the checkpoint cannot be read or does not fit the config.
+
     """
     final = checkpoint_directory.latest_checkpoint(checkpoint)
     recipe = Recipe(like, drawn=True, seed=0, compute=torch.float32)
@@ -38,7 +52,8 @@ def dist_to_hf(
     model.tie_weights()
     try:
         reader, tensors = CheckpointReader(final), named_tensors(model)
-        reader.read_metadata()  # torch's own words about it are a list of ranks and their errors
+        # fails with a short message; torch's own lists the errors of all ranks
+        reader.read_metadata()
         read(
             {"model": tensors},
             storage_reader=reader,

@@ -1,4 +1,4 @@
-"""A model's tensors, whole, under the names that its checkpoint has for them."""
+"""Export of a sharded model's full tensors under their names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,22 @@ _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.(?P<kind>gate|up|down)_pro
 def hf_tensors(
     model: Any, dtype: torch.dtype, stack_name: StackName | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, full tensor) of every weight, parameters in `dtype`. Collective over all ranks.
+    """Yield name and full tensor of every weight, parameters in `dtype`. Collective.
 
-    All must iterate to the end, and all get all tensors. A layer at a time is gathered and in
-    memory. transformers holds some weights otherwise than checkpoints do (all experts of a layer as
-    one): it says itself how to undo that. stack_name: single experts come as one tensor, under this
-    name. Tied weights come once, under the embedding's name.
+    All ranks must iterate to the end, and all get every tensor. One layer at a time is gathered and
+    in memory. transformers stores some weights differently from checkpoints (for example all
+    experts of a layer as one tensor); `revert_weight_conversion` undoes that. Tied weights come
+    once, under the name of the embedding.
+
+    Parameters
+    ----------
+    model
+        transformers' model, sharded.
+    dtype
+        Precision of the result.
+    stack_name
+        If given, separate experts come as one tensor, under this name.
+
     """
     for layer in _layers(named_tensors(model)):
         whole = {name: _gathered(tensor, dtype) for name, tensor in layer.items()}
@@ -37,23 +47,26 @@ def hf_tensors(
 
 
 def _layers(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The tensors of each layer together, all others each by itself, in their order."""
+    """Yield the tensors of each layer together and every other tensor alone, in order."""
     layer: dict[str, Tensor] = {}
-    of = ""
+    previous = ""
     for name, tensor in tensors.items():
         match = _LAYER.match(name)
-        here = match[1] if match else name
-        if layer and here != of:
+        prefix = match[1] if match else name
+        if layer and prefix != previous:
             yield layer
             layer = {}
-        of = here
+        previous = prefix
         layer[name] = tensor
     if layer:
         yield layer
 
 
 def _gathered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The whole of a tensor. Parameters are cast before they travel; buffers stay as they are."""
+    """Return the full tensor.
+
+    Parameters are cast before they are gathered; buffers keep their type.
+    """
     if isinstance(tensor, DTensor):
         share = tensor.detach().to(DEVICE, dtype)
         assert isinstance(share, DTensor)
@@ -62,7 +75,10 @@ def _gathered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _stacked(tensors: dict[str, Tensor], name: StackName) -> Iterator[tuple[str, Tensor]]:
-    """The same, but experts in stacks: [experts, 2 * width, hidden], [experts, hidden, width]."""
+    """Stack the experts of each layer.
+
+    [experts, 2 * width, hidden] and [experts, hidden, width].
+    """
     experts: dict[str, dict[str, list[Tensor]]] = {}
     for key, tensor in tensors.items():
         if match := _EXPERT.fullmatch(key):

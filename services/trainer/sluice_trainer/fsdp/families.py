@@ -1,4 +1,4 @@
-"""Differences between transformers' families that matter here, all in one place."""
+"""Differences between transformers' model families that this backend must know."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
+# Kinds of layers that depend on positions in a row only through the attention mask. Others (gated
+# delta nets, state spaces, convolutions, chunked attention) would read the preceding sequence.
 _PACKABLE = {"full_attention", "sliding_attention"}
-"""Layers that look at places in a row only through attention's mask. Others (gated delta nets,
-state spaces, convolutions, chunked attention) would see the sequence before their own."""
+# Model types whose masks ignore positions in transformers 5.12.
 _ALONE = {"gpt_oss"}
-"""Model types of which transformers 5.12 makes masks that know nothing of positions."""
 
 
 def can_pack(model: Any) -> bool:
-    """True where several sequences may lie in one row; else each has a row of its own.
+    """Return True if a row may hold several sequences; otherwise each sequence needs its own row.
 
-    With torch's operations alone transformers keeps packed sequences apart in attention and nowhere
-    else; families without `layer_types` have attention in every layer.
+    With torch's operations, transformers keeps packed sequences apart only in attention. Families
+    without `layer_types` have attention in every layer.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -33,12 +33,12 @@ def can_pack(model: Any) -> bool:
 
 
 def backbone(model: Any) -> Any:
-    """The model without its output layer: token ids -> hidden states."""
+    """Return the model without its output layer: token ids -> hidden states."""
     return getattr(model, model.base_model_prefix)
 
 
 def final_transform(config: Any) -> Callable[[Tensor], Tensor]:
-    """The family's last operation on the output layer's logits."""
+    """Return the family's last operation on the logits of the output layer."""
     cap = getattr(config, "final_logit_softcapping", None)
     factor = getattr(config, "logit_scale", None) or 1.0
     divisor = getattr(config, "logits_scaling", None) or 1.0
@@ -52,9 +52,13 @@ def final_transform(config: Any) -> Callable[[Tensor], Tensor]:
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The decoder's layers, which are gathered one at a time.
+    """Return the layers of the decoder, which are gathered one at a time.
 
-    Raises UnsupportedModelError where the family does not name them.
+    Raises
+    ------
+    UnsupportedModelError
+        If the family does not name them.
+
     """
     names = set(model._no_split_modules or [])
     layers = [module for module in model.modules() if type(module).__name__ in names]

@@ -25,33 +25,39 @@ from sluice_trainer.step.packing import MicroBatch
 
 
 class ShardedFrozenModel:
-    """Weights that stay as they are, spread over all ranks, in the precision of computing."""
+    """A model with fixed weights, sharded over all ranks, in the precision of computation."""
 
     def __init__(self, spec: RLJobSpec, size: MicroBatchSize, recipe: Recipe, ranks: Ranks) -> None:
         self.net: Net = build(recipe, ranks, spec.trainer, learns=False)
         self._spec, self._size, self._ranks = spec, size, ranks
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """Log-probs of each response token at the job's temperature: [response] float32, CPU."""
+        """Return log-probs of the response tokens at the job's temperature.
+
+        Per sequence [response] float32, on the CPU.
+        """
         model = self._spec.model
         scorer = partial(forward, temperature=self._spec.temperature, fp32_head=model.fp32_lm_head)
         return score(self.net, shard, self._size, self._ranks, scorer)
 
     @torch.no_grad()
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with what the last layer sees of them."""
+        """Return the micro-batches with this model's hidden states before its output layer."""
         states = [forward_hidden(self.net, batch).cpu() for batch in batches]
         reshard(self.net)
         return [replace(batch, teacher_hidden=s) for batch, s in zip(batches, states, strict=True)]
 
     def teacher_divergence(self, distillation: Distillation) -> TeacherDivergence | None:
-        """How a training forward pass compares its model with this one."""
+        """Return how a training pass compares its model with this one.
+
+        None if only sampled tokens are compared.
+        """
         if distillation.whole is None:
             return None
         return TeacherDivergence(self._logits, distillation.whole, distillation.mixture)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """The output layer alone, outside of a forward pass. What it needs stays gathered."""
+        """Apply the output layer outside of a forward pass; its weights stay gathered."""
         assert isinstance(self.net, FSDPModule)
         self.net.unshard()
         return self.net.final(self.net.output(fp32=self._spec.model.fp32_lm_head)(hidden))
@@ -60,7 +66,7 @@ class ShardedFrozenModel:
 def reference(
     spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
 ) -> ShardedFrozenModel | None:
-    """The reference policy, only where a KL term asks for it."""
+    """Return the reference policy, or None if the job has no KL term."""
     weights = reference_weights(spec, policy.directory)
     if weights is None:
         return None
@@ -71,16 +77,22 @@ def reference(
 def teacher(
     spec: RLJobSpec, size: MicroBatchSize, policy: Recipe, ranks: Ranks
 ) -> ShardedFrozenModel | None:
-    """The teacher that the trainer scores with.
+    """Return the teacher, or None if the trainer does not score with one.
 
-    Raises ConfigurationError where its tokens are not the student's.
+    Raises
+    ------
+    ConfigurationError
+        If its vocabulary is not the student's.
+
     """
     directory = teacher_directory(spec)
     if directory is None:
         return None
     recipe = replace(policy, directory=directory, drawn=False)
-    words = [_words(each.config()) for each in (policy, recipe)]
-    check_vocabulary(spec, policy.directory, directory, student=words[0], teacher=words[1])
+    student_words, teacher_words = _words(policy.config()), _words(recipe.config())
+    check_vocabulary(
+        spec, policy.directory, directory, student=student_words, teacher=teacher_words
+    )
     return ShardedFrozenModel(spec, size, recipe, ranks)
 
 

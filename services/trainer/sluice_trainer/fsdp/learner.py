@@ -1,4 +1,4 @@
-"""A model of transformers that learns: its AdamW, its way through micro-batches."""
+"""A transformers model that learns: micro-batches, optimizer step and scoring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sluice_trainer.step.results import (
 
 
 class ShardedLearner(Learner):
-    """A spread-out model, its optimizer and how far it has come."""
+    """A sharded model, its optimizer and its progress."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class ShardedLearner(Learner):
         norm = clip_gradients(self.net, limit)
         check_gradient(norm, sums["loss"])
         self.optimizer.step()
-        # Not only before the next one: log-prob passes between steps have their memory, and what
-        # is allocated before a step is what stays.
+        # Free the gradients now, not before the next step: log-prob passes in between need their
+        # memory, and memory allocated before a step stays allocated.
         self.optimizer.zero_grad()
         return StepResult(sums, maxima, norm)
 
 
 def clip_gradients(net: nn.Module, limit: float) -> float:
-    """The norm of the gradients of all ranks. They are scaled down where it is above `limit`.
+    """Scale gradients down to norm `limit` if they exceed it, and return their norm. Collective.
 
-    Collective. Of torch's own way only the sum over ranks differs, which there goes where the
-    gradients lie: with `cpuOffload` that is where NCCL does not reach.
+    It differs from torch's function only in the sum over ranks, which torch takes on the device of
+    the gradients: with `cpuOffload` that is the CPU, which NCCL does not support.
     """
     shares = [
         local_shard(parameter.grad) for parameter in net.parameters() if parameter.grad is not None
@@ -101,7 +101,10 @@ def clip_gradients(net: nn.Module, limit: float) -> float:
 
 
 def build_adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
-    """AdamW over this rank's shares. Norms and biases get no weight decay (Megatron's rule)."""
+    """Return AdamW over this rank's shards, without weight decay for norms and biases.
+
+    Megatron decays the same parameters.
+    """
     plain: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
     for name, parameter in net.named_parameters():
@@ -123,9 +126,12 @@ def build_adamw(net: nn.Module, rates: Optimizer) -> torch.optim.AdamW:
 def micro_batches(
     net: Net, shard: Seq[Sequence], size: MicroBatchSize, ranks: Ranks
 ) -> list[MicroBatch]:
-    """This rank's sequences in rows, as many on every rank: layers are gathered by all."""
-    most = size.tokens if net.packs else 1
-    bins = pack([len(s.tokens) for s in shard], most)
+    """Pack this rank's sequences into rows, the same number on every rank. Collective.
+
+    All ranks gather each layer together, so all need the same number of passes.
+    """
+    max_tokens = size.tokens if net.packs else 1  # 1: a row per sequence
+    bins = pack([len(s.tokens) for s in shard], max_tokens)
     count = max(*ranks.gather(len(bins)), 1)
     layout = partial(row, device=DEVICE)
     return [packed_row(shard, members, DEVICE, layout) for members in equalise(bins, count)]
@@ -133,7 +139,7 @@ def micro_batches(
 
 @torch.no_grad()
 def compute(net: Net, batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
-    """The first of the forward pass's numbers, per micro-batch and member, on the CPU."""
+    """Return the first value of the forward pass, per micro-batch and member, on the CPU."""
     values = [batch.split(forward(net, batch)[0].float().cpu()) for batch in batches]
     reshard(net)
     return values
@@ -142,6 +148,6 @@ def compute(net: Net, batches: list[MicroBatch], forward: Forward) -> list[list[
 def score(
     net: Net, shard: Seq[Sequence], size: MicroBatchSize, ranks: Ranks, forward: Forward
 ) -> list[Tensor]:
-    """The same by sequence. Collective, also for a rank without one."""
+    """Return values of `forward` per sequence. Collective, even for a rank without sequences."""
     batches = micro_batches(net, shard, size, ranks)
     return by_sequence(batches, compute(net, batches, forward), len(shard))

@@ -1,4 +1,4 @@
-"""Building transformers' model, and its first weights."""
+"""Building transformers' model and its initial weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,24 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a model begins.
+    """Source of a model's configuration and initial weights.
 
-    directory: a Hugging Face checkpoint; drawn: only its config is used, weights come from `seed`.
-    values: a head of one number in place of the output layer's, which starts at 0 unless the
-    checkpoint is a reward model's. compute: the precision of forward and backward passes.
+    Attributes
+    ----------
+    directory
+        A Hugging Face checkpoint.
+    drawn
+        Use only the config and draw weights from `seed`.
+    seed
+        Seed of random weights.
+    compute
+        Precision of forward and backward passes.
+    values
+        Replace the output layer by a head with one output, which starts at 0 unless the checkpoint
+        is a reward model.
+    trust_remote_code
+        Run the checkpoint's own model code.
+
     """
 
     directory: Path
@@ -33,7 +46,14 @@ class Recipe:
     trust_remote_code: bool = False
 
     def config(self) -> Any:
-        """Transformers' configuration. Raises UnsupportedModelError where it cannot train."""
+        """Return transformers' configuration.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If this backend cannot train the model.
+
+        """
         try:
             config = transformers.AutoConfig.from_pretrained(
                 self.directory, trust_remote_code=self.trust_remote_code
@@ -41,7 +61,7 @@ class Recipe:
             kind = _class(config, self.trust_remote_code)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UnsupportedModelError(
-                f"{self.directory}/config.json is no language model of transformers "
+                f"{self.directory}/config.json is not a language model of transformers "
                 f"{transformers.__version__}: {_first_line(error)}"
             ) from error
         if getattr(config, "quantization_config", None):
@@ -56,12 +76,12 @@ class Recipe:
         return config
 
     def blank(self) -> Any:
-        """The model without memory: names and shapes of its tensors, in float32."""
+        """Return the model without memory: names and shapes of its tensors, in float32."""
         with torch.device("meta"):
             return self._built(self.config())
 
     def source(self) -> Any:
-        """The model with its first weights, in host memory and the checkpoint's own precision."""
+        """Return the model with its initial weights, on the CPU in the checkpoint's precision."""
         transformers.utils.logging.disable_progress_bar()
         config = self.config()
         torch.manual_seed(self.seed)
@@ -89,7 +109,10 @@ class Recipe:
 
 
 def _class(config: Any, trust_remote_code: bool) -> type[Any]:
-    """The model's class. A checkpoint's own code has none here: its attention is asked for less."""
+    """Return the model's class.
+
+    For a checkpoint's own code it is the base class, which supports fewer kinds of attention.
+    """
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         kind: type[Any] = transformers.PreTrainedModel
         return kind
@@ -112,6 +135,6 @@ def _first_line(error: Exception) -> str:
 
 
 def precision(word: str | None) -> torch.dtype:
-    """Of `trainer.precision`."""
+    """Return the dtype of `trainer.precision`; None: bf16 on a GPU, float32 on the CPU."""
     word = word or ("bf16" if DEVICE.type == "cuda" else "fp32")
     return torch.bfloat16 if word == "bf16" else torch.float32

@@ -1,4 +1,4 @@
-"""A family that would be computed wrong is refused before it trains."""
+"""Self-check at start-up that refuses a model family whose log-probs would be wrong."""
 
 from __future__ import annotations
 
@@ -17,23 +17,37 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 from sluice_trainer.step.packing import Forward, packed_row
 
 _LENGTHS = (24, 40)
+# Mean difference of log-probs that rounding explains in every precision.
 _EXACT = 1e-3
-"""Mean distance of log-probs that rounding explains in every precision."""
 
 
 def check_log_probs(net: Net, precision: torch.dtype, seed: int) -> None:
-    """Compare packed log-probs with those of transformers' own logits, a sequence at a time.
+    """Compare packed log-probs with those of transformers' own logits, one sequence at a time.
 
-    Raises UnsupportedModelError where they differ: the family does something with packed sequences
-    or behind its output layer that is not known here. In bf16 rounding alone moves log-probs, the
-    more the larger a model's logits are: there they may be apart by half of what it changes when
-    one sequence really continues the other. Collective.
+    In bf16 rounding alone changes log-probs, more so for models with larger logits. There they may
+    differ by half of what changes if one sequence really continues the other. Collective.
+
+    Parameters
+    ----------
+    net
+        The sharded model.
+    precision
+        Precision of forward passes.
+    seed
+        Seed of the random sequences.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If they differ: the family treats packed sequences, or the output of its last layer, in a
+        way that this backend does not know.
+
     """
     random = np.random.default_rng(seed)
     words = net.head.out_features
     first, second = (random.integers(0, words, n).astype(np.int32) for n in _LENGTHS)
-    alone = [_plain(net, [Sequence(each, len(each) - 1)]) for each in (first, second)]
-    shard = [Sequence(each, len(each) - 1) for each in (first, second)]
+    shard = [Sequence(tokens, len(tokens) - 1) for tokens in (first, second)]
+    alone = [_plain(net, [sequence]) for sequence in shard]
     packed = _packed(net, shard) if net.packs else torch.cat([_packed(net, [s]) for s in shard])
     continued = _plain(net, [Sequence(np.concatenate((first, second)), len(second) - 1)])
     limit = _EXACT
@@ -57,10 +71,10 @@ def _plain(net: Net, sequences: list[Sequence]) -> Tensor:
 
 
 def _log_probs(net: Net, sequences: list[Sequence], numbers: Forward) -> Tensor:
-    """Of one row, [r]."""
+    """Return the log-probs [r] of sequences in one row."""
     batch = packed_row(sequences, range(len(sequences)), DEVICE, partial(row, device=DEVICE))
     return torch.cat(compute(net, [batch], numbers)[0])
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().mean())
+def _distance(first: Tensor, second: Tensor) -> float:
+    return float((first - second).abs().mean())

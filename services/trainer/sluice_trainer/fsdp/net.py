@@ -1,4 +1,4 @@
-"""A model of transformers that gives numbers of response tokens instead of logits."""
+"""A transformers model that returns values of response tokens instead of logits."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ Numbers = Callable[["Net", MicroBatch], Tensor]
 
 
 class Net(nn.Module):
-    """model: an `AutoModelForCausalLM`, or with a head of one number.
+    """Wrapper of an `AutoModelForCausalLM`, or of one with a value head.
 
-    All that touches parameters goes through a call, for FSDP gathers them around it.
+    Everything that reads parameters must run inside a call of this module, because FSDP gathers
+    parameters around calls.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.final = final_transform(model.config.get_text_config())
+        # True if a row may hold several sequences.
         self.packs = can_pack(model)
-        """True where several sequences may lie in one row."""
 
     def forward(self, batch: MicroBatch, numbers: Numbers) -> Tensor:
         return numbers(self, batch)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
-        """[r, h] states before the output layer, at the places that predict response tokens."""
+        """Return the states [r, h] before the output layer that predict the response tokens."""
         attention = self.model.config._attn_implementation
         output = backbone(self.model)(batch.tokens[None], **batch.packing.arguments(attention))
         states: Tensor = output.last_hidden_state[0]
@@ -48,7 +49,7 @@ class Net(nn.Module):
         return layer
 
     def output(self, *, fp32: bool) -> Head:
-        """The output layer, without what the family does to its logits. Inside of a call."""
+        """Return the output layer without the family's logit transform. Only inside a call."""
         layer = self.head
         return Head(layer.weight, layer.bias, fp32)
 
@@ -62,10 +63,24 @@ def forward(
     numbers: TokenNumbers = log_probs_and_entropies,
     teacher_divergence: TeacherDivergence | None = None,
 ) -> Tensor:
-    """[2, r] log-probs and entropies of the response tokens, or other `numbers`.
+    """Return [2, r] log-probs and entropies of the response tokens, or other `numbers`.
 
-    With `teacher_divergence`, and a batch that has a teacher's hidden states, [4, r]: divergence
-    and reverse KL as well. fp32_head: as `Head.float32`.
+    Parameters
+    ----------
+    net
+        The sharded model.
+    batch
+        A row of packed sequences.
+    temperature
+        Sampling temperature.
+    fp32_head
+        Compute the output layer in float32.
+    numbers
+        Function of logits and targets.
+    teacher_divergence
+        Comparison with a teacher. If the batch has the teacher's hidden states, the result is [4,
+        r], with divergence and reverse KL.
+
     """
     scale = 1.0 / temperature
 
@@ -80,43 +95,43 @@ def forward(
         )
         return torch.stack((*scores, *divergences))
 
-    def of_targets(net: Net, batch: MicroBatch) -> Tensor:
+    def score_targets(net: Net, batch: MicroBatch) -> Tensor:
         teacher_hidden = (
             None if batch.teacher_hidden is None else batch.teacher_hidden.to(batch.targets.device)
         )
         head = net.output(fp32=fp32_head)
         return score_tokens(score, net.hidden(batch), head, batch.targets, teacher_hidden)
 
-    result: Tensor = net(batch, of_targets)
+    result: Tensor = net(batch, score_targets)
     return result
 
 
 def forward_values(net: Net, batch: MicroBatch) -> Tensor:
-    """[1, r] values of a critic.
+    """Return [1, r] values of a critic.
 
-    A token's value is that of the state in which it was chosen: it comes from the place that
-    predicts the token.
+    The value of a token is that of the state in which it was chosen, so it is read at the position
+    that predicts the token.
     """
     result: Tensor = net(batch, _values)
     return result
 
 
 def _values(net: Net, batch: MicroBatch) -> Tensor:
-    # No view: FSDP's hook on the output would be lost with the next operation in place.
+    # A view would lose FSDP's hook on the output in the next in-place operation.
     values: Tensor = net.head(net.hidden(batch)).squeeze(-1)[None].float()
     return values.clone()
 
 
 def forward_hidden(net: Net, batch: MicroBatch) -> Tensor:
-    """[r, h] hidden states before the output layer."""
+    """Return [r, h] hidden states before the output layer."""
     result: Tensor = net(batch, Net.hidden)
     return result
 
 
 def forward_plain(net: Net, batch: MicroBatch, *, sequences: list[Tensor]) -> Tensor:
-    """[1, r] log-probs by transformers alone: its own logits, one sequence at a time.
+    """Return [1, r] log-probs of transformers' own logits, one sequence at a time.
 
-    sequences: the members of `batch`, all tokens of each, [t] int64.
+    sequences: all tokens of each member of `batch`, [t] int64.
     """
     result: Tensor = net(batch, partial(_plain, sequences=sequences))
     return result

@@ -1,7 +1,4 @@
-"""The policy under FSDP2: model, optimizer, reference, teacher and critic of one trainer process.
-
-A `Backend`.
-"""
+"""The FSDP2 `Backend`: model, optimizer, reference, teacher and critic of one trainer process."""
 
 from __future__ import annotations
 
@@ -41,9 +38,9 @@ from sluice_trainer.step.rates import steps_of_policy
 
 
 class ShardedPolicy(LearningPolicy):
-    """A model of transformers that generates log-probs and learns.
+    """A transformers model that computes log-probs and learns.
 
-    One per process; joins the process group when it is made.
+    Each process creates one, which joins the process group.
     """
 
     _learner: ShardedLearner
@@ -84,15 +81,17 @@ class ShardedPolicy(LearningPolicy):
         self._reference = frozen_model.reference(spec, size, recipe, self.ranks)
         self._teacher = frozen_model.teacher(spec, size, recipe, self.ranks)
         self.critic = self._critic(settings, recipe, total_steps) if settings else None
-        asked = [each.net for each in (self._reference, self._teacher) if each]
-        learners = [each for each in self._learners.values() if isinstance(each, ShardedLearner)]
-        self._offload = _offload(spec.trainer.offloaded, learners, asked)
+        frozen = [model.net for model in (self._reference, self._teacher) if model]
+        self._offload = _offload(spec.trainer.offloaded, list(self._parts.values()), frozen)
         self._staging = {name: Staging() for name in self._parts}
 
     def _critic(
         self, settings: CriticSettings, policy: Recipe, total_steps: int | None
     ) -> critic.Critic:
-        """The critic at version 0: from `critic.modelPath`, else as the policy begins."""
+        """Return the critic at version 0.
+
+        From `critic.modelPath`, or with the policy's initial weights.
+        """
         recipe = replace(policy, values=True)
         if settings.model_path:
             recipe = replace(recipe, directory=Path(settings.model_path), drawn=False)
@@ -114,13 +113,15 @@ class ShardedPolicy(LearningPolicy):
     def hf_tensors(
         self, stack_name: StackName | None = None, receivers: frozenset[int] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """All ranks get all tensors: FSDP2 gathers to all."""
+        """Yield all tensors on all ranks, because FSDP2 gathers to all; `receivers` is ignored."""
         return export.hf_tensors(self._learner.net.model, self._compute, stack_name)
 
     @property
     def _parts(self) -> dict[str, ShardedLearner]:
         return {
-            name: each for name, each in self._learners.items() if isinstance(each, ShardedLearner)
+            name: learner
+            for name, learner in self._learners.items()
+            if isinstance(learner, ShardedLearner)
         }
 
     def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
@@ -132,7 +133,7 @@ class ShardedPolicy(LearningPolicy):
 
     def _load(self, directory: Path, step: int) -> dict[str, Any]:
         final = checkpoint_writer.verified(directory, step, self._parts, self.ranks)
-        states = [checkpoint.load(final / name, each) for name, each in self._parts.items()]
+        states = [checkpoint.load(final / name, learner) for name, learner in self._parts.items()]
         return states[0]
 
 
@@ -141,7 +142,10 @@ def _offload(
     learners: Sequence[ShardedLearner],
     frozen: Sequence[Net],
 ) -> Offload:
-    """frozen: models that are only asked (reference, teacher)."""
+    """Return the memory that `trainer.offload` may move to the host.
+
+    frozen: models that only score (reference, teacher).
+    """
 
     def let_go() -> None:
         for learner in learners:
@@ -153,7 +157,7 @@ def _offload(
         what,
         weights=partial(_tensors_of, [learner.net for learner in learners]),
         frozen=partial(_tensors_of, frozen),
-        gradients=tuple,  # they are gone already
+        gradients=tuple,  # freed by `let_go`
         optimizer=partial(_optimizer_state, learners),
         before=let_go,
     )

@@ -1,4 +1,4 @@
-"""Sequences end to end in one row, as transformers' models are told of them."""
+"""A row of concatenated sequences, as transformers' models expect it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Row:
-    """positions: [t] int64, each token's place in its sequence; lengths: of the sequences.
+    """Positions and bounds of the sequences in a row.
 
-    starts: [sequences + 1] int32, where they begin, and the end of the last.
+    Attributes
+    ----------
+    positions
+        [t] int64, position of each token in its sequence.
+    lengths
+        Lengths of the sequences.
+    starts
+        [sequences + 1] int32, starts of the sequences and the end of the last one.
+
     """
 
     positions: Tensor
@@ -22,15 +30,16 @@ class Row:
     starts: Tensor
 
     def arguments(self, attention: str) -> dict[str, Any]:
-        """Arguments of a model besides its tokens.
+        """Return the arguments of a model call in addition to its tokens.
 
-        A mask is made of positions that begin anew; FlashAttention is told the sequences' ends.
+        Masks are derived from positions that restart at 0; FlashAttention is given the bounds of
+        the sequences.
         """
-        known: dict[str, Any] = {"position_ids": self.positions[None], "use_cache": False}
+        common: dict[str, Any] = {"position_ids": self.positions[None], "use_cache": False}
         if attention in ("sdpa", "eager"):
-            return known
+            return common
         longest = max(self.lengths)
-        return known | {
+        return common | {
             "cu_seq_lens_q": self.starts,
             "cu_seq_lens_k": self.starts,
             "max_length_q": longest,
@@ -39,7 +48,7 @@ class Row:
 
 
 def row(lengths: list[int], device: torch.device) -> Row:
-    """The row of sequences of these lengths."""
+    """Return the row of sequences of these lengths."""
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
     positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - sizes, sizes)

@@ -1,4 +1,4 @@
-"""A model's parameters spread over all ranks: layer by layer, and what is outside of layers."""
+"""Sharding of a model's parameters over all ranks, layer by layer, with FSDP2."""
 
 from __future__ import annotations
 
@@ -30,12 +30,24 @@ from sluice_trainer.kernels.compiled import compiled
 
 
 def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Net:
-    """The model at its first weights, each rank with its share of every parameter. Collective.
+    """Return the model with its initial weights, sharded over all ranks. Collective.
 
-    Only rank 0 reads a checkpoint. A model that learns keeps float32 weights and computes in
-    `recipe.compute`; another keeps its weights in that. With `cpuOffload: all` the shares stay in
-    host memory, and are copied to the GPU layer by layer. Drop-out is off: log-probs are those of
-    the model that generates.
+    Only rank 0 reads a checkpoint. With `cpuOffload: all` the shards stay in host memory and are
+    copied to the GPU layer by layer. Dropout is off, so log-probs are those of the model that
+    generates.
+
+    Parameters
+    ----------
+    recipe
+        Configuration and initial weights.
+    ranks
+        All ranks of the trainer.
+    trainer
+        Settings of memory and recomputation.
+    learns
+        A model that learns keeps float32 weights and computes in `recipe.compute`. Another one
+        keeps its weights in that precision.
+
     """
     model = recipe.blank().eval()
     if not learns:
@@ -58,29 +70,31 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
 
 def _shard(net: Net, spread: Callable[..., None], *, recompute: bool) -> None:
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
-    alone = mesh.size() == 1  # nobody has anything to gather: weights in `compute` can stay
+    alone = mesh.size() == 1  # no other rank to gather from: weights in `compute` can stay
     for block in decoder_layers(net.model):
         if recompute:
             again = partial(checkpoint, block.forward, use_reentrant=False)
             block.forward = partial(again, preserve_rng_state=False)
         if net.packs and not _has_experts(block):
-            # Around the checkpoint: what is recomputed is then part of one compiled backward pass.
+            # Compiled around the checkpoint, so that recomputation is a part of one compiled
+            # backward pass.
             block.forward = compiled(block.forward)
         spread(block, mesh, reshard=not alone)
     spread(net, mesh, reshard=False, inputs=False)
 
 
 def _buffers_to_device(net: nn.Module) -> None:
-    """Buffers are nobody's share: a layer expects them where it computes."""
+    """Move buffers to the device: they are not sharded, and a layer expects them there."""
     for module in net.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(DEVICE))
 
 
 def _has_experts(block: nn.Module) -> bool:
-    """True for a mixture, whose experts are one tensor: how many tokens each gets differs.
+    """Return True for a mixture of experts, or a layer with a recurrent state.
 
-    Layers with a state of their own loop over a sequence. Neither would be compiled once for all.
+    Experts are one tensor whose token counts differ, and recurrent layers loop over a sequence.
+    Neither can be compiled once for all inputs.
     """
     return any(parameter.dim() > 2 for parameter in block.parameters())
 
@@ -94,7 +108,11 @@ def _apply_fsdp(
     reshard: bool,
     inputs: bool = True,
 ) -> None:
-    """inputs: whether they are cast as well; what a loss is given must not be."""
+    """Shard a module.
+
+    compute: precision of forward passes, None for that of its weights. inputs: cast the inputs too;
+    those of a loss must not be cast.
+    """
     precision = MixedPrecisionPolicy()
     if compute not in (None, torch.float32):
         precision = MixedPrecisionPolicy(
@@ -108,20 +126,20 @@ def _apply_fsdp(
         reshard_after_forward=reshard,
     )
     assert isinstance(module, FSDPModule)
-    # A sum, not a mean: the loss' weights hold the denominators. gloo has no other way to add up.
+    # Sum, not mean: the loss weights hold the denominators. gloo has no other reduction.
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's share of a tensor; all of one that is not spread."""
+    """Return this rank's shard of a tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def reshard(net: nn.Module) -> None:
-    """Give up what was gathered: after a pass without a backward pass it stays otherwise.
+    """Free gathered parameters, which otherwise stay after a pass without a backward pass.
 
-    A later optimizer step would not reach it.
+    A later optimizer step would not update them.
     """
     for module in net.modules():
         if isinstance(module, FSDPModule):
@@ -129,19 +147,22 @@ def reshard(net: nn.Module) -> None:
 
 
 def named_tensors(model: Any) -> dict[str, Tensor]:
-    """Parameters and persistent buffers; tied ones once, under their first name."""
-    known: set[int] = set()
+    """Return parameters and persistent buffers; tied ones once, under their first name."""
+    seen_ids: set[int] = set()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in known:
+        if id(tensor) not in seen_ids:
             tensors[name] = tensor
-        known.add(id(tensor))
+        seen_ids.add(id(tensor))
     return tensors
 
 
 @torch.no_grad()
 def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
-    """Copy rank 0's weights and buffers to all ranks' shares. source: None on the others."""
+    """Copy rank 0's weights and buffers to the shards of all ranks.
+
+    Source is None on the others.
+    """
     values = {} if source is None else dict(_all_tensors(source))
     for name, tensor in (*named_tensors(model).items(), *model.named_buffers()):
         whole = _from_first(values.get(name), tensor, ranks)
@@ -152,7 +173,7 @@ def _load_from_first_rank(model: Any, source: Any, ranks: Ranks) -> None:
             tensor.to_local().copy_(share.to_local())
         else:
             tensor.copy_(whole)
-    # Kept for the way back: names that the checkpoint had.
+    # `export` needs it to restore the names in the checkpoint.
     model._weight_conversions = ranks.broadcast(getattr(source, "_weight_conversions", None))
 
 

@@ -1,4 +1,4 @@
-"""A step of AdamW over moments in bf16, in one pass."""
+"""An AdamW step with moments in bf16, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,28 @@ def update(
     golden: int,
     offset: int,
 ) -> None:
-    """Tensors of [n], the first two float32, moments float32 or bf16. step: those taken before.
+    """Take one step, in place.
 
-    An element's threshold is its place in its piece times `golden`, plus `offset`, cut off at 32
-    bits, without its lower half.
+    An element's rounding threshold is its position in its piece times `golden`, plus `offset`,
+    modulo 2^32; the kernel uses the upper 16 bits.
+
+    Parameters
+    ----------
+    weights, gradient
+        [n] float32.
+    moments
+        First and second moment, [n] float32 or bf16.
+    step
+        Number of steps taken before.
+    group
+        Parameter group: learning rate, betas, eps, weight decay.
+    piece, golden, offset
+        Constants of the rounding thresholds.
+
     """
     beta1, beta2 = group["betas"]
     count, lr = len(weights), group["lr"]
-    # Triton's interpreter has no bf16, and the kernel needs nothing but its bits.
+    # Triton's interpreter does not support bf16, and the kernel only needs its bits.
     stored = [m.view(torch.int16) if m.dtype == torch.bfloat16 else m for m in moments]
     if count:
         in_triton().compact_adamw[(-(-count // BLOCK),)](

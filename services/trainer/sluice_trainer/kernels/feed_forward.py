@@ -1,4 +1,4 @@
-"""The passes over memory between the matrix products of a feed-forward layer, or of a mixture."""
+"""Memory passes between the matrix products of a feed-forward layer or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ from torch.autograd.function import once_differentiable
 
 from sluice_trainer.kernels import in_triton
 
+# Largest number of channels of a row that one program handles at a time.
 COLUMNS = 1024
-"""The most channels of a row that are computed together."""
 
 
 def gated(up: Tensor, weights: Tensor | None) -> Tensor:
-    """SwiGLU of [n, 2 f] in float32 until it is stored, times each row's weight [n] where there are
-    weights: [n, f].
+    """Return SwiGLU of `up` [n, 2 f], times each row's weight [n] if there are weights: [n, f].
+
+    It computes in float32 and stores in the precision of `up`.
     """
     return _apply(up, weights)
 
 
 def sums(rows: Tensor, places: Tensor) -> Tensor:
-    """The sum of each token's rows, added in float32 in the order of `places`: [tokens, h].
+    """Return the sum of each token's rows, added in float32 in the order of `places`.
 
-    rows: [rows, h]; places: [tokens, most] int64, the number of rows where a token has no more.
+    Parameters
+    ----------
+    rows
+        [rows, h].
+    places
+        [tokens, most] int64, the rows of each token; unused entries are the number of rows.
+
+    Returns
+    -------
+    [tokens, h].
+
     """
     rows = rows.contiguous()
     (tokens, most), width = places.shape, rows.shape[1]
@@ -59,20 +70,20 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         up, weights = ctx.saved_tensors
         count, width = up.shape[0], up.shape[1] // 2
-        of_up, of_weights = torch.empty_like(up), None
+        grad_up, grad_weights = torch.empty_like(up), None
         if weights is not None:
-            of_weights = torch.empty_like(weights)
+            grad_weights = torch.empty_like(weights)
         if count:
             in_triton().gated_backward[(count,)](
-                *(up, weights, of.contiguous(), of_up, of_weights, width),
+                *(up, weights, grad.contiguous(), grad_up, grad_weights, width),
                 WEIGHED=weights is not None,
                 COLUMNS=_columns(width),
                 num_warps=4,
             )
-        return of_up, of_weights
+        return grad_up, grad_weights
 
 
 def _columns(width: int) -> int:

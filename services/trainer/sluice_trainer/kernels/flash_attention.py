@@ -1,10 +1,9 @@
-"""Attention of packed sequences on a GPU: FlashAttention 4 where it is installed, else the
-FlashAttention 2 that torch ships.
+"""Attention over packed sequences on a GPU, by FlashAttention 4 or the FlashAttention 2 in torch.
 
 FlashAttention 4 (the package `flash-attn-4`, extra `flash`) has kernels for Hopper and Blackwell
-that know packed rows and grouped queries, so neither padding nor repeated keys are needed. They are
-compiled when a machine first needs them, in seconds, and kept in a directory that
-`FLASH_ATTENTION_CUTE_DSL_CACHE_DIR` names (`kernelCache` of a job; else one under /tmp).
+that support packed rows and grouped queries, so neither padding nor repeated keys are needed. They
+are compiled in seconds when a machine first needs them, and cached in the directory that
+`FLASH_ATTENTION_CUTE_DSL_CACHE_DIR` names (`kernelCache` of a job; otherwise one in /tmp).
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ from torch.nn.attention.varlen import varlen_attn
 from sluice.telemetry import logs
 from sluice_trainer.model import deterministic
 
+# torch 2.11 has no grouped queries here; 2.13 has.
 _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""torch 2.11 has no grouped queries here, 2.13 has."""
+# Head sizes for which FlashAttention 4 was measured (benchmarks/attention.py).
 _WIDTHS = (64, 128)
-"""Channels of a head for which its kernels were measured (benchmarks/attention.py)."""
 _ARCHITECTURES = (9, 10)
+# The first release that was measured and tested. SGLang 0.5.17 depends on an older one.
 OLDEST = Version("4.0.0b36")
-"""The release that was measured and tested. SGLang 0.5.17 brings an older one along."""
 _CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 Flash4 = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def flash4_fits(width: int) -> bool:
-    """True where heads of so many channels go through FlashAttention 4. Not in deterministic mode,
-    whose backward pass is torch's.
+    """Return True if FlashAttention 4 can be used for heads of `width` channels.
+
+    Deterministic mode does not use it, because its backward pass must be torch's.
     """
     return width in _WIDTHS and not deterministic.enabled() and _flash4() is not None
 
@@ -47,10 +47,21 @@ def flash4_fits(width: int) -> bool:
 def attend4(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, *, scale: float | None = None
 ) -> Tensor:
-    """Causal attention within each sequence by FlashAttention 4: [t, heads, d].
+    """Causal attention within each sequence by FlashAttention 4, if `flash4_fits`: [t, heads, d].
 
-    q: [t, heads, d]; k, v: [t, kv heads, d]. starts: [sequences + 1] int32, where the sequences
-    begin; longest: tokens of the longest one. Only where `flash4_fits`.
+    Parameters
+    ----------
+    q
+        [t, heads, d].
+    k, v
+        [t, kv heads, d].
+    starts
+        [sequences + 1] int32, starts of the sequences and the end of the last one.
+    longest
+        Tokens of the longest sequence.
+    scale
+        Softmax scale; None: 1 / sqrt(d).
+
     """
     flash4 = _flash4()
     assert flash4 is not None
@@ -77,12 +88,26 @@ def attend2(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Causal attention within each sequence by torch's FlashAttention 2, which repeats itself where
-    torch is told to: [t, heads, d].
+    """Causal attention within each sequence by torch's FlashAttention 2: [t, heads, d].
 
-    q: [t, heads, d]; k, v: [m, kv heads, d]. starts: [sequences + 1] int32 each, where queries and
-    keys of the sequences begin; longest: how many the longest one has. Query i of n is aligned with
-    key m - n + i. window: keys that a query sees, its own included; None: all before it.
+    It is deterministic if torch is told to be.
+
+    Parameters
+    ----------
+    q
+        [t, heads, d].
+    k, v
+        [m, kv heads, d].
+    starts
+        Starts of the sequences among queries and among keys, [sequences + 1] int32 each.
+    longest
+        Queries and keys of the longest sequence.
+    scale
+        Softmax scale; None: 1 / sqrt(d).
+    window
+        Number of keys that a query sees, including its own; None: all up to its own. Query i of n
+        is aligned with key m - n + i.
+
     """
     options: dict[str, Any] = {"enable_gqa": True} if _VARLEN_HAS_GQA else {}
     if not _VARLEN_HAS_GQA and q.shape[1] != k.shape[1]:
@@ -95,7 +120,7 @@ def attend2(
 
 @cache
 def _flash4() -> Flash4 | None:
-    """Its function of packed rows. None without the package, or a GPU that it has kernels for."""
+    """Return FlashAttention 4's function for packed rows, or None if package or GPU do not fit."""
     if not torch.cuda.is_available():
         return None
     if torch.cuda.get_device_capability()[0] not in _ARCHITECTURES:
@@ -104,8 +129,9 @@ def _flash4() -> Flash4 | None:
 
 
 def loaded() -> Flash4 | None:
-    """The package's function; None, and why in the log, where it is installed and is too old or
-    does not load.
+    """Import the package's function.
+
+    None if it is not installed, or if it is too old or fails to load; then a log line says why.
     """
     try:
         release = Version(importlib.metadata.version("flash-attn-4"))

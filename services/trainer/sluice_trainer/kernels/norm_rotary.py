@@ -1,7 +1,7 @@
-"""Queries or keys by the root of their mean square and turned by their tokens' positions, at once.
+"""RMS norm and rotary embedding of queries or keys, in one pass.
 
-Normalising and turning are two passes over the same tensor, forward and backward. As one they read
-and write it once each, and keep nothing for the backward pass but what goes in.
+As two operations each reads and writes the tensor, forward and backward. The fused kernel reads and
+writes it once, and keeps only its inputs for the backward pass.
 """
 
 from __future__ import annotations
@@ -15,25 +15,39 @@ from torch.autograd.function import once_differentiable
 
 from sluice_trainer.kernels import in_triton
 
+# Rows (heads of tokens) per program.
 ROWS = 32
-"""Heads of tokens that are computed together."""
+# Programs of a backward pass; each computes a part of the weight's gradient.
 PROGRAMS = 1024
-"""Programs of a backward pass, each with a part of the weight's gradient."""
 
 
-def fits(x: Tensor, turned: int) -> bool:
-    """True where all channels of heads [.., d] turn, not `turned` of them alone, and their number
-    is a power of two.
+def fits(x: Tensor, rotated: int) -> bool:
+    """Return True if the kernel supports heads [.., d] of which `rotated` channels rotate.
+
+    All channels must rotate, and their number must be a power of two.
     """
     width = x.shape[-1]
-    return turned == width and width >= 32 and width & (width - 1) == 0 and x.stride(-1) == 1
+    return rotated == width and width >= 32 and width & (width - 1) == 0 and x.stride(-1) == 1
 
 
 def norm_and_rotate(
     x: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
 ) -> Tensor:
-    """[t, heads, d] in float32 until it is stored: RMS-normalised times weight [d] (None: as it
-    is), then turned. cos, sin: [t, d / 2] float32; channel i makes a pair with i + d / 2.
+    """Return `x` RMS-normalised and rotated, [t, heads, d].
+
+    It computes in float32 and stores in the precision of `x`.
+
+    Parameters
+    ----------
+    x
+        [t, heads, d].
+    weight
+        [d], weight of the norm; None: no norm.
+    eps
+        Epsilon of the norm.
+    cos, sin
+        [t, d / 2] float32. Channel i is paired with channel i + d / 2.
+
     """
     return _apply(x, weight, eps, cos, sin)
 
@@ -60,27 +74,27 @@ class _NormAndRotate(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight, cos, sin = ctx.saved_tensors
         tokens, heads, width = x.shape
-        of = of if of.stride(-1) == 1 else of.contiguous()
-        of_x = torch.empty((tokens, heads, width), dtype=x.dtype, device=x.device)
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        grad_x = torch.empty((tokens, heads, width), dtype=x.dtype, device=x.device)
         rows = tokens * heads
         programs = min(-(-rows // ROWS), PROGRAMS)
         shape = (programs, width) if weight is not None else (0,)
         parts = torch.empty(shape, dtype=torch.float32, device=x.device)
-        strides = (x.stride(0), x.stride(1), of.stride(0), of.stride(1))
+        strides = (x.stride(0), x.stride(1), grad.stride(0), grad.stride(1))
         if rows:
             in_triton().rotate_backward[(programs,)](
-                *(x, weight, cos, sin, of, of_x, parts, rows, *strides, ctx.eps),
+                *(x, weight, cos, sin, grad, grad_x, parts, rows, *strides, ctx.eps),
                 NORMED=weight is not None,
                 HEADS=heads,
                 HALF=width // 2,
                 ROWS=ROWS,
                 num_warps=4,
             )
-        of_weight = None if weight is None else parts.sum(0).to(weight.dtype)
-        return of_x, of_weight, None, None, None
+        grad_weight = None if weight is None else parts.sum(0).to(weight.dtype)
+        return grad_x, grad_weight, None, None, None
 
 
 _apply: Callable[..., Tensor] = _NormAndRotate.apply

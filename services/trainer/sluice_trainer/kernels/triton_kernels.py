@@ -1,5 +1,7 @@
-"""The kernels of `turning` and `softmax`. Rows are numbered in 64 bits: a micro-batch of a million
-tokens has more elements than 32 can count.
+"""Triton kernels of the other modules of this package.
+
+Rows are numbered in 64 bits: a micro-batch of a million tokens has more elements than 32 bits can
+count.
 """
 
 import triton
@@ -22,25 +24,28 @@ def rotate_forward(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """out[row]: x[row] / its root mean square * weight, turned. A row is a head of a token."""
+    """Normalise and rotate rows; a row is one head of a token.
+
+    out[row] is x[row] divided by its root mean square, times weight, rotated.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, HALF)
     inside = (row < rows)[:, None]
     token = row // HEADS
-    of_x = x + (token * x_token + (row % HEADS) * x_head)[:, None] + channel[None, :]
-    a = tl.load(of_x, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(of_x + HALF, mask=inside, other=0.0).to(tl.float32)
+    x_pointers = x + (token * x_token + (row % HEADS) * x_head)[:, None] + channel[None, :]
+    a = tl.load(x_pointers, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x_pointers + HALF, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
         mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * HALF)
         scale = (1.0 / tl.sqrt(mean + eps))[:, None]
         a = a * scale * tl.load(weight + channel).to(tl.float32)[None, :]
         b = b * scale * tl.load(weight + HALF + channel).to(tl.float32)[None, :]
-    turns = token[:, None] * HALF + channel[None, :]
-    c = tl.load(cos + turns, mask=inside, other=0.0)
-    s = tl.load(sin + turns, mask=inside, other=0.0)
-    of_out = out + row[:, None] * (2 * HALF) + channel[None, :]
-    tl.store(of_out, (a * c - b * s).to(out.dtype.element_ty), mask=inside)
-    tl.store(of_out + HALF, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
+    angles = token[:, None] * HALF + channel[None, :]
+    c = tl.load(cos + angles, mask=inside, other=0.0)
+    s = tl.load(sin + angles, mask=inside, other=0.0)
+    out_pointers = out + row[:, None] * (2 * HALF) + channel[None, :]
+    tl.store(out_pointers, (a * c - b * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(out_pointers + HALF, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -49,21 +54,24 @@ def rotate_backward(
     weight,
     cos,
     sin,
-    of,
-    of_x,
+    grad,
+    grad_x,
     parts,
     rows,
     x_token,
     x_head,
-    of_token,
-    of_head,
+    grad_token,
+    grad_head,
     eps,
     NORMED: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """of_x: the gradient of x by that of the result, `of`. parts: of the weight, [programs, d]."""
+    """Gradients of `rotate_forward`: of x in `grad_x`, and of the weight as partial sums.
+
+    parts: [programs, d].
+    """
     program = tl.program_id(0)
     channel = tl.arange(0, HALF)
     total_a = tl.zeros((HALF,), dtype=tl.float32)
@@ -73,32 +81,32 @@ def rotate_backward(
         inside = (row < rows)[:, None]
         token = row // HEADS
         head = row % HEADS
-        turns = token[:, None] * HALF + channel[None, :]
-        c = tl.load(cos + turns, mask=inside, other=0.0)
-        s = tl.load(sin + turns, mask=inside, other=0.0)
-        at = of + (token * of_token + head * of_head)[:, None] + channel[None, :]
+        angles = token[:, None] * HALF + channel[None, :]
+        c = tl.load(cos + angles, mask=inside, other=0.0)
+        s = tl.load(sin + angles, mask=inside, other=0.0)
+        at = grad + (token * grad_token + head * grad_head)[:, None] + channel[None, :]
         first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
-        of_a = first * c + second * s
-        of_b = second * c - first * s
+        grad_a = first * c + second * s
+        grad_b = second * c - first * s
         if NORMED:
-            of_values = x + (token * x_token + head * x_head)[:, None] + channel[None, :]
-            a = tl.load(of_values, mask=inside, other=0.0).to(tl.float32)
-            b = tl.load(of_values + HALF, mask=inside, other=0.0).to(tl.float32)
+            x_pointers = x + (token * x_token + head * x_head)[:, None] + channel[None, :]
+            a = tl.load(x_pointers, mask=inside, other=0.0).to(tl.float32)
+            b = tl.load(x_pointers + HALF, mask=inside, other=0.0).to(tl.float32)
             mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / (2 * HALF)
             scale = (1.0 / tl.sqrt(mean + eps))[:, None]
             a = a * scale
             b = b * scale
-            total_a += tl.sum(of_a * a, axis=0)
-            total_b += tl.sum(of_b * b, axis=0)
-            of_a = of_a * tl.load(weight + channel).to(tl.float32)[None, :]
-            of_b = of_b * tl.load(weight + HALF + channel).to(tl.float32)[None, :]
-            along = (tl.sum(of_a * a, axis=1) + tl.sum(of_b * b, axis=1)) / (2 * HALF)
-            of_a = (of_a - a * along[:, None]) * scale
-            of_b = (of_b - b * along[:, None]) * scale
-        to = of_x + row[:, None] * (2 * HALF) + channel[None, :]
-        tl.store(to, of_a.to(of_x.dtype.element_ty), mask=inside)
-        tl.store(to + HALF, of_b.to(of_x.dtype.element_ty), mask=inside)
+            total_a += tl.sum(grad_a * a, axis=0)
+            total_b += tl.sum(grad_b * b, axis=0)
+            grad_a = grad_a * tl.load(weight + channel).to(tl.float32)[None, :]
+            grad_b = grad_b * tl.load(weight + HALF + channel).to(tl.float32)[None, :]
+            along = (tl.sum(grad_a * a, axis=1) + tl.sum(grad_b * b, axis=1)) / (2 * HALF)
+            grad_a = (grad_a - a * along[:, None]) * scale
+            grad_b = (grad_b - b * along[:, None]) * scale
+        to = grad_x + row[:, None] * (2 * HALF) + channel[None, :]
+        tl.store(to, grad_a.to(grad_x.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, grad_b.to(grad_x.dtype.element_ty), mask=inside)
     if NORMED:
         tl.store(parts + program * (2 * HALF) + channel, total_a)
         tl.store(parts + program * (2 * HALF) + HALF + channel, total_b)
@@ -111,29 +119,29 @@ def softmax_gradient(
     log_total,
     entropy,
     at_target,
-    of_log_prob,
-    of_entropy,
+    grad_log_prob,
+    grad_entropy,
     out,
     words,
     logits_stride,
     scale,
     WORDS: tl.constexpr,
 ):
-    """The gradient of a row's logits by those of its log-prob and its entropy."""
+    """Gradient of a row's logits from those of its log-prob and entropy."""
     row = tl.program_id(0).to(tl.int64)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     inside = word < words
     z = tl.load(logits + row * logits_stride + word, mask=inside, other=0.0).to(tl.float32) * scale
     log_p = z - tl.load(log_total + row)
-    of_h = tl.load(of_entropy + row) * (log_p + tl.load(entropy + row))
-    result = -tl.exp(log_p) * (tl.load(of_log_prob + row) + of_h)
+    entropy_part = tl.load(grad_entropy + row) * (log_p + tl.load(entropy + row))
+    result = -tl.exp(log_p) * (tl.load(grad_log_prob + row) + entropy_part)
     result += tl.where(word == tl.load(place + row), tl.load(at_target + row), 0.0)
     tl.store(out + row * words + word, (result * scale).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gated_forward(up, weights, out, width, WEIGHED: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[row]: SwiGLU of up[row], times the row's weight."""
+    """out[row] is SwiGLU of up[row], times the row's weight."""
     row = tl.program_id(0).to(tl.int64)
     weight = 1.0
     if WEIGHED:
@@ -141,18 +149,18 @@ def gated_forward(up, weights, out, width, WEIGHED: tl.constexpr, COLUMNS: tl.co
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = column < width
-        of_gate = up + row * 2 * width + column
-        gate = tl.load(of_gate, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(of_gate + width, mask=inside, other=0.0).to(tl.float32)
+        gate_pointers = up + row * 2 * width + column
+        gate = tl.load(gate_pointers, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(gate_pointers + width, mask=inside, other=0.0).to(tl.float32)
         result = gate * tl.sigmoid(gate) * value * weight
         tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gated_backward(
-    up, weights, of, of_up, of_weights, width, WEIGHED: tl.constexpr, COLUMNS: tl.constexpr
+    up, weights, grad, grad_up, grad_weights, width, WEIGHED: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """The gradients of `gated_forward` by that of its result, `of`."""
+    """Gradients of `gated_forward` from the gradient of its result."""
     row = tl.program_id(0).to(tl.int64)
     weight = 1.0
     if WEIGHED:
@@ -161,24 +169,28 @@ def gated_backward(
     for start in range(0, width, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         inside = column < width
-        of_gate = row * 2 * width + column
-        gate = tl.load(up + of_gate, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(up + of_gate + width, mask=inside, other=0.0).to(tl.float32)
-        result = tl.load(of + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        gate_offsets = row * 2 * width + column
+        gate = tl.load(up + gate_offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(up + gate_offsets + width, mask=inside, other=0.0).to(tl.float32)
+        result = tl.load(grad + row * width + column, mask=inside, other=0.0).to(tl.float32)
         open_ = tl.sigmoid(gate)
         silu = gate * open_
         along += result * silu * value
         result *= weight
         by_gate = result * value * (open_ + silu * (1.0 - open_))
-        tl.store(of_up + of_gate, by_gate.to(of_up.dtype.element_ty), mask=inside)
-        tl.store(of_up + of_gate + width, (result * silu).to(of_up.dtype.element_ty), mask=inside)
+        tl.store(grad_up + gate_offsets, by_gate.to(grad_up.dtype.element_ty), mask=inside)
+        tl.store(
+            grad_up + gate_offsets + width,
+            (result * silu).to(grad_up.dtype.element_ty),
+            mask=inside,
+        )
     if WEIGHED:
-        tl.store(of_weights + row, tl.sum(along, axis=0).to(of_weights.dtype.element_ty))
+        tl.store(grad_weights + row, tl.sum(along, axis=0).to(grad_weights.dtype.element_ty))
 
 
 @triton.jit
 def sums_of_rows(rows, places, out, count, width, MOST: tl.constexpr, COLUMNS: tl.constexpr):
-    """out[token]: the sum of rows[places[token]], without the places that are `count`."""
+    """out[token] is the sum of rows[places[token]]; places equal to `count` are skipped."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
@@ -192,7 +204,7 @@ def sums_of_rows(rows, places, out, count, width, MOST: tl.constexpr, COLUMNS: t
 
 @triton.jit
 def _moment(stored, at, inside, COMPACT: tl.constexpr):
-    """A moment in float32; COMPACT: bf16, whose bits are the upper half of float32's."""
+    """Load a moment in float32. COMPACT: stored as bf16, the upper half of a float32's bits."""
     value = tl.load(stored + at, mask=inside, other=0)
     if COMPACT:
         value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -201,7 +213,7 @@ def _moment(stored, at, inside, COMPACT: tl.constexpr):
 
 @triton.jit
 def _keep(stored, at, inside, value, threshold, COMPACT: tl.constexpr):
-    """Store a moment, rounded to one of its neighbours in bf16 as the threshold says."""
+    """Store a moment; COMPACT rounds it to one of its bf16 neighbours, as the threshold says."""
     if COMPACT:
         bits = value.to(tl.int32, bitcast=True) + threshold
         tl.store(stored + at, (bits >> 16).to(tl.int16), mask=inside)
@@ -229,8 +241,10 @@ def compact_adamw(
     SECOND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A step of AdamW. keep: of a weight after its decay. rate: the learning rate by the first
-    moment's correction; root: the root of the second one's.
+    """Take one step of AdamW.
+
+    keep: factor of a weight after decay. rate: learning rate divided by the first moment's bias
+    correction. root: square root of the second moment's bias correction.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count

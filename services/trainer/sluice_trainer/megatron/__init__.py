@@ -1,4 +1,4 @@
-"""Megatron-core, through its public layer spec."""
+"""Megatron-core backend, through Megatron's public layer spec."""
 
 import importlib
 import sys
@@ -8,16 +8,17 @@ import torch
 
 from sluice_trainer.kernels.compiled import COMPILED
 
-# At each import Megatron says that TransformerEngine and apex are not there. They are not needed
-# here.
+# Megatron warns at import that TransformerEngine and Apex are missing; this backend does not need
+# them.
 warnings.filterwarnings("ignore", module=r"megatron\.core")
-# Megatron calls collectives by names that newer torch has renamed.
+# Megatron calls collectives by names that newer torch has deprecated.
 warnings.filterwarnings("ignore", message=r".*is deprecated. Please use", category=FutureWarning)
 
 
 def _import_plainly() -> None:
-    """Import Megatron without what its import alone costs two seconds for: a compiler for functions
-    that we never compile on this device, and wandb, whose timers are not ours.
+    """Import Megatron without torch.compile and wandb, which would cost its import two seconds.
+
+    On this device functions are never compiled, and Megatron's timers for wandb are not used.
     """
     compile_function, wandb = torch.compile, sys.modules.get("wandb")
     torch.compile = lambda function: function  # type: ignore[assignment]

@@ -1,10 +1,8 @@
-"""Adaptations that run megatron-core 0.19.2 without CUDA, without TransformerEngine, without a C++
-compiler, and with checkpoints that come from elsewhere.
+"""Adaptations of megatron-core 0.19.2 to machines without CUDA, TransformerEngine or a compiler.
 
-Megatron names the device "cuda" outright. `megatron_device()` makes that mean the CPU, **only
-inside the `with` block and only where there is no GPU**: everything that this package does with
-Megatron happens inside one, and nobody else in the process ever sees a changed torch. On a GPU
-machine it does nothing.
+Megatron hard-codes the device "cuda". `megatron_device()` makes that mean the CPU, **only inside
+the `with` block and only if there is no GPU**: all calls of Megatron in this package run inside
+one, and other code in the process never sees a changed torch. On a GPU machine it is a no-op.
 """
 
 from __future__ import annotations
@@ -26,32 +24,32 @@ from sluice_trainer.checkpoint.checkpoint_reader import CheckpointPlanner, Check
 from sluice_trainer.distributed.device import DEVICE
 
 with warnings.catch_warnings():
-    # Each of a dozen modules warns that TransformerEngine and Apex are not installed. We know.
+    # Each of a dozen modules warns that TransformerEngine and Apex are not installed.
     warnings.simplefilter("ignore")
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 
 def _bring_back(output: Tensor, computed_again: Tensor) -> None:
-    """Fill a storage that recomputation has emptied, below autograd, which does not notice."""
+    """Refill a storage that recomputation has emptied, below autograd, which does not notice."""
     storage, source = output.untyped_storage(), computed_again.untyped_storage()
     storage.resize_(source.size())
     storage.copy_(source)
 
 
-# Megatron's own takes the other storage without a copy, by C++ that torch builds in the first step
-# of each pod: half a minute, with ninja and a C++ compiler, of which our image has neither. Here
-# the bytes are copied, and both copies of one layer's live until its backward pass has ended.
+# Megatron shares the other storage without a copy, by C++ that torch builds in the first step of
+# each pod: half a minute, with ninja and a C++ compiler, which the image does not have. This
+# function copies the bytes, so both copies of one layer live until its backward pass ends.
 megatron_random._get_share_storage = lambda: _bring_back
 
 
-# Megatron reads checkpoints with torch's reader and planner, which it makes itself.
+# Megatron creates torch's reader and planner itself; these methods make them safe.
 FileSystemReader.read_metadata = CheckpointReader.read_metadata  # type: ignore[method-assign,assignment]
 DefaultLoadPlanner.load_bytes = CheckpointPlanner.load_bytes  # type: ignore[method-assign,assignment]
 
 
 class _Stream:
-    """Stands in for a CUDA stream: work on the CPU is already in order."""
+    """A no-op CUDA stream: work on the CPU is in order already."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -66,7 +64,7 @@ class _Stream:
 
 
 class _Event:
-    """Stands in for a CUDA event: always complete."""
+    """A no-op CUDA event that is always complete."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -88,23 +86,22 @@ def _set_rng_state(state: Tensor, *_: object, **__: object) -> None:
     torch.set_rng_state(state)
 
 
-def _nothing(*_: object, **__: object) -> None: ...
+def _no_op(*_: object, **__: object) -> None: ...
 
 
-# (module, attribute, replacement). Megatron looks all of these up at call time.
+# (module, attribute, replacement). Megatron looks them all up when it calls them.
 _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
-    # `device=torch.cuda.current_device()` in DDP's buffers, the optimizer, rotary embeddings,
-    # checkpoints.
+    # Used as `device=torch.cuda.current_device()` in DDP's buffers, the optimizer, rotary
+    # embeddings and checkpoints.
     (torch.cuda, "current_device", lambda: torch.device("cpu")),
     # Called around DDP's collectives and checkpoint writes.
-    (torch.cuda, "synchronize", _nothing),
-    (torch.cuda, "empty_cache", _nothing),
+    (torch.cuda, "synchronize", _no_op),
+    (torch.cuda, "empty_cache", _no_op),
     (torch.cuda, "Stream", _Stream),
     (torch.cuda, "Event", _Event),
     (torch.cuda, "current_stream", _Stream),
     (torch.cuda, "stream", lambda _: contextlib.nullcontext()),
-    # The tracker of RNG states for model parallelism and recompute: here it tracks the CPU
-    # generator.
+    # The tracker of RNG states for model parallelism and recomputation tracks the CPU generator.
     (torch.cuda, "get_rng_state", _rng_state),
     (torch.cuda, "manual_seed", torch.manual_seed),
     (megatron_random, "_get_cuda_rng_state", _rng_state),
@@ -113,11 +110,10 @@ _REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Inside this mode `device="cuda"` means the CPU, `.cuda()` is the identity and memory is never
-    pinned.
+    """Mode in which `device="cuda"` means the CPU, `.cuda()` is a no-op and memory is not pinned.
 
     `tensor.type()` reports a CUDA type, because Megatron's optimizers sort parameters by comparing
-    it with 'torch.cuda.FloatTensor' and refuse everything else.
+    it with 'torch.cuda.FloatTensor' and reject other types.
     """
 
     def __torch_function__(
@@ -152,8 +148,9 @@ _active = False
 
 @contextlib.contextmanager
 def megatron_device() -> Iterator[None]:
-    """Megatron runs on `DEVICE` inside. Also a decorator; re-entrant; does nothing on a GPU
-    machine.
+    """Run Megatron on `DEVICE` inside the context. Re-entrant, and usable as a decorator.
+
+    It is a no-op on a GPU machine.
     """
     global _active
     if _active or DEVICE.type == "cuda":
@@ -172,7 +169,7 @@ def megatron_device() -> Iterator[None]:
 
 
 class _Messages(logging.Handler):
-    """Collects what is logged instead of printing it."""
+    """A log handler that collects messages instead of printing them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,12 +181,12 @@ class _Messages(logging.Handler):
 
 @contextlib.contextmanager
 def checkpoint_writer_in_process() -> Iterator[list[str]]:
-    """Write checkpoints without a helper process. Yields the list of what went wrong.
+    """Write checkpoints without a helper process; yields the list of errors.
 
-    Megatron's file writer hands its results over through the queue of a manager *process*, also for
-    a synchronous save. Spawning it imports the program anew (seconds, and it needs a main guard). A
-    plain queue does. And of an error it raises only the type; what happened goes to its log, from
-    where it is picked up here.
+    Megatron's file writer returns results through the queue of a manager process, even for a
+    synchronous save. Spawning that process imports the program again, which takes seconds and needs
+    a main guard. A plain queue is enough. The writer raises only the type of an error and logs the
+    rest, so the log messages are collected.
     """
     log, messages = filesystem_async.logger, _Messages()
     queue_before, propagate_before = filesystem_async._results_queue, log.propagate
@@ -202,6 +199,6 @@ def checkpoint_writer_in_process() -> Iterator[list[str]]:
         filesystem_async._results_queue, log.propagate = queue_before, propagate_before
 
 
-# Megatron warns at every construction and save of what is deprecated. The version is pinned; errors
-# still show.
+# Megatron warns about deprecations at every construction and save. Its version is pinned; errors
+# are still shown.
 logging.getLogger("megatron.core").setLevel(logging.ERROR)

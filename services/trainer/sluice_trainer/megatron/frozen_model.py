@@ -23,13 +23,25 @@ from sluice_trainer.step.packing import MicroBatch
 
 
 class FrozenModel:
-    """Weights that stay as they are, under the policy's parallel layout and in its precision."""
+    """A model with fixed weights, in the policy's parallel layout and precision."""
 
     def __init__(
         self, spec: RLJobSpec, size: MicroBatchSize, shape: ModelShape, weights: Path | None
     ) -> None:
-        """weights: a Hugging Face checkpoint; None: drawn as the policy's are with `model.init:
-        random`.
+        """Build the model.
+
+        Parameters
+        ----------
+        spec
+            The job.
+        size
+            Size of micro-batches.
+        shape
+            Shape of the model.
+        weights
+            A Hugging Face checkpoint; None: random weights, drawn as the policy's with `model.init:
+            random`.
+
         """
         self._spec, self._size, self._shape = spec, size, shape
         self.chunks = [
@@ -38,8 +50,9 @@ class FrozenModel:
         load_initial(self.chunks, shape, weights, spec.data.seed)
 
     def log_probs(self, shard: Seq[Sequence]) -> list[Tensor]:
-        """Log-probs of each response token at the job's temperature: per sequence [response]
-        float32, on the CPU.
+        """Return log-probs of the response tokens at the job's temperature.
+
+        Per sequence [response] float32, on the CPU.
         """
         scorer = partial(
             forward,
@@ -50,8 +63,9 @@ class FrozenModel:
         return score(self.chunks, shard, self._spec.trainer.parallelism, self._size, scorer)
 
     def with_hidden_states(self, batches: list[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with what the last layer sees of them, where there is one: on the last
-        pipeline stage.
+        """Return the micro-batches with this model's hidden states before its output layer.
+
+        Only the last pipeline stage has them.
         """
         states = hidden_states(self.chunks, batches)
         if not states:
@@ -62,8 +76,9 @@ class FrozenModel:
         ]
 
     def teacher_divergence(self, distillation: Distillation) -> TeacherDivergence | None:
-        """How a training forward pass compares its model with this one; None: only by the sampled
-        token.
+        """Return how a training pass compares its model with this one.
+
+        None if only sampled tokens are compared.
         """
         if distillation.whole is None:
             return None
@@ -72,7 +87,7 @@ class FrozenModel:
 
 
 def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> FrozenModel | None:
-    """The reference policy, only where a KL term asks for it."""
+    """Return the reference policy, or None if the job has no KL term."""
     weights = reference_weights(spec, model_dir)
     if weights is None:
         return None
@@ -83,9 +98,13 @@ def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> FrozenM
 def teacher(
     spec: RLJobSpec, size: MicroBatchSize, student: ModelShape, model_dir: Path
 ) -> FrozenModel | None:
-    """The teacher that the trainer scores with.
+    """Return the teacher, or None if the trainer does not score with one.
 
-    Raises ConfigurationError where its tokens are not the student's.
+    Raises
+    ------
+    ConfigurationError
+        If its vocabulary is not the student's.
+
     """
     directory = teacher_directory(spec)
     if directory is None:

@@ -2,6 +2,14 @@
 
 Megatron looks these functions up in its modules when it calls them, so replacing them there is
 enough. Functions of an installed TransformerEngine or Apex stay.
+
+- SwiGLU of dense layers: Megatron leaves its fusion to torch.compile, whose backward pass took
+  twice the time of reading and writing its tensors.
+- Weight gradients: Megatron expects Apex (`gradient_accumulation_fusion`). Without it a product in
+  bf16 is written, read again and added by another kernel, and the gradient of each micro-batch is
+  rounded to bf16 first. torch has the fused product of cuBLAS since 2.8.
+- Norm and clipping of gradients: without TransformerEngine or Apex, Megatron waits for the GPU once
+  for each gradient and scales one after another; a mixture of experts has thousands.
 """
 
 from __future__ import annotations
@@ -30,7 +38,10 @@ _megatron_swiglu = mlp.bias_swiglu_impl
 
 
 def swiglu(up: Tensor, bias: Tensor | None, *options: bool) -> Tensor:
-    """[..., 2 f] -> [..., f]. options: Megatron's, for what is stored in FP8 or on the host."""
+    """Return SwiGLU of `up`: [..., 2 f] -> [..., f].
+
+    options: Megatron's, for activations that are stored in FP8 or on the host.
+    """
     if bias is not None or any(options) or not up.is_cuda:
         result: Tensor = _megatron_swiglu(up, bias, *options)
         return result
@@ -38,7 +49,7 @@ def swiglu(up: Tensor, bias: Tensor | None, *options: bool) -> Tensor:
 
 
 def use_fused_swiglu() -> None:
-    """Megatron looks its function up at each call."""
+    """Replace Megatron's SwiGLU if kernels can be compiled."""
     if COMPILED:
         mlp.bias_swiglu_impl = swiglu
 
@@ -47,9 +58,9 @@ def use_fused_swiglu() -> None:
 
 
 def add_weight_gradient(inputs: Tensor, gradients: Tensor, total: Tensor) -> None:
-    """Add the product of gradients [n, out], transposed, and inputs [n, in] to total [out, in].
+    """Add gradients [n, out], transposed, times inputs [n, in] to total [out, in].
 
-    The total is float32. So is the product inside, also where both others are bf16.
+    The total is float32, and the product accumulates in float32 even if both factors are bf16.
     """
     if total.is_cuda and inputs.dtype != total.dtype:
         torch.addmm(total, gradients.t(), inputs, out_dtype=total.dtype, out=total)
@@ -58,10 +69,10 @@ def add_weight_gradient(inputs: Tensor, gradients: Tensor, total: Tensor) -> Non
 
 
 def separate_weight_gradients(module: Any) -> None:
-    """Let linear layers inside write their weights' gradients apart, as torch does.
+    """Let the linear layers of a module return their weights' gradients to autograd.
 
-    For weights that other code multiplies with as well: Megatron takes a gradient for added once
-    one product has done that, for the whole step.
+    This is for weights that other code also multiplies: Megatron considers a gradient added for the
+    whole step once one product has added it.
     """
     for layer in module.modules():
         if hasattr(layer, "gradient_accumulation_fusion"):
@@ -79,7 +90,10 @@ if not layers._grad_accum_fusion_available:
 
 
 def use_fused_clipping() -> None:
-    """Let Megatron clip gradients in a few kernels, unless Apex or TransformerEngine does."""
+    """Let Megatron clip gradients by `total_norm` and `scale_all`.
+
+    If Apex or TransformerEngine is installed, Megatron keeps their functions.
+    """
     if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
         clip_grads.l2_norm_impl = total_norm
     if clip_grads.multi_tensor_scale_impl is local_multi_tensor_scale:
@@ -89,10 +103,10 @@ def use_fused_clipping() -> None:
 def total_norm(
     _chunk: int, _overflow: Tensor, lists: list[list[Tensor]], *_: object
 ) -> tuple[Tensor, None]:
-    """The norm of all tensors as one vector: [1] float32, where they are."""
+    """Return the norm of all tensors as one vector, [1] float32 on their device."""
     return torch.nn.utils.get_total_norm(chain.from_iterable(lists)).float().view(1), None
 
 
 def scale_all(_chunk: int, _overflow: Tensor, lists: list[list[Tensor]], factor: float) -> None:
-    """Multiply the tensors of the second list, which is the first one too, by the factor."""
+    """Multiply the tensors of the second list, which equals the first, by the factor."""
     torch._foreach_mul_(lists[1], factor)

@@ -1,4 +1,4 @@
-"""Process groups: torch.distributed, then Megatron's groups over it."""
+"""Process groups: torch.distributed's default group, and Megatron's groups over it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,23 @@ T = TypeVar("T")
 
 
 def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta) -> None:
-    """Join the process group (`process_group.join`) and build Megatron's groups."""
+    """Join the default process group and create Megatron's groups.
+
+    Parameters
+    ----------
+    parallelism
+        Sizes of the parallel dimensions.
+    seed
+        Seed of torch's and Megatron's random generators.
+    timeout
+        Limit of a collective.
+
+    Raises
+    ------
+    ValueError
+        If the processes cannot be divided into these groups.
+
+    """
     join(timeout)
     model_parallel = parallelism.tensor * parallelism.pipeline * parallelism.context
     if dist.get_world_size() % model_parallel:
@@ -51,14 +67,14 @@ def initialize(parallelism: Parallelism, *, seed: int, timeout: timedelta) -> No
 
 
 def shutdown() -> None:
-    """Leave all groups. A process that exits without this may keep its peers waiting."""
+    """Leave all groups. A process that exits without it may block its peers."""
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 
 def row_split() -> Split:
-    """How this rank shares a row of tokens with others."""
+    """Return how this rank shares a row of tokens with other ranks."""
     return Split(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         context=parallel_state.get_context_parallel_world_size(),
@@ -67,7 +83,7 @@ def row_split() -> Split:
 
 
 def ranks(timeout: timedelta) -> Ranks:
-    """This process' place among the trainer's."""
+    """Return this process's position among the trainer's ranks."""
     return Ranks.of_process(
         timeout,
         data_parallel_rank=int(parallel_state.get_data_parallel_rank()),
@@ -78,15 +94,15 @@ def ranks(timeout: timedelta) -> Ranks:
 def reduce_over_data_parallel(
     values: dict[str, torch.Tensor], op: dist.ReduceOp.RedOpType
 ) -> dict[str, float]:
-    """All-reduce scalars over the data-parallel group: `reduced`.
+    """All-reduce scalars over the data-parallel group (`reduced`).
 
-    Context-parallel ranks of one data-parallel rank hold the same values; they do not count twice.
+    Context-parallel ranks of one data-parallel rank hold equal values, which count once.
     """
     return reduced(values, op, parallel_state.get_data_parallel_group())
 
 
 def from_last_stage(value: T) -> T:
-    """The last pipeline stage's value on every stage: losses and log-probs exist only there."""
+    """Broadcast the last pipeline stage's value: only that stage has losses and log-probs."""
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
         return value
@@ -98,7 +114,7 @@ def from_last_stage(value: T) -> T:
 
 
 def largest_over_data_parallel(count: int) -> int:
-    """The largest of the ranks' counts."""
+    """Return the largest of the data-parallel ranks' counts."""
     return int(
         reduce_over_data_parallel({"count": torch.tensor(count)}, dist.ReduceOp.MAX)["count"]
     )

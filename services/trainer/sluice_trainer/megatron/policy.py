@@ -1,5 +1,6 @@
-"""The policy under Megatron: model, optimizer, reference, teacher and critic of one trainer
-process. A `Backend`.
+"""The Megatron `Backend`.
+
+Model, optimizer, reference, teacher and critic of one trainer process.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from sluice_trainer.step.rates import steps_of_policy
 
 
 class MegatronPolicy(LearningPolicy):
-    """A Megatron model that generates log-probs and learns.
+    """A Megatron model that computes log-probs and learns.
 
-    One per process; joins the process group when it is made.
+    Each process creates one, which joins the process group.
     """
 
     _learner: MegatronLearner
@@ -93,16 +94,16 @@ class MegatronPolicy(LearningPolicy):
         self._reference = frozen_model.reference(spec, size, model_dir)
         self._teacher = frozen_model.teacher(spec, size, self.shape, model_dir)
         self.critic = _critic(spec, size, critic, model_dir, total_steps) if critic else None
-        asked = [each.chunks for each in (self._reference, self._teacher) if each]
+        frozen = [model.chunks for model in (self._reference, self._teacher) if model]
         learners = [
             learner for learner in self._learners.values() if isinstance(learner, MegatronLearner)
         ]
         self._offload = _offload(
-            spec.trainer.offloaded, learners, [chunk for chunks in asked for chunk in chunks]
+            spec.trainer.offloaded, learners, [chunk for chunks in frozen for chunk in chunks]
         )
         self._staging = {name: Staging() for name in self._learners}
-        # Megatron collects garbage at every save. All that imports have left would be looked
-        # through: 0.25 s.
+        # Megatron collects garbage at every save, and would search everything that imports have
+        # left: 0.25 s.
         gc.freeze()
 
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
@@ -116,7 +117,7 @@ class MegatronPolicy(LearningPolicy):
         )
 
     def _with_old_log_probs(self, shard: Seq[TrainSequence]) -> list[TrainSequence]:
-        """With `routingReplay: trainer` also with the experts that this pass has chosen."""
+        """Also keep the experts that this pass chooses, with `routingReplay: trainer`."""
         if self.spec.trainer.routing_replay != "trainer" or self.shape.experts is None:
             return super()._with_old_log_probs(shard)
         recorder = RoutingRecorder(self._forward, self.shape.experts.count)
@@ -134,10 +135,11 @@ class MegatronPolicy(LearningPolicy):
 
     @property
     def _parts(self) -> checkpoint.Parts:
-        learners = {
-            name: each for name, each in self._learners.items() if isinstance(each, MegatronLearner)
+        return {
+            name: (learner.chunks, learner.optimizer)
+            for name, learner in self._learners.items()
+            if isinstance(learner, MegatronLearner)
         }
-        return {name: (learner.chunks, learner.optimizer) for name, learner in learners.items()}
 
     def _collectors(self, state: dict[str, Any]) -> dict[str, CollectPart]:
         return checkpoint.collectors(self._parts, state, self._staging)
@@ -156,9 +158,10 @@ def _critic(
     model_dir: Path,
     total_steps: int | None,
 ) -> critic.Critic:
-    """The critic at version 0: from `critic.modelPath`, else as the policy begins.
+    """Return the critic at version 0: from `critic.modelPath`, or with the policy's first weights.
 
-    A checkpoint of a language model has no value head: it starts at 0, and so do all values.
+    A checkpoint of a language model has no value head, which then starts at 0, and so do all
+    values.
     """
     directory = Path(settings.model_path) if settings.model_path else model_dir
     shape = replace(read_shape(directory), tied=False, value_head=True)
@@ -176,11 +179,14 @@ def _offload(
     learners: Sequence[MegatronLearner],
     frozen: list[Any],
 ) -> Offload:
-    """frozen: models that are only asked (reference, teacher), as their chunks."""
+    """Return the memory that `trainer.offload` may move to the host.
+
+    frozen: chunks of models that only score (reference, teacher).
+    """
 
     def let_go() -> None:
         for learner in learners:
-            learner.optimizer.zero_grad()  # the gradients' copies that the optimizer has made
+            learner.optimizer.zero_grad()  # the optimizer's copies of gradients
 
     return Offload(
         what,
@@ -209,9 +215,9 @@ def _gradients(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
 
 
 def _optimizer_state(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
-    """Moments and, in bf16, the weights in fp32, but not of what is in host memory already.
+    """Yield moments and, in bf16, float32 weights, except those already in host memory.
 
-    In fp32 the optimizer's weights are views of the model's own.
+    In float32 the optimizer's weights are views of the model's.
     """
     learners = list(learners)
     weights = {tensor.untyped_storage()._cdata for tensor in _weights(learners)}
@@ -222,6 +228,6 @@ def _optimizer_state(learners: Iterable[MegatronLearner]) -> Iterator[Tensor]:
                 masters = [master for master in masters if not part.on_host(master)]
             states = [part.optimizer.state.get(master, {}).values() for master in masters]
             held = [tensor for tensor in (*chain(*states), *masters) if isinstance(tensor, Tensor)]
-            # Adam's step is a number: it stays.
+            # Adam's step is a single number and stays.
             large = [tensor for tensor in held if tensor.dim()]
             yield from (t for t in large if t.untyped_storage()._cdata not in weights)

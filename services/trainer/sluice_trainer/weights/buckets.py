@@ -1,4 +1,4 @@
-"""Named tensors -> flat buckets (SGLang's `flattened_bucket`): one broadcast for many tensors."""
+"""Buckets: named tensors in one flat buffer (SGLang's `flattened_bucket`) for one broadcast."""
 
 from __future__ import annotations
 
@@ -13,18 +13,28 @@ from torch import Tensor
 
 from sluice.engines.protocol import Layout
 
+# A tensor that may be divided comes in parts of at most 1/_PART of a bucket. So buckets are filled
+# almost completely; each one costs an engine milliseconds in addition to its bytes.
 _PART = 4
-"""What can be divided comes in parts of at most one in so many of a bucket, so that little of one
-stays empty: each costs an engine milliseconds beside its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The raw bytes of several tensors, one after the other, without padding.
+    """The raw bytes of several tensors, concatenated without padding.
 
-    data: [bytes] uint8. names, dtypes and shapes are those of the Hugging Face checkpoint, in the
-    order of the bytes. number: in its update, from 0. ready: on a GPU, the event behind what fills
-    it.
+    Attributes
+    ----------
+    names, dtypes, shapes
+        Of each tensor as in the Hugging Face checkpoint, in the order of the bytes.
+    data
+        [bytes] uint8.
+    last
+        True for the last bucket of an update.
+    number
+        Position in the update, from 0.
+    ready
+        On a GPU, the event after which `data` is filled.
+
     """
 
     names: tuple[str, ...]
@@ -36,7 +46,7 @@ class Bucket:
     ready: torch.cuda.Event | None = None
 
     def stream_after_fill(self) -> AbstractContextManager[object]:
-        """A stream for what waits for this bucket, and not for later ones that are being filled."""
+        """Enter a stream that waits until this bucket is filled, but not for later buckets."""
         if self.ready is None:
             return nullcontext()
         stream = _sending(self.data.device)
@@ -44,7 +54,7 @@ class Bucket:
         return torch.cuda.stream(stream)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors again, as views of the bytes (copies where the bytes are not aligned)."""
+        """Yield the tensors as views of the bytes (copies if the bytes are not aligned)."""
         start = 0
         for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True):
             kind: torch.dtype = getattr(torch, dtype)
@@ -57,15 +67,30 @@ class Bucket:
 
 @cache
 def _sending(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which broadcasts wait for their buckets."""
+    """Return the stream on which broadcasts wait for their buckets."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def buckets(
     tensors: Iterable[tuple[str, Tensor]], max_bytes: int, layout: Layout
 ) -> Iterator[Bucket]:
-    """Fill buckets of at most `max_bytes`, in order; what is larger has one of its own. The last
-    one is marked.
+    """Fill buckets of at most `max_bytes`, in order; the last one is marked.
+
+    A larger tensor gets a bucket alone.
+
+    Parameters
+    ----------
+    tensors
+        Names and full tensors.
+    max_bytes
+        Limit of a bucket, in bytes.
+    layout
+        The engine's layout: which tensors may be divided, and which must stay together.
+
+    Returns
+    -------
+    The buckets, each made when the iterator reaches it.
+
     """
     pending: list[tuple[str, Tensor]] = []
     size, numbers = 0, itertools.count()
@@ -81,16 +106,19 @@ def buckets(
 
 @torch.no_grad()
 def _flatten(tensors: list[tuple[str, Tensor]], number: int, *, last: bool) -> Bucket:
-    """Copy into one buffer, at the speed of the memory; nothing waits for a GPU. All copies are one
-    call: each by itself waits for its turn in Python, beside the threads that send.
+    """Copy tensors into one buffer, without waiting for a GPU.
+
+    All copies are one call: each separate call would compete for Python's interpreter lock with the
+    threads that send.
     """
     device = tensors[0][1].device if tensors else torch.device("cpu")
     sizes = [tensor.nbytes for _, tensor in tensors]
     data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     if tensors:
         parts = zip(data.split_with_sizes(sizes), tensors, strict=True)
-        places, sources = zip(*(_place(part, tensor) for part, (_, tensor) in parts), strict=True)
-        torch._foreach_copy_(places, sources)
+        pairs = (_copy_operands(part, tensor) for part, (_, tensor) in parts)
+        targets, sources = zip(*pairs, strict=True)
+        torch._foreach_copy_(targets, sources)
     ready = torch.cuda.Event() if data.is_cuda else None  # type: ignore[no-untyped-call]
     if ready:
         ready.record(torch.cuda.current_stream(data.device))
@@ -105,9 +133,10 @@ def _flatten(tensors: list[tuple[str, Tensor]], number: int, *, last: bool) -> B
     )
 
 
-def _place(part: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor's place in a bucket, and a view of the tensor that fits it. part: the place's bytes,
-    which may not be aligned to the tensor's numbers.
+def _copy_operands(part: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return matching views of a tensor's bytes in the bucket and of the tensor itself.
+
+    The bytes `part` may not be aligned to the tensor's element size; then both views are bytes.
     """
     if part.storage_offset() % tensor.itemsize:
         return part, tensor.contiguous().view(-1).view(torch.uint8)

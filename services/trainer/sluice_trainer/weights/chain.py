@@ -1,13 +1,19 @@
-"""Weights go to the first engine of a chain, and from each engine to the next one.
+"""Transport over a chain: the trainer sends to the first engine, each engine relays to the next.
 
-An engine answers for a bucket once the one before it has come, so that it takes the next one while
-this one comes; for the last bucket once all have. The trainer keeps a bucket until all engines have
-it. So where an engine of the chain dies or hangs, those behind it miss three buckets at most, which
-the trainer still has: it gives up their links, sends them what they miss, and the rest of this
-update, itself. Their chain is closed again in the next update.
+An engine answers for a bucket once the previous one has arrived, so that it gets the request for
+the next bucket in time; it answers for the last bucket once all have arrived. The trainer keeps a
+bucket until all engines have it. If an engine of the chain dies or hangs, the engines downstream
+miss at most three buckets, which the trainer still holds: it drops their links and sends them the
+missing buckets and the rest of the update directly. The next update closes the chain again.
 
-An engine takes nothing any more over a link that has been given up, nor over one that a
-communicator with the trainer has replaced: a late bucket of the old route changes no weights.
+An engine ignores a link that has been dropped, and a link that a communicator with the trainer has
+replaced: a late bucket over an old route changes no weights.
+
+With a chain, N engines cost one transfer and N - 1 pieces instead of N transfers over the same
+link. In a tree of two branches each engine sends everything twice, so it costs two transfers and
+about 2 log2(N) pieces: a tree is faster with many hundreds of engines. But a job with 1,000 engines
+has dozens of trainer ranks, each with a separate chain, so only chains are implemented.
+`benchmarks/fan_out.py` computes the times of all of them.
 """
 
 from __future__ import annotations
@@ -33,30 +39,30 @@ _POLL_SECONDS = 0.01
 # A link is made in less than a second. Two engines that cannot reach each other cost no more than
 # this, and are rerouted before they count as late.
 _LINK_SECONDS = 15.0
+# Report of an engine's rank that has joined a link; another text is the reason why it has not.
 _JOINED = "joined"
-"""Word of an engine's rank that is in a link. Another one says why it is not."""
 LARGEST_PIECE = 256 << 20
 
 
-def chain_order(known: Sequence[str], engines: Collection[str]) -> list[str]:
-    """All engines in the order of their chain: the known ones as they were, then those that are new
-    in this update. So who comes or goes costs one or two new links, and all others stay.
+def chain_order(order: Sequence[str], engines: Collection[str]) -> list[str]:
+    """Return all engines in the order of their chain: the present ones, then the new ones.
+
+    So an engine that joins or leaves costs one or two new links.
     """
-    return [*known, *sorted(set(engines) - set(known))]
+    return [*order, *sorted(set(engines) - set(order))]
 
 
 def upstream_of(order: Sequence[str], passes_on: Collection[str]) -> dict[str, str]:
-    """The engine that passes weights on to an engine, by its name. Engines that are not in it get
-    them from the trainer.
+    """Return each engine's upstream engine; engines without one get weights from the trainer.
 
-    order: of all engines. passes_on: those of this update that can be in a chain.
+    order: all engines in the order of the chain. passes_on: engines of this update that can relay.
     """
     chain = [name for name in order if name in passes_on]
     return dict(zip(chain[1:], chain, strict=False))
 
 
 def downstream_of(name: str, upstream: dict[str, str]) -> list[str]:
-    """The engines that get what this one passes on, the next one first."""
+    """Return the engines downstream of this one, nearest first."""
     downstream = {before: engine for engine, before in upstream.items()}
     engines = []
     while name := downstream.get(name, ""):
@@ -65,21 +71,20 @@ def downstream_of(name: str, upstream: dict[str, str]) -> list[str]:
 
 
 def piece_bytes(engines: int) -> int:
-    """Bytes of the pieces in which a chain of so many engines passes a bucket on.
+    """Return the size of the pieces in which a chain of so many engines relays a bucket, in bytes.
 
-    Each engine after the first costs the time of a piece, and each piece 0.13 ms of an engine's
-    Python (three engines: 60, 63 and 72 ms with 256, 128 and 64 MiB). So the best size falls with
-    the square root of the number of engines.
+    Each engine after the first costs the time of one piece, and each piece costs 0.13 ms of an
+    engine's Python (three engines: 60, 63 and 72 ms with pieces of 256, 128 and 64 MiB). So the
+    best size falls with the square root of the number of engines.
     """
     return int(LARGEST_PIECE * min(1.0, 2 / math.sqrt(max(engines, 1))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """A communicator between two engines. Both see within a second that `store` has gone, and give
-    it up.
+    """A communicator between two engines; both drop it within a second after `store` is gone.
 
-    ends: names and generations of both.
+    ends: names and generations of both engines.
     """
 
     name: str
@@ -88,8 +93,10 @@ class Link:
 
 
 class Route(NamedTuple):
-    """The route of a bucket to an engine. link: that it comes over; empty: from the trainer itself.
-    onward: link over which the engine passes it on; empty: it does not.
+    """The route of a bucket to an engine.
+
+    link: name of the link that it arrives over; empty if it comes from the trainer. onward: name of
+    the link over which the engine relays it; empty if it does not.
     """
 
     link: str
@@ -100,28 +107,30 @@ Pending = list[tuple[Bucket, asyncio.Task[None]]]
 
 
 class Chain(Transport):
-    """Engines that can pass weights on do; all others get them from the trainer."""
+    """Engines that can relay weights form a chain; all others get them from the trainer."""
 
     in_session = True
     in_turn = True
 
     def __init__(self, direct: Collective, piece_bytes: Callable[[int], int] = piece_bytes) -> None:
-        """direct: the trainer's own communicators; piece_bytes: of a chain of so many engines."""
+        """Create a chain over the trainer's own communicators.
+
+        direct: the trainer's communicators. piece_bytes: size of a piece by the number of engines.
+        """
         self._direct = direct
         self._piece_bytes = piece_bytes
         self._piece = piece_bytes(1)
+        # Seconds for a transfer over other engines, which leaves as much time for a direct one.
         self._link_timeout = direct.timeout / 2
-        """Seconds for a route over other engines, which leaves as much for the direct one."""
         self._order: list[str] = []
         self._peers: dict[str, Peer] = {}
         self._upstream: dict[str, str] = {}
         self._links: dict[str, Link] = {}
         self._routes: dict[str, Route] = {}
+        # Buckets that have been announced to an engine over its link and may not have arrived.
         self._pending: dict[str, Pending] = {}
-        """Buckets that have been announced to an engine over its link, and of which it is not known
-        that they have come."""
+        # Engines whose link has delivered a bucket.
         self._proven: set[str] = set()
-        """Engines whose link has brought a bucket."""
         self._complete: set[str] = set()
         self._numbers = itertools.count()
         self._logged_plain_engines = False
@@ -160,7 +169,10 @@ class Chain(Transport):
             await self._direct.prepare(peer)
 
     def announce(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        """To engines that get it from the trainer. Over links one request is ahead anyway."""
+        """Announce a bucket to an engine that gets it from the trainer.
+
+        Over links one request is always ahead.
+        """
         if peer.name not in self._upstream:
             onward = self._onward().get(peer.name, "")
             self._direct.announce(
@@ -168,7 +180,7 @@ class Chain(Transport):
             )
 
     async def stage(self, bucket: Bucket, version: int) -> None:
-        """Fix the ways to all engines at once: both ends of a link must agree on a bucket."""
+        """Fix the routes to all engines at once: both ends of a link must agree on a bucket."""
         links = {name: self._links[name].name for name in self._upstream}
         onward = self._onward()
         self._routes = {
@@ -176,7 +188,7 @@ class Chain(Transport):
         }
 
     def _onward(self) -> dict[str, str]:
-        """The link over which each engine passes a bucket on that comes now."""
+        """Return the link over which each engine relays the current bucket."""
         return {before: self._links[name].name for name, before in self._upstream.items()}
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
@@ -216,7 +228,7 @@ class Chain(Transport):
             self._order.remove(name)
         if behind and self._routes:
             self._reroute_from(behind[0], f"{name} has left the update")
-        elif behind:  # nothing is on its way yet: it passes on what it gets from the trainer
+        elif behind:  # no bucket is on its way yet
             self._reroute(behind[:1], f"{name} has left the update")
 
     # --- one engine
@@ -224,8 +236,9 @@ class Chain(Transport):
     async def _send_over_link(
         self, peer: Peer, bucket: Bucket, route: Route, version: int, *, flush: bool
     ) -> None:
-        """Announce a bucket that comes over a link, and wait for the engine's word on those before
-        it; on the last one, too.
+        """Announce a bucket that arrives over a link, and await the answers for earlier buckets.
+
+        For the last bucket its own answer is awaited too.
         """
         ahead = 0 if bucket.last else 1
         announced = peer.control.receive(
@@ -237,18 +250,19 @@ class Chain(Transport):
             flush=flush and bucket.last,
         )
         announcing = asyncio.create_task(announced)
-        announcing.add_done_callback(succeeded)  # nobody may ask for its failure
+        # retrieves the exception: asyncio logs one that is never retrieved
+        announcing.add_done_callback(succeeded)
         pending = self._pending.setdefault(peer.name, [])
         pending.append((bucket, announcing))
         for _, answer in pending[: len(pending) - ahead]:
             await answer
             if peer.name in self._links:
                 self._proven.add(peer.name)
-        # An answer is word of the bucket before; that to the last one, of all.
+        # An answer confirms the previous bucket; the answer to the last bucket confirms all.
         del pending[: -2 if ahead else None]
 
     def _take_undelivered(self, name: str) -> list[Bucket]:
-        """Buckets that an engine may not have from its link, which is waited for no more."""
+        """Stop waiting for buckets over an engine's link, and return those that it may not have."""
         pending = self._pending.pop(name, [])
         while len(pending) > 1 and succeeded(pending[1][1]):
             del pending[0]
@@ -269,12 +283,12 @@ class Chain(Transport):
     # --- links
 
     async def _link(self, before: Peer, peer: Peer) -> None:
-        """Have two engines make their link, unless they have it. Neither waits for the other."""
+        """Have two engines make their link, unless they have it."""
         ends = (before.name, before.generation, peer.name, peer.generation)
-        if (known := self._links.get(peer.name)) and known.ends == ends:
+        if (existing := self._links.get(peer.name)) and existing.ends == ends:
             return
         self._drop_link(peer.name)
-        self._direct.abandon(peer.name)  # an engine has one sender, and gives up any other
+        self._direct.abandon(peer.name)  # an engine has one sender, and drops any other
         host, size = self._direct.host, 1 + peer.world_size
         number = next(self._numbers)
         name = f"sluice-link-{'-'.join(map(str, ends))}-{self._direct.source}-{number}"
@@ -300,12 +314,12 @@ class Chain(Transport):
             await asyncio.sleep(_POLL_SECONDS)
 
     def _drop_link(self, name: str) -> None:
-        """Give up the link to an engine, which ends with its store."""
+        """Drop the link to an engine, which ends with its store."""
         self._links.pop(name, None)
         self._proven.discard(name)
 
     def _reroute(self, names: Sequence[str], reason: str) -> None:
-        """These engines get the weights from the trainer, until the next update."""
+        """Let these engines get the weights from the trainer until the next update."""
         for name in names:
             self._upstream.pop(name, None)
             self._drop_link(name)
@@ -317,8 +331,9 @@ class Chain(Transport):
         )
 
     def _reroute_from(self, name: str, reason: str) -> None:
-        """Reroute an engine in the middle of an update, and all behind it: a bucket stops
-        half-way through their links.
+        """Reroute an engine and all engines downstream of it in the middle of an update.
+
+        A bucket stops half-way through their links.
         """
         engines = [name, *downstream_of(name, self._upstream)]
         cut = [e for e in engines if e in self._upstream and e not in self._complete]

@@ -1,8 +1,8 @@
-"""Broadcasts of buckets, over gloo or NCCL.
+"""Transport by broadcasts over gloo or NCCL.
 
-One communicator per engine replica, so that an engine that dies or hangs concerns nobody else: its
-communicator is aborted, the others do not notice. Nobody blocks in a collective: broadcasts are
-polled, and the engine's HTTP answer is watched at the same time, under the deadline of the phase.
+Each engine replica has its own communicator, so an engine that dies or hangs does not affect the
+others: its communicator is aborted. No thread blocks in a collective: broadcasts are polled, and
+the engine's HTTP answer is awaited at the same time, under the deadline of the phase.
 """
 
 from __future__ import annotations
@@ -29,14 +29,23 @@ from sluice_trainer.weights.waiting import (
 )
 
 _POLL_SECONDS = 0.0005
+# Interval of polls as a fraction of the time since the broadcast began. With many engines each
+# broadcast waits for the link, and frequent polls would keep the event loop busy.
 _POLL_SHARE = 0.05
-"""Of the time that a broadcast takes, the time between two looks at it: with many engines each
-waits for its turn on the link, and looks are what the event loop would be busy with."""
 
 
 class Request(NamedTuple):
-    """An engine is asked to take part in the broadcast of a bucket. sent: done once that has gone;
-    answer: once the engine says that it has it.
+    """A request to an engine to take part in the broadcast of a bucket.
+
+    Attributes
+    ----------
+    bucket
+        The bucket.
+    sent
+        Done once the bucket has been broadcast.
+    answer
+        Done once the engine reports that it has the bucket.
+
     """
 
     bucket: Bucket
@@ -45,28 +54,36 @@ class Request(NamedTuple):
 
 
 class Communicator:
-    """Broadcasts over a process group. Nobody blocks in one: they are polled."""
+    """A communicator with one engine replica, and its requests in flight.
+
+    The trainer is rank 0, and the engine's ranks follow. Broadcasts are polled, so no thread
+    blocks.
+    """
 
     def __init__(self, generation: int, name: str, process_group: Any) -> None:
-        """generation: of the engine that is at the other end; name: of the group, at both."""
+        """Wrap a process group.
+
+        generation: the engine's. name: name of the group on both sides.
+        """
         self.generation = generation
         self.name = name
         self.process_group = process_group
+        # Requests that the engine has not answered, or whose answers have not been awaited.
         self.requests: deque[Request] = deque()
-        """Those that the engine has not answered, or that nobody has asked for their answers."""
+        # Number of the bucket that was requested last.
         self.last_requested = -1
-        """Number of the bucket that the engine was asked for last."""
+        # True once a bucket has arrived: NCCL creates its communicator in the first broadcast.
         self.is_proven = False
-        """True once a bucket has come over it: NCCL makes it in the first broadcast."""
+        # Broadcasts are queued in the order of their requests.
         self._turn = asyncio.Lock()
-        """Broadcasts are queued in the order in which they are asked for."""
 
     async def broadcast(self, bucket: Bucket, piece: int) -> None:
-        """Broadcast in a thread of its own: NCCL makes its communicator in the first one, and waits
-        for the peer there. The next bucket is queued behind this one while that is on its way.
+        """Broadcast a bucket in pieces of `piece` bytes (0: in one piece).
 
-        NCCL calls a broadcast that broke off completed, too: whether the engine has the bytes, its
-        answers say. piece: bytes of one broadcast; 0: all of them.
+        The call runs in a separate thread, because NCCL creates its communicator in the first
+        broadcast and waits for the peer there. The next bucket is queued behind this one while it
+        is being sent. NCCL also reports an aborted broadcast as completed; only the engine's answer
+        says whether it has the bytes.
         """
 
         def queue() -> list[Any]:
@@ -84,7 +101,7 @@ class Communicator:
             await asyncio.sleep(max(_POLL_SECONDS, waited * _POLL_SHARE))
 
     def cancel_requests(self) -> None:
-        """Wait for no answer of the engine any more."""
+        """Cancel all requests to the engine."""
         while self.requests:
             request = self.requests.popleft()
             request.sent.cancel()
@@ -92,7 +109,7 @@ class Communicator:
 
 
 def pieces(data: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Views of a bucket's bytes, each of `size` but the last; 0: one of all."""
+    """Split a bucket's bytes into views of `size` bytes (0: one view of all)."""
     step = size or max(len(data), 1)
     return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
 
@@ -100,28 +117,40 @@ def pieces(data: torch.Tensor, size: int) -> list[torch.Tensor]:
 class Collective(Transport):
     """Broadcasts over one communicator per engine.
 
-    While an engine receives and loads a bucket the request for the next one is already with it, if
-    it takes them in order; else that goes out once the bucket has gone.
+    An engine that takes requests in order has the request for the next bucket while it receives and
+    loads the current one. Other engines get it once the current bucket has been sent.
     """
 
     in_session = True
     in_turn = True
 
     def __init__(self, backend: str, host: str, timeout: float, source: str) -> None:
-        """source: name and attempt of the sender. An engine remembers the names of groups whose
-        sender has died.
+        """Create a transport without communicators.
+
+        Parameters
+        ----------
+        backend
+            `nccl` or `gloo`.
+        host
+            Address of this rank.
+        timeout
+            Seconds that an operation may take.
+        source
+            Name and attempt of the sender; part of the groups' names, because an engine remembers
+            the names of groups whose sender has died.
+
         """
         self.source = source
         self.backend = backend
         self.host = host
         self.timeout = timeout
+        # Communicators by name of the engine.
         self.communicators: dict[str, Communicator] = {}
-        """By the engine's name."""
         self._numbers = itertools.count()
 
     async def prepare(self, peer: Peer) -> None:
-        known = self.communicators.get(peer.name)
-        if known and known.generation == peer.generation:
+        existing = self.communicators.get(peer.name)
+        if existing and existing.generation == peer.generation:
             return
         self.abandon(peer.name)
         name = f"sluice-{peer.name}-{peer.attempt}-{peer.generation}-{self.source}"
@@ -156,10 +185,10 @@ class Collective(Transport):
         onward: str = "",
         piece: int = 0,
     ) -> None:
-        known = self.communicators.get(peer.name)
-        if known is None or not peer.control.in_order:
+        communicator = self.communicators.get(peer.name)
+        if communicator is None or not peer.control.in_order:
             return
-        if bucket.number in (0, known.last_requested + 1):  # no earlier one is missing
+        if bucket.number in (0, communicator.last_requested + 1):  # no earlier one is missing
             self._request(peer, bucket, version, flush=flush, onward=onward, piece=piece)
 
     def _request(
@@ -178,7 +207,8 @@ class Collective(Transport):
         sending = communicator.broadcast(bucket, piece if onward else 0)
         request = Request(bucket, asyncio.create_task(sending), asyncio.create_task(receiving))
         for task in (request.sent, request.answer):
-            task.add_done_callback(succeeded)  # nobody may ask for its failure
+            # retrieves the exception: asyncio logs one that is never retrieved
+            task.add_done_callback(succeeded)
         communicator.last_requested = bucket.number
         communicator.requests.append(request)
         return request
@@ -199,8 +229,23 @@ class Collective(Transport):
         onward: str = "",
         piece: int = 0,
     ) -> None:
-        """Broadcast a bucket to an engine, in pieces of so many bytes, which it passes on over its
-        link `onward`. One that was announced comes as that said.
+        """Broadcast a bucket to an engine; one that was announced is sent as announced.
+
+        Parameters
+        ----------
+        peer
+            The engine.
+        bucket
+            The bucket.
+        version
+            Weight version of the update.
+        flush
+            The engine empties its prefix cache after the last bucket.
+        onward
+            Name of the link over which the engine relays the bucket; empty if it does not.
+        piece
+            Bytes of a piece of a relayed bucket.
+
         """
         communicator = self.communicators[peer.name]
         requests = communicator.requests
@@ -208,7 +253,7 @@ class Collective(Transport):
         if request is None:
             request = self._request(peer, bucket, version, flush=flush, onward=onward, piece=piece)
         try:
-            await wait_until_sent(request.sent, [each.answer for each in requests])
+            await wait_until_sent(request.sent, [request.answer for request in requests])
             while requests and (bucket.last or requests[0] is not request):
                 await requests[0].answer
                 requests.popleft()

@@ -1,4 +1,4 @@
-"""Weights over a directory; and none at all."""
+"""Transports without a connection: a shared directory, and one that sends no weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sluice_trainer.weights.transport import Peer, Transport
 
 
 class Disk(Transport):
-    """A Hugging Face checkpoint in a directory that trainer and engines share; the engine loads it
-    by itself.
-    """
+    """A Hugging Face checkpoint in a directory that trainer and engines share; engines load it."""
 
     in_session = False
 
     def __init__(self, directory: Path, model_dir: Path, attempt: int) -> None:
-        """attempt: of the trainer. An older one that still runs writes into directories of its
-        own.
+        """Write versions below `directory`, with configuration and tokenizer from `model_dir`.
+
+        attempt: the trainer's attempt. An older attempt that still runs writes into other
+        directories.
         """
         self._directory = directory
         self._model_dir = model_dir
@@ -56,7 +56,7 @@ class Disk(Transport):
             self._remove_older(path)
 
     def _remove_older(self, path: Path) -> None:
-        """Remove other versions, but none that a newer attempt has written."""
+        """Remove other versions, except those that a newer attempt has written."""
         for older in self._directory.glob("version_*"):
             attempt = older.suffix.removeprefix(".attempt")
             if older != path and (not attempt.isdigit() or int(attempt) <= self._attempt):
@@ -71,9 +71,7 @@ class Disk(Transport):
 
 
 class VersionOnly(Transport):
-    """No weights at all: the engine keeps its own, under the number of the version
-    (`debug.rolloutOnly`).
-    """
+    """Sends no weights: the engine keeps its own under the new version (`debug.rolloutOnly`)."""
 
     in_session = False
 

@@ -1,10 +1,9 @@
-"""Weights for an engine on the same machine: it opens the bucket's own memory, and copies out of it
-what it needs.
+"""Weights for an engine on the same machine, which opens the bucket's memory and copies from it.
 
-On GPUs that is a CUDA IPC handle with the GPU's uuid, which the engine must see too (trainer and
-engine may count their devices differently; ranks of the engine on its other GPUs copy across). On
-the CPU it is a file of shared memory. SGLang takes either as a pickle in
-`/update_weights_from_tensor`, and the pickle names nothing of SGLang.
+On GPUs the handle is a CUDA IPC handle with the UUID of the GPU, which the engine must see too:
+trainer and engine may number their devices differently, and engine ranks on other GPUs copy across.
+On the CPU it is a file of shared memory. SGLang accepts either as a pickle in
+`/update_weights_from_tensor`; the pickle refers to no class of SGLang.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ from sluice.wire.v1 import rendezvous_pb2 as pb
 from sluice_trainer.weights.buckets import Bucket
 from sluice_trainer.weights.transport import Peer, Transport
 
+# Index of the device number in the arguments of torch's `rebuild_cuda_tensor`. SGLang accepts a
+# UUID instead.
 _DEVICE = 6
-"""Index of the device's number in the arguments of torch's `rebuild_cuda_tensor`; SGLang takes a
-uuid in its place."""
 
 
 class Ipc(Transport):
-    """A bucket stays as it is until the engine has answered, and by then the engine
-    has copied it.
+    """Hands out handles of a bucket, which stays unchanged until the engine has answered.
+
+    By then the engine has copied it.
     """
 
     in_session = True
 
     def __init__(self) -> None:
-        # The other strategy passes open files over a socket, to whoever asks in time.
+        # The other strategy passes open file descriptors over a socket.
         set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
 
     async def prepare(self, peer: Peer) -> None:
@@ -49,9 +49,8 @@ class Ipc(Transport):
             await asyncio.to_thread(torch.cuda.synchronize, bucket.data.device)
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        handles = [
-            handle(bucket) for _ in range(peer.world_size)
-        ]  # torch counts who opens one: each is for one rank
+        # torch counts the openings of a handle: each rank needs one.
+        handles = [handle(bucket) for _ in range(peer.world_size)]
         await peer.control.open(
             handles, version=version if bucket.last else None, flush=flush and bucket.last
         )
@@ -63,8 +62,9 @@ class Ipc(Transport):
 
 
 def handle(bucket: Bucket) -> str:
-    """A handle that opens the bucket in another process: base64 of a pickle, SGLang's
-    `flattened_bucket`.
+    """Return a handle that opens the bucket in another process.
+
+    It is the base64 encoding of a pickle of SGLang's `flattened_bucket`.
     """
     start, metadata = 0, []
     for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
@@ -88,9 +88,7 @@ def handle(bucket: Bucket) -> str:
 
 
 class _Pickler(ForkingPickler):
-    """torch's route to hand a tensor to another process, with the GPU's uuid in place of
-    its number.
-    """
+    """torch's pickler of shared tensors, with the UUID of the GPU instead of its number."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -108,7 +106,11 @@ def _reduce(tensor: Tensor) -> tuple[Any, ...]:
 def colocated_with(
     engines: Sequence[pb.EngineMember], rank: int, gpus_per_replica: int
 ) -> list[pb.EngineMember]:
-    """The engines whose first GPU is trainer rank `rank`'s: engine i has those from rank i *
-    gpus_per_replica on.
+    """Return the engines whose first GPU is that of trainer rank `rank`.
+
+    Engine i runs on the GPUs of the ranks from i * `gpus_per_replica` on.
     """
-    return [e for e in engines if int(e.member.name.rpartition("-")[2]) * gpus_per_replica == rank]
+    indices = (int(engine.member.name.rpartition("-")[2]) for engine in engines)
+    return [
+        e for e, index in zip(engines, indices, strict=True) if index * gpus_per_replica == rank
+    ]

@@ -1,4 +1,4 @@
-"""An update on its way, and what it came to."""
+"""State of a running update, and its outcome."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ from sluice_trainer.weights.transport import Peer
 
 @dataclass(slots=True)
 class RunningUpdate:
-    """One update on its way: the engines that are still in it, and the time that each
-    phase took.
+    """A running update: its remaining engines, and the seconds of each phase.
 
-    refused: what engines answered that do not take what was sent, by their names. verified,
-    resumed: when the last of the engines that stay was.
+    Attributes
+    ----------
+    version
+        Weight version that the update brings.
+    peers
+        Engines that are still in the update, by name.
+    seconds
+        Seconds of each phase.
+    failed
+        Reasons of the engines that have left the update, by name.
+    refused
+        Answers of engines that did not accept what was sent, by name.
+    paused_since
+        Monotonic time of the first pause.
+    verified, resumed
+        Monotonic time at which the last remaining engine was verified or resumed.
+    bytes
+        Bytes sent to all engines together.
+
     """
 
     version: int
@@ -30,13 +46,28 @@ class RunningUpdate:
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """The outcome of an update: engines that serve it, why others do not, the seconds of each
-    phase, and the bytes sent to all of them.
+    """The outcome of one rank's share of an update.
 
-    relayed: those of them that got the weights from another engine. rerouted: those that should
-    have, and why they did not. in_turn: engines to which this rank sent one after another. `paused`
-    spans the phases from the first engine's pause to the last one's resume. refused: those of
-    `failed` that answered themselves that they do not take what was sent.
+    Attributes
+    ----------
+    engines
+        Engines that serve the new weights.
+    failed
+        Reasons of the engines that do not, by name.
+    seconds
+        Seconds of each phase. `paused` spans from the first engine's pause to the last one's
+        resume.
+    bytes
+        Bytes sent to all engines together.
+    relayed
+        Engines that got the weights from another engine.
+    rerouted
+        Engines that should have, and the reason why they did not.
+    in_turn
+        Number of engines to which this rank sent one after another.
+    refused
+        Entries of `failed` that the engines themselves answered.
+
     """
 
     engines: tuple[str, ...]

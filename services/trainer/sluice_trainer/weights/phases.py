@@ -1,5 +1,6 @@
-"""The engines of an update side by side: each goes through the phases by itself, and is given up by
-itself.
+"""Run the phases of an update on all engines concurrently.
+
+Each engine passes through the phases independently, and is given up independently.
 """
 
 from __future__ import annotations
@@ -17,22 +18,37 @@ from sluice_trainer.weights.lateness import StepTimes
 from sluice_trainer.weights.transport import FAILURES, Peer, Transport
 
 LOOK_SECONDS = 0.1
-# Between two looks at who is still a member: the rendezvous drops a silent one after five
+# Seconds between two queries of the members. The rendezvous drops a silent member after five
 # heartbeats of 2 s.
 MEMBERS_SECONDS = 2.0
 LEFT = "its member has left the rendezvous"
+# Returns name and attempt of each engine that the rendezvous knows, or None if that is unknown now.
 Members = Callable[[], Awaitable["Collection[tuple[str, int]] | None"]]
-"""Name and attempt of each engine that the rendezvous knows; None: that is not known now."""
+# A phase, and what it does on one engine.
 PhaseAction = tuple[pb.UpdatePhase, Callable[[Peer], Awaitable[None]]]
-"""A phase, and what it does at one engine."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineProgress:
-    """One engine on its way through some phases.
+    """Progress of one engine through some phases.
 
-    phase: the one that it is in, or failed in. failure: why it is given up; empty: it is not.
-    refused: True if the engine itself answered that it does not take what was sent.
+    Attributes
+    ----------
+    peer
+        The engine.
+    phase
+        The current phase, or the one that failed.
+    task
+        The task that runs the phases.
+    failure
+        Reason why the engine is given up; empty if it is not.
+    refused
+        True if the engine itself answered that it does not accept what was sent.
+    since
+        Monotonic time from which its lateness counts.
+    seconds
+        Duration of all phases once they are done; None until then.
+
     """
 
     peer: Peer
@@ -45,7 +61,7 @@ class EngineProgress:
 
     @property
     def waits(self) -> bool:
-        """True until the engine has passed all phases, or is given up."""
+        """True until the engine has passed all phases or is given up."""
         return self.seconds is None and not self.failure
 
     def fail(self, reason: str, *, refused: bool = False) -> None:
@@ -54,12 +70,26 @@ class EngineProgress:
 
 
 class PhaseRunner:
-    """Runs phases at all engines of an update, and gives up who fails, is late or has left."""
+    """Runs phases on the engines of an update; gives up those that fail, are late or have left."""
 
     def __init__(
         self, transport: Transport, members: Members, step_times: StepTimes, *, judge: bool
     ) -> None:
-        """Judge: engines that are late against others are given up, not at the deadline only."""
+        """Create a runner.
+
+        Parameters
+        ----------
+        transport
+            Transport of the update, which is told about engines that are given up.
+        members
+            Query of the engines that the rendezvous knows.
+        step_times
+            Measured seconds of each engine and step, by which lateness is judged.
+        judge
+            Give up an engine that is late compared with the others; otherwise only the deadline
+            counts.
+
+        """
         self._transport = transport
         self._members = members
         self.step_times = step_times
@@ -73,24 +103,24 @@ class PhaseRunner:
         timeout: float,
         connects: bool = False,
     ) -> list[EngineProgress]:
-        """Run phases at each engine, one after the other, beside the other engines.
+        """Run phases on each engine, in order, concurrently for all engines.
 
         Parameters
         ----------
         step
-            Name by which the engines' times are compared.
+            Name under which the engines' times are compared.
         peers
             The engines.
         parts
-            The phases, in their order.
+            The phases, in order.
         timeout
-            Deadline of a phase, in seconds.
+            Deadline of each phase, in seconds.
         connects
-            True if the step may make communicators, which takes longer.
+            True if the step may create communicators, which takes longer.
 
         Returns
         -------
-        What became of each engine.
+        The progress of each engine.
 
         """
         engines = [EngineProgress(peer, parts[0][0]) for peer in peers]
@@ -103,7 +133,7 @@ class PhaseRunner:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, timeout=LOOK_SECONDS)
                 for ended in done:
-                    ended.result()  # raises what is no engine's failure
+                    ended.result()  # raises errors that are not an engine's failure
                 if waiting and self._judge:
                     self._give_up_late(step, engines, connects=connects)
                 if looking is None and time.monotonic() >= next_look:
@@ -137,7 +167,8 @@ class PhaseRunner:
             error = _first(failures)
             refused = isinstance(error, EngineRefusedError) and error.answered
             progress.fail(str(error) or f"not done after {seconds:g} s", refused=refused)
-            self._transport.abandon(progress.peer.name)  # now: others may take until the deadline
+            # at once: other engines may need the whole deadline
+            self._transport.abandon(progress.peer.name)
 
     def _give_up_late(
         self, step: str, engines: Sequence[EngineProgress], *, connects: bool
@@ -184,7 +215,7 @@ class PhaseRunner:
             progress.task.cancel()
         held_up = set(self._transport.downstream(progress.peer.name))
         self._transport.abandon(progress.peer.name)
-        # Engines behind it get the weights in another route now, and have time for that.
+        # Downstream engines now get the weights over another route, and get more time for it.
         for other in engines:
             if other.peer.name in held_up:
                 other.since = time.monotonic()
@@ -196,7 +227,7 @@ def phase_name(phase: pb.UpdatePhase) -> str:
 
 
 def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
-    """One of what went wrong side by side."""
+    """Return the first leaf of a group of concurrent failures."""
     error: BaseException = failures
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""torch's process group with one engine, outside of the default one."""
+"""torch's process group with one engine, separate from the trainer's default group."""
 
 from __future__ import annotations
 
@@ -26,12 +26,31 @@ from sluice_trainer.distributed import store
 def make_group(
     name: str, host: str, listening: socket.socket, *, size: int, backend: str, timeout: float
 ) -> Any:
-    """Our side of a group of `size` ranks, as SGLang makes its own: rank 0, which serves the store
-    at a socket of `host`.
+    """Create the trainer's side of a group of `size` ranks, as SGLang creates its own.
+
+    The trainer is rank 0 and serves the store at a socket of `host`.
+
+    Parameters
+    ----------
+    name
+        Name of the group, the same on both sides.
+    host, listening
+        Address and listening socket of the store.
+    size
+        Number of ranks: the trainer's one plus those of the engine.
+    backend
+        `nccl` or `gloo`.
+    timeout
+        Seconds that an operation may take.
+
+    Returns
+    -------
+    torch's process group.
+
     """
     patience = timedelta(seconds=timeout)
     served = store.serve(host, listening, size, patience, wait_for_workers=False)
-    group_name: Any = name  # a type of its own in newer torch, a string for all that it does
+    group_name: Any = name  # newer torch has a type for it, but uses it as a string
     with _without_watchdog() if backend == "nccl" else contextlib.nullcontext():
         process_group, _ = _new_process_group_helper(
             size,
@@ -47,8 +66,17 @@ def make_group(
 
 
 def abort_group(process_group: Any, backend: str, timeout: float) -> None:
-    """Abort a group and have torch forget it. (destroy_process_group would wait for a peer that may
-    be dead.) timeout: that it was made with.
+    """Abort a group and remove it from torch's tables.
+
+    destroy_process_group would wait for a peer that may be dead.
+
+    Parameters
+    ----------
+    process_group
+        The group.
+    backend, timeout
+        Those that it was created with.
+
     """
     tables: tuple[Any, ...] = (
         _world.pg_map,
@@ -63,13 +91,15 @@ def abort_group(process_group: Any, backend: str, timeout: float) -> None:
         if process_group in groups:
             groups.remove(process_group)
     _unregister_process_group(process_group.group_name)
-    ending = (process_group, backend, timeout)
-    threading.Thread(target=_end, args=ending, name="abort_group", daemon=True).start()
+    arguments = (process_group, backend, timeout)
+    threading.Thread(target=_release, args=arguments, name="abort-group", daemon=True).start()
 
 
-def _end(process_group: Any, backend: str, timeout: float) -> None:
-    """NCCL aborts (0.5 s). gloo cannot: the group's end waits for stuck work until that times out.
-    Not here.
+def _release(process_group: Any, backend: str, timeout: float) -> None:
+    """Free a group's resources, in a thread.
+
+    NCCL aborts (0.5 s). gloo cannot: destroying a group waits for its stuck work until that times
+    out, so this thread holds the group until then.
     """
     if backend == "nccl":
         process_group._get_backend(torch.device("cuda")).abort()
@@ -82,12 +112,12 @@ _making_group = threading.Lock()
 
 @contextlib.contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """Torch's NCCL watchdog ends the whole process when a collective fails. An engine's failure is
-    ours to handle.
+    """Create a group without torch's NCCL watchdog.
 
-    The setting is read when a group is made: the trainer's own groups keep their watchdog. It is
-    the process's, so NCCL's groups are made one at a time, which waits for nobody: peers meet in
-    the first broadcast.
+    The watchdog ends the whole process when a collective fails, but the trainer survives the
+    failure of an engine. The setting is read when a group is created, so the trainer's other groups
+    keep their watchdog. It is global to the process, so groups are created one at a time; that
+    waits for no peer, because peers meet in the first broadcast.
     """
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     with _making_group:

@@ -1,15 +1,15 @@
-"""A weight update: prepare, pause, transfer, verify, resume, for every engine side by side, each
-phase with a deadline.
+"""Sender of weights: takes one rank's share of the engines through the phases of an update.
 
-No engine waits for one that is frozen, dead or cut off: before anybody is paused each engine gives
-a sign of life, an engine that is late alone or has left the rendezvous is given up (`engines`), and
-each engine resumes as soon as it is verified.
+The phases are prepare, pause, transfer, verify and resume. All engines pass them concurrently, and
+each phase has a deadline. No engine waits for another one that is frozen, dead or cut off: each
+engine answers a probe before any engine is paused, `phases` gives up an engine that alone is late
+or has left the rendezvous, and each engine resumes as soon as it is verified.
 
-Every rank of the trainer is the source of its share of the engines (`share`), so that several links
-and CPUs work side by side; rank 0 asks the rendezvous who takes part and tells the others. An
-engine that fails in a phase is reported and left: the rendezvous drops it from the epoch, its
+Every rank of the trainer sends to its share of the engines (`share`), so that several links and
+CPUs work in parallel. Rank 0 asks the rendezvous which engines take part and tells the other ranks.
+An engine that fails in a phase is reported and skipped: the rendezvous drops it from the epoch, its
 communicator is aborted, and the update goes on with the others. It comes back as a joiner, with a
-new communicator and all weights.
+new communicator, and gets all weights.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ MEMBERS_CALL_SECONDS = 5.0
 
 
 def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> list[pb.EngineMember]:
-    """The engines that trainer rank `rank` sends to: an even spread over ranks, the same on every
-    rank.
+    """Return the engines that trainer rank `rank` sends to.
+
+    Engines are spread evenly over ranks, and every rank computes the same result.
     """
     count = len(engines)
     if count >= world_size:
@@ -50,7 +51,7 @@ def share(engines: Sequence[pb.EngineMember], rank: int, world_size: int) -> lis
 
 
 class UntilStopped(Protocol):
-    """Awaits a coroutine; may give it up and raise Stopped once the trainer was told to end."""
+    """Awaits a coroutine; may cancel it and raise Stopped once the trainer was told to end."""
 
     async def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
@@ -60,7 +61,10 @@ async def _run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class WeightSender:
-    """One rank's side of weight updates. Runs on the background's event loop."""
+    """Brings weight updates to one rank's share of the engines.
+
+    It runs on the background's event loop.
+    """
 
     def __init__(
         self,
@@ -73,9 +77,26 @@ class WeightSender:
         colocated: bool = False,
         until_stopped: UntilStopped = _run_to_end,
     ) -> None:
-        """colocated: engines wake for an update, and have rested before it (`rest`).
+        """Create a sender without connections.
 
-        until_stopped: how to wait for a rendezvous that is away.
+        Parameters
+        ----------
+        stub
+            Client of the rendezvous.
+        caller
+            Name and attempt of this trainer rank.
+        sync
+            Settings of weight updates.
+        transport
+            The way to the engines.
+        engine
+            Kind of the engines.
+        colocated
+            Engines share the trainer's GPUs: they wake up for an update and have released their
+            memory before it (`rest`).
+        until_stopped
+            Waits for a rendezvous that is unreachable.
+
         """
         self._stub = stub
         self._colocated = colocated
@@ -88,7 +109,8 @@ class WeightSender:
         self._controls: dict[tuple[str, int], Control] = {}
         self._prepared: set[str] = set()
         self._sending = asyncio.Lock()
-        # Engines that share their GPUs with us have nothing to do until all have the weights.
+        # Engines that share the trainer's GPUs are idle until all of them have the weights, so a
+        # late one delays no other.
         self._runner = PhaseRunner(
             transport,
             self._members,
@@ -102,7 +124,7 @@ class WeightSender:
             await self._http.close()
 
     async def plan(self, version: int, *, joiners_only: bool) -> pb.UpdatePlan:
-        """The plan of an update: who takes part, fixed by the rendezvous for all ranks."""
+        """Return the rendezvous' plan of an update: the engines that take part, for all ranks."""
         request = pb.BeginUpdateRequest(
             source=self._name, attempt=self._attempt, version=version, joiners_only=joiners_only
         )
@@ -116,8 +138,9 @@ class WeightSender:
         return await self._call_rendezvous(call, "BeginUpdate", 600.0)
 
     async def keep(self, engines: Sequence[pb.EngineMember]) -> None:
-        """Give up what is open towards all others: they were scaled away, replaced, or are another
-        rank's now.
+        """Close everything that is open towards other engines than these.
+
+        The others were scaled down, replaced, or belong to another rank now.
         """
         kept = {(e.member.address, e.member.attempt) for e in engines}
         self._controls = {key: control for key, control in self._controls.items() if key in kept}
@@ -128,8 +151,9 @@ class WeightSender:
         self._runner.step_times.keep(names)
 
     async def rest(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
-        """Colocated: the engines stop generating and give their GPUs' memory to the trainer. Who
-        cannot is dropped.
+        """Have the engines stop generating and release their GPU memory, in colocated mode.
+
+        An engine that cannot is dropped.
         """
         peers = [self._peer(engine) for engine in engines]
         self.current = RunningUpdate(version, {peer.name: peer for peer in peers})
@@ -137,9 +161,7 @@ class WeightSender:
         self.current = None
 
     async def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> None:
-        """Begin an update of these engines: communicators are made where there are none. Nobody is
-        paused yet.
-        """
+        """Begin an update of these engines and create missing communicators; pauses no engine."""
         peers = [self._peer(engine) for engine in engines]
         self.current = RunningUpdate(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
@@ -156,9 +178,7 @@ class WeightSender:
         await self._run("pause", (pb.UPDATE_PHASE_PAUSE, self._pause))
 
     async def send(self, bucket: Bucket) -> None:
-        """Transfer one bucket to every engine that is still in the update, after
-        those before it.
-        """
+        """Transfer one bucket, after earlier ones, to every engine that is still in the update."""
         update = self._update()
 
         async def send(peer: Peer) -> None:
@@ -172,13 +192,11 @@ class WeightSender:
         update.bytes += bucket.data.numel() * len(update.peers)
 
     def _flushes(self, peer: Peer) -> bool:
-        """True where the last bucket empties an engine's prefix cache."""
+        """Return True if the last bucket also empties the engine's prefix cache."""
         return peer.control.may_flush(self._sync.pause_mode)
 
     async def finish(self) -> UpdateOutcome:
-        """Verify and resume; only then the rendezvous hears that an engine serves the
-        new weights.
-        """
+        """Verify and resume the engines, and report that they serve the new weights."""
         update, started = self._update(), time.monotonic()
         update.verified = update.resumed = started
         await self._run(
@@ -204,8 +222,9 @@ class WeightSender:
         )
 
     async def _answer(self, peer: Peer) -> None:
-        """Ask for a sign of life, while nobody is paused yet who would have to wait for it. The
-        only engine of a job keeps nobody waiting.
+        """Probe an engine before any engine is paused and would have to wait for its answer.
+
+        The only engine of a job needs no probe.
         """
         await peer.control.learn()
         if len(self._update().peers) > 1 or self._runner.step_times.has_others(peer.name):
@@ -242,7 +261,7 @@ class WeightSender:
             )
 
     async def _run(self, step: str, *parts: PhaseAction, connects: bool = False) -> None:
-        """Run phases at all engines that are in the update. Who fails is out."""
+        """Run phases on all engines that are in the update; an engine that fails leaves it."""
         update = self._update()
         started = time.monotonic()
         engines = await self._runner.run(
@@ -264,8 +283,10 @@ class WeightSender:
             await self._report(phase, _failed(engines, phase))
 
     async def _members(self) -> set[tuple[str, int]] | None:
-        """Name and attempt of each engine that is a member; None: the rendezvous is away, or has
-        restarted in this update and does not know yet who is there.
+        """Return name and attempt of each engine that is a member of the rendezvous.
+
+        None if the rendezvous is unreachable, or has restarted during this update and does not know
+        its members yet.
         """
         update, request = self._update(), pb.GetLedgerRequest()
         try:
@@ -279,18 +300,17 @@ class WeightSender:
         return {(entry.member.name, entry.member.attempt) for entry in ledger.entries}
 
     async def _report_all(self, phase: pb.UpdatePhase) -> None:
-        """Tell the rendezvous that all who are left have passed, and hear who is not in the epoch
-        any more.
+        """Report that all remaining engines have passed, and drop those that have left the epoch.
 
-        Not after every phase: while engines are paused nothing waits for the rendezvous.
+        It is not called after every phase, because paused engines must not wait for the rendezvous.
         """
         await self._report(phase, dict.fromkeys(self._update().peers.values(), ""))
 
     async def _report(self, phase: pb.UpdatePhase, errors: Mapping[Peer, str]) -> None:
-        """Tell the rendezvous what a phase came to at these engines, in one call. Who is out is
-        left alone.
+        """Report the results of a phase to the rendezvous in one call.
 
-        errors: for each engine, why it failed; empty: it passed.
+        errors: reason of each engine's failure, empty if it passed. Failed engines leave the
+        update.
         """
         update = self._update()
         report = pb.PhaseReport(
@@ -325,7 +345,7 @@ class WeightSender:
     async def _call_rendezvous(
         self, call: Callable[[], Awaitable[T]], what: str, seconds: float
     ) -> T:
-        """The rendezvous' answer, once it is there; may raise Stopped while it is away."""
+        """Call the rendezvous until it answers; may raise Stopped while it is unreachable."""
         asking = rpc.retrying(call, what=f"{what} at the rendezvous", seconds=seconds)
         return await self._until_stopped(asking)
 
@@ -349,7 +369,7 @@ class WeightSender:
 
 
 def _failed(engines: Sequence[EngineProgress], phase: pb.UpdatePhase) -> dict[Peer, str]:
-    """Engines that are given up in this phase, and why."""
+    """Return the engines that are given up in this phase, with the reasons."""
     return {
         progress.peer: progress.failure
         for progress in engines

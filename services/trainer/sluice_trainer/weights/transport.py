@@ -1,5 +1,6 @@
-"""How a bucket's bytes reach an engine, whichever route they take. The update protocol is the same
-for all of them (source.py).
+"""The interface of a transport: how the bytes of a bucket reach an engine.
+
+`sender` runs the same update protocol over every transport.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from sluice_trainer.weights.buckets import Bucket
 
 
 class TransferError(Exception):
-    """A transfer to one engine failed. The message says how."""
+    """A transfer to one engine failed; the message says how."""
 
 
+# Errors that concern a single engine. torch.distributed raises RuntimeError for a broken
+# connection.
 FAILURES = (EngineRefusedError, TransferError, TimeoutError, RuntimeError, OSError)
-"""Errors by one engine. torch.distributed raises RuntimeError for a broken connection."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,41 +34,44 @@ class Peer:
 
 
 class Transport(Protocol):
+    """Moves buckets to engines."""
+
+    # True if an engine loads buckets one by one, between `begin` and `end`.
     in_session: bool
-    """True where an engine loads bucket after bucket, between `begin` and `end`."""
+    # True if a rank sends to its engines one after another over the same link.
     in_turn: bool = False
-    """True where a rank sends to one engine after another, each over the same link."""
+    # Engines that got the weights of this update from another engine.
     relayed: Collection[str] = ()
-    """Engines that got the weights of this update from another engine."""
+    # Engines that should have got the weights from another engine, and the reason why they did not.
     rerouted: Mapping[str, str] = {}
-    """Engines that another one was to pass them on to, and why that came to nothing."""
 
     def plan_routes(self, peers: Sequence[Peer]) -> None:
-        """Choose the ways to the engines of an update, all of which have said what they can."""
+        """Choose the routes to the engines of an update, all of which have been probed."""
         return
 
     async def prepare(self, peer: Peer) -> None:
-        """Make ready to send to this engine."""
+        """Prepare to send to this engine."""
 
     def announce(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        """Begin to send a bucket behind earlier ones that are still on their way."""
+        """Begin to send a bucket while earlier ones are still on their way."""
         return
 
     async def stage(self, bucket: Bucket, version: int) -> None:
-        """Once for each bucket, before it is sent to anybody."""
+        """Prepare a bucket once, before it is sent to any engine."""
 
     async def send(self, peer: Peer, bucket: Bucket, version: int, *, flush: bool) -> None:
-        """Bring a staged bucket into the engine. Once the last one has returned, the engine has
-        loaded them all.
+        """Bring a staged bucket into the engine.
+
+        When the call for the last bucket returns, the engine has loaded all of them.
         """
 
     def downstream(self, name: str) -> Collection[str]:
-        """Engines that get the weights through this one."""
+        """Return the engines that get the weights through this one."""
         return ()
 
     def is_connecting(self, name: str) -> bool:
-        """True until the first transfer to this engine over a new communicator has come."""
+        """Return True until the first transfer over a new communicator has arrived."""
         return False
 
     def abandon(self, name: str) -> None:
-        """Give up whatever is open towards this engine. Never blocks for long, never raises."""
+        """Close everything that is open to this engine. Never blocks for long, never raises."""

@@ -1,4 +1,4 @@
-"""One weight update as all ranks of the trainer make it together."""
+"""A weight update: the collective call of all ranks of the trainer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.update_session import UpdateSession
 
+# Buckets in flight or queued while the next one is filled; memory holds one more than that.
 _AHEAD = 2
-"""Buckets that are being sent or wait for it, while the next is made: memory for one more than that
-is needed."""
 
 
 def update_engines(
@@ -28,14 +27,33 @@ def update_engines(
     joiners_only: bool = False,
     hand_over: Callable[[], None] | None = None,
 ) -> list[UpdateOutcome]:
-    """Bring the weights to the engines. Answers what each rank's share of the update came to,
-    everywhere. Collective.
+    """Bring the weights to the engines. Collective.
 
-    tensors: names and full tensors as the engines' layout wants them, for ranks with engines, to
-    which all ranks give their part. Each of those lays them into buckets for its engines. The first
-    bucket is made while engines are prepared, before they are paused, and the others while earlier
-    ones are on their way. hand_over: what every rank does once all engines have all weights, before
-    any of them generates.
+    The first bucket is filled while engines prepare, before they are paused; later buckets are
+    filled while earlier ones are sent.
+
+    Parameters
+    ----------
+    tensors
+        Called with the ranks that send to engines; yields names and full tensors in the engines'
+        layout. All ranks contribute their parts, and the senders get whole tensors.
+    version
+        Weight version of the update.
+    session
+        This rank's update session.
+    ranks
+        All ranks of the trainer.
+    bucket_bytes
+        Limit of a bucket, in bytes.
+    joiners_only
+        Update only engines that wait for their first weights.
+    hand_over
+        Called on every rank once all engines have all weights, before any engine generates.
+
+    Returns
+    -------
+    The outcome of each rank that sent to engines, on every rank; empty if no engine takes part.
+
     """
     plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
@@ -54,11 +72,11 @@ def update_engines(
         session.pause()
         _send(first, filled, session)
     else:
-        deque(whole, maxlen=0)  # the others need our part of the weights
+        deque(whole, maxlen=0)  # other ranks need this rank's part of the weights
     if hand_over:
-        ranks.gather(None)  # all engines have their weights
+        ranks.gather(None)  # wait until all engines have their weights
         hand_over()
-        ranks.gather(None)  # all ranks have made room
+        ranks.gather(None)  # wait until all ranks have handed over
     outcomes = ranks.gather(session.finish() if engines else None)
     return [outcome for outcome in outcomes if outcome]
 

@@ -1,6 +1,4 @@
-"""The engines as the training loop has them: blocking calls, of which one after the other makes a
-weight update.
-"""
+"""Blocking calls of one rank's training loop that make up weight updates."""
 
 from __future__ import annotations
 
@@ -37,8 +35,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class UpdateSession:
-    """This rank's side of all weight updates. Every method blocks, has a deadline, and may raise
-    Stopped.
+    """A trainer rank's side of all weight updates.
+
+    Every method blocks, has a deadline, and may raise Stopped.
     """
 
     def __init__(
@@ -79,9 +78,9 @@ class UpdateSession:
 
     @property
     def stack_name(self) -> StackName | None:
-        """Engines' names for all experts of a layer as one tensor.
+        """The engines' names for tensors that hold all experts of a layer.
 
-        None: they get each by its name in Hugging Face's files, as a directory has them.
+        None if engines get each expert separately, under its Hugging Face name.
         """
         stacked = self.layout.takes_stacks(self._spec) and self._transport_kind != "disk"
         return self.layout.stack_name if stacked else None
@@ -112,10 +111,10 @@ class UpdateSession:
     # --- before and between updates
 
     def await_engines(self, count: int) -> None:
-        """Colocated, before anything of ours is on a GPU: until so many engines have started, each
-        alone on its GPUs.
+        """Wait until `count` engines have started, in colocated mode.
 
-        Who has not come in ENGINE_START_SECONDS is not waited for.
+        Call it before the trainer uses its GPUs, because each engine starts alone on its GPUs.
+        Engines that have not started after ENGINE_START_SECONDS are not waited for.
         """
 
         async def come() -> None:
@@ -129,30 +128,31 @@ class UpdateSession:
         self._background.call(come(), stoppable=True)
 
     def rest(self) -> None:
-        """Colocated: all engines give their GPUs' memory to the trainer; those that have already
-        are left alone.
+        """Have all engines release their GPU memory to the trainer, in colocated mode.
+
+        Engines that have released it already are left alone.
         """
         entries = self._background.call(self._engines(), stoppable=True)
         engines = [pb.EngineMember(member=e.member, generation=e.generation) for e in entries]
         self._background.call(self._source.rest(self._member.version, engines))
 
     def joiners(self) -> bool:
-        """True where an engine waits for weights."""
+        """Return True if an engine waits for its first weights."""
         request = pb.GetLedgerRequest(joiners_to=self._member.version)
         return bool(self._background.call(self._engines(request), stoppable=True))
 
     def generated_tokens(self) -> float:
-        """Tokens that the engines of now have generated since their start."""
+        """Return the number of tokens that the present engines have generated since their start."""
         engines = self._background.call(self._engines(), stoppable=True)
         return float(sum(e.gauges["generated_tokens"] for e in engines))
 
     async def _engines(self, request: pb.GetLedgerRequest | None = None) -> list[pb.LedgerEntry]:
-        """The rendezvous' entry of each engine: that of its first pod, which serves HTTP."""
-        asked = request or pb.GetLedgerRequest()
+        """Return the rendezvous' entries of each engine's first pod, which serves HTTP."""
+        ledger_request = request or pb.GetLedgerRequest()
 
         async def ask() -> pb.Ledger:
             ledger: pb.Ledger = await self._rendezvous.GetLedger(
-                asked, metadata=rpc.metadata(), timeout=CALL_SECONDS
+                ledger_request, metadata=rpc.metadata(), timeout=CALL_SECONDS
             )
             return ledger
 
@@ -164,15 +164,19 @@ class UpdateSession:
     # --- an update
 
     def plan(self, version: int, *, joiners_only: bool) -> pb.UpdatePlan:
-        """Rank 0: fix who takes part in the update to `version`; the plan goes to every rank."""
+        """Ask the rendezvous which engines take part in the update to `version`, on rank 0.
+
+        The caller broadcasts the plan to every rank.
+        """
         self._member.version = version
         return self._background.call(self._source.plan(version, joiners_only=joiners_only))
 
     def shares(
         self, engines: Sequence[pb.EngineMember], world_size: int
     ) -> list[list[pb.EngineMember]]:
-        """The engines that each rank sends to. A directory has one writer; memory of a GPU is
-        opened on that GPU.
+        """Return the engines that each rank sends to.
+
+        A directory has a single writer. GPU memory is opened on the same GPU.
         """
         ranks = range(world_size)
         if self._transport_kind == "ipc" and self._spec.on_gpu:
@@ -182,20 +186,18 @@ class UpdateSession:
         return [share(engines, rank, senders) for rank in ranks]
 
     def keep(self, engines: Sequence[pb.EngineMember]) -> None:
-        """Give up what is open towards all engines but these, which are this rank's share of all
-        there are.
-        """
+        """Close everything that is open to engines outside this rank's current share."""
         self._background.call(self._source.keep(engines))
 
     def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> Future[None]:
-        """Begin to bring `version` to this rank's share of the engines."""
+        """Begin to bring `version` to this rank's share of the engines, in the background."""
         return self._background.start(self._source.prepare(version, engines))
 
     def pause(self) -> None:
         self._background.call(self._source.pause())
 
     def send(self, bucket: Bucket) -> Future[None]:
-        """The transfer goes on while the caller makes the next bucket meanwhile."""
+        """Begin to send a bucket in the background, while the caller fills the next one."""
         return self._background.start(self._source.send(bucket))
 
     def finish(self) -> UpdateOutcome:

@@ -1,4 +1,4 @@
-"""Waiting for what may never come: an engine's answer, a thread that is stuck in a join."""
+"""Helpers to wait for events that may never come: an engine's answer, a thread stuck in a join."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 
 def succeeded(task: asyncio.Task[None]) -> bool:
-    """True where it has come to its end, and to no failure."""
+    """Return True if the task has ended without an error or cancellation."""
     return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def wait_until_sent(sent: asyncio.Task[None], answers: Sequence[asyncio.Task[None]]) -> None:
-    """Wait until a bucket has gone. An engine that refuses will never take part in that."""
+    """Wait until a bucket has been sent, or an engine's answer fails.
+
+    An engine that refuses never takes part in the broadcast, so its failure ends the wait.
+    """
     waiting: set[asyncio.Task[None]] = {sent, *answers}
     while sent in waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -24,14 +27,14 @@ async def wait_until_sent(sent: asyncio.Task[None], answers: Sequence[asyncio.Ta
 
 
 async def wait_for_both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
-    """Wait for both ends; the first failure ends the wait, so that nobody waits for a peer that
-    said no.
+    """Wait for both ends of a connection; the first failure ends the wait.
+
+    So the trainer does not wait for an engine that has already refused.
     """
     try:
         done, _ = await asyncio.wait([engine, ours], return_when=asyncio.FIRST_EXCEPTION)
-        for task in sorted(
-            done, key=lambda task: task is ours
-        ):  # what the engine says is the better reason
+        # The engine's error comes first: it explains more.
+        for task in sorted(done, key=lambda task: task is ours):
             task.result()
     finally:
         for task in (engine, ours):
@@ -40,10 +43,21 @@ async def wait_for_both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> 
 
 
 async def run_in_daemon_thread(blocking: Callable[[], Any], dispose: Callable[[Any], None]) -> Any:
-    """Run in a thread that nobody waits for: one that is stuck in a join must not keep the process
-    from its end.
+    """Run a blocking function in a daemon thread and wait for its result.
 
-    dispose: what to do with a result that comes when nobody wants it any more.
+    A daemon thread that is stuck in a join does not keep the process from ending.
+
+    Parameters
+    ----------
+    blocking
+        The function.
+    dispose
+        Called with a result that arrives after the wait was given up.
+
+    Returns
+    -------
+    The result of `blocking`.
+
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -60,9 +74,9 @@ async def run_in_daemon_thread(blocking: Callable[[], Any], dispose: Callable[[A
     def run() -> None:
         try:
             result, error = blocking(), None
-        except Exception as raised:  # handed over to whoever waits
+        except Exception as raised:  # raised again in `settle`
             result, error = None, raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended first, and with it the process
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="join", daemon=True).start()

@@ -1,6 +1,6 @@
-"""Megatron's part of a checkpoint: its torch_dist format with fully reshardable optimizer state.
+"""Megatron's part of a checkpoint: torch_dist with fully reshardable optimizer state.
 
-It loads under any parallel layout.
+It can be loaded in any parallel layout.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from torch import Tensor
-from torch.distributed.checkpoint.api import (
-    CheckpointException,
-)  # a BaseException: `except Exception` misses it
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from sluice_trainer.checkpoint.checkpoint_reader import CheckpointReader, reason
 from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError, CollectPart, verified
@@ -33,9 +31,9 @@ from sluice_trainer.megatron.step.optimizer import parts as optimizers
 from sluice_trainer.memory.staging import Staging, finish_copies
 from sluice_trainer.step.rates import set_learning_rate
 
+# Directory in the checkpoint -> (chunks of the model, optimizer). `.` is the checkpoint itself, and
+# comes first.
 Parts = Mapping[str, tuple[list[Any], Any]]
-"""Directory in the checkpoint -> (the model's chunks, optimizer). `.` is the checkpoint itself, and
-comes first."""
 METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -44,7 +42,7 @@ METADATA = {
 
 
 class MegatronPart:
-    """One part of a checkpoint on this rank: a request of Megatron's to write."""
+    """A part of a checkpoint on this rank: Megatron's request to write."""
 
     def __init__(self, request: Any, staging: Staging) -> None:
         self._request, self._staging = request, staging
@@ -71,13 +69,11 @@ class MegatronPart:
 
     @property
     def _buckets(self) -> Sequence[Any]:
-        """(path, key, (objects, tensors)) of each file; none where this rank has nothing to
-        write.
-        """
+        """(path, key, (objects, tensors)) of each file; empty if this rank writes no files."""
         return self._request.async_fn_args[1] if self._request.async_fn else ()
 
     def _staged(self, staged: Callable[[Hashable, Tensor], Tensor]) -> Callable[[], None]:
-        """A function that writes this rank's files, with what `staged` makes of their tensors."""
+        """Return a function that writes this rank's files, with tensors passed through `staged`."""
         if self._request.async_fn is None:
             return lambda: None
         rank, buckets, results = self._request.async_fn_args
@@ -95,9 +91,17 @@ class MegatronPart:
 def collectors(
     parts: Parts, user_state: dict[str, Any], staging: Mapping[str, Staging]
 ) -> dict[str, CollectPart]:
-    """How weights, optimizer state, RNG states and `user_state` are collected.
+    """Return the collectors of weights, optimizer state, RNG states and `user_state`.
 
-    user_state: picklable, equal on all ranks. staging: of each part.
+    Parameters
+    ----------
+    parts
+        Models and optimizers.
+    user_state
+        Picklable state, equal on all ranks.
+    staging
+        Host memory for copies, by part.
+
     """
 
     @megatron_device()
@@ -116,10 +120,17 @@ def collectors(
 
 @megatron_device()
 def load(directory: Path, step: int, parts: Parts, ranks: Ranks) -> dict[str, Any]:
-    """Restore checkpoint `step` into models and optimizers, and the RNG states. Collective.
+    """Restore checkpoint `step` into models, optimizers and random generators. Collective.
 
-    Returns the user state. Raises CheckpointError, on all ranks, where a file is missing or not
-    what was written.
+    Returns
+    -------
+    The user state.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if a file is missing or differs from what was written.
+
     """
     final = verified(directory, step, parts, ranks)
     states = [_load(final / name, *part) for name, part in parts.items()]
@@ -137,10 +148,10 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
         )
     try:
         stored = CheckpointReader(final).read_metadata().state_dict_metadata
-        wanted = _state(chunks, optimizer, {}, stored=stored)
-        if wanted["rng"].unique_key not in stored:
-            del wanted["rng"]  # saved under another layout
-        state: dict[str, Any] = dist_checkpointing.load(wanted, str(final))
+        template = _state(chunks, optimizer, {}, stored=stored)
+        if template["rng"].unique_key not in stored:
+            del template["rng"]  # saved in another parallel layout
+        state: dict[str, Any] = dist_checkpointing.load(template, str(final))
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"checkpoint {final} could not be read: {reason(error)}") from error
     for number, chunk in enumerate(chunks):
@@ -150,7 +161,7 @@ def _load(final: Path, chunks: list[Any], optimizer: Any) -> dict[str, Any]:
 
 
 def weights_state(chunks: list[Any]) -> dict[str, Any]:
-    """How the chunks' weights lie in a checkpoint, by chunk: `sharded_state_dict`s."""
+    """Return the `sharded_state_dict` of each chunk."""
     metadata = ensure_metadata_has_dp_cp_group(dict(METADATA))
     return {
         f"model{n}": chunk.sharded_state_dict(metadata=metadata) for n, chunk in enumerate(chunks)
@@ -164,14 +175,15 @@ def _state(
     *,
     stored: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """stored: the table of contents of the checkpoint that is loaded."""
+    """Return the sharded state to write, or to load if `stored`, a table of contents, is given."""
     _allocate_optimizer_state(optimizer)
     weights = weights_state([chunk.module for chunk in chunks])
-    of_part = state_to_write if stored is None else partial(state_to_load, stored=stored)
+    part_state = state_to_write if stored is None else partial(state_to_load, stored=stored)
     return {
         **weights,
         "optimizer": {
-            f"part{number}": of_part(part, weights) for number, part in enumerate(_parts(optimizer))
+            f"part{number}": part_state(part, weights)
+            for number, part in enumerate(_parts(optimizer))
         },
         "adam_step": _adam_step(optimizer),
         "rng": _rng(),
@@ -180,11 +192,10 @@ def _state(
 
 
 def _rng() -> ShardedObject:
-    """Generator states of this rank's position in the model; data-parallel ranks share one, for
-    nothing is drawn there.
+    """Return the generator states of this rank's position in the model.
 
-    A resume under another tensor- or pipeline-parallel layout finds none of its own and goes on
-    with those it has.
+    Data-parallel ranks share them, because no random numbers are drawn over data. A resume in
+    another tensor- or pipeline-parallel layout finds no states for its position and keeps its own.
     """
     position = (
         parallel_state.get_pipeline_model_parallel_rank(),
@@ -207,14 +218,15 @@ def _restore_rng(states: dict[str, torch.Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-# --- the optimizer: its tensors, and Adam's step. Everything else of it comes from the manifest,
-# and how its parameters are grouped depends on the layout: Megatron's own state of those groups
-# does not load under another.
+# --- The optimizer: its tensors, and Adam's step. The manifest determines everything else, and the
+# grouping of parameters depends on the layout: Megatron's own state of those groups does not load
+# in another layout.
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Megatron's optimizers that have a state: on a pipeline stage without experts theirs has
-    none.
+    """Return Megatron's optimizers that have a state, which one without parameters has not.
+
+    A pipeline stage without experts has such an optimizer for them.
     """
     return [part for part in optimizers(optimizer) if part.buffers]
 
@@ -228,24 +240,22 @@ def _adam_step(optimizer: Any) -> int:
 
 def _restore_optimizer(optimizer: Any, tensors: dict[str, Any], step: int) -> None:
     for number, part in enumerate(_parts(optimizer)):
-        take_state(part, tensors.get(f"part{number}", {}))  # a rank may have no share
+        take_state(part, tensors.get(f"part{number}", {}))  # a rank may hold no share of it
         for state in part.optimizer.state.values():
             state["step"].fill_(step)
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:
-    """Give an Adam that has taken no step its state, as its first step would: moments of 0, weights
-    as they are.
+    """Create the state of an Adam that has taken no step: zero moments, weights as they are.
 
-    Megatron asserts that it is there: a loader overwrites it, and a policy is saved so in its
+    Megatron asserts that it exists. A load overwrites it, and a policy is saved so during its
     critic's warm-up.
     """
     for part in _parts(optimizer):
         if part.optimizer.state:
             continue
-        set_learning_rate(
-            part.optimizer, 0.0
-        )  # weight decay would change the weights; each step sets its own rate
+        # Otherwise weight decay would change the weights. Each step sets its rate.
+        set_learning_rate(part.optimizer, 0.0)
         part._init_optimizer_states_with_dummy_values()
         for state in part.optimizer.state.values():
             state["step"] = torch.zeros_like(state["step"])

@@ -1,9 +1,8 @@
-"""Hugging Face checkpoints into Megatron's torch_dist format and back, in one process, whatever the
-model's size.
+"""Conversion of Hugging Face checkpoints to Megatron's torch_dist format and back, in one process.
 
-The model itself has no memory (torch's `meta` device): it tells which tensors a torch_dist
-checkpoint consists of, and `entries` what they are made of. Going in, one parameter at a time is
-read, arranged and written; coming out, one layer.
+The model has no memory (torch's `meta` device), so its size does not matter: it only says which
+tensors a torch_dist checkpoint has, and `entries` what they are made of. Conversion to torch_dist
+reads, arranges and writes one parameter at a time; conversion back, one layer.
 """
 
 from __future__ import annotations
@@ -37,12 +36,9 @@ from sluice_trainer.model.huggingface_files import (
     save_hf,
 )
 
-Place = tuple[Entry, int]
-"""Of a parameter: its entry, and which expert it belongs to (0 where there are none)."""
-
 
 class _Skeleton:
-    """The model without memory: names, shapes and places of its tensors."""
+    """The model without memory: names, shapes and shards of its tensors."""
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -53,24 +49,39 @@ class _Skeleton:
         self.tensors = mapping.named_tensors(self.chunks)
 
     def state(self) -> dict[str, Any]:
-        """How each of the model's tensors lies in a torch_dist checkpoint, by the model's name for
-        it.
-        """
+        """Return the sharded tensors of a torch_dist checkpoint, by the model's names."""
         state: dict[str, Any] = weights_state(self.chunks)["model0"]
         return state
 
 
 @megatron_device()
 def hf_to_dist(source: Path, target: Path) -> Path:
-    """Write the weights in `source` as checkpoint 0 of the directory `target`; returns its path.
-    Needs a process group.
+    """Write a Hugging Face checkpoint's weights as checkpoint 0 of a directory.
 
-    It holds weights only: tools that load a model take it, training does not resume from it.
+    It needs a process group. The result holds weights only: tools that load a model accept it, but
+    training cannot resume from it.
+
+    Parameters
+    ----------
+    source
+        Hugging Face directory.
+    target
+        Directory of checkpoints.
+
+    Returns
+    -------
+    Path of the checkpoint.
+
+    Raises
+    ------
+    ConversionError
+        If checkpoint 0 exists already, or cannot be written.
+
     """
     shape = read_shape(source)
     final = checkpoint_directory.path_of(target, 0)
     if final.exists():
-        raise ConversionError(f"{final} is there already: choose another target, or delete it")
+        raise ConversionError(f"{final} exists already: choose another target, or delete it")
     author = checkpoint_directory.Author()
     temporary = checkpoint_directory.temporary_of(final, author)
     checkpoint_directory.claim(target, author)
@@ -86,30 +97,28 @@ def hf_to_dist(source: Path, target: Path) -> Path:
         )
         rank, buckets, results = request.async_fn_args
         lazy = [
-            (path, key, (data, _Stream(tensors, skeleton, read)))
+            (path, key, (data, _LazyTensors(tensors, skeleton, read)))
             for path, key, (data, tensors) in buckets
         ]
         request.async_fn(rank, lazy, results)
         try:
             for finish in request.finalize_fns:
                 finish()
-        except BaseException as error:  # torch's CheckpointException is no Exception
+        except BaseException as error:  # torch's CheckpointException is a BaseException
             raise ConversionError(f"{final} could not be written: {messages or error}") from error
     checkpoint_directory.commit(temporary, final, author)
     return final
 
 
-class _Stream:
-    """(what to write, tensor) pairs whose tensors come into being when they are asked for, and go
-    with the next.
-    """
+class _LazyTensors:
+    """Pairs of (item to write, tensor); each tensor is read when needed, and one is kept."""
 
     def __init__(
         self, tensors: list[tuple[Any, Tensor]], skeleton: _Skeleton, read: Reader
     ) -> None:
         self._tensors = tensors
-        # A tensor of the checkpoint may be a part of a parameter: a view of its (absent) memory.
-        self._places = {
+        # A tensor of the checkpoint may be a view of a part of a parameter's (absent) memory.
+        self._sources = {
             _memory(parameter): (entry, expert)
             for entry in skeleton.entries
             for expert, parameter in enumerate(skeleton.tensors[entry.parameter])
@@ -119,7 +128,7 @@ class _Stream:
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
         @lru_cache(maxsize=1)
         def parameter(memory: int) -> Tensor:
-            entry, expert = self._places[memory]
+            entry, expert = self._sources[memory]
             count = entry.full[0] if entry.group == "expert" else 1
             sources = entry.sources(expert, count)
             return (
@@ -133,14 +142,12 @@ class _Stream:
             part = torch.as_strided(
                 whole, absent.shape, absent.stride(), absent.storage_offset()
             ).to(absent.dtype)
-            # A view would be written with all that it is a view of.
+            # A view would be written with its whole storage.
             yield item, part if part.numel() == whole.numel() else part.clone()
 
 
 def _memory(tensor: Tensor) -> int:
-    """A key that all views of a tensor share, and no other tensor has, also where there is no
-    memory.
-    """
+    """Return a key that exactly the views of a tensor share, even if it has no memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -148,16 +155,31 @@ def _memory(tensor: Tensor) -> int:
 def dist_to_hf(
     checkpoint: Path, like: Path, target: Path, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write the weights of a torch_dist checkpoint as a Hugging Face checkpoint. Needs a process
-    group.
+    """Write the weights of a torch_dist checkpoint as a Hugging Face checkpoint.
 
-    checkpoint: an `iter_...` directory, or one that holds some: the newest is taken. like: a
-    Hugging Face directory with the model's config and tokenizer.
+    It needs a process group.
+
+    Parameters
+    ----------
+    checkpoint
+        An `iter_...` directory, or a directory of them; then the newest is converted.
+    like
+        Hugging Face directory with the model's config and tokenizer.
+    target
+        Directory to write to.
+    shard_bytes
+        Largest size of a file.
+
+    Raises
+    ------
+    ConversionError
+        If the checkpoint cannot be read or does not fit the config.
+
     """
     final = checkpoint_directory.latest_checkpoint(checkpoint)
     if not (final / "metadata.json").is_file():
         raise ConversionError(
-            f"{checkpoint} is no torch_dist checkpoint and holds none (no metadata.json)"
+            f"{checkpoint} neither is nor holds a torch_dist checkpoint (no metadata.json)"
         )
     try:
         pieces = PieceReader(final)
@@ -174,7 +196,7 @@ def dist_to_hf(
 
 
 def _layer_by_layer(skeleton: _Skeleton, pieces: PieceReader) -> Iterator[tuple[Entry, Tensor]]:
-    """Each entry with its full tensor. Only the tensors of one layer are in memory."""
+    """Yield each entry with its full tensor, holding the tensors of one layer at a time."""
     state = skeleton.state()
     names: dict[str, list[str]] = {}
     for name in state:

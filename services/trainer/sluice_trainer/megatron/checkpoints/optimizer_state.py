@@ -1,10 +1,10 @@
-"""Megatron's distributed optimizer in a checkpoint, as each rank has it.
+"""State of Megatron's distributed optimizer in a checkpoint, without gathering all of it.
 
-The content and its names are those of Megatron's `fully_reshardable`, which loads under any layout.
-Megatron makes it by gathering the whole state in the host memory of every rank, in five copies of
-it one after another, and loads all of it there. Here a parameter's state is written by the rank
-whose share begins it, from where it is, and loaded where a part of it is needed; only what lies on
-several ranks is put together.
+Content and names are those of Megatron's `fully_reshardable`, which loads in any layout. To write
+it, Megatron gathers the whole state in the host memory of every rank, in five copies one after
+another, and to load it, it reads all of it there. Here the rank whose share begins a parameter
+writes its state, and ranks load only parameters that they hold a part of; only parameters that span
+several ranks are gathered.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_f
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+# Megatron's name of the float32 weights.
 MAIN = "param"
-"""Megatron's name of the weights in float32."""
 
 
 def state_to_write(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Sharded tensors of the parameters that this rank writes, by their numbers. Collective.
+    """Return sharded tensors of the parameters that this rank writes, by number. Collective.
 
-    optimizer: a DistributedOptimizer. weights: `sharded_state_dict`s of its model.
+    Parameters
+    ----------
+    optimizer
+        A DistributedOptimizer.
+    weights
+        `sharded_state_dict`s of its model.
+
     """
     rank, like = optimizer.data_parallel_group.rank(), _by_weight(weights)
     state: dict[int, dict[str, Any]] = {}
-    for number, (parameter, first, last) in enumerate(_places(optimizer)):
+    for number, (parameter, first, last) in enumerate(_parameter_ranks(optimizer)):
         if first == last and rank != first:
             continue
         tensors = _share(optimizer, parameter) if first <= rank <= last else {}
         if first != last:
-            tensors = _together(optimizer, parameter, tensors)
+            tensors = _gather_state(optimizer, parameter, tensors)
         if rank == first:
             state[number] = {
                 name: _sharded(tensor, name, like[parameter], 0) for name, tensor in tensors.items()
@@ -48,9 +54,9 @@ def state_to_write(optimizer: Any, weights: dict[str, Any]) -> dict[int, dict[st
 def state_to_load(
     optimizer: Any, weights: dict[str, Any], stored: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """The same with empty host memory, for whole parameters that this rank has a part of.
+    """Return empty host tensors for the whole parameters that this rank holds a part of.
 
-    stored: what the checkpoint has, and so the types that its moments are in.
+    stored: table of contents of the checkpoint, which determines the types of the moments.
     """
     rank, like = optimizer.data_parallel_group.rank(), _by_weight(weights)
     return {
@@ -63,24 +69,24 @@ def state_to_load(
             )
             for name in _names(optimizer)
         }
-        for number, (parameter, first, last) in enumerate(_places(optimizer))
+        for number, (parameter, first, last) in enumerate(_parameter_ranks(optimizer))
         if first <= rank <= last
     }
 
 
 def take_state(optimizer: Any, tensors: dict[int, dict[str, Tensor]]) -> None:
-    """Copy this rank's part of what was loaded into the optimizer, in the types that it has."""
+    """Copy this rank's part of loaded tensors into the optimizer, in the optimizer's types."""
     rank = optimizer.data_parallel_group.rank()
-    for number, (parameter, first, last) in enumerate(_places(optimizer)):
+    for number, (parameter, first, last) in enumerate(_parameter_ranks(optimizer)):
         if not first <= rank <= last:
             continue
-        place = optimizer._get_model_param_range_map(parameter)["param"]
+        held = optimizer._get_model_param_range_map(parameter)["param"]
         for name, share in _share(optimizer, parameter).items():
-            share.copy_(tensors[number][name].view(-1)[place.start : place.end])
+            share.copy_(tensors[number][name].view(-1)[held.start : held.end])
 
 
 def _dtype(stored: Mapping[str, Any], name: str, like: Any) -> torch.dtype:
-    """float32 also of what is not there: Megatron says what is missing."""
+    """Return the stored type; float32 for a missing tensor, which Megatron then reports."""
     entry = stored.get(_key(name, like))
     return entry.properties.dtype if isinstance(entry, TensorStorageMetadata) else torch.float32
 
@@ -98,8 +104,8 @@ def _names(optimizer: Any) -> tuple[str, ...]:
     return (MAIN, *optimizer.optimizer_state_keys)
 
 
-def _places(optimizer: Any) -> Iterator[tuple[Tensor, int, int]]:
-    """(parameter, first and last of the data-parallel ranks that it lies on), in one order."""
+def _parameter_ranks(optimizer: Any) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield each parameter with the first and last data-parallel rank that hold it."""
     size = optimizer.data_parallel_group.size()
     for buffer in optimizer.buffers:
         for parameter, (start, end, index) in buffer.param_index_map.items():
@@ -110,22 +116,23 @@ def _places(optimizer: Any) -> Iterator[tuple[Tensor, int, int]]:
 
 
 def _share(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """The part of a parameter's state that this rank has, [elements]."""
+    """Return the part of a parameter's state that this rank holds, [elements]."""
     tensors = optimizer._get_main_param_and_optimizer_states(parameter)
     return {name: tensors[name].detach().view(-1) for name in _names(optimizer)}
 
 
-def _together(optimizer: Any, parameter: Tensor, share: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The whole state of a parameter that lies on several ranks. Collective.
+def _gather_state(optimizer: Any, parameter: Tensor, share: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the whole state of a parameter that spans several ranks. Collective.
 
-    Bits are added up, as whole numbers of 32: each comes from one rank, and the others have none.
+    It sums bit patterns as 32-bit integers: each element comes from one rank, and is 0 on the
+    others.
     """
     whole, size = {}, parameter.numel()
     for name, dtype in _dtypes(optimizer).items():
         tensor = torch.zeros(size + size % 2, dtype=dtype, device=parameter.device)
         if name in share:
-            place = optimizer._get_model_param_range_map(parameter)["param"]
-            tensor[place.start : place.end] = share[name]
+            held = optimizer._get_model_param_range_map(parameter)["param"]
+            tensor[held.start : held.end] = share[name]
         dist.all_reduce(tensor.view(torch.int32), group=optimizer.data_parallel_group)
         whole[name] = tensor[:size]
     return whole
@@ -138,7 +145,7 @@ def _dtypes(optimizer: Any) -> dict[str, torch.dtype]:
 
 
 def _sharded(tensor: Tensor, name: str, like: Any, replica: int) -> Any:
-    """The tensor as its weight lies in the model. replica: 0 on the rank that writes it."""
+    """Return the tensor sharded as its weight. replica: 0 on the rank that writes it."""
     changes: dict[str, Any] = {
         "key": _key(name, like),
         "data": tensor.view(like.data.shape),

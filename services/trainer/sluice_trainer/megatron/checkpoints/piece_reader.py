@@ -1,8 +1,7 @@
-"""Reading pieces of the tensors in a torch_dist checkpoint, whoever wrote them and under whichever
-layout.
+"""Reader of pieces of tensors in a torch_dist checkpoint of any parallel layout.
 
-Megatron's own loader wants all pieces of a tensor at once, and tensors of like layers are one
-tensor to it: that is the whole model. torch's reader can do with less.
+Megatron's loader needs all pieces of a tensor at once, and stores like layers as one tensor, which
+makes that the whole model. torch's reader can read pieces.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from sluice_trainer.checkpoint.checkpoint_reader import CheckpointReader
 
 
 class MissingPieceError(KeyError):
-    """A checkpoint does not have what is asked of it."""
+    """A checkpoint does not hold a requested tensor or piece."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class PieceReader:
-    """Pieces out of one checkpoint. Its table of contents is read once."""
+    """Reads pieces of one checkpoint, whose table of contents is read once."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._reader = CheckpointReader(checkpoint)
@@ -44,11 +43,23 @@ class PieceReader:
     def dtype(self, key: str) -> torch.dtype:
         return self._stored(key).properties.dtype
 
-    def read(self, wanted: dict[str, ShardedTensor | ShardedTensorFactory]) -> dict[str, Tensor]:
-        """Name -> tensor; `wanted` says which piece each is, as a `sharded_state_dict` does. On the
-        CPU.
+    def read(self, requests: dict[str, ShardedTensor | ShardedTensorFactory]) -> dict[str, Tensor]:
+        """Read pieces to the CPU.
 
-        Raises MissingPieceError where the checkpoint does not hold a piece of this shape.
+        Parameters
+        ----------
+        requests
+            Pieces by name, as in a `sharded_state_dict`.
+
+        Returns
+        -------
+        The tensors by name.
+
+        Raises
+        ------
+        MissingPieceError
+            If the checkpoint does not hold a piece of this shape.
+
         """
         targets: dict[tuple[str, torch.Size], Tensor] = {}
         items: list[ReadItem] = []
@@ -61,7 +72,7 @@ class PieceReader:
                 o + s > n for o, s, n in zip(offset, size, stored.size, strict=True)
             ):
                 raise MissingPieceError(
-                    f"{piece.key} is {tuple(stored.size)} there, not {tuple(piece.global_shape)}"
+                    f"{piece.key} has shape {tuple(stored.size)}, not {tuple(piece.global_shape)}"
                 )
             items.extend(
                 create_read_items_for_chunk_list(
@@ -73,17 +84,17 @@ class PieceReader:
             return target.view(piece.local_shape)
 
         placed = {
-            name: dict_list_map_outplace(place, one.build())
-            if isinstance(one, ShardedTensorFactory)
-            else place(one)
-            for name, one in wanted.items()
+            name: dict_list_map_outplace(place, request.build())
+            if isinstance(request, ShardedTensorFactory)
+            else place(request)
+            for name, request in requests.items()
         }
-        self._reader.read_data(LoadPlan(items), _Into(targets)).wait()
+        self._reader.read_data(LoadPlan(items), _TargetPlanner(targets)).wait()
         return {
-            name: one.merge_fn(placed[name])
-            if isinstance(one, ShardedTensorFactory)
+            name: request.merge_fn(placed[name])
+            if isinstance(request, ShardedTensorFactory)
             else placed[name]
-            for name, one in wanted.items()
+            for name, request in requests.items()
         }
 
     def _stored(self, key: str) -> TensorStorageMetadata:
@@ -93,8 +104,8 @@ class PieceReader:
         return stored
 
 
-class _Into(LoadPlanner):
-    """Where each piece goes that torch's reader reads. The plan is made already."""
+class _TargetPlanner(LoadPlanner):
+    """A planner that only gives torch's reader a target for each piece; the plan exists already."""
 
     def __init__(self, targets: dict[tuple[str, torch.Size], Tensor]) -> None:
         self._targets = targets

@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints: config, names and shapes of tensors, files."""
+"""Mapping between Megatron's parameters and the tensors of a Hugging Face checkpoint."""

@@ -1,5 +1,4 @@
-"""Which Hugging Face tensors each Megatron parameter is made of: one table per kind of layer, for
-all families.
+"""Table of the Hugging Face tensors that make up each Megatron parameter, for all families.
 
 An `Entry` is read in both directions. Loading arranges Hugging Face tensors into one full tensor
 and takes this rank's share; exporting gathers the shares and takes the arrangement apart.
@@ -17,20 +16,36 @@ from torch import Tensor
 from sluice_trainer.model.huggingface_config import Experts, Latent, ModelShape
 from sluice_trainer.model.huggingface_files import EMBEDDING, HEAD, VALUE_HEAD
 
+# Name and shape of a Hugging Face tensor.
 Source = tuple[str, tuple[int, ...]]
-"""Name and shape of a Hugging Face tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One Megatron parameter, or the same parameter of all experts of a layer.
+    """A Megatron parameter, or the same parameter of all experts of a layer.
 
-    parameter: its name, layers numbered over the whole model, `*` for the number of an expert. hf:
-    its Hugging Face tensors; those of experts expert by expert. full: shape of their arrangement.
-    split: the dimension of it that the ranks of `group` share; None: every rank holds all of it.
-    arrange: tensors -> `full` (of experts: any number of them); take_apart: back again. dtype:
-    where it is not the model's. experts: Hugging Face's name of the module whose experts the
-    parameter is of.
+    Attributes
+    ----------
+    parameter
+        Name of the parameter; layers are numbered over the whole model, and `*` is the number of an
+        expert.
+    hf
+        Its Hugging Face tensors; those of experts expert by expert.
+    full
+        Shape of their arrangement.
+    split
+        Dimension of the arrangement that the ranks of `group` share; None: every rank holds all.
+    arrange
+        Tensors -> `full`; for experts any number of them.
+    take_apart
+        The inverse of `arrange`.
+    group
+        Parallel group over which the parameter is split.
+    dtype
+        Type of the parameter if it differs from the model's.
+    experts
+        Hugging Face name of the module that holds the experts.
+
     """
 
     parameter: str
@@ -44,21 +59,21 @@ class Entry:
     experts: str | None = None
 
     def sources(self, rank: int, size: int) -> tuple[Source, ...]:
-        """The tensors that one rank must read: its experts', else all."""
+        """Return the tensors that one rank must read: those of its experts, otherwise all."""
         if self.group == "tensor":
             return self.hf
         share = len(self.hf) // size
         return self.hf[rank * share : (rank + 1) * share]
 
     def shard(self, tensors: list[Tensor], rank: int, size: int) -> Tensor:
-        """This rank's part of the full tensor, from its `sources`."""
+        """Return this rank's part of the full tensor, from its `sources`."""
         arranged = self.arrange(tensors)
         if self.split is None or self.group == "expert":
             return arranged
         return arranged.chunk(size, self.split)[rank]
 
     def local(self, size: int) -> tuple[int, ...]:
-        """Shape of a rank's part."""
+        """Return the shape of a rank's part."""
         shape = list(self.full)
         if self.split is not None:
             shape[self.split] //= size
@@ -66,8 +81,17 @@ class Entry:
 
 
 def entries(shape: ModelShape, tensor: int) -> Iterator[Entry]:
-    """All parameters of the model in the order of a Hugging Face checkpoint. A tied output layer is
-    none of its own.
+    """Yield all parameters of a model in the order of a Hugging Face checkpoint.
+
+    A tied output layer has no entry.
+
+    Parameters
+    ----------
+    shape
+        Shape of the model.
+    tensor
+        Number of tensor-parallel ranks, which determines the padding of the vocabulary.
+
     """
     yield _vocabulary("embedding.word_embeddings.weight", EMBEDDING, shape, tensor)
     for number in range(shape.layers):
@@ -107,7 +131,7 @@ def _attention(shape: ModelShape, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def _latent_attention(shape: ModelShape, latent: Latent, ours: str, theirs: str) -> Iterator[Entry]:
-    """Megatron has DeepSeek's layout: the same matrices under other names."""
+    """Latent attention: Megatron has DeepSeek's matrices under other names."""
     queries = shape.heads * (latent.plain + latent.turned)
     if latent.query_rank is None:
         yield _plain(
@@ -144,20 +168,25 @@ def _mlp(ours: str, theirs: str, hidden: int, ffn: int, *, fused: bool = False) 
 
 
 def _mixture(shape: ModelShape, experts: Experts, ours: str, theirs: str) -> Iterator[Entry]:
-    """Router, experts, shared experts. The router's bias for the choice stays in fp32: it is added
-    to fp32 scores.
+    """Router, experts and shared experts.
+
+    The router's selection bias stays in float32, because it is added to float32 scores.
     """
     yield _plain(f"{ours}.router.weight", f"{theirs}.gate.weight", (experts.count, shape.hidden))
     if experts.choice_bias:
         bias, name = f"{ours}.router.expert_bias", f"{theirs}.gate.e_score_correction_bias"
         yield _plain(bias, name, (experts.count,), dtype=torch.float32)
-    one = f"{ours}.experts.local_experts.*"
+    expert = f"{ours}.experts.local_experts.*"
     up, down = (experts.ffn, shape.hidden), (shape.hidden, experts.ffn)
     yield _all_experts(
-        f"{one}.linear_fc1.weight", f"{theirs}.experts", ("gate_proj", "up_proj"), up, experts.count
+        f"{expert}.linear_fc1.weight",
+        f"{theirs}.experts",
+        ("gate_proj", "up_proj"),
+        up,
+        experts.count,
     )
     yield _all_experts(
-        f"{one}.linear_fc2.weight", f"{theirs}.experts", ("down_proj",), down, experts.count
+        f"{expert}.linear_fc2.weight", f"{theirs}.experts", ("down_proj",), down, experts.count
     )
     if experts.shared_ffn:
         yield from _mlp(
@@ -199,9 +228,7 @@ def _plain(
 
 
 def _vocabulary(parameter: str, name: str, shape: ModelShape, tensor: int) -> Entry:
-    """Embedding or output layer. Rows beyond the vocabulary are 0 and masked out of
-    every softmax.
-    """
+    """Embedding or output layer. Rows beyond the vocabulary are 0 and masked in every softmax."""
     padded = shape.padded_vocab(tensor)
 
     def arrange(tensors: list[Tensor]) -> Tensor:
@@ -218,8 +245,9 @@ def _vocabulary(parameter: str, name: str, shape: ModelShape, tensor: int) -> En
 
 
 def _qkv(parameter: str, prefix: str, kind: str, shape: ModelShape) -> Entry:
-    """Queries, keys and values, interleaved by key/value group: [groups, (queries a group + 2) *
-    head_dim, ...].
+    """Queries, keys and values, interleaved by key/value group.
+
+    [groups, (queries per group + 2) * head_dim, ...].
     """
     groups, dim = shape.kv_heads, shape.head_dim
     rows = [shape.heads // groups * dim, dim, dim]
@@ -243,14 +271,14 @@ def _qkv(parameter: str, prefix: str, kind: str, shape: ModelShape) -> Entry:
 
 
 def _gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
-    """Gate and up projection, stacked: every rank holds its share of both."""
-    one = (ffn, hidden)
-    hf = ((f"{prefix}.gate_proj.weight", one), (f"{prefix}.up_proj.weight", one))
-    return Entry(parameter, hf, (2, *one), 1, torch.stack, lambda full: list(full.unbind(0)))
+    """Gate and up projection, stacked, so that every rank holds its share of both."""
+    size = (ffn, hidden)
+    hf = ((f"{prefix}.gate_proj.weight", size), (f"{prefix}.up_proj.weight", size))
+    return Entry(parameter, hf, (2, *size), 1, torch.stack, lambda full: list(full.unbind(0)))
 
 
 def _fused_gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
-    """The same where the checkpoint has both in one tensor."""
+    """Gate and up projection of a checkpoint that stores both in one tensor."""
     hf = ((f"{prefix}.gate_up_proj.weight", (2 * ffn, hidden)),)
     full = (2, ffn, hidden)
     return Entry(
@@ -264,20 +292,20 @@ def _fused_gate_up(parameter: str, prefix: str, hidden: int, ffn: int) -> Entry:
 
 
 def _all_experts(
-    parameter: str, prefix: str, kinds: tuple[str, ...], one: tuple[int, ...], count: int
+    parameter: str, prefix: str, kinds: tuple[str, ...], size: tuple[int, ...], count: int
 ) -> Entry:
-    """One parameter of all experts: [experts, kinds, *one]. Ranks hold equal runs of experts."""
+    """A parameter of all experts, [experts, kinds, *size]; each rank holds consecutive experts."""
     hf = tuple(
-        (f"{prefix}.{expert}.{kind}.weight", one) for expert in range(count) for kind in kinds
+        (f"{prefix}.{expert}.{kind}.weight", size) for expert in range(count) for kind in kinds
     )
 
     def arrange(tensors: list[Tensor]) -> Tensor:
-        return torch.stack(tensors).view(-1, len(kinds), *one)
+        return torch.stack(tensors).view(-1, len(kinds), *size)
 
     return Entry(
         parameter,
         hf,
-        (count, len(kinds), *one),
+        (count, len(kinds), *size),
         0,
         arrange,
         lambda full: list(full.flatten(0, 1).unbind(0)),

@@ -1,8 +1,7 @@
-"""Hugging Face weights in and out of a model that is spread over tensor-, expert- and
-pipeline-parallel ranks.
+"""Loading and exporting Hugging Face weights of a model that is sharded over ranks.
 
-What belongs to what is in `entries`; here is how a rank finds its own, and how all of them give and
-take.
+`entries` is the table of parameters; this module finds a rank's parameters in it, and exchanges
+shares over tensor-, expert- and pipeline-parallel ranks.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _ONE_EXPERT = re.compile(r".*\.experts\.\d+")
 
 
 def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
-    """Parameters and persistent buffers of this rank's GPTModel chunks.
+    """Return parameters and persistent buffers of this rank's GPTModel chunks, by name.
 
-    Layers are numbered over the whole model, not from the chunk's first. An expert's number is `*`:
-    the list holds this rank's experts in order; all other lists have one element.
+    Layers are numbered over the whole model, not from the chunk's first. The number of an expert is
+    `*`: that list holds this rank's experts in order. All other lists have one element.
     """
     result: dict[str, list[Tensor]] = {}
     for model in chunks:
@@ -41,15 +40,14 @@ def named_tensors(chunks: list[Any]) -> dict[str, list[Tensor]]:
 
 
 def _cached(model: Any, name: str, find: Callable[[], dict[str, T]]) -> dict[str, T]:
-    """The answer of `find` about a model, asked once and kept with it.
+    """Return the result of `find` about a model, computed once and stored with the model.
 
-    A large mixture has ten thousand modules to walk through, and a weight update has no time for
-    that.
+    A large mixture has ten thousand modules to walk through, too many for each weight update.
     """
-    known: dict[str, dict[str, T]] = vars(model).setdefault("sluice", {})
-    if name not in known:
-        known[name] = find()
-    return known[name]
+    cache: dict[str, dict[str, T]] = vars(model).setdefault("sluice", {})
+    if name not in cache:
+        cache[name] = find()
+    return cache[name]
 
 
 def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
@@ -65,20 +63,20 @@ def _tensors_of(model: Any) -> dict[str, list[Tensor]]:
         numbered.setdefault(without_expert_number(".".join(parts)), {})[
             int(expert[2]) if expert else 0
         ] = tensor
-    # A model names its experts in an order of its own.
+    # state_dict does not list experts in order.
     return {
-        name: [of_expert[number] for number in sorted(of_expert)]
-        for name, of_expert in numbered.items()
+        name: [by_expert[number] for number in sorted(by_expert)]
+        for name, by_expert in numbered.items()
     }
 
 
 def without_expert_number(name: str) -> str:
-    """A parameter's name with `*` in place of an expert's number."""
+    """Return a parameter's name with `*` instead of the number of an expert."""
     return _EXPERT.sub(r"\1*\3", name)
 
 
 def _group(entry: Entry) -> dist.ProcessGroup:
-    """The ranks that share the entry's full tensor."""
+    """Return the ranks that share the entry's full tensor."""
     group: dist.ProcessGroup = (
         parallel_state.get_expert_model_parallel_group()
         if entry.group == "expert"
@@ -91,18 +89,29 @@ def _group(entry: Entry) -> dist.ProcessGroup:
 def load(
     chunks: list[Any], shape: ModelShape, read: Callable[[str, tuple[int, ...]], Tensor]
 ) -> None:
-    """Fill this rank's parameters. read(name, shape): a full Hugging Face tensor, on any device, in
-    any dtype.
+    """Fill this rank's parameters; reads only tensors that this rank holds.
 
-    Only tensors that this rank holds are read. Raises KeyError where a parameter is left without a
-    value.
+    Parameters
+    ----------
+    chunks
+        Chunks of the model.
+    shape
+        Shape of the model.
+    read
+        Returns a full Hugging Face tensor by name and shape, on any device, in any dtype.
+
+    Raises
+    ------
+    KeyError
+        If a parameter gets no value.
+
     """
     missing = named_tensors(chunks)
     table, _ = plan(shape, parallel_state.get_tensor_model_parallel_world_size())
     for entry in table:
         names = [entry.parameter]
         if shape.tied and entry.hf[0][0] == EMBEDDING:
-            names.append("output_layer.weight")  # the last pipeline stage's copy
+            names.append("output_layer.weight")  # copy on the last pipeline stage
         for name in names:
             targets = missing.pop(name, None)
             if targets is not None:
@@ -125,32 +134,38 @@ def _load_entry(
 
 
 def _module(name: str) -> str:
-    """The module that a tensor belongs to: an expert, or a projection."""
+    """Return the module that a tensor belongs to: an expert, or a projection."""
     expert = _ONE_EXPERT.match(name)
     return expert[0] if expert else name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """flags: for each rank, True where it or another stage of its pipeline gets full tensors: what
-    one stage holds comes to the others through their pipeline.
+    """The ranks for which full tensors are gathered: those that send them to engines.
+
+    Most ranks of a large trainer send to no engine. They only contribute their parts: gathering
+    full tensors on them would cost their links as much as the engines', and memory.
+
+    flags: for each rank, True if it or another stage of its pipeline needs full tensors, because
+    one stage's tensors reach the others through their pipeline.
     """
 
     flags: tuple[bool, ...]
 
     @property
     def includes_this_rank(self) -> bool:
-        """True where this rank has to do with full tensors."""
+        """True if this rank handles full tensors."""
         return self.flags[dist.get_rank()]
 
     def gathering_ranks(self, group: dist.ProcessGroup) -> list[int]:
-        """The ranks of a group that gather its tensors, by their global numbers."""
+        """Return the global ranks of a group that gather its tensors."""
         return [rank for rank in dist.get_process_group_ranks(group) if self.flags[rank]]
 
 
 def find_receivers(receivers: Collection[int] | None) -> Receivers:
-    """The ranks that gather, where these get all tensors (None: all do). Collective unless all
-    do.
+    """Return the ranks that gather if `receivers` need all tensors (None: all do).
+
+    Collective unless all do.
     """
     size = dist.get_world_size()
     if receivers is None:
@@ -167,16 +182,25 @@ def hf_tensors(
     stack_name: StackName | None = None,
     receivers: frozenset[int] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, full tensor) of every Hugging Face weight, in the order of a checkpoint, in the
-    parameters' dtype.
+    """Yield name and full tensor of every Hugging Face weight, in the parameters' dtype.
 
-    stack_name: all experts of a layer come as one tensor, under this name (`stack_experts`).
-    receivers: ranks that get the tensors; None: all. Others may get none.
+    Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end. Each
+    entry takes one gather and one broadcast, so all experts of a layer travel together. Tensors may
+    share memory with the parameters: copy those that must outlive the next optimizer step. Tied
+    weights come once, under the embedding's name.
 
-    Collective over tensor-, expert- and pipeline-parallel ranks: all must iterate to the end. One
-    gather and one broadcast for each entry: all experts of a layer
-    travel together. Tensors may share memory with the parameters: copy what must outlive the next
-    optimizer step. Tied weights come once, under the embedding's name.
+    Parameters
+    ----------
+    chunks
+        Chunks of the model.
+    shape
+        Shape of the model.
+    stack_name
+        If given, all experts of a layer come as one tensor, under this name (`stack_experts`);
+        otherwise tensors come in the order of a checkpoint.
+    receivers
+        Ranks that need the tensors; None: all. Other ranks may yield no tensors.
+
     """
     held = named_tensors(chunks)
     owners = _cached(chunks[0], "owners", lambda: _owners(held))
@@ -203,8 +227,9 @@ def hf_tensors(
 def stack_experts(
     arranged: Iterable[tuple[Entry, Tensor]], name: StackName
 ) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face tensors, but experts in stacks: [experts, 2 * width, hidden], [experts, hidden,
-    width].
+    """Yield Hugging Face tensors with stacked experts.
+
+    Stacks have the shapes [experts, 2 * width, hidden] and [experts, hidden, width].
     """
     for entry, full in arranged:
         if entry.experts:
@@ -216,8 +241,9 @@ def stack_experts(
 def in_checkpoint_order(
     shape: ModelShape, arranged: Iterable[tuple[Entry, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Take full tensors apart: (name, tensor) in the order of a Hugging Face checkpoint. Holds a
-    layer at most.
+    """Take full tensors apart and yield them in the order of a Hugging Face checkpoint.
+
+    It holds the tensors of one layer at most.
     """
     _, names = plan(shape, 1)
     order = iter(names)
@@ -233,17 +259,18 @@ def in_checkpoint_order(
 
 
 def _receivers(model: Any, receivers: frozenset[int] | None) -> Receivers:
-    """The ranks that gather. They ask each other again where others receive than the last time."""
-    known = vars(model).setdefault("sluice", {})
-    if "receivers" not in known or known["receivers"] != receivers:
-        known |= {"receivers": receivers, "gathering": find_receivers(receivers)}
-    answer: Receivers = known["gathering"]
-    return answer
+    """Return the ranks that gather; negotiated again only if `receivers` has changed."""
+    cache = vars(model).setdefault("sluice", {})
+    if "receivers" not in cache or cache["receivers"] != receivers:
+        cache |= {"receivers": receivers, "gathering": find_receivers(receivers)}
+    gathering: Receivers = cache["gathering"]
+    return gathering
 
 
 def _gather(entry: Entry, tensors: list[Tensor], gathering: Receivers) -> Tensor | None:
-    """The full tensor, from the parts of all ranks of the entry's group; None where this rank is
-    not to have it. Collective.
+    """Return the full tensor from the parts of all ranks of the entry's group. Collective.
+
+    None if this rank does not gather.
     """
     group = _group(entry)
     gathering_ranks = gathering.gathering_ranks(group)
@@ -258,25 +285,24 @@ def _gather(entry: Entry, tensors: list[Tensor], gathering: Receivers) -> Tensor
         return None
     parts = torch.empty((group.size(), *part.shape), dtype=part.dtype, device=part.device)
     if len(gathering_ranks) == 1:
-        dist.gather(
-            _bytes(part), [_bytes(one) for one in parts], dst=gathering_ranks[0], group=group
-        )
+        targets = [_bytes(target) for target in parts]
+        dist.gather(_bytes(part), targets, dst=gathering_ranks[0], group=group)
     else:
         dist.all_gather_into_tensor(parts.view(-1), part.reshape(-1), group=group)
     return parts.movedim(0, entry.split).reshape(entry.full)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Flat, as gloo gathers numbers of any kind."""
+    """Return a flat view of bytes, because gloo cannot gather every type."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 @lru_cache(maxsize=4)
 def plan(shape: ModelShape, tensor: int) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-    """The entries, and all Hugging Face names as transformers writes them.
+    """Return the entries, and all Hugging Face names in transformers' order.
 
-    A projection's bias comes right after its weight, and all of one expert before the next. Made
-    once: a large mixture has tens of thousands of names.
+    A projection's bias follows its weight, and an expert's tensors are consecutive. The result is
+    cached: a large mixture has tens of thousands of names.
     """
     table = tuple(entries(shape, tensor))
     names = [name for entry in table for name, _ in entry.hf]
@@ -288,8 +314,9 @@ def plan(shape: ModelShape, tensor: int) -> tuple[tuple[Entry, ...], tuple[str, 
 
 
 def _owners(tensors: dict[str, list[Tensor]]) -> dict[str, int]:
-    """Global rank of the pipeline stage that holds each parameter. Empty without pipeline
-    parallelism.
+    """Return the global rank of the pipeline stage that holds each parameter.
+
+    Empty without pipeline parallelism.
     """
     group = parallel_state.get_pipeline_model_parallel_group()
     if group.size() == 1:
@@ -306,7 +333,7 @@ def _owners(tensors: dict[str, list[Tensor]]) -> dict[str, int]:
 def _broadcast_over_pipeline(
     entry: Entry, full: Tensor | None, owners: dict[str, int], like: Tensor
 ) -> Tensor:
-    """The entry's full tensor on every pipeline stage, from the one that holds it."""
+    """Return the entry's full tensor on every pipeline stage, from the stage that holds it."""
     if not owners:
         assert full is not None
         return full

@@ -1,16 +1,16 @@
 """Attention over packed sequences, through Megatron's layer spec.
 
-A micro-batch is one row of tokens, several sequences end to end. Megatron's own packed path wants
-TransformerEngine for the attention and rotates one sequence after another in Python. Here the row
-goes through Megatron as an ordinary batch of one; `Packing` travels beside it and tells
-`PackedAttention` where sequences begin: how far each token's queries and keys are turned, and who
-sees whom.
+A micro-batch is one row of tokens: several concatenated sequences. Megatron's own packed path needs
+TransformerEngine for attention and rotates the sequences one by one in Python. Here the row passes
+through Megatron as an ordinary batch of one, together with its `Packing`, which tells
+`PackedAttention` the bounds of the sequences: they determine the rotary positions and which keys a
+query sees.
 
-Under context parallelism each rank holds two of 2 x size equal pieces of the row, one from its
-front and the mirrored one from its back, so that all ranks have about the same number of keys to
-look at. Queries stay where they are; keys and values of the whole row are gathered, layer by layer,
-and freed after it (recomputed with `recompute: full`): each rank holds [row, 2 x kv heads x
-head_dim] once a layer, everything else of the row only in its share.
+With context parallelism each rank holds two of 2 x size equal pieces of the row, one from its front
+and the mirrored one from its back, so that all ranks see about the same number of keys. Queries
+stay on their rank. Keys and values of the whole row are gathered layer by layer and freed
+afterwards (recomputed with `recompute: full`): each rank holds [row, 2 x kv heads x head_dim] for
+one layer at a time, and everything else only for its share of the row.
 """
 
 from __future__ import annotations
@@ -37,23 +37,26 @@ from sluice_trainer.megatron.model.norms import HeadNorm
 from sluice_trainer.megatron.model.rotary import Rotary, rotate
 from sluice_trainer.model import deterministic
 
+# cuDNN plans attention again for each length, which takes 80 ms: long sequences are padded to
+# multiples of this.
 GRAIN = 512
-"""cuDNN plans attention anew for each length, for 80 ms: long sequences are padded to multiples of
-this."""
 
 
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention within each packed sequence.
 
-    query [t, 1, heads, d], key [t, 1, kv heads, d], value [t, 1, kv heads, dv], where t is this
-    rank's share of the row. Latent attention gives them without the batch dimension.
+    query [t, 1, heads, d], key [t, 1, kv heads, d], value [t, 1, kv heads, dv]; t is this rank's
+    share of the row. Latent attention omits the batch dimension.
     """
 
     def __init__(
         self, config: TransformerConfig, *_: Any, rotary: Rotary | None = None, **__: Any
     ) -> None:
-        """rotary: how queries and keys are turned first; None: they are already (latent
-        attention). norms: of queries and keys, before that.
+        """Create the attention of a layer.
+
+        rotary: rotation of queries and keys; None if they are rotated already (latent attention).
+        `norms` of queries and keys, applied before the rotation, are set later by
+        `join_head_norms`.
         """
         super().__init__(config=config)
         self.rotary = rotary
@@ -70,7 +73,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: Tensor | None = None,
         packed_seq_params: Packing | None = None,
     ) -> Tensor:
-        """Attention output [t, 1, heads * dv]. Without packing (tests) the row is one sequence."""
+        """Return the output [t, 1, heads * dv].
+
+        Without packing (in tests) the row is one sequence.
+        """
         q, k, v = (x.squeeze(1) if x.dim() == 4 else x for x in (query, key, value))
         packed = packed_seq_params or packing([q.shape[0]], q.device)
         if self.rotary:
@@ -93,22 +99,22 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     def _rotated(
         self, x: Tensor, norm: HeadNorm | None, cos_sin: tuple[Tensor, Tensor], interleaved: bool
     ) -> Tensor:
-        """Queries or keys [t, heads, d], normalised where the model does that, and turned."""
-        exact = self.config.deterministic_mode
-        whole = not interleaved and norm_rotary.fits(x, 2 * cos_sin[0].shape[-1])
-        if COMPILED and whole and not exact:
+        """Return queries or keys [t, heads, d], normalised if the model does that, and rotated."""
+        deterministic_mode = self.config.deterministic_mode
+        fused = not interleaved and norm_rotary.fits(x, 2 * cos_sin[0].shape[-1])
+        if COMPILED and fused and not deterministic_mode:
             weight, epsilon = (norm.weight, norm.epsilon) if norm else (None, 0.0)
             return norm_rotary.norm_and_rotate(x, weight, epsilon, *cos_sin)
         x = norm.normalised(x) if norm else x
-        result: Tensor = (deterministic.functions().turn if exact else rotate)(
-            x, *cos_sin, interleaved
-        )
+        function = deterministic.functions().turn if deterministic_mode else rotate
+        result: Tensor = function(x, *cos_sin, interleaved)
         return result
 
 
 def _gather_row(k: Tensor, v: Tensor, restore: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of the whole row, in its order, in one collective; gradients are summed back
-    to their owners.
+    """Gather keys and values of the whole row, in order, in one collective.
+
+    Their gradients are summed back to their owners.
     """
     both = torch.cat([k.flatten(1), v.flatten(1)], dim=1)
     row = gather_from_sequence_parallel_region(
@@ -122,19 +128,19 @@ def _gather_row(k: Tensor, v: Tensor, restore: Tensor) -> tuple[Tensor, Tensor]:
 def _deterministic_attention(
     q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float
 ) -> Tensor:
-    """As the engine computes it, to the bit; the gradient is FlashAttention's. [t, heads, d]."""
-    whole = packed.paged
+    """Compute exactly the engine's result; the gradient is FlashAttention's. [t, heads, d]."""
+    paged = packed.paged
 
     def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = deterministic.functions().attend(
             q,
             k,
             v,
-            starts=whole.starts,
-            lengths=whole.lengths,
-            key_lengths=whole.lengths,
-            rows=whole.rows,
-            table=whole.table,
+            starts=paged.starts,
+            lengths=paged.lengths,
+            key_lengths=paged.lengths,
+            rows=paged.rows,
+            table=paged.table,
             longest=max(packed.lengths),
             scale=scale,
         )
@@ -153,19 +159,18 @@ def _deterministic_attention(
 
 
 def _half_on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    """Half precision on CUDA: FlashAttention 4 over a whole row. Without it, and for a share of a
-    row, cuDNN for long sequences and FlashAttention 2 over what is packed. [t, heads, dv].
+    """Compute attention in half precision on CUDA: [t, heads, dv].
+
+    FlashAttention 4 computes a whole row. Without it, and for a share of a row, cuDNN computes long
+    sequences, and FlashAttention 2 the packed ones.
     """
     width = v.shape[-1]
     if width != q.shape[-1]:
-        v = F.pad(
-            v, (0, q.shape[-1] - width)
-        )  # one head size for all: latent attention has wider keys
+        v = F.pad(v, (0, q.shape[-1] - width))  # latent attention has wider keys than values
     if packed.restore is None and flash_attention.flash4_fits(q.shape[-1]):
-        whole = packed.varlen
-        return flash_attention.attend4(q, k, v, whole.starts, whole.longest, scale=scale)[
-            ..., :width
-        ]
+        bounds = packed.varlen
+        out = flash_attention.attend4(q, k, v, bounds.starts, bounds.longest, scale=scale)
+        return out[..., :width]
     fits = q.shape[-1] <= 128 and torch.cuda.get_device_capability() >= (9, 0)
     outputs = []
     for span in packed.spans:
@@ -179,11 +184,11 @@ def _half_on_gpu(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float)
 
 
 def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention of the last queries of one sequence, or of all of them, to it by cuDNN.
-    [len(q), heads, dv].
+    """Causal attention of the last queries of one sequence, or of all, by cuDNN.
 
-    Queries and keys are padded at the right, where nobody looks, and queries at the left, to where
-    a rectangle of keys that all of them see has a length that cuDNN has planned before.
+    [len(q), heads, dv]. Queries and keys are padded at the right, which no query sees. Queries are
+    also padded at the left, so that the rectangle of keys that all of them see has a length that
+    cuDNN has planned before.
     """
     before = (len(k) - len(q)) // GRAIN * GRAIN
     lead, fill = len(k) - len(q) - before, -len(k) % GRAIN
@@ -200,9 +205,9 @@ def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _padded_attention(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scale: float) -> Tensor:
-    """Padded causal attention, bucket by bucket. [t, heads, dv].
+    """Causal attention over padded buckets of sequences: [t, heads, dv].
 
-    Padding is at the right, where causal attention does not look, so no mask is needed; padded rows
+    Padding is at the right, which causal attention does not see, so no mask is needed; padded rows
     are dropped.
     """
     outputs = []
@@ -220,9 +225,7 @@ def _padded_attention(q: Tensor, k: Tensor, v: Tensor, layout: DenseLayout, scal
 
 
 def _attend_by_span(q: Tensor, k: Tensor, v: Tensor, packed: Packing, scale: float) -> Tensor:
-    """Attention of a share of the row to all of it, one sequence of each span at a time. [t, heads,
-    dv].
-    """
+    """Attention of a share of the row to the whole row, one sequence at a time: [t, heads, dv]."""
     outputs = []
     for span in packed.spans:
         qs, ks, vs = q[slice(*span.queries)], k[slice(*span.keys)], v[slice(*span.keys)]

@@ -1,4 +1,4 @@
-"""Building the model and setting its first weights."""
+"""Building the model and setting its initial weights."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from sluice_trainer.model.huggingface_files import VALUE_HEAD, reader
 
 
 class ValueHead(torch.nn.Linear):
-    """A critic's last layer: hidden states [n, 1, h] -> values [n, 1, 1]. Each tensor-parallel rank
-    holds all of it.
+    """Last layer of a critic: hidden states [n, 1, h] -> values [n, 1, 1].
+
+    Each tensor-parallel rank holds all of it.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -39,9 +40,9 @@ class ValueHead(torch.nn.Linear):
 def build(
     config: TransformerConfig, shape: ModelShape, device: torch.device = DEVICE
 ) -> list[GPTModel]:
-    """This rank's part of the model, in chunks: one, or `virtualPipeline` of them.
+    """Build this rank's part of the model, in one chunk or `virtualPipeline` chunks.
 
-    Weights are not set: load them. On the device `meta` the model has no memory: it tells names and
+    Weights are not set: load them. On the device `meta` the model has no memory, only names and
     shapes.
     """
     use_fused_swiglu()
@@ -64,9 +65,8 @@ def _chunk(
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope"
-        if shape.latent
-        else "none",  # `PackedAttention` turns queries and keys
+        # "none": `PackedAttention` rotates queries and keys.
+        position_embedding_type="rope" if shape.latent else "none",
         vp_stage=stage,
     )
     if shape.value_head and model.post_process:
@@ -91,8 +91,9 @@ def _chunk(
 
 @megatron_device()
 def distribute(chunks: list[GPTModel], config: TransformerConfig) -> list[DistributedDataParallel]:
-    """The chunks in Megatron's DDP: gradients are summed in fp32; each data-parallel rank keeps its
-    share of sums.
+    """Wrap the chunks in Megatron's DDP.
+
+    Gradients are summed in float32, and each data-parallel rank keeps its share of the sums.
     """
     options = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
@@ -104,7 +105,7 @@ def distribute(chunks: list[GPTModel], config: TransformerConfig) -> list[Distri
 
 
 def load_initial(chunks: list[Any], shape: ModelShape, weights: Path | None, seed: int) -> None:
-    """The first weights: of a Hugging Face checkpoint, or, without one, drawn."""
+    """Load the initial weights from a Hugging Face checkpoint, or draw them if there is none."""
     if weights is None:
         load_random(chunks, shape, seed)
     else:
@@ -112,10 +113,10 @@ def load_initial(chunks: list[Any], shape: ModelShape, weights: Path | None, see
 
 
 def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
-    """Initial weights: normal with the checkpoint's `initializer_range`, norms 1, biases 0.
+    """Draw initial weights: normal with the config's `initializer_range`, norms 1, biases 0.
 
-    Each Hugging Face tensor is drawn from a generator of its own (seed and name), so that the
-    weights are the same whatever the parallel layout.
+    Each Hugging Face tensor has a generator seeded by seed and name, so the weights do not depend
+    on the parallel layout.
     """
 
     def draw(name: str, size: tuple[int, ...]) -> Tensor:
@@ -131,8 +132,6 @@ def load_random(chunks: list[Any], shape: ModelShape, seed: int) -> None:
 
 
 def load_hf(chunks: list[Any], shape: ModelShape, directory: Path) -> None:
-    """Weights from the safetensors files in `directory`, in one file or several. Reads only what
-    this rank holds.
-    """
+    """Load weights from the safetensors files in a directory; reads only what this rank holds."""
     with reader(directory) as read:
         mapping.load(chunks, shape, read)

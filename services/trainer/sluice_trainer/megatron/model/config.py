@@ -1,4 +1,4 @@
-"""From the shape of a model and a parallel layout to Megatron's configuration."""
+"""Megatron's configuration, derived from a model's shape and a parallel layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
 def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
-    """Raise UnsupportedModelError, with every reason, where the model cannot be split like this."""
+    """Check that the model can be split like this.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With every reason why it cannot.
+
+    """
     problems = [
         f"trainer.parallelism.{field} {size} must divide the {what}"
         for field, size, what, number in _divisions(shape, parallelism)
@@ -35,22 +42,22 @@ def check_layout(shape: ModelShape, parallelism: Parallelism) -> None:
 
 
 def check_deterministic(shape: ModelShape) -> None:
-    """Raise UnsupportedModelError where `trainer.deterministic` has no functions for the model."""
+    """Raise UnsupportedModelError if `trainer.deterministic` does not support the model."""
     problems = {
         "experts": shape.experts is not None,
         "latent attention": shape.latent is not None,
         "norms behind its parts": shape.sandwich,
         f"rotary positions of kind {shape.rope.kind}": shape.rope.kind != "default",
     }
-    if unknown := [what for what, present in problems.items() if present]:
+    if unsupported := [what for what, present in problems.items() if present]:
         raise UnsupportedModelError(
-            f"trainer.deterministic: {shape.model_type} has {' and '.join(unknown)}, which trainer "
-            "and engine do not compute alike: leave deterministic out"
+            f"trainer.deterministic: {shape.model_type} has {' and '.join(unsupported)}, which "
+            "trainer and engine do not compute alike: leave deterministic out"
         )
 
 
 def check_mixture(shape: ModelShape) -> None:
-    """Raise UnsupportedModelError where `trainer.routingReplay` has nothing to replay."""
+    """Raise UnsupportedModelError if the model has no experts for `trainer.routingReplay`."""
     if shape.experts is None:
         raise UnsupportedModelError(
             f"trainer.routingReplay: {shape.model_type} has no experts: leave routingReplay out"
@@ -58,7 +65,7 @@ def check_mixture(shape: ModelShape) -> None:
 
 
 def _stage_problems(layers: int, parallelism: Parallelism) -> list[str]:
-    """Why stages of unequal sizes cannot have these layers; nothing where all are equal."""
+    """Return why stages of unequal sizes cannot hold these layers; empty if they can."""
     ends = {
         "firstStageLayers": parallelism.first_stage_layers,
         "lastStageLayers": parallelism.last_stage_layers,
@@ -75,7 +82,7 @@ def _stage_problems(layers: int, parallelism: Parallelism) -> list[str]:
 
 
 def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, int, str, int]]:
-    """(field, its size, what it divides in words, how much there is of that)."""
+    """Return (field, its size, what it divides in words, how much there is of that)."""
     tensor, stages = parallelism.tensor, parallelism.pipeline * (parallelism.virtual_pipeline or 1)
     name = "pipeline x virtualPipeline" if parallelism.virtual_pipeline else "pipeline"
     widths = {"key/value heads": shape.kv_heads, "channels of the feed-forward layers": shape.ffn}
@@ -110,8 +117,30 @@ def transformer_config(
     recompute_modules: Sequence[RecomputeModule] = (),
     deterministic: bool = False,
 ) -> TransformerConfig:
-    """Megatron's configuration: local layers, no fusions that need TransformerEngine or Apex, no
-    dropout. recompute_modules: with `selective`. exact: as the engine computes (`exactness`).
+    """Return Megatron's configuration: local layers without dropout.
+
+    Fusions that need TransformerEngine or Apex are off.
+
+    Parameters
+    ----------
+    shape
+        Shape of the model.
+    parallelism
+        Sizes of the parallel dimensions.
+    dtype
+        Precision of weights and activations.
+    recompute
+        Which activations are recomputed.
+    recompute_modules
+        Modules to recompute with `selective`.
+    deterministic
+        Compute exactly as the engine does (`sluice_trainer.model.deterministic`).
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model does not fit the layout or these options.
+
     """
     check_layout(shape, parallelism)
     if deterministic:
@@ -141,11 +170,11 @@ def transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        # Weights are always loaded (also random ones), so none are drawn twice.
+        # Weights are always loaded, even random ones, so Megatron need not draw any.
         perform_initialization=False,
         use_cpu_initialization=DEVICE.type == "cpu",
-        # The weights of `aggregation` hold the denominators: gradients of micro-batches and ranks
-        # are plain sums.
+        # The weights of `aggregation` hold the denominators, so gradients of micro-batches and
+        # ranks are plain sums.
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
         bias_activation_fusion=COMPILED and not deterministic,
@@ -185,17 +214,17 @@ def _parallel(parallelism: Parallelism) -> dict[str, Any]:
         "num_layers_in_last_pipeline_stage": parallelism.last_stage_layers,
         "context_parallel_size": parallelism.context,
         "expert_model_parallel_size": parallelism.expert,
-        # An expert is a small matrix: it is never split, and ranks of a tensor group hold different
+        # An expert is a small matrix and never split; ranks of a tensor group hold different
         # experts.
         "expert_tensor_parallel_size": 1,
         "sequence_parallel": parallelism.tensor > 1,
-        # Packed micro-batches differ in length; pipeline stages must tell each other.
+        # Packed micro-batches differ in length, so pipeline stages must exchange shapes.
         "variable_seq_lengths": parallelism.pipeline > 1,
-        # Megatron asks for this one with variable lengths, also where there are no experts.
+        # Megatron requires this value with variable lengths, even without experts.
         "moe_token_dispatcher_type": "alltoall",
     }
     if parallelism.virtual_pipeline:
-        # The other settings of the interleaved schedule exchange the wrong tensors, silently.
+        # Other settings make the interleaved schedule exchange the wrong tensors, silently.
         options |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return options
 
@@ -214,12 +243,12 @@ def _experts(experts: Experts | None) -> dict[str, Any]:
         "moe_layer_freq": [int(mixture) for mixture in experts.layers],
         "moe_shared_expert_intermediate_size": experts.shared_ffn or None,
         "moe_router_score_function": experts.score,
-        # Softmax over the chosen experts is the softmax over all, normalised.
+        # Softmax over the chosen experts equals the softmax over all, normalised.
         "moe_router_pre_softmax": experts.score == "softmax" and not experts.normalised,
         "moe_router_topk_scaling_factor": experts.scaling if experts.scaling != 1.0 else None,
         "moe_router_enable_expert_bias": experts.choice_bias,
         "moe_router_bias_update_rate": 0.0,
-        # In bf16 near ties between experts fall differently in trainer and engine.
+        # In bf16, trainer and engine resolve near ties between experts differently.
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -237,7 +266,7 @@ def _latent(latent: Latent | None) -> dict[str, Any]:
         "qk_head_dim": latent.plain,
         "qk_pos_emb_head_dim": latent.turned,
         "v_head_dim": latent.value,
-        # Angles come from `LatentRotary`; Megatron's own scalings stay out of it.
+        # Angles come from `LatentRotary`, so Megatron's scalings are off.
         "rope_type": "rope",
         "rotary_scaling_factor": 1.0,
     }

@@ -1,4 +1,4 @@
-"""Tokens of a mixture to the ranks of their experts and back."""
+"""Dispatch of a mixture's tokens to the ranks of their experts and back."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from sluice_trainer.megatron.model.token_routes import Routes, combine, pick, routes, spread
 
+# Marks an expert that a token does not go to, in place of a weight. No weight has this value, not
+# even in a diverged model.
 _ELSEWHERE = -1.0
-"""In place of the weight of an expert that a token does not go to. No weight is that, not even of a
-diverged model."""
 
 
 class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
-    """A token goes once to each rank that holds experts of its own, and there to each of them, as
-    in DeepSeek's DeepEP.
+    """Sends a token once to each rank with chosen experts, and there to each of these experts.
 
-    Megatron's dispatcher sends it once for each of its experts: with eight of them on four ranks
-    2.2 times as much. What comes back is the sum over a rank's experts. In a layer's forward pass
-    the GPU is waited for once, for the sizes of what is sent; with all experts on one rank, never.
-    An expert is never split over tensor ranks.
+    DeepSeek's DeepEP works the same way. Megatron's dispatcher sends a token once for each of its
+    experts: with eight experts on four ranks that is 2.2 times as much. The sum over a rank's
+    experts comes back. A layer's forward pass waits for the GPU once, for the sizes of what is
+    sent; with all experts on one rank it never waits. An expert is never split over tensor-parallel
+    ranks.
     """
 
     def __init__(
@@ -46,10 +46,22 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
     def dispatch_preprocess(
         self, tokens: Tensor, routing_map: Tensor, probs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """tokens: [..., h]; routing_map: [n, experts] bool; probs: [n, experts].
+        """Prepare what goes to other ranks, rank by rank.
 
-        Gives what goes to other ranks, rank by rank: [rows, h], and for each row the weights of the
-        experts there [rows, local experts], with a mark where it goes not.
+        Parameters
+        ----------
+        tokens
+            [..., h].
+        routing_map
+            [n, experts] bool.
+        probs
+            [n, experts].
+
+        Returns
+        -------
+        Rows [rows, h], and the weights of each row's experts on the target rank, [rows, local
+        experts]; unchosen experts are marked.
+
         """
         self._shape = tokens.shape
         tokens, probs = (
@@ -66,19 +78,20 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
         return spread(tokens, self._ranks), pick(probs.view(by_rank.shape), self._ranks)
 
     def _agree(self, tokens: Tensor, rows: Tensor) -> None:
-        """The rows that each rank sends to each, and the number that the experts here have in all.
+        """Exchange the number of rows that each rank sends to each, and receives in all.
 
-        tokens, rows: [ranks], how many of ours go to each rank, and to all of its experts together.
+        tokens, rows: [ranks], how many of this rank's tokens go to each rank, and how many rows to
+        all of its experts together.
         """
-        known = torch.cat([tokens, rows])
-        everyone = (
-            gather_from_sequence_parallel_region(known, group=self.ep_group)
+        counts = torch.cat([tokens, rows])
+        all_counts = (
+            gather_from_sequence_parallel_region(counts, group=self.ep_group)
             .view(self.ep_size, -1)
             .tolist()
         )
-        self._sent = everyone[self.ep_rank][: self.ep_size]
-        self._received = [counts[self.ep_rank] for counts in everyone]
-        self._rows = sum(counts[self.ep_size + self.ep_rank] for counts in everyone)
+        self._sent = all_counts[self.ep_rank][: self.ep_size]
+        self._received = [counts[self.ep_rank] for counts in all_counts]
+        self._rows = sum(counts[self.ep_size + self.ep_rank] for counts in all_counts)
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         sizes = (self._received, self._sent)
@@ -89,9 +102,7 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
     def dispatch_postprocess(
         self, hidden_states: Tensor, probs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gives the rows of the experts here [m, h], one expert after another; how many each has;
-        their weights [m].
-        """
+        """Return rows sorted by local expert [m, h], rows per expert, and the rows' weights [m]."""
         self._experts = routes(probs != _ELSEWHERE, self._rows, min(self._per_token, self._local))
         return (
             spread(hidden_states, self._experts),
@@ -113,7 +124,7 @@ class Dispatcher(MoETokenDispatcher):  # type: ignore[misc]
 
 
 class Mixture(MoELayer):  # type: ignore[misc]
-    """Megatron's layer of experts, with our dispatcher."""
+    """Megatron's mixture layer with this module's dispatcher."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The experts of a mixture, all of them in two matrix products instead of two each."""
+"""The experts of a mixture, computed in two grouped matrix products instead of two per expert."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sluice_trainer.kernels.compiled import COMPILED
 
 
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]
-    """Megatron's experts, one module each, computed together by torch's grouped matrix product.
+    """Megatron's separate expert modules, computed together by torch's grouped matrix product.
 
-    An expert keeps its own weights, so that checkpoints and conversion know nothing of this. Those
-    of a model that learns lie side by side in Megatron's buffers, and so do their gradients: both
-    are used in place. Others are put side by side in each pass. Experts run one after another in
-    float32, and for tokens without a row.
+    Each expert keeps its weights, so checkpoints and conversion are unaffected. The weights of a
+    model that learns are adjacent in Megatron's buffers, and so are their gradients; both are used
+    in place. Other weights are stacked in each pass. In float32, and for an empty row, experts run
+    one after another.
     """
 
     local_experts: torch.nn.ModuleList
@@ -29,13 +29,22 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.local_experts = _ReversedModuleList(self.local_experts)
-        self._places: dict[str, _StackedWeights] = {}
+        self._stacks: dict[str, _StackedWeights] = {}
 
     def forward(
         self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor
     ) -> tuple[Tensor, Any]:
-        """hidden: [n, h], by expert; tokens_per_expert: how many each has; probs: [n]. Gives [n, h]
-        and no bias.
+        """Return the experts' outputs [n, h], and no bias.
+
+        Parameters
+        ----------
+        hidden
+            [n, h], sorted by expert.
+        tokens_per_expert
+            Number of rows of each expert.
+        probs
+            [n], weight of each row.
+
         """
         if hidden.dtype != torch.bfloat16 or not len(hidden) or self.num_local_experts == 1:
             result: tuple[Tensor, Any] = super().forward(hidden, tokens_per_expert, probs)
@@ -45,23 +54,24 @@ class GroupedExperts(SequentialMLP):  # type: ignore[misc]
         return self._product(inner, "linear_fc2", ends), None
 
     def _product(self, rows: Tensor, name: str, ends: Tensor) -> Tensor:
-        """[n, in] -> [n, out], each row by its expert's weight. ends: [experts], after each one's
-        rows.
+        """Multiply each row by its expert's weight: [n, in] -> [n, out].
+
+        ends: [experts], end of each expert's rows.
         """
-        place = self._places.get(name)
-        if place is None or not place.holds():
+        stack = self._stacks.get(name)
+        if stack is None or not stack.is_valid():
             weights = [getattr(expert, name).weight for expert in self.local_experts]
-            place = self._places[name] = _StackedWeights(weights)
-        if place.gradients is not None and torch.is_grad_enabled() and rows.requires_grad:
-            return _grouped(rows, place.weights, place.gradients, ends)
-        return F.grouped_mm(rows, place.stacked().transpose(1, 2), offs=ends)
+            stack = self._stacks[name] = _StackedWeights(weights)
+        if stack.gradients is not None and torch.is_grad_enabled() and rows.requires_grad:
+            return _grouped(rows, stack.weights, stack.gradients, ends)
+        return F.grouped_mm(rows, stack.stacked().transpose(1, 2), offs=ends)
 
 
 class _ReversedModuleList(torch.nn.ModuleList):
-    """A list of modules of which the last one's parameters come first where all are named.
+    """A module list that registers its modules in reverse order.
 
-    Megatron's buffers have parameters from the last one to the first, and so these in the order of
-    the list.
+    Megatron's buffers hold parameters from the last to the first, so they hold those of the experts
+    in the order of the list.
     """
 
     def __init__(self, modules: torch.nn.ModuleList) -> None:
@@ -73,38 +83,45 @@ class _ReversedModuleList(torch.nn.ModuleList):
 
 
 class _StackedWeights:
-    """Weights of one shape [out, in]: as one tensor [experts, out, in] where they lie so already.
+    """Weights of one shape [out, in], as one tensor if their memory is adjacent.
 
-    weights: that tensor, without a gradient; None: each has memory of its own. gradients:
-    Megatron's sums of their gradients, likewise; None: they do not learn, or not in Megatron's DDP.
+    Attributes
+    ----------
+    weights
+        [experts, out, in] without gradient; None: each weight has separate memory.
+    gradients
+        Megatron's float32 sums of their gradients, stacked likewise; None: the weights do not
+        learn, or are not in Megatron's DDP.
+
     """
 
-    def __init__(self, each: list[Tensor]) -> None:
-        self._each = each
-        self._first = each[0].untyped_storage()._cdata, each[0].storage_offset()
-        self.weights = _as_one([weight.detach() for weight in each])
-        sums = [getattr(weight, "main_grad", None) for weight in each if weight.requires_grad]
-        known = [total for total in sums if total is not None]
+    def __init__(self, weights: list[Tensor]) -> None:
+        self._parameters = weights
+        self._first = weights[0].untyped_storage()._cdata, weights[0].storage_offset()
+        self.weights = _as_one([weight.detach() for weight in weights])
+        sums = [getattr(weight, "main_grad", None) for weight in weights if weight.requires_grad]
+        present = [total for total in sums if total is not None]
         self.gradients = (
-            _as_one(known) if self.weights is not None and len(known) == len(each) else None
+            _as_one(present) if self.weights is not None and len(present) == len(weights) else None
         )
 
-    def holds(self) -> bool:
-        """False after the weights have come into other memory."""
-        first = self._each[0]
+    def is_valid(self) -> bool:
+        """Return False once the weights have moved to other memory."""
+        first = self._parameters[0]
         return self._first == (first.untyped_storage()._cdata, first.storage_offset()) and (
             self.gradients is not None or not hasattr(first, "main_grad")
         )
 
     def stacked(self) -> Tensor:
-        """With the weights' gradients, where they have some that are not added in place."""
-        learns = torch.is_grad_enabled() and self._each[0].requires_grad
-        return torch.stack(self._each) if self.weights is None or learns else self.weights
+        """Return the stack, with the weights' gradients if those are not added in place."""
+        learns = torch.is_grad_enabled() and self._parameters[0].requires_grad
+        return torch.stack(self._parameters) if self.weights is None or learns else self.weights
 
 
 def _as_one(tensors: list[Tensor]) -> Tensor | None:
-    """A view of tensors of one shape that lie in one memory at equal distances, in this order;
-    None where they do not.
+    """Return a view of equally spaced tensors of one shape in one storage, in this order.
+
+    None if they are not.
     """
     first, storage = tensors[0], tensors[0].untyped_storage()._cdata
     distance = tensors[1].storage_offset() - first.storage_offset()
@@ -122,27 +139,30 @@ def _as_one(tensors: list[Tensor]) -> Tensor | None:
 
 
 class _Grouped(torch.autograd.Function):
-    """A grouped product whose weights' gradients are added to their float32 sums at once: one
-    expert after another they are thousands of additions, longer to start than to compute.
+    """A grouped product that adds its weights' gradients to their float32 sums at once.
+
+    One expert after another these are thousands of additions, which take longer to launch than to
+    compute.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, sums: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(rows, ends)
-        ctx.weights, ctx.sums = weights, sums  # not saved: optimizers and others change both
+        # not saved for backward: optimizers change both in place
+        ctx.weights, ctx.sums = weights, sums
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         rows, ends = ctx.saved_tensors
-        of = of.contiguous()
-        ctx.sums.add_(F.grouped_mm(of.t(), rows, offs=ends))
-        return F.grouped_mm(of, ctx.weights, offs=ends), None, None, None
+        grad = grad.contiguous()
+        ctx.sums.add_(F.grouped_mm(grad.t(), rows, offs=ends))
+        return F.grouped_mm(grad, ctx.weights, offs=ends), None, None, None
 
 
 def _gated(up: Tensor, weights: Tensor) -> Tensor:
-    """SwiGLU of [n, 2 f], times each token's weight for its expert [n]: [n, f]."""
+    """Return SwiGLU of [n, 2 f], times each row's expert weight [n]: [n, f]."""
     if COMPILED and up.is_cuda:
         return feed_forward.gated(up, weights)
     gate, value = up.float().chunk(2, dim=-1)

@@ -1,6 +1,4 @@
-"""Where sequences lie in a packed row, or in one rank's share of it, and how attention is best
-computed over them.
-"""
+"""Layout of sequences in a packed row, or in one rank's share of it, for each kind of attention."""
 
 from __future__ import annotations
 
@@ -14,18 +12,19 @@ from torch import Tensor
 
 from sluice_trainer.megatron.model.rotary import Rotary
 
+# Sequences of this many tokens, and parts of sequences with as many pairs of query and key, get a
+# separate call of a kernel without packing.
 LONG = 4096
-"""Sequences of this many tokens get a call of their own, of a kernel that knows nothing of packing:
-and parts of sequences whose queries times keys are as many."""
 
+# Dense attention pads sequences to multiples of this, and above four times this to powers of two.
 BUCKET = 16
-"""Sequences are padded to multiples of this, and to powers of two above four times it, when
-attention is dense."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a row is spread: over `context` ranks, of which this is number `rank`; each share over
+    """Position of a rank among those that share a row.
+
+    The row is split over `context` ranks, of which this is number `rank`; each share is split over
     `tensor` ranks.
     """
 
@@ -35,29 +34,38 @@ class Split:
 
     @property
     def multiple(self) -> int:
-        """A divisor of the length of a row."""
+        """The length of a row must be a multiple of this."""
         return self.tensor if self.context == 1 else 2 * self.context * self.tensor
 
     def spans(self, length: int) -> list[tuple[int, int]]:
-        """The pieces of a row of this length that this rank holds, in order: [start, end) each."""
+        """Return the pieces [start, end) of a row of this length that this rank holds, in order."""
         if self.context == 1:
             return [(0, length)]
         pieces, size = 2 * self.context, length // (2 * self.context)
         return [(piece * size, (piece + 1) * size) for piece in (self.rank, pieces - 1 - self.rank)]
 
     def local(self, length: int) -> Tensor:
-        """[share] int64: which tokens of the row this rank holds."""
+        """Return the positions in the row of the tokens that this rank holds, [share] int64."""
         return torch.cat([torch.arange(start, end) for start, end in self.spans(length)])
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of queries and the keys that they may see. Sizes are per sequence that has queries in
-    it.
+    """A run of queries and the keys that they may see.
 
-    queries, keys: [start, end) of them, among this rank's queries and in the whole row. Of queries
-    and of keys, starts: [sequences + 1] int32, within those; longest: of a sequence. Query i of n
-    is aligned with key m - n + i.
+    Query i of n is aligned with key m - n + i.
+
+    Attributes
+    ----------
+    queries
+        [start, end) among this rank's queries.
+    keys
+        [start, end) in the whole row.
+    starts
+        Bounds of the sequences within queries and within keys, [sequences + 1] int32 each.
+    longest
+        Queries and keys of the longest sequence.
+
     """
 
     queries: tuple[int, int]
@@ -67,20 +75,32 @@ class Span:
 
     @property
     def long(self) -> bool:
-        """One sequence, or the end of one, that is worth a call of its own."""
+        """True for a single sequence, or the end of one, that merits a separate call."""
         return len(self.starts[0]) == 2 and _is_long(*self.longest)
 
 
 @dataclass
 class Packing(PackedSeqParams):  # type: ignore[misc]
-    """Where sequences lie in a row of tokens.
+    """Layout of the sequences in a row of tokens, passed through Megatron with the row.
 
-    positions: [share] int64, of this rank's tokens, each within its sequence; lengths: of the
-    sequences in the whole row. spans: this rank's queries. restore: [row] int64, where each token
-    of the row lies among all ranks' shares; None: this rank has the whole row. experts: as
-    `MicroBatch.experts`, of this rank's tokens. record: takes the experts that the mixtures choose
-    for them, layer by layer; None: nobody asks. qkv_format stays "sbhd": Megatron treats the row as
-    one ordinary sequence.
+    `qkv_format` stays "sbhd": Megatron treats the row as one ordinary sequence.
+
+    Attributes
+    ----------
+    positions
+        [share] int64, positions of this rank's tokens within their sequences.
+    lengths
+        Lengths of the sequences in the whole row.
+    spans
+        Runs of this rank's queries.
+    restore
+        [row] int64, index of each token of the row in the concatenated shares of all ranks; None:
+        this rank has the whole row.
+    experts
+        Experts of this rank's tokens, as in `MicroBatch.experts`.
+    record
+        Collects the experts that the mixtures choose, layer by layer; None: not recorded.
+
     """
 
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -95,14 +115,14 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     _cos_sin: tuple[Tensor, Tensor] | None = None
 
     def cos_sin(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """How far the tokens are turned; worked out once for all layers."""
+        """Return the rotation of the tokens, computed once for all layers."""
         if self._cos_sin is None:
             self._cos_sin = rotary.cos_sin(self.positions)
         return self._cos_sin
 
     @property
     def varlen(self) -> VarlenLayout:
-        """The sequences of a row that this rank has whole; worked out once for all layers."""
+        """Bounds for FlashAttention of a whole row, computed once for all layers."""
         if self._varlen is None:
             ends = torch.cumsum(torch.tensor(self.lengths), 0)
             starts = F.pad(ends, (1, 0)).to(self.positions.device, torch.int32)
@@ -111,14 +131,14 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
 
     @property
     def paged(self) -> PagedLayout:
-        """Where sequences lie in a row that this rank has whole; worked out once for all layers."""
+        """Layout for an engine's attention over a whole row, computed once for all layers."""
         if self._paged is None:
             self._paged = paged_layout(self.lengths, self.positions.device)
         return self._paged
 
     @property
     def dense(self) -> DenseLayout:
-        """How to pad the row for dense attention; worked out once for all layers."""
+        """Layout for padded attention, computed once for all layers."""
         if self._dense is None:
             self._dense = dense_layout(self.lengths, self.positions.device)
         return self._dense
@@ -126,15 +146,27 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """Sequences end to end. starts: [sequences + 1] int32; longest: tokens of the longest one."""
+    """Bounds of concatenated sequences, for FlashAttention.
+
+    starts: [sequences + 1] int32. longest: tokens of the longest sequence.
+    """
 
     starts: Tensor
     longest: int
 
 
 def packing(lengths: list[int], device: torch.device, split: Split | None = None) -> Packing:
-    """The packing of sequences of these lengths, in order. Their sum is a multiple of
-    `split.multiple`.
+    """Return the packing of sequences of these lengths, in order.
+
+    Parameters
+    ----------
+    lengths
+        Their sum must be a multiple of `split.multiple`.
+    device
+        Device of the tensors.
+    split
+        This rank's share of the row; None: all of it.
+
     """
     split = split or Split()
     sizes = torch.tensor(lengths, dtype=torch.int64)
@@ -164,8 +196,9 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
 
 
 def _portions(lengths: list[int], start: int, end: int) -> list[tuple[int, int]]:
-    """(queries, keys) of each sequence with queries in [start, end) of the row. The last query sees
-    all of the keys.
+    """Return (queries, keys) of each sequence with queries in [start, end) of the row.
+
+    The last query of a portion sees all of its keys.
     """
     portions, begin = [], 0
     for length in lengths:
@@ -181,16 +214,19 @@ def _is_long(queries: int, keys: int) -> bool:
 
 
 def _runs(portions: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """The portions in runs: a long one by itself (its number is its key), what lies between two of
-    them together.
+    """Group the portions into runs.
+
+    Each long one alone, the ones between two long ones together.
     """
+    # The key of a long portion is its index, so it equals no neighbour's.
     grouped = groupby(enumerate(portions), lambda entry: entry[0] if _is_long(*entry[1]) else None)
     return [[portion for _, portion in run] for _, run in grouped]
 
 
 def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torch.device) -> Span:
-    """The queries of these portions, from `start` on in the row, which lie at `offset` among this
-    rank's.
+    """Return the span of these portions' queries.
+
+    start: position of the first query in the row. offset: its position among this rank's queries.
     """
     queries, keys = zip(*portions, strict=True)
     end = start + sum(queries)
@@ -204,8 +240,10 @@ def _span(portions: list[tuple[int, int]], start: int, offset: int, device: torc
 
 @dataclass(frozen=True, slots=True)
 class PagedLayout:
-    """Where an engine's attention finds sequences: each [sequences] int32; table: [sequences,
-    longest] int32, the place of every token.
+    """Layout of sequences for an engine's paged attention.
+
+    starts, lengths, rows: [sequences] int32. table: [sequences, longest] int32, position of every
+    token.
     """
 
     starts: Tensor
@@ -215,7 +253,7 @@ class PagedLayout:
 
 
 def paged_layout(lengths: tuple[int, ...], device: torch.device) -> PagedLayout:
-    """Those of sequences end to end."""
+    """Return the paged layout of concatenated sequences."""
     sizes = torch.tensor(lengths, dtype=torch.int32, device=device)
     starts = torch.cumsum(sizes, 0, dtype=torch.int32) - sizes
     rows = torch.arange(len(lengths), dtype=torch.int32, device=device)
@@ -227,9 +265,14 @@ def paged_layout(lengths: tuple[int, ...], device: torch.device) -> PagedLayout:
 class DenseLayout:
     """A packed row as a few padded batches of similar lengths.
 
-    buckets: per bucket [sequences, padded length] int64, the token at each place (a padded place
-    repeats token 0); restore: [tokens] int64, where each token lies in the concatenation of the
-    flattened buckets.
+    Attributes
+    ----------
+    buckets
+        Per bucket [sequences, padded length] int64, the token at each position; padding repeats
+        token 0.
+    restore
+        [tokens] int64, index of each token in the concatenation of the flattened buckets.
+
     """
 
     buckets: tuple[Tensor, ...]
@@ -237,6 +280,7 @@ class DenseLayout:
 
 
 def dense_layout(lengths: tuple[int, ...], device: torch.device) -> DenseLayout:
+    """Group sequences by padded length."""
     starts = [0]
     for length in lengths:
         starts.append(starts[-1] + length)

@@ -1,4 +1,4 @@
-"""RMSNorm as Megatron's layers take it."""
+"""RMSNorm in the form that Megatron's layers expect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from sluice_trainer.model import deterministic
 
 
 class Norm(torch.nn.RMSNorm):
-    """RMSNorm whose weight's gradient is all-reduced over tensor parallel ranks under sequence
-    parallelism.
+    """RMSNorm that supports sequence parallelism, which Megatron's `WrappedTorchNorm` refuses.
 
-    Megatron's `WrappedTorchNorm` refuses sequence parallelism. `finalize_model_grads` looks for the
-    mark on the weight.
+    With sequence parallelism the gradient of its weight must be all-reduced over tensor-parallel
+    ranks; `finalize_model_grads` looks for the mark on the weight.
     """
 
     def __init__(
@@ -34,12 +33,14 @@ class Norm(torch.nn.RMSNorm):
 
 
 class HeadNorm(Norm):
-    """A norm of queries or keys that `PackedAttention` computes where it turns them: as a layer of
-    Megatron's it changes nothing.
+    """A norm of queries or keys that `PackedAttention` applies together with the rotation.
+
+    As a layer of Megatron's it is the identity.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         return x
 
     def normalised(self, x: Tensor) -> Tensor:
+        """Apply the norm."""
         return super().forward(x)

@@ -1,11 +1,10 @@
-"""Causal attention of the last queries of a sequence to all of it, by kernels that know squares and
-rectangles only.
+"""Causal attention of the last queries of a sequence, by kernels for squares and rectangles.
 
-Under context parallelism a rank's queries begin in the middle of a sequence. All of them see the
-keys before the first of them: a rectangle. To the others they are causal: a square. Each part gives
-an output and the logarithm of its softmax's denominator, from which the joint ones follow, as in
-ring attention (Liu et al. 2023, arXiv:2310.01889). Given the joint ones, the backward pass of each
-part yields its share of the gradients.
+With context parallelism a rank's queries begin in the middle of a sequence. All of them see the
+keys before the first query: a rectangle. To the remaining keys they are causal: a square. Each part
+yields an output and the logarithm of its softmax denominator, and the joint ones follow from them,
+as in ring attention (Liu et al. 2023, arXiv:2310.01889). Given the joint ones, the backward pass of
+each part yields its share of the gradients.
 """
 
 from __future__ import annotations
@@ -20,10 +19,17 @@ _aten = torch.ops.aten
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Attention output [1, heads, n, d].
+    """Return the attention output [1, heads, n, d].
 
-    query: [1, heads, n, d]; key, value: [1, kv heads, m, d], n < m. Query i sees keys 0 to m - n +
-    i.
+    Parameters
+    ----------
+    query
+        [1, heads, n, d].
+    key, value
+        [1, kv heads, m, d], n < m. Query i sees keys 0 to m - n + i.
+    scale
+        Softmax scale.
+
     """
     out: Tensor = _RectangleAndSquare.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
     return out
@@ -54,7 +60,7 @@ class _RectangleAndSquare(torch.autograd.Function):
 
 
 def _parts(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, Tensor, bool]]:
-    """The rectangle and the square: query, key, value, and whether it is causal."""
+    """Return rectangle and square: query, key, value, and True if it is causal."""
     sizes = [key.shape[2] - query.shape[2], query.shape[2]]
     halves = zip(
         torch.split(key, sizes, 2), torch.split(value, sizes, 2), (False, True), strict=True
@@ -65,9 +71,7 @@ def _parts(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tens
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Any]:
-    """The output, the logarithms [.., heads, n] of the denominators, and what the backward pass
-    wants to have back.
-    """
+    """Return the output, the log-denominators [.., heads, n], and state for the backward pass."""
     if query.is_cuda:
         out, sums, *state, _ = _aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=scale
@@ -123,5 +127,5 @@ def _backward(
 
 
 def _repeated(x: Tensor, query: Tensor) -> Tensor:
-    """The CPU's kernel has no grouped queries."""
+    """Repeat keys or values for each query head: the CPU kernel has no grouped queries."""
     return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)

@@ -1,11 +1,13 @@
-"""Tokens of a mixture go where they were sent before, not where the router would send them now.
+"""Routing replay: a mixture sends tokens to experts that were chosen earlier, not by its router.
 
-By the engine that sampled them (rollout routing replay, R3: Ma et al. 2025, arXiv 2510.11370):
-rounding alone sends some tokens to other experts in trainer and engine, and then their log-probs
-have little in common. Or by the trainer's own pass before the first optimizer step of a batch
-(routing replay, R2: Zheng et al. 2025, arXiv 2507.18071), so that a policy ratio compares weights
-and not experts. Weights of the chosen experts are still the present router's, and it learns by
-them.
+Rollout routing replay (R3: Ma et al. 2025, arXiv 2510.11370) replays the experts of the engine that
+sampled the tokens. Rounding alone sends some tokens to other experts in trainer and engine, and
+then their log-probs have little in common.
+
+Routing replay (R2: Zheng et al. 2025, arXiv 2507.18071) replays the experts of the trainer's pass
+before the first optimizer step of a batch, so that a policy ratio compares weights and not experts.
+
+The weights of the chosen experts are still those of the present router, which learns through them.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
+# (scores [tokens, experts], experts per token, groups, groups per token) -> (their scores, their
+# numbers), [tokens, experts per token] each.
 TopK = Callable[..., tuple[Tensor, Tensor]]
-"""(scores [tokens, experts], experts of a token, groups, groups of a token) -> (their scores,
-numbers), [tokens, experts of a token] each."""
 
 
 class Replay:
-    """The experts of the tokens under way, of one router: Megatron asks it where it would ask its
-    own `RouterReplay`.
+    """The experts of one router's current tokens, with the interface of Megatron's `RouterReplay`.
 
-    chosen: [tokens, experts of a token] int64. The router itself says where a token goes that has
-    no such numbers, or not as many different ones; None: where all go. record: takes where they
-    went, the same shape; None: nobody asks.
+    Attributes
+    ----------
+    chosen
+        [tokens, experts per token] int64. The router decides for tokens with invalid or duplicate
+        numbers; None: for all tokens.
+    record
+        Collects the experts of the tokens, in the same shape; None: not recorded.
+
     """
 
     chosen: Tensor | None = None
@@ -55,9 +61,9 @@ class Replay:
 
 
 def _valid(chosen: Tensor, experts: int) -> Tensor:
-    """[tokens] true where the numbers of a token are different ones of so many experts.
+    """Return [tokens] bool, true for tokens whose experts are distinct and exist.
 
-    What Megatron does with others is undefined: it counts on as many rows as tokens x experts.
+    Other numbers have undefined behaviour in Megatron, which relies on tokens x experts rows.
     """
     ordered = chosen.sort(-1).values
     different = (ordered[:, 1:] > ordered[:, :-1]).all(-1)
@@ -66,11 +72,19 @@ def _valid(chosen: Tensor, experts: int) -> Tensor:
 
 
 def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
-    """Have the mixtures of a policy look for experts in the packing of the row that they are given.
+    """Have a policy's mixtures read their experts from the packing of the row that they are given.
 
-    There, and not in a state of the model: a layer that is computed again in the backward pass is
-    given its own row again, whatever rows have come since. by: who chose them. An engine tells
-    those of all layers; a trainer process knows its own mixtures, in their order.
+    They are not kept in a state of the model, because a layer that is recomputed in the backward
+    pass is given its own row again, whichever rows have come since.
+
+    Parameters
+    ----------
+    chunks
+        Chunks of the model.
+    by
+        Source of the experts. An engine reports those of all layers; a trainer process knows only
+        its own mixtures, in order.
+
     """
     layers = [layer for chunk in chunks for layer in chunk.decoder.layers]
     mixtures = [layer for layer in layers if getattr(layer.mlp, "router", None)]
@@ -80,8 +94,8 @@ def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
         place = (number, len(mixtures))
         if by == "rollout":
             place = (layer.layer_number - 1, router.config.num_layers)
-        look = partial(_set_experts, replay=router.router_replay, place=place, each=router.topk)
-        layer.register_forward_pre_hook(look, with_kwargs=True)
+        hook = partial(_set_experts, replay=router.router_replay, place=place, topk=router.topk)
+        layer.register_forward_pre_hook(hook, with_kwargs=True)
         if layer.mlp.moe_layer_recompute:
             layer.mlp.moe_layer_recompute = False
             layer.mlp.forward = partial(
@@ -92,9 +106,9 @@ def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
 def _recompute_with_same_experts(
     forward: Any, replay: Replay, hidden: Tensor, **options: Any
 ) -> Any:
-    """A mixture that alone is computed again (`recomputeModules: [moe]`).
+    """Run a mixture that is recomputed without its layer (`recomputeModules: [moe]`).
 
-    Its layer does not look then; on a pipeline stage it has looked for other rows since.
+    The layer's hook does not run then, and on a pipeline stage it has run for other rows since.
     """
     chosen = replay.chosen
 
@@ -112,28 +126,40 @@ def _set_experts(
     *,
     replay: Replay,
     place: tuple[int, int],
-    each: int,
+    topk: int,
 ) -> None:
     row = options["packed_seq_params"]
-    replay.chosen = None if row.experts is None else _of_layer(row.experts, place, each)
+    replay.chosen = None if row.experts is None else _layer_experts(row.experts, place, topk)
     replay.record = row.record
 
 
-def _of_layer(experts: Tensor, place: tuple[int, int], each: int) -> Tensor:
-    """This tensor-parallel rank's tokens of one layer.
+def _layer_experts(experts: Tensor, place: tuple[int, int], topk: int) -> Tensor:
+    """Return the experts of one layer for this tensor-parallel rank's tokens.
 
-    experts: [tokens, layers x experts of a token]; place: (number of the layer, of how many); each:
-    experts of a token. Raises ValueError where the engine's model has another shape.
+    Parameters
+    ----------
+    experts
+        [tokens, layers x experts per token].
+    place
+        Number of the layer, and the number of layers.
+    topk
+        Experts per token.
+
+    Raises
+    ------
+    ValueError
+        If the engine's model has another shape.
+
     """
     number, layers = place
-    if experts.shape[1] != layers * each:
+    if experts.shape[1] != layers * topk:
         raise ValueError(
-            f"an engine told {experts.shape[1]} experts of a token; expected {layers} layers x "
-            f"{each}: does it serve the model that is trained?"
+            f"an engine reported {experts.shape[1]} experts per token; expected {layers} layers x "
+            f"{topk}: does it serve the model that is trained?"
         )
     ranks, rank = (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_tensor_model_parallel_rank(),
     )
-    held: Tensor = experts.view(-1, layers, each).chunk(ranks)[rank]
+    held: Tensor = experts.view(-1, layers, topk).chunk(ranks)[rank]
     return held[:, number].long()

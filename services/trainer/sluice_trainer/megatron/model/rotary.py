@@ -1,4 +1,4 @@
-"""Turning queries and keys by their tokens' positions (RoFormer, Su et al. 2021)."""
+"""Rotary embedding: rotation of queries and keys by position (RoFormer, Su et al. 2021)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from sluice_trainer.kernels.compiled import compiled
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How fast each pair of channels turns, [dim / 2] float32. interleaved: neighbours make a pair
-    (GLM-4).
+    """Rotation speed of each pair of channels.
+
+    inverse: [dim / 2] float32. interleaved: pairs are neighbours (GLM-4).
     """
 
     inverse: Tensor
     interleaved: bool = False
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for each token and pair of channels, [t, dim / 2] float32 each."""
+        """Return cosine and sine for each token and pair of channels, [t, dim / 2] float32 each."""
         angles = positions.float()[:, None] * self.inverse
         return angles.cos(), angles.sin()
 
 
 @compiled
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """[t, heads, d], its first `dim` channels rotated, in float32. cos, sin: [t, dim / 2]."""
+    """Rotate the first `dim` channels of [t, heads, d] in float32. cos, sin: [t, dim / 2]."""
     dim = 2 * cos.shape[-1]
     rotating = x[..., :dim].float()
     a, b = (rotating[..., 0::2], rotating[..., 1::2]) if interleaved else rotating.chunk(2, dim=-1)
@@ -39,13 +40,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 class LatentRotary(torch.nn.Module):
-    """Takes the place of Megatron's rotary embedding in latent attention, which turns queries and
-    keys by itself.
-    """
+    """Replaces Megatron's rotary embedding in latent attention, which rotates by itself."""
 
     def __init__(self, inverse: Tensor) -> None:
         super().__init__()
-        # Not a buffer: bf16 conversion of the model must not touch it.
+        # Not a buffer: conversion of the model to bf16 must not change it.
         self.inverse = inverse
 
     def get_rotary_seq_len(
@@ -56,13 +55,14 @@ class LatentRotary(torch.nn.Module):
         config: Any,
         packed_seq_params: Any,
     ) -> Tensor:
-        """The value that Megatron hands back to `forward`: here the positions of the tokens, [t],
-        each in its own sequence.
+        """Return what Megatron passes to `forward`.
+
+        The tokens' positions in their sequences, [t].
         """
         positions: Tensor = packed_seq_params.positions
         return positions
 
     def forward(self, positions: Tensor, **_: Any) -> Tensor:
-        """Angles [t, 1, dim] float32."""
+        """Return angles [t, 1, dim] float32."""
         angles = positions.float()[:, None] * self.inverse
         return torch.cat((angles, angles), -1)[:, None, :]

@@ -1,5 +1,6 @@
-"""The layers of each family, by Megatron's layer spec: its own modules, with our attention, norms
-and experts.
+"""Layer specs of each family.
+
+Megatron's modules with this package's attention, norms and experts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sluice_trainer.model.huggingface_config import ModelShape
 
 
 class _SandwichAttention(SelfAttention):  # type: ignore[misc]
-    """Attention with a norm after it (GLM-4)."""
+    """Attention followed by a norm (GLM-4)."""
 
     def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
@@ -46,7 +47,7 @@ class _SandwichAttention(SelfAttention):  # type: ignore[misc]
 
 
 class _SandwichMLP(MLP):  # type: ignore[misc]
-    """An MLP with a norm after it (GLM-4)."""
+    """An MLP followed by a norm (GLM-4)."""
 
     def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)
@@ -58,18 +59,16 @@ class _SandwichMLP(MLP):  # type: ignore[misc]
 
 
 class _LatentAttention(MLASelfAttention):  # type: ignore[misc]
-    """Latent attention whose shared key channels get their gradient from all tensor-parallel ranks.
+    """Latent attention with the right gradient of the shared key channels under tensor parallelism.
 
-    With local layers Megatron gathers the down-projected keys by columns, and the gradient of the
-    channels that turn with position, which every rank uses for its own heads, is never summed over
-    ranks. Scattered along the sequence here, Megatron gathers them along it again, and that gather
-    sums in its backward pass.
+    With local layers Megatron gathers the down-projected keys by columns, and never sums over ranks
+    the gradient of the rotating channels, which every rank uses for its heads. This class scatters
+    them along the sequence. Megatron then gathers them along the sequence again, and that gather
+    sums gradients in its backward pass.
     """
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        """Directly projected queries have no norm; Megatron insists on one, and only
-        TransformerEngine has it.
-        """
+        """Allow queries without a norm, which Megatron supports only with TransformerEngine."""
         if self.config.q_lora_rank is not None:
             resolved: dict[str, Any] = super()._resolve_qk_norm_config(submodules)
             return resolved
@@ -90,15 +89,15 @@ class _LatentAttention(MLASelfAttention):  # type: ignore[misc]
 def block_spec(
     config: TransformerConfig, shape: ModelShape, device: torch.device, stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """The decoder layers of this pipeline stage (or of the virtual stage `stage` of it)."""
+    """Return the decoder layers of this pipeline stage (or of the virtual stage `stage` of it)."""
     dense, mixture = (
         _layer(config, shape, device, None),
         _layer(config, shape, device, config.num_moe_experts),
     )
     layers = [mixture if shape.is_mixture(layer) else dense for layer in range(shape.layers)]
     first = get_transformer_layer_offset(config, stage)
-    of_stage = layers[first : first + get_num_layers_to_build(config, stage)]
-    return TransformerBlockSubmodules(layer_specs=of_stage, layer_norm=Norm)
+    stage_layers = layers[first : first + get_num_layers_to_build(config, stage)]
+    return TransformerBlockSubmodules(layer_specs=stage_layers, layer_norm=Norm)
 
 
 def _layer(
@@ -136,7 +135,7 @@ def _layer(
 
 
 def join_head_norms(model: Any) -> None:
-    """Tell each attention of a GPTModel which norms its queries and keys have."""
+    """Give each attention of a GPTModel the norms of its queries and keys."""
     for layer in model.decoder.layers:
         attention = layer.self_attention
         norms = [getattr(attention, name, None) for name in ("q_layernorm", "k_layernorm")]
@@ -145,7 +144,7 @@ def join_head_norms(model: Any) -> None:
 
 
 def set_latent_rotary(model: Any, shape: ModelShape, device: torch.device) -> None:
-    """Give each latent attention of a GPTModel our rotary embedding in place of Megatron's."""
+    """Replace Megatron's rotary embedding in each latent attention of a GPTModel."""
     rotary = LatentRotary(shape.rope.inverse_frequencies(shape.rope_dim).to(device))
     for layer in model.decoder.layers:
         layer.self_attention.rotary_pos_emb = rotary

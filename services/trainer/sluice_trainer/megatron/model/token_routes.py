@@ -1,9 +1,8 @@
-"""Tokens to several places each and back, by gathers alone.
+"""Routing of tokens to several rows and back, by gathers only.
 
-Megatron adds what comes back from a token's experts into the token one element at a time
-(`scatter_add_`), and its gradients on the way there likewise (`index_add_`): in bf16, and in an
-order that a GPU does not repeat. Here a token knows the rows that it has gone to, and its sum is
-read from them: once, in float32, in the same order each time.
+Megatron adds the rows of a token's experts to the token element by element (`scatter_add_`), and
+likewise their gradients (`index_add_`): in bf16, and in an order that a GPU does not repeat. Here
+each token knows its rows, and its sum is read from them: once, in float32, in a fixed order.
 """
 
 from __future__ import annotations
@@ -21,26 +20,33 @@ from sluice_trainer.kernels.compiled import COMPILED
 
 @dataclass(frozen=True)
 class Routes:
-    """One row for each choice of a token: column by column, and the tokens of a column in their
-    order.
-    """
+    """A row for each choice of a token, sorted by column, then by token."""
 
+    # [rows] int64: the token of each row.
     source: Tensor
-    """[rows] int64: the token of each row."""
+    # [rows] int64: the column of each row.
     column: Tensor
-    """[rows] int64: the column of each row."""
+    # [tokens, most] int64: the rows of each token, ascending; unused entries are the number of
+    # rows.
     places: Tensor
-    """[tokens, most] int64: the rows of each token, ascending; the number of rows where it has no
-    more."""
+    # [columns] int64: the number of rows of each column.
     counts: Tensor
-    """[columns] int64: the rows of each column."""
 
 
 def routes(chosen: Tensor, rows: int, most: int) -> Routes:
-    """The routes of tokens to the columns that each has chosen.
+    """Return the routes of tokens to the columns that they have chosen.
 
-    chosen: [tokens, columns] bool, of which `rows` are true in all and at most `most` for a token.
-    That the caller knows both saves a GPU from being waited for.
+    The caller knows `rows` and `most`, so the GPU need not be waited for.
+
+    Parameters
+    ----------
+    chosen
+        [tokens, columns] bool.
+    rows
+        Number of choices in all.
+    most
+        Largest number of choices of a token.
+
     """
     tokens, columns = chosen.shape
     counts = chosen.sum(0)
@@ -48,27 +54,28 @@ def routes(chosen: Tensor, rows: int, most: int) -> Routes:
     place = torch.where(chosen, counts.cumsum(0) - counts + within, rows)
     places = place.topk(most, largest=False, sorted=True).values
     token = torch.arange(tokens, device=chosen.device)[:, None].expand(-1, most)
-    # What is not a place writes behind the rows.
+    # Unused entries write behind the rows.
     source = token.new_zeros(rows + 1).scatter_(0, places.flatten(), token.flatten())[:rows]
     column = torch.arange(columns, device=chosen.device).repeat_interleave(counts, output_size=rows)
     return Routes(source, column, places, counts)
 
 
 def pick(values: Tensor, by: Routes) -> Tensor:
-    """The value of each row's token for the row's column. values: [tokens, columns, ...]. Gives
-    [rows, ...].
+    """Return the value of each row's token and column.
+
+    [rows, ...]. values: [tokens, columns, ...].
     """
     return values.flatten(0, 1).index_select(0, by.source * values.shape[1] + by.column)
 
 
 def spread(tokens: Tensor, by: Routes) -> Tensor:
-    """A row of its own for each choice. tokens: [tokens, h]. Gives [rows, h]."""
+    """Copy each token [tokens, h] to a row for each of its choices [rows, h]."""
     rows: Tensor = _Spread.apply(tokens, by.source, by.places)  # type: ignore[no-untyped-call]
     return rows
 
 
 def combine(rows: Tensor, by: Routes) -> Tensor:
-    """The sum of each token's rows, added in float32. rows: [rows, h]. Gives [tokens, h]."""
+    """Return the sum of each token's rows, added in float32: [rows, h] -> [tokens, h]."""
     tokens: Tensor = _Combine.apply(rows, by.source, by.places)  # type: ignore[no-untyped-call]
     return tokens
 
@@ -98,7 +105,7 @@ class _Combine(torch.autograd.Function):
 
 
 def _sums(rows: Tensor, places: Tensor) -> Tensor:
-    """rows: [rows, h]; places: [tokens, most]. Gives [tokens, h]."""
+    """Sum rows [rows, h] by places [tokens, most]: [tokens, h]."""
     if COMPILED and rows.is_cuda:
         return feed_forward.sums(rows, places)
     if not len(rows) or not len(places):

@@ -1,1 +1,1 @@
-"""One optimizer step: sequences into micro-batches, forward, survey, gradient, update."""
+"""An optimizer step: micro-batches, forward and backward passes, gradient sum and update."""

@@ -1,10 +1,10 @@
-"""AdamW whose moments may be stored in bf16. Its arithmetic is float32's, torch's own.
+"""AdamW with moments in bf16 or float32, and torch's float32 arithmetic.
 
-bf16 tells numbers apart that differ by 0.4 %. A mean of squares that falls by 0.1 % a step would
-never fall: the nearest number is always the old one. So a moment becomes one of its two neighbours,
-the nearer one more often, and is right on average (stochastic rounding; Zamirai et al., "Revisiting
-BFloat16 Training", 2020). DeepSeek-V3 was trained with both moments in bf16 (its report, 3.3.2).
-Megatron's own way to do it is in TransformerEngine.
+bf16 resolves differences of 0.4 %. A mean of squares that falls by 0.1 % a step would never fall:
+the nearest number is always the old one. So a moment is rounded to one of its two neighbours, to
+the nearer one more often, and is correct on average (stochastic rounding; Zamirai et al.,
+"Revisiting BFloat16 Training", 2020). DeepSeek-V3 was trained with both moments in bf16 (its
+report, 3.3.2). Megatron's implementation needs TransformerEngine.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from sluice_trainer.kernels import compact_adamw
 from sluice_trainer.kernels.compiled import COMPILED
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+# Elements that are updated at once: 64 MiB in float32.
 PIECE = 2**24
-"""Elements that are worked on at once: 64 MiB in float32."""
+# 2^32 divided by the golden ratio, and an odd number: multiples of both, modulo 2^32, are evenly
+# distributed.
 _GOLDEN, _STEP = -1640531535, 40503
-"""2^32 divided by the golden ratio, and an odd number: multiples of both, cut off at 32 bits, are
-spread evenly."""
 
 
 def pieces(elements: int) -> Iterator[slice]:
-    """Places of the pieces of so many elements."""
+    """Yield the slices of the pieces of so many elements."""
     return (slice(*cut) for cut in pairwise([*range(0, elements, PIECE), elements]))
 
 
 def first_state(share: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-    """Adam's state before the first step, where the weights are.
+    """Return Adam's state before the first step, on the device of the weights.
 
-    group: the parameter's; `exp_avg_dtype` and `exp_avg_sq_dtype` are types of the moments.
+    group: the parameter group, whose `exp_avg_dtype` and `exp_avg_sq_dtype` are the types of the
+    moments.
     """
     kinds = {name: group.get(f"{name}_dtype", torch.float32) for name in MOMENTS}
     moments = {name: torch.zeros_like(share, dtype=kind) for name, kind in kinds.items()}
@@ -52,9 +53,9 @@ def update(
     step: float,
     group: dict[str, Any],
 ) -> None:
-    """One step of some elements, [n] each. step: those taken before this one."""
+    """Take one step of some elements, [n] each, in place. step: number of steps taken before."""
     stored = (exp_avg, exp_avg_sq)
-    first, second = (moment.float() for moment in stored)
+    first, second = (moment.float() for moment in stored)  # a copy if stored in bf16
     beta1, beta2 = group["betas"]
     adamw(
         [weights],
@@ -78,10 +79,10 @@ def update(
 
 
 def rounded(exact: Tensor, step: int) -> Tensor:
-    """Numbers that bf16 has, [n] float32: of both neighbours of each one.
+    """Round [n] float32 values to bf16 values, each to one of its two neighbours.
 
-    The 16 bits that go are compared with a threshold that is different at each place and step, and
-    takes all values equally often. It needs no generator, and is the same after a resume.
+    The 16 lower bits are compared with a threshold that differs by position and step and takes all
+    values equally often. That needs no random generator, and a resume reproduces it.
     """
     thresholds = ((_places(exact.device)[: len(exact)] + _offset(step)) >> 16) & 0xFFFF
     return ((exact.view(torch.int32) + thresholds) & -0x10000).view(torch.float32)
@@ -97,11 +98,11 @@ def _places(device: torch.device) -> Tensor:
 
 
 class CompactAdamW(torch.optim.AdamW):
-    """torch's AdamW with moments as `first_state` makes them."""
+    """torch's AdamW with moments as `first_state` creates them."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """A step of the parameters that have a gradient, [n] each."""
+        """Update the parameters that have a gradient, [n] each."""
         assert closure is None
         for group in self.param_groups:
             for share in group["params"]:

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of response tokens, or values, by Megatron's model and schedule."""
+"""Forward passes of Megatron's model and schedule: log-probs and entropies, or values."""
 
 from __future__ import annotations
 
@@ -27,10 +27,23 @@ from sluice_trainer.step.packing import Forward, MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class OutputContext:
-    """The micro-batch under way, as the output hook must know it.
+    """The current micro-batch and settings for the output hook.
 
-    fp32_head: as `Head.float32`. numbers: of each token. teacher_divergence: compares them
-    with a teacher.
+    Attributes
+    ----------
+    batch
+        The micro-batch.
+    temperature
+        Sampling temperature.
+    vocab
+        Size of the vocabulary without padding.
+    fp32_head
+        Compute the output layer in float32.
+    numbers
+        Function of logits and targets.
+    teacher_divergence
+        Comparison with a teacher; None: no comparison.
+
     """
 
     batch: MicroBatch
@@ -44,11 +57,21 @@ class OutputContext:
 def statistics(
     logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None, request: OutputContext
 ) -> Tensor:
-    """The `numbers`, [2, n] float32, of softmax(logits / temperature); and what
-    `teacher_divergence` returns: [4, n].
+    """Return the `numbers` of softmax(logits / temperature), [2, n] float32.
 
-    logits: [n, local vocab], this tensor-parallel rank's share, padded columns included; targets:
-    [n] int64; teacher_hidden: the teacher's hidden states at the same places, [n, h].
+    With a teacher also the results of `teacher_divergence`: [4, n].
+
+    Parameters
+    ----------
+    logits
+        [n, local vocab], this tensor-parallel rank's share, with padded columns.
+    targets
+        [n] int64.
+    teacher_hidden
+        The teacher's hidden states at the same positions, [n, h].
+    request
+        Micro-batch and settings.
+
     """
     group = parallel_state.get_tensor_model_parallel_group()
     shared = group if group.size() > 1 else None
@@ -76,7 +99,8 @@ def _output_processor(
     """GPTModel's hook after the last layer: [k, r] statistics instead of logits."""
     batch = context.batch
     hidden = _predicting_states(hidden_states, output_layer.sequence_parallel, batch).squeeze(1)
-    # Each rank's words give a part of the gradient of the hidden states, which all ranks share.
+    # Each rank's part of the vocabulary yields a part of the gradient of the hidden states, which
+    # all ranks share.
     hidden = copy_to_tensor_model_parallel_region(hidden)
     weight = output_weight if output_weight is not None else output_layer.weight
     layer = Head(weight, float32=context.fp32_head)
@@ -90,11 +114,11 @@ def _output_processor(
 
 
 def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
-    """[k, r]: what all context-parallel ranks have scored, on each of them. scores: [k, own].
+    """Return [k, r], the scores of all context-parallel ranks, on each of them.
 
-    A sum over ranks, each with zeros where others have values. Its gradient is each rank's own: the
-    loss is computed on every rank, alike, and gradients of weights are summed over ranks
-    afterwards.
+    It sums over ranks, each with zeros at the positions of the others. Each rank's gradient is its
+    own part: every rank computes the same loss, and gradients of weights are summed over ranks
+    afterwards. scores: [k, own].
     """
     if batch.local_positions is None:
         return scores
@@ -107,12 +131,10 @@ def _from_all_shares(scores: Tensor, *, batch: MicroBatch) -> Tensor:
 
 
 def _predicting_states(hidden_states: Tensor, sequence_parallel: bool, batch: MicroBatch) -> Tensor:
-    """[r, 1, h] hidden states of the places that predict the response tokens, whole on every
-    tensor-parallel rank.
-    """
+    """Return the hidden states that predict response tokens, [r, 1, h], on all tensor ranks."""
     if sequence_parallel:
-        # What follows, told that its input is whole, gives each rank the whole gradient: only split
-        # it here.
+        # The next operation treats its input as complete, so each rank gets the whole gradient:
+        # only split it here.
         hidden_states = gather_from_sequence_parallel_region(
             hidden_states, tensor_parallel_output_grad=False
         )
@@ -137,21 +159,38 @@ def forward(
     numbers: TokenNumbers = log_probs_and_entropies,
     teacher_divergence: TeacherDivergence | None = None,
 ) -> Tensor:
-    """[2, r] log-probs and entropies of the response tokens, or other `numbers`, on the last
-    pipeline stage, hidden states before it.
+    """Return [2, r] log-probs and entropies of the response tokens, or other `numbers`.
 
-    With `teacher_divergence`, and a batch that has a teacher's hidden states, [4, r]: divergence
-    and reverse KL as well.
+    With `teacher_divergence`, and a batch with the teacher's hidden states, [4, r]: divergence and
+    reverse KL as well. Before the last pipeline stage the result is hidden states.
+
+    Parameters
+    ----------
+    model
+        A chunk of the model.
+    batch
+        The micro-batch.
+    temperature
+        Sampling temperature.
+    vocab
+        Size of the vocabulary without padding.
+    fp32_head
+        Compute the output layer in float32.
+    numbers
+        Function of logits and targets.
+    teacher_divergence
+        Comparison with a teacher; None: no comparison.
+
     """
     request = OutputContext(batch, temperature, vocab, fp32_head, numbers, teacher_divergence)
     return _forward(model, batch, _output_processor, request)
 
 
 def forward_values(model: Any, batch: MicroBatch) -> Tensor:
-    """[1, r] values of a critic on the last pipeline stage, hidden states before it.
+    """Return [1, r] values of a critic on the last pipeline stage, hidden states before it.
 
-    A token's value is that of the state in which it was chosen: it comes from the place that
-    predicts the token.
+    The value of a token is that of the state in which it was chosen, so it is read at the position
+    that predicts the token.
     """
     return _forward(model, batch, _value_processor, batch)
 
@@ -176,8 +215,9 @@ def _hidden_processor(
 
 
 def head(model: Any, *, fp32: bool) -> Head:
-    """The last layer of a model, with this tensor-parallel rank's words. Only on the last pipeline
-    stage.
+    """Return a model's output layer with this tensor-parallel rank's share of the vocabulary.
+
+    Only on the last pipeline stage.
     """
     tied = model.share_embeddings_and_output_weights
     weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
@@ -187,10 +227,9 @@ def head(model: Any, *, fp32: bool) -> Head:
 @megatron_device()
 @torch.no_grad()
 def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> list[list[Tensor]]:
-    """The first of the forward pass's numbers, per micro-batch and member: [response] float32 on
-    the CPU. No gradients.
+    """Return the first value of the forward pass, per micro-batch and member, without gradients.
 
-    Collective over the model-parallel group.
+    [response] float32 on the CPU. Collective over the model-parallel group.
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
@@ -208,11 +247,10 @@ def compute(chunks: list[Any], batches: list[MicroBatch], forward: Forward) -> l
 @megatron_device()
 @torch.no_grad()
 def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
-    """Hidden states before a model's last layer, at the places that predict response tokens: [own,
-    h], on the CPU.
+    """Return the hidden states that predict response tokens, [own, h] on the CPU. Collective.
 
-    With context parallelism of this rank's share. Only on the last pipeline stage; before it, none.
-    Collective.
+    With context parallelism they are those of this rank's share. Empty before the last pipeline
+    stage.
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
@@ -228,10 +266,10 @@ def hidden_states(chunks: list[Any], batches: list[MicroBatch]) -> list[Tensor]:
 def run_schedule(
     step: Any, chunks: list[Any], batches: Iterable[MicroBatch], *, forward_only: bool
 ) -> Any:
-    """Megatron's forward-backward schedule over the micro-batches; returns what the step functions
-    reported.
+    """Run Megatron's forward-backward schedule over micro-batches; returns the steps' reports.
 
-    Each chunk of the model (one, or several with `virtualPipeline`) sees every micro-batch once.
+    Each chunk of the model (one, or several with `virtualPipeline`) processes every micro-batch
+    once.
     """
     batches = list(batches)
     longest = max(len(batch.tokens) for batch in batches)

@@ -1,13 +1,14 @@
-"""AdamW whose state lies in host memory, where the CPU takes the step (ZeRO-Offload, Ren et al.
-2021).
+"""AdamW with its state in host memory, updated by the CPU (ZeRO-Offload, Ren et al. 2021).
 
-Megatron's own way (`optimizer_cpu_offload`, its HybridDeviceOptimizer) has an optimizer for each
-parameter, keeps copies of all gradients in page-locked memory, four bytes a parameter more, and
-sends weights back in fp32 from memory that is not page-locked; unless it is also told to be
-precision-aware, the weights in fp32 stay on the GPU as well. Where there is no GPU it does nothing,
-so that nothing of it could be tried there. Here what travels goes through a few buffers, piece by
-piece, weights in the model's precision. Everything else stays Megatron's: who has which share, norm
-and clipping of gradients, gathering of weights, checkpoints.
+Megatron's own offload (`optimizer_cpu_offload`, its HybridDeviceOptimizer) creates an optimizer for
+each parameter, keeps copies of all gradients in page-locked memory (four more bytes a parameter),
+and sends weights back in float32 from memory that is not page-locked. Unless it is also set to be
+precision-aware, the float32 weights stay on the GPU too. Without a GPU it is a no-op, so it cannot
+be tested there.
+
+This one copies through a few buffers, piece by piece, and sends weights in the model's precision.
+Everything else stays Megatron's: shares of parameters, norm and clipping of gradients, gathering of
+weights, and checkpoints.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ from sluice_trainer.memory.staging import host_memory
 
 @dataclass(frozen=True)
 class _Piece:
-    """Neighbouring elements of one parameter: [n] each."""
+    """Adjacent elements of one parameter, [n] each."""
 
+    # On the device, like `model`.
     gradient: Tensor
-    """On the device, like `model`."""
     model: Tensor
+    # In host memory, like the moments; float32.
     weights: Tensor
-    """In host memory, like the moments; float32."""
     exp_avg: Tensor
     exp_avg_sq: Tensor
+    # Number of Adam's steps before this one.
     step: float
-    """Adam's, before this one."""
+    # The parameter group: learning rate, betas, eps, weight decay.
     rates: dict[str, Any]
-    """The parameter group: learning rate, betas, eps, weight decay."""
 
     def update(self, gradient: Tensor) -> None:
-        """AdamW, on the CPU. gradient: a copy in host memory."""
+        """Take an AdamW step on the CPU. gradient: a copy in host memory."""
         adamw.update(self.weights, gradient, self.exp_avg, self.exp_avg_sq, self.step, self.rates)
 
 
 class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
     """Megatron's distributed optimizer with the state of some parameters in host memory.
 
-    What Megatron asks of their gradients on the device (norm, clipping) it gets from stand-ins:
-    tensors of the same shape without memory behind them.
+    For gradient norm and clipping on the device, Megatron gets stand-ins for these parameters:
+    tensors of the same shape without memory.
     """
 
     def move(self, fraction: float) -> None:
-        """Take parameters into host memory, one after another, until that has this fraction.
+        """Move parameters to host memory, one after another, until it holds this fraction.
 
-        Called once, before the first step.
+        Call it once, before the first step.
         """
         shares = [share for group in self.optimizer.param_groups for share in group["params"]]
         left = fraction * sum(share.numel() for share in shares)
@@ -74,16 +75,17 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
         lists = [group["params"] for group in self.optimizer.param_groups]
         for mains in (*lists, *self.shard_fp32_from_float16_groups, *self.shard_fp32_groups):
             mains[:] = [moved.get(share, share) for share in mains]
-        for parameter in (each for group in self.model_float16_groups for each in group):
-            parameter.main_param = moved.get(parameter.main_param, parameter.main_param)
+        for group in self.model_float16_groups:
+            for parameter in group:
+                parameter.main_param = moved.get(parameter.main_param, parameter.main_param)
         self._buffers = _Buffers(self.config.params_dtype)
 
     def on_host(self, weights: Tensor) -> bool:
-        """True for a parameter whose weights in fp32 and moments are in host memory."""
+        """Return True if a parameter's float32 weights and moments are in host memory."""
         return weights in self._stand_ins
 
     def get_parameters(self) -> list[Tensor]:
-        """Tensors that have the gradients whose norm is taken, and that are clipped."""
+        """Return the tensors whose gradients are normed and clipped."""
         return [self._stand_ins.get(share, share) for share in super().get_parameters()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -98,13 +100,13 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
             self._stand_ins.get(share, share).grad = gradient.float()
 
     def _copy_main_params_to_model_params(self) -> None:
-        """The step of what is in host memory, whose weights go to the model as they come.
+        """Update the parameters in host memory, and copy each one's weights to the model.
 
-        torch's optimizer has set the others going by now.
+        By now torch's optimizer has queued the update of the others.
         """
         for parameter, share in self._pairs():
             if share not in self._stand_ins:
-                self._place_in_model(parameter).copy_(share)
+                self._model_share(parameter).copy_(share)
         with _threads_of_this_rank():
             self._buffers.run(list(self._pieces()))
         for share in self._stand_ins:
@@ -121,7 +123,7 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
         self.optimizer.zero_grad()
 
     def _pairs(self) -> Iterator[tuple[Any, Tensor]]:
-        """(parameter of the model, this rank's share of its weights in fp32)."""
+        """Yield (parameter of the model, this rank's share of its float32 weights)."""
         for models, mains in (
             (self.model_float16_groups, self.shard_fp32_from_float16_groups),
             (self.model_fp32_groups, self.shard_fp32_groups),
@@ -129,8 +131,8 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
             for parameters, shares in zip(models, mains, strict=True):
                 yield from zip(parameters, shares, strict=True)
 
-    def _place_in_model(self, parameter: Tensor) -> Tensor:
-        """This rank's share of a parameter of the model, where the others gather it from."""
+    def _model_share(self, parameter: Tensor) -> Tensor:
+        """Return this rank's share of a parameter in the buffer that other ranks gather from."""
         place = self._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
         number, _, bucket = self.model_param_gbuf_map[parameter]
         weights: Tensor = self.buffers[number].buckets[bucket].param_data.view(-1)
@@ -151,7 +153,7 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
             for place in adamw.pieces(len(share)):
                 yield _Piece(
                     gradient=stand_in.grad[place],
-                    model=self._place_in_model(parameter)[place],
+                    model=self._model_share(parameter)[place],
                     weights=share[place],
                     exp_avg=state["exp_avg"][place],
                     exp_avg_sq=state["exp_avg_sq"][place],
@@ -161,11 +163,11 @@ class HostOptimizer(DistributedOptimizer):  # type: ignore[misc]
 
 
 class _Buffers:
-    """The page-locked memory that gradients come in through and weights go out through.
+    """Page-locked buffers through which gradients arrive and weights leave.
 
-    64 MiB of gradients take about 2 ms over PCIe, and the CPU longer to work them in. Two of each:
-    while the CPU works one piece in, the next gradient is on its way, and so are the
-    weights of the one before.
+    64 MiB of gradients take about 2 ms over PCIe, and the CPU needs longer to process them. There
+    are two buffers in each direction: while the CPU processes one piece, the next gradient and the
+    previous weights are in transit.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -173,7 +175,7 @@ class _Buffers:
         self._out = [_buffer(dtype) for _ in range(2)]
 
     def run(self, pieces: list[_Piece]) -> None:
-        """AdamW of all pieces. Work on the current stream is done before, and waits after."""
+        """Take an AdamW step of all pieces, between earlier and later work on the stream."""
         stream: Any = torch.cuda.Stream
         current, down, up = torch.cuda.current_stream(), stream(), stream()
         down.wait_stream(current)
@@ -210,7 +212,7 @@ def _buffer(dtype: torch.dtype) -> Tensor:
 
 
 def _stand_in(share: Tensor) -> Tensor:
-    """A tensor of the same shape, kind and marks, with the memory of one element."""
+    """Return a tensor of the same shape, type and attributes with the memory of one element."""
     stand_in = share.new_empty(1).expand(share.shape)
     vars(stand_in).update(vars(share))
     return stand_in
@@ -218,8 +220,9 @@ def _stand_in(share: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _threads_of_this_rank() -> Iterator[None]:
-    """This rank's part of the machine's processors: torchrun gives a rank one thread, unless
-    OMP_NUM_THREADS says otherwise. For a trainer on the CPU it does.
+    """Use this rank's share of the processors inside the context.
+
+    torchrun gives each rank one thread unless OMP_NUM_THREADS is set, as it is for a CPU trainer.
     """
     before = torch.get_num_threads()
     if DEVICE.type == "cuda" and before == 1:

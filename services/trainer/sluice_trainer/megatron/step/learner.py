@@ -1,4 +1,4 @@
-"""A Megatron model that learns: its optimizer, its way through micro-batches."""
+"""A Megatron model that learns: micro-batches, optimizer step and scoring."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from sluice_trainer.step.results import (
 
 
 def model_config(spec: RLJobSpec, shape: ModelShape) -> TransformerConfig:
-    """Megatron's configuration of a model of this shape in this job."""
+    """Return Megatron's configuration of a model of this shape in this job."""
     trainer = spec.trainer
     precision = trainer.precision or ("bf16" if DEVICE.type == "cuda" else "fp32")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -62,10 +62,9 @@ def score(
     size: MicroBatchSize,
     forward: Forward,
 ) -> list[Tensor]:
-    """Values of `forward` for each response token: per sequence [response] float32, on the CPU. No
-    gradients.
+    """Return values of `forward` for each response token, without gradients. Collective.
 
-    Collective over all ranks, those without a sequence too.
+    Per sequence [response] float32, on the CPU. Ranks without a sequence must call it too.
     """
     split = parallel.row_split()
     bins = _bins(shard, layout, size)
@@ -74,10 +73,9 @@ def score(
 
 
 def _bins(shard: Seq[Sequence], layout: Parallelism, size: MicroBatchSize) -> list[list[int]]:
-    """The sequences of each micro-batch. Collective: every data-parallel rank gets the same number
-    of them.
+    """Assign sequences to micro-batches, the same number on every data-parallel rank. Collective.
 
-    Experts on other ranks wait for everybody's tokens, and the interleaved schedule wants whole
+    Experts on other ranks wait for all ranks' tokens, and the interleaved schedule needs whole
     rounds of stages.
     """
     bins = pack([len(s.tokens) for s in shard], size.tokens * layout.context)
@@ -86,7 +84,7 @@ def _bins(shard: Seq[Sequence], layout: Parallelism, size: MicroBatchSize) -> li
 
 
 class MegatronLearner(Learner):
-    """A Megatron model, its optimizer and how far it has come."""
+    """A Megatron model, its optimizer and its progress."""
 
     def __init__(
         self,
@@ -125,10 +123,28 @@ class MegatronLearner(Learner):
 def train_step(
     chunks: list[Any], optimizer: Any, batches: list[MicroBatch], forward: Forward, loss: Loss
 ) -> StepResult:
-    """Train on this rank's micro-batches, equally many on every data-parallel rank. Collective.
+    """Train on this rank's micro-batches, the same number on every data-parallel rank. Collective.
 
-    Megatron is told not to average (`calculate_per_token_loss`, with its division by a token count
-    left out).
+    Megatron is configured not to average (`calculate_per_token_loss`, without its division by a
+    token count).
+
+    Parameters
+    ----------
+    chunks
+        Wrapped chunks of the model.
+    optimizer
+        Megatron's optimizer.
+    batches
+        This rank's micro-batches.
+    forward
+        Forward pass.
+    loss
+        Loss of its output.
+
+    Returns
+    -------
+    Sums and maxima of the loss statistics over all ranks, and the gradient norm.
+
     """
 
     def step(data: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
@@ -137,7 +153,7 @@ def train_step(
         def evaluate(output: Tensor) -> tuple[Tensor, Tensor, Any]:
             assert batch.loss is not None
             objective = loss(output, batch.loss)
-            # The schedule scales the loss in place: hand it a tensor of its own.
+            # The schedule scales the loss in place, so it gets a copy.
             return (
                 objective.loss.clone(),
                 torch.zeros([], dtype=torch.int, device=output.device),
@@ -166,7 +182,7 @@ def micro_batch(
     *,
     split: Split | None = None,
 ) -> MicroBatch:
-    """This rank's share of the packed row of these members of the shard."""
+    """Return this rank's share of the packed row of these members of the shard."""
     split = split or Split()
     layout = partial(packing, device=device, split=split)
     batch = packed_row(shard, members, device, layout, multiple=split.multiple)
@@ -177,9 +193,9 @@ def micro_batch(
 
 
 def _share(batch: MicroBatch, held: Tensor) -> MicroBatch:
-    """The part of a whole row that a rank of the context-parallel group computes.
+    """Return the part of a whole row that a context-parallel rank computes.
 
-    held: its tokens' places, [share].
+    held: positions of its tokens, [share].
     """
     place = torch.full_like(batch.tokens, -1)
     place[held] = torch.arange(len(held), device=held.device)
@@ -203,6 +219,6 @@ def train_micro_batch(
     *,
     split: Split | None = None,
 ) -> MicroBatch:
-    """The same with what the loss needs."""
+    """Return this rank's share of a packed row with the inputs of the loss."""
     batch = micro_batch(shard, members, device, split=split)
     return with_loss(batch, shard, totals, aggregation, device)

@@ -29,11 +29,22 @@ def build_optimizer(
     *,
     on_host: float = 0.0,
 ) -> Any:
-    """Megatron's optimizer over the wrapped chunks of the model: states shared out over
-    data-parallel ranks.
+    """Return Megatron's optimizer over the wrapped chunks, its state sharded over ranks.
 
-    Norms and biases get no weight decay (Megatron's rule). `clipGrad` 0 means no limit; the norm is
-    computed anyway. on_host: fraction of the state that lies in host memory.
+    Norms and biases get no weight decay (Megatron's rule). The gradient norm is computed even if
+    `clipGrad` is 0, which means no limit.
+
+    Parameters
+    ----------
+    chunks
+        Wrapped chunks of the model.
+    config
+        Configuration of the model.
+    spec
+        Settings of the optimizer.
+    on_host
+        Fraction of the state in host memory.
+
     """
     use_fused_clipping()
     options = OptimizerConfig(
@@ -49,8 +60,8 @@ def build_optimizer(
         params_dtype=config.params_dtype,
         use_distributed_optimizer=True,
     )
-    # Megatron makes all of the state on the device; where most of it cannot stay, gradients make
-    # room for it.
+    # Megatron creates the whole state on the device. If most of it cannot stay there, the gradients
+    # make room for it.
     room = OffloadableMemory(lambda: gradients(chunks) if on_host else (), preserve=False)
     room.offload()
     with warnings.catch_warnings():
@@ -66,26 +77,26 @@ def build_optimizer(
 
 
 def parts(optimizer: Any) -> list[Any]:
-    """Megatron's optimizers: experts have one of their own where they are spread over ranks.
+    """Return Megatron's optimizers: experts that are spread over ranks have a separate one.
 
-    A rank without any of its parameters has a stub of it.
+    A rank without any of its parameters has a stub, which is left out.
     """
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part for part in chained if not part.is_stub_optimizer]
 
 
 def gradients(chunks: Iterable[Any]) -> Iterator[Tensor]:
-    """The buffers of all gradients of the wrapped chunks."""
+    """Yield the gradient buffers of the wrapped chunks."""
     for chunk in chunks:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             yield buffer.grad_data
 
 
 def _set_adamw_options(optimizer: Any, spec: Optimizer) -> None:
-    """Let torch's AdamW go over memory once: its usual way does an operation of the step at a time
-    for all parameters, with memory for the results. Megatron does not pass the option on.
+    """Use torch's fused AdamW, or `CompactAdamW` for moments in bf16.
 
-    Moments in bf16 ask for ours.
+    torch's default runs one operation of the step at a time for all parameters, with memory for the
+    results. Megatron does not pass the option on.
     """
     kinds = {"exp_avg_dtype": spec.exp_avg_dtype, "exp_avg_sq_dtype": spec.exp_avg_sq_dtype}
     chosen: dict[str, Any] = {"fused": True}
@@ -101,14 +112,15 @@ def _set_adamw_options(optimizer: Any, spec: Optimizer) -> None:
 
 def _move(optimizer: Any, fraction: float) -> None:
     for part in parts(optimizer):
-        part.__class__ = HostOptimizer  # Megatron's factory knows only its own
+        part.__class__ = HostOptimizer  # Megatron's factory creates only its own class
         part.move(fraction)
 
 
 def _sum_gradients(
     models: list[Any], num_tokens: torch.Tensor | None = None, **options: Any
 ) -> None:
-    """Sum gradients over ranks. Megatron would then divide by a token count; our loss weights have
-    done that.
+    """Sum gradients over ranks, without Megatron's division by a token count.
+
+    The loss weights hold the denominators.
     """
     finalize_model_grads(models, None, **options)
