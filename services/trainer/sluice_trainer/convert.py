@@ -1,6 +1,4 @@
-"""`python -m sluice_trainer.convert`: what `sluice convert` runs, in a process of its own and
-without GPUs.
-"""
+"""`python -m sluice_trainer.convert`: the process that `sluice convert` runs, without GPUs."""
 
 from __future__ import annotations
 
@@ -17,9 +15,10 @@ from sluice_trainer.model.gguf_checkpoint import gguf_to_hf
 
 
 def main(arguments: list[str]) -> int:
-    """hf-to-dist SOURCE TARGET | dist-to-hf CHECKPOINT LIKE TARGET | gguf-to-hf SOURCE TARGET.
+    """Convert a checkpoint and print the path of the result.
 
-    `sluice convert` checks and explains them.
+    The arguments are hf-to-dist SOURCE TARGET, dist-to-hf CHECKPOINT LIKE TARGET, or gguf-to-hf
+    SOURCE TARGET. `sluice convert` checks and documents them.
     """
     direction, *paths = arguments
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
@@ -42,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_megatrons(checkpoint: Path) -> bool:
-    """True for Megatron's torch_dist format, and for what is no checkpoint at all."""
+    """Return whether this is Megatron's torch_dist format, or not a checkpoint at all."""
     final = checkpoint_directory.latest_checkpoint(checkpoint)
     return (final / "metadata.json").is_file() or not (final / ".metadata").is_file()
 
@@ -69,7 +68,7 @@ def _from_fsdp(checkpoint: Path, like: Path, target: Path) -> None:
 
 @contextmanager
 def _megatron() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Initialize Megatron with a process group of one process."""
     from sluice.api import Parallelism
     from sluice_trainer.megatron import parallel
 

@@ -1,7 +1,7 @@
-"""`python -m sluice_trainer.launch`: one process for each rank of this pod.
+"""`python -m sluice_trainer.launch`: start one process for each rank of this pod.
 
-One rank in all runs right here. More go through torchrun; the pods of a gang find their first pod's
-address at the rendezvous, so that nobody needs DNS.
+A single rank replaces this process. Several ranks start through torchrun. The pods of a gang get
+the address of their first pod from the rendezvous, so they do not need DNS.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ WAIT_SECONDS = 1800.0
 
 
 async def main() -> int:
+    """Replace this process by the ranks of this pod."""
     env = pod_env.read("trainer")
     logs.configure(env.role, name=env.name, attempt=env.attempt)
     if warning := kernel_cache.leave_unwritable():
         logs.get().warning(warning)
     trainer = env.job().spec.trainer
     if trainer.world_size == 1:
-        os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - our own program
+        os.execv(sys.executable, [sys.executable, "-m", "sluice_trainer"])  # noqa: S606 - a program of sluice
     host, port = await _master(env, trainer.nodes)
     arguments = [
         "--nnodes",
@@ -41,11 +42,11 @@ async def main() -> int:
     arguments += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"{host}:{port}"]
     arguments += ["--rdzv-conf", f"rank={env.index}", "-m", "sluice_trainer"]
     command = [sys.executable, "-m", "sluice_trainer.distributed.torchrun", *map(str, arguments)]
-    os.execv(sys.executable, command)  # noqa: S606 - our own program
+    os.execv(sys.executable, command)  # noqa: S606 - a program of sluice
 
 
 async def _master(env: Environment, nodes: int) -> tuple[str, int]:
-    """Address at which the ranks of this attempt meet: the first pod's."""
+    """Return the address at which the ranks of this attempt meet, on the first pod."""
     port = env.port("master") or pod_env.free_port(env.advertise)
     if nodes == 1:
         return env.advertise, port
@@ -64,9 +65,8 @@ async def _master(env: Environment, nodes: int) -> tuple[str, int]:
             env.rendezvous, MASTER_ROLE, seconds=WAIT_SECONDS, at_least=nodes
         )
         first = next(m for m in members if m.index == 0)
-        await asyncio.sleep(
-            2 * membership.HEARTBEAT_SECONDS
-        )  # the others must read us before we leave
+        # The other pods must read this pod's address before it leaves.
+        await asyncio.sleep(2 * membership.HEARTBEAT_SECONDS)
         host, _, number = first.address.rpartition(":")
         return socket.gethostbyname(host), int(number)
 

@@ -262,7 +262,7 @@ def _membership(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
-    """Return rewards minus the mean of their group; 0 in a group of one. [samples] float64"""
+    """Return rewards minus the mean of their group; 0 in a group of one. [samples] float64."""
     values = rewards.double()
     return torch.where(
         count[member] > 1, values - (_group_sum(values, member, count) / count)[member], 0.0
@@ -270,7 +270,7 @@ def _centred(rewards: Tensor, member: Tensor, count: Tensor) -> Tensor:
 
 
 def _group_std(centred: Tensor, member: Tensor, count: Tensor) -> Tensor:
-    """Return the unbiased std of centred rewards; 0 for a group of one. [groups] float64"""
+    """Return the unbiased std of centred rewards; 0 for a group of one. [groups] float64."""
     return (_group_sum(centred.square(), member, count) / (count - 1).clamp(min=1)).sqrt()
 
 

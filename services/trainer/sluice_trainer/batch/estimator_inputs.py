@@ -199,7 +199,7 @@ def zero_masked(masks: Sequence[Tensor], rows: Sequence[Tensor] | None) -> list[
 
 
 def overlong_rewards(units: Sequence[CreditUnit], spec: RLJobSpec) -> Tensor:
-    """Return the rewards that `overlong` adds, at most 0. [units] float32"""
+    """Return the rewards that `overlong` adds, at most 0. [units] float32."""
     overlong = spec.algorithm.overlong
     if overlong is None:
         return torch.zeros(len(units))

@@ -14,10 +14,18 @@ from sluice_trainer.distributed.device import DEVICE
 
 
 def join(timeout: timedelta, env: Mapping[str, str] = os.environ) -> None:
-    """Join the process group, once. Every collective fails after `timeout`.
+    """Join the process group, once.
 
-    Rank and address come from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
-    Without them this process is alone and opens no port. gloo on the CPU, NCCL on GPUs.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT come from torchrun. Without them the group has one
+    process and opens no port. The backend is gloo on a CPU and NCCL on GPUs.
+
+    Parameters
+    ----------
+    timeout
+        Timeout of every collective.
+    env
+        Environment variables.
+
     """
     if DEVICE.type == "cuda":
         torch.cuda.set_device(int(env.get("LOCAL_RANK", 0)))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's rank, in all and among the data-parallel ranks."""
+    """The rank of this process, among all and among the data-parallel ranks."""
 
     rank: int
     world_size: int

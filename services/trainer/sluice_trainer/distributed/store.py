@@ -1,6 +1,4 @@
-"""torch's key-value store, on one address: left to itself its server listens on all of the
-machine's.
-"""
+"""torch's key-value store on one address; by default its server listens on all addresses."""
 
 from __future__ import annotations
 
@@ -11,9 +9,20 @@ from torch._C._distributed_c10d import TCPStore
 
 
 def listener(host: str, port: int = 0) -> socket.socket:
-    """A socket that only `host`'s address reaches. port 0: a free one, taken from now on.
+    """Return a socket that listens on `host`'s address only.
 
-    Raises OSError where the address is not this machine's, or the port is taken.
+    Parameters
+    ----------
+    host
+        Name or address of this machine.
+    port
+        Port; 0: a free port.
+
+    Raises
+    ------
+    OSError
+        The address is not this machine's, or the port is taken.
+
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, kind, protocol)
@@ -30,7 +39,10 @@ def listener(host: str, port: int = 0) -> socket.socket:
 def serve(
     host: str, listening: socket.socket, size: int, timeout: timedelta, *, wait_for_workers: bool
 ) -> TCPStore:
-    """The store of `size` processes, this one among them. It takes the socket over."""
+    """Serve the store of `size` processes, including this one, on a listening socket.
+
+    The store takes ownership of the socket.
+    """
     port = listening.getsockname()[1]
     return TCPStore(
         host,

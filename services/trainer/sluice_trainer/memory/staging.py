@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies to quickly, and that is kept."""
+"""Page-locked host memory for copies from a GPU, which is kept for the next copies."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _THREAD = "host-memory"
 
 
 class Staging:
-    """Copies of tensors in host memory, whose memory serves again for the next ones.
+    """Copies of tensors in host memory that is reused for the next copies.
 
-    New memory costs more than the copy: the kernel hands it out page by page, and locks it for the
-    GPU. So there is one copy for a key at a time, and `reserve` gets the memory beforehand.
+    New memory costs more than the copy, because the kernel maps it page by page and locks it for
+    the GPU. So each key has one copy at a time, and `reserve` allocates the memory in advance.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Staging:
         self._reserving: threading.Thread | None = None
 
     def reserve(self, tensors: Mapping[Hashable, Tensor]) -> None:
-        """Begin to get the memory of copies, in a thread. Only sizes are taken of the tensors."""
+        """Begin to allocate the memory of copies in a thread; only sizes of the tensors matter."""
         sizes = {key: _size(tensor) for key, tensor in tensors.items()}
         device = torch.cuda.current_device() if DEVICE.type == "cuda" else None
         self._reserving = threading.Thread(
@@ -37,15 +37,22 @@ class Staging:
 
     def _reserve(self, sizes: Mapping[Hashable, int], device: int | None) -> None:
         if device is not None:
-            torch.cuda.set_device(device)  # a thread begins on the first GPU
+            torch.cuda.set_device(device)  # a new thread starts on the first GPU
         for key, size in sizes.items():
             try:
                 self._memory[key] = host_memory(size)
-            except MemoryError:  # the copy that needs it says so, where it is still so
+            except MemoryError:  # the copy that needs the memory tries again, and raises
                 return
 
     def copy(self, key: Hashable, tensor: Tensor) -> Tensor:
-        """A copy with memory of its own, whole after `finish_copies`. Raises MemoryError."""
+        """Copy a tensor to memory of its key; the copy is complete after `finish_copies`.
+
+        Raises
+        ------
+        MemoryError
+            The host memory is exhausted.
+
+        """
         if self._reserving:
             self._reserving.join()
             self._reserving = None
@@ -62,9 +69,15 @@ def _size(tensor: Tensor) -> int:
 
 
 def host_memory(size: int) -> Tensor:
-    """So many bytes, [size] uint8, page-locked for the speed of copies for as long as they live.
+    """Allocate page-locked memory, [size] uint8, which copies quickly to and from a GPU.
 
-    torch's own would be rounded up to a power of two. Raises MemoryError.
+    torch's pinned memory would be rounded up to a power of two.
+
+    Raises
+    ------
+    MemoryError
+        The host memory is exhausted.
+
     """
     memory = np.empty(size, np.uint8)
     if DEVICE.type == "cuda" and size:
@@ -74,20 +87,20 @@ def host_memory(size: int) -> Tensor:
             raise MemoryError(
                 f"{size >> 20} MiB of host memory cannot be locked: CUDA error {error}"
             )
-        # CUDA refuses copies of memory of which it still takes a part for locked. numpy calls this
-        # before it gives the memory back, however many tensors had looked at it.
+        # CUDA refuses copies from new memory that it considers partly locked. So unlock it before
+        # numpy frees it, which is after the last tensor that uses it.
         weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
     return torch.from_numpy(memory)
 
 
 def finish_copies() -> None:
-    """Wait until all copies are whole."""
+    """Wait until all copies are complete."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
 
 def finish_reservations() -> None:
-    """Wait until all memory that was asked for beforehand is there: for measurements."""
+    """Wait until all reserved memory is allocated, for measurements."""
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join()

@@ -1,1 +1,1 @@
-"""Models as files and shapes, without a backend."""
+"""Models as files and shapes, independent of the backend."""

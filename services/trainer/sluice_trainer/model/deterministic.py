@@ -1,10 +1,10 @@
-"""`trainer.deterministic` on a GPU: the trainer computes as its engine does, and twice the same.
+"""`trainer.deterministic` on a GPU: reproducible results that equal the engine's.
 
-Forward passes use the functions that the engine uses too (`sluice.numerics.invariant`),
-so that log-probs are the engine's to the bit. Backward passes use torch's, told to add in an order
-that it repeats, so that a run that goes on from a checkpoint gets the weights that it would have
-had without. The switch is torch's own (`torch.use_deterministic_algorithms`): it belongs to the
-process. On a CPU the usual functions are exact to rounding, and repeat themselves already.
+Forward passes use the engine's functions (`sluice.numerics.invariant`), so log-probs equal the
+engine's bit for bit. Backward passes use torch's with a fixed order of summation, so a run that
+resumes from a checkpoint gets the same weights as without the restart. The mode is torch's
+(`torch.use_deterministic_algorithms`) and holds for the whole process. On a CPU the usual functions
+agree up to rounding, and are reproducible already.
 """
 
 from __future__ import annotations
@@ -26,20 +26,26 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def enable() -> None:
-    """From here on. Before anything is computed on the GPU: cuBLAS reads its variable once."""
+    """Turn the mode on for this process.
+
+    Must be called before anything is computed on the GPU, because cuBLAS reads its variable once.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Memory that nobody has written is read by nobody here: filling it only costs time.
+    # Uninitialized memory is never read here, so filling it would only cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def enabled() -> bool:
-    """True where the trainer computes with the engine's functions."""
+    """Return whether the trainer computes with the engine's functions."""
     return DEVICE.type == "cuda" and torch.are_deterministic_algorithms_enabled()
 
 
 def functions() -> ModuleType:
-    """Those of the engine. They need Triton, which a trainer without a GPU may not have."""
+    """Return the module of the engine's functions.
+
+    They need Triton, which a trainer without a GPU may lack.
+    """
     from sluice.numerics import invariant
 
     return invariant
@@ -55,12 +61,12 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        rows = of.reshape(-1, of.shape[-1])
-        of_x = of @ weight if ctx.needs_input_grad[0] else None
-        of_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, rows.sum(0) if ctx.biased else None
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad @ weight if ctx.needs_input_grad[0] else None
+        grad_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, rows.sum(0) if ctx.biased else None
 
 
 class _Norm(torch.autograd.Function):
@@ -73,17 +79,18 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
         with torch.enable_grad():
             result = F.rms_norm(x, weight.shape, weight, ctx.eps)
-        of_x, of_weight = torch.autograd.grad(result, (x, weight), of)
-        return of_x, of_weight, None
+        grad_x, grad_weight = torch.autograd.grad(result, (x, weight), grad)
+        return grad_x, grad_weight, None
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient is that of `usual`, which computes the same up to rounding: once more in the
-    backward pass.
+    """Autograd function: exact attention, with the gradient of `usual`.
+
+    `usual` computes the same up to rounding, once more in the backward pass.
     """
 
     @staticmethod
@@ -96,18 +103,18 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         with torch.enable_grad():
             result = ctx.usual(*inputs)
         with _strictly():
-            of_q, of_k, of_v = torch.autograd.grad(result, inputs, of)
-        return of_q, of_k, of_v, None, None
+            grad_q, grad_k, grad_v = torch.autograd.grad(result, inputs, grad)
+        return grad_q, grad_k, grad_v, None, None
 
 
 @contextmanager
 def _strictly() -> Iterator[None]:
-    """Where torch only warns of what it does not repeat, FlashAttention does not repeat itself."""
+    """Turn warnings into errors, because FlashAttention is only then reproducible."""
     torch.use_deterministic_algorithms(True, warn_only=False)
     try:
         yield
@@ -121,8 +128,9 @@ _attention: Callable[..., Tensor] = _Attention.apply
 
 
 def linear(*, weight: Tensor, bias: Tensor | None = None, **others: Any) -> Tensor:
-    """`input` [..., k] times weight [n, k], + bias [n]. Stands for Megatron's product, by its
-    names; what Megatron says besides is about ranks that share a matrix, and here none do.
+    """Compute `input` [..., k] times weight [n, k], + bias [n], in place of Megatron's function.
+
+    Megatron's other arguments concern ranks that share a matrix, which this mode does not have.
     """
     return _linear(others["input"], weight, bias)
 
@@ -132,5 +140,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, exact: Attention, usual: Attention) -> Tensor:
-    """exact(q, k, v), with the gradient of usual(q, k, v)."""
+    """Compute exact(q, k, v), with the gradient of usual(q, k, v)."""
     return _attention(q, k, v, exact, usual)

@@ -1,5 +1,6 @@
-"""Model families that a backend can train, told from a checkpoint's config.json before anything is
-started. No torch is needed for Megatron's.
+"""The check whether a backend can train a model family, from config.json before anything starts.
+
+Megatron's families need no torch.
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
 def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> None:
-    """Raise UnsupportedModelError where `trainer.backend` cannot train this checkpoint.
+    """Check that `trainer.backend` can train this checkpoint, as far as config.json shows it.
 
-    What only the built model tells, it does not. quickly: leave out what needs transformers, which
-    takes seconds to import, and keeps torch in memory.
+    Parameters
+    ----------
+    spec
+        Spec of the job.
+    directory
+        Hugging Face checkpoint.
+    quickly
+        Leave out checks that need transformers, which takes seconds to import and loads torch.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The backend cannot train it.
+
     """
     if spec.trainer.backend == "megatron":
         from sluice_trainer.model.huggingface_config import read_shape
@@ -26,7 +39,7 @@ def check_family(spec: RLJobSpec, directory: Path, *, quickly: bool = False) -> 
 
 
 def _check_transformers(spec: RLJobSpec, path: Path) -> None:
-    """FSDP2 trains what transformers has as a causal language model, or what brings its code."""
+    """Check that transformers, or the code of the checkpoint, has a causal language model."""
     from transformers import __version__
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 

@@ -1,9 +1,9 @@
-"""The floating-point operations that training a batch takes, and the share of a GPU's peak.
+"""The floating-point operations of training a batch, and the utilisation of GPUs.
 
-Counted as PaLM's appendix B and slime do: each weight of a matrix that a token passes costs 2
-operations forward and 4 backward; attention's two products over the causal half of the sequence
-come on top. What a mixture of experts does not choose, embeddings that are looked up, recomputed
-activations and log-prob passes do not count.
+The count follows PaLM's appendix B and slime: each weight of a matrix that a token passes costs 2
+operations forward and 4 backward, plus attention's two products over the causal half of the
+sequence. Experts that are not chosen, embedding look-ups, recomputed activations and log-prob
+passes do not count.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# Dense bf16 TFLOP/s without sparsity from NVIDIA's data sheets, by a part of the device's name.
 _PEAK_TFLOPS = {
     "B300": 2250.0,
     "B200": 2250.0,
@@ -27,13 +28,19 @@ _PEAK_TFLOPS = {
     "L4": 121.0,
     "A10": 125.0,
 }
-"""Dense bf16 TFLOP/s without sparsity, of NVIDIA's data sheets, by a part of the device's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """Forward operations. per_token: of all matrices; per_pair: of attention, for each pair of a
-    token and one that it sees.
+    """The operations of a forward pass.
+
+    Attributes
+    ----------
+    per_token
+        Operations of all matrices for a token.
+    per_pair
+        Operations of attention for each pair of a token and a token that it attends to.
+
     """
 
     per_token: float
@@ -41,18 +48,23 @@ class ModelFlops:
 
     @property
     def balance_tokens(self) -> float:
-        """The length at which attention costs as much as all matrices do."""
+        """The length at which attention costs as much as all matrices."""
         return 2.0 * self.per_token / self.per_pair
 
     def training(self, lengths: Sequence[int]) -> float:
-        """Forward and backward over sequences of these lengths in tokens."""
+        """Return the operations of forward and backward pass over sequences of these lengths."""
         pairs = sum(length * (length + 1) / 2 for length in lengths)
         return 3.0 * (self.per_token * sum(lengths) + self.per_pair * pairs)
 
 
 def model_flops(config: Mapping[str, Any]) -> ModelFlops | None:
-    """From a Hugging Face config.json; None where the family's layers are not all of one known
-    kind: standard or grouped attention, gated feed-forward, experts of one size.
+    """Count the operations of a model from its Hugging Face config.json.
+
+    Returns
+    -------
+    None unless all layers have standard or grouped attention, and a gated feed-forward part or
+    experts of one size.
+
     """
     config = config.get("text_config", config)
     if {"kv_lora_rank", "linear_num_key_heads", "layer_types", "ssm_cfg"} & set(config):
@@ -72,7 +84,7 @@ def model_flops(config: Mapping[str, Any]) -> ModelFlops | None:
 
 
 def _feed_forward(config: Mapping[str, Any]) -> float:
-    """Weights that a token passes in one layer's feed-forward part, on average over layers."""
+    """Return the weights per token of a layer's feed-forward part, averaged over layers."""
     hidden = float(config["hidden_size"])
     dense = 3.0 * hidden * float(config.get("intermediate_size") or 0)
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
@@ -88,7 +100,7 @@ def _feed_forward(config: Mapping[str, Any]) -> float:
 
 
 def peak_tflops(device: str) -> float | None:
-    """Of a GPU by its name, as `NVIDIA H200`; None: unknown."""
+    """Return the peak of a GPU by its name, such as `NVIDIA H200`; None: unknown."""
     name = device.upper()
     return next((peak for part, peak in _PEAK_TFLOPS.items() if part in name), None)
 
@@ -96,8 +108,24 @@ def peak_tflops(device: str) -> float | None:
 def utilisation(
     flops: ModelFlops | None, lengths: Sequence[int], seconds: float, gpus: int, device: str
 ) -> dict[str, float]:
-    """`perf/actor_train_tflops` of each GPU (slime's name), and `perf/mfu` where its peak is known;
-    nothing on CPUs or where the model's operations are not known.
+    """Return `perf/actor_train_tflops` (slime's name) and `perf/mfu` of each GPU.
+
+    Empty on CPUs, or if the model's operations are not known; without `perf/mfu` if the GPU's peak
+    is not known.
+
+    Parameters
+    ----------
+    flops
+        Operations of the model.
+    lengths
+        Tokens of all sequences.
+    seconds
+        Time of the training step.
+    gpus
+        GPUs of all ranks.
+    device
+        Name of the GPU.
+
     """
     if flops is None or not gpus or not device or seconds <= 0:
         return {}

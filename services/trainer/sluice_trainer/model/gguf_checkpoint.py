@@ -1,4 +1,4 @@
-"""A model in llama.cpp's format, GGUF, as a Hugging Face checkpoint, by transformers' reader."""
+"""Conversion of a GGUF model, llama.cpp's format, to a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from sluice.runtime.pod_env import ConfigurationError
 
 
 def gguf_to_hf(source: Path, target: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file as a Hugging Face checkpoint.
+    """Write the model and tokenizer of a GGUF file as a Hugging Face checkpoint.
 
-    Weights become bf16, or stay fp32 if all matrices of the file are. What quantization has rounded
-    stays rounded. Raises ConfigurationError if transformers cannot read the file.
+    Weights become bf16, or stay fp32 if all matrices of the file are. Rounding by quantization is
+    not undone.
+
+    Raises
+    ------
+    ConfigurationError
+        transformers cannot read the file.
+
     """
     if not source.is_file():
         raise ConfigurationError(f"{source}: no such file; expected a model that ends with .gguf")
@@ -28,12 +34,12 @@ def gguf_to_hf(source: Path, target: Path) -> None:
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     for weights in target.glob("*.safetensors"):
-        # Pods read them as another user, and safetensors leaves them to this one.
+        # Pods read them as another user, but safetensors makes them readable by this user only.
         weights.chmod((target / "config.json").stat().st_mode)
 
 
 def _read(source: Path) -> tuple[Any, Any]:
-    """(model, tokenizer). Done in parts, because `from_pretrained` wants accelerate for it."""
+    """Return model and tokenizer; in steps, because `from_pretrained` would need accelerate."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -50,7 +56,7 @@ def _read(source: Path) -> tuple[Any, Any]:
         raise ValueError(f"its tensors do not fit the model: {', '.join(lacking[:5])}")
     tokenizer = AutoTokenizer.from_pretrained(**place)
     if (end := model.config.eos_token_id) is not None:
-        # transformers takes the token that begins a text for the one that ends it (Llama's).
+        # transformers mistakes the token that begins a text for the one that ends it (Llama's).
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     tokenizer.clean_up_tokenization_spaces = False  # its default changes texts
     return model, tokenizer

@@ -1,6 +1,4 @@
-"""From a Hugging Face config.json to the shape of the model. Reads the file only: no transformers
-needed.
-"""
+"""The shape of a model from its Hugging Face config.json, without transformers."""
 
 from __future__ import annotations
 
@@ -24,13 +22,31 @@ _OTHER_BACKEND = (
 class Experts:
     """A mixture of experts.
 
-    count, per_token: experts, and how many of them a token sees; ffn: width of one. shared_ffn:
-    width of the experts that every token sees, together; 0: none. layers: for each layer, whether
-    its MLP is a mixture. score: `softmax` or `sigmoid` of the router's logits; normalised: a
-    token's weights sum to 1, then times `scaling`. groups, group_limit: only experts of
-    `group_limit` of `groups` groups may be chosen; 1: no such rule. choice_bias: a learned number
-    per expert is added for the choice, not for the weight (DeepSeek-V3). It is kept as it is:
-    reinforcement learning has no balance to enforce, so there is no auxiliary loss either.
+    Attributes
+    ----------
+    count
+        Number of experts.
+    per_token
+        Experts that a token passes.
+    ffn
+        Width of an expert.
+    layers
+        For each layer, whether its MLP is a mixture.
+    shared_ffn
+        Width of all experts together that every token passes; 0: none.
+    score
+        `softmax` or `sigmoid` of the router's logits.
+    normalised
+        The weights of a token sum to 1 before `scaling`.
+    scaling
+        Factor of the weights.
+    groups, group_limit
+        Only experts of `group_limit` of `groups` groups may be chosen; 1: no such rule.
+    choice_bias
+        A learned bias per expert is added for the choice, not for the weight (DeepSeek-V3).
+        Training does not change it: reinforcement learning has no balance to enforce, so it has no
+        auxiliary loss either.
+
     """
 
     count: int
@@ -48,10 +64,21 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2). query_rank None: queries are projected directly.
+    """Multi-head latent attention (DeepSeek-V2).
 
-    A head's queries and keys have `plain` channels without and `turned` channels with position, its
-    values `value`. magnitude: YaRN's, which goes into the softmax squared.
+    Attributes
+    ----------
+    query_rank
+        Channels of the compressed queries; None: queries are projected directly.
+    kv_rank
+        Channels of the compressed keys and values.
+    plain, turned
+        Channels of a head's queries and keys without and with rotary position.
+    value
+        Channels of a head's values.
+    magnitude
+        YaRN's magnitude, whose square scales the softmax.
+
     """
 
     query_rank: int | None
@@ -64,12 +91,21 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder: what config.json says about it.
+    """The shape of a decoder, as config.json describes it.
 
-    rope_dim: channels of a head that turn with position; rope_interleaved: neighbours turn
-    together, not halves. sandwich: norms after attention and MLP as well (GLM-4). fused_gate_up:
-    one tensor for both in the checkpoint. value_head: a critic's, one number for each token in
-    place of the logits.
+    Attributes
+    ----------
+    rope_dim
+        Channels of a head with rotary position.
+    rope_interleaved
+        Rotary position rotates pairs of neighbours instead of the halves of a head.
+    sandwich
+        There are norms also after attention and MLP (GLM-4).
+    fused_gate_up
+        The checkpoint has one tensor for gate and up projection.
+    value_head
+        The head of a critic, one number for each token instead of logits.
+
     """
 
     model_type: str
@@ -96,16 +132,14 @@ class ModelShape:
     value_head: bool = False
 
     def padded_vocab(self, tensor: int) -> int:
-        """Rows of the embedding: the vocabulary, filled up so that it splits evenly over `tensor`
-        ranks.
-        """
+        """Return the rows of the embedding, padded so that `tensor` ranks share it evenly."""
         return -(-self.vocab // tensor) * tensor
 
     def is_mixture(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
 
-# --- families: what each model_type has beyond a Llama
+# --- families: how each model_type differs from a Llama
 
 
 def _qwen3_moe(config: Config) -> dict[str, Any]:
@@ -123,7 +157,7 @@ def _qwen3_moe(config: Config) -> dict[str, Any]:
 
 
 def _sigmoid_experts(config: Config) -> Experts:
-    """The mixture that DeepSeek-V3 introduced and GLM-4.5 took over."""
+    """The mixture that DeepSeek-V3 introduced and GLM-4.5 adopted."""
     return Experts(
         count=config["n_routed_experts"],
         per_token=config["num_experts_per_tok"],
@@ -195,8 +229,13 @@ FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 
 def read_shape(directory: Path) -> ModelShape:
-    """The shape of the checkpoint in `directory`. Raises UnsupportedModelError where we cannot
-    train it.
+    """Read the shape of the checkpoint in `directory`.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Megatron cannot train it.
+
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -248,7 +287,7 @@ def _shape(config: Config, path: Path) -> ModelShape:
 
 
 def _problems(config: Config, shape: ModelShape) -> list[str]:
-    """Why Megatron cannot train this checkpoint."""
+    """Return why Megatron cannot train this checkpoint."""
     experts, latent = shape.experts, shape.latent
     present_problems = {
         "sliding-window attention, MLP biases and activations other than silu are not supported": (
@@ -282,12 +321,12 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
 
 
 def _rope_values(config: Config) -> Config:
-    """`rope_parameters` (transformers 5), or `rope_scaling` (4)."""
+    """Return `rope_parameters` (transformers 5) or `rope_scaling` (4)."""
     return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
 
 
 def _partial(config: Config, default: float) -> int:
-    """Channels of a head that turn with position."""
+    """Return the channels of a head with rotary position."""
     factor = _rope_values(config).get("partial_rotary_factor") or config.get(
         "partial_rotary_factor", default
     )

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints as files: tensors by name out of safetensors, and into them."""
+"""Hugging Face checkpoints as files: reading and writing tensors by name in safetensors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sluice_trainer.model import safetensors_file
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+# The head of a critic, with the name of a reward model's in `...ForSequenceClassification`.
 VALUE_HEAD = "score.weight"
-"""Of a critic: a reward model's, as transformers calls it in `...ForSequenceClassification`."""
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+# Size above which a checkpoint is split into several files, as transformers does.
 SHARD_BYTES = 5 * 10**9
-"""Size from which a checkpoint is split into several files, as transformers does."""
 WEIGHT_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -39,32 +39,32 @@ Reader = Callable[[str, tuple[int, ...]], Tensor]
 
 
 class CheckpointFilesError(ConfigurationError):
-    """A Hugging Face checkpoint whose files do not hold what its config.json promises."""
+    """A Hugging Face checkpoint whose files do not match its config.json."""
 
 
 class ConversionError(ConfigurationError):
-    """A checkpoint cannot be converted: it is not what was expected. The message is for people."""
+    """A checkpoint that cannot be converted. The message is for people."""
 
 
 @contextmanager
 def reader(directory: Path) -> Iterator[Reader]:
-    """read(name, shape): a tensor of the checkpoint in `directory`. Files are mapped, and read
-    where they are asked.
+    """Yield a function read(name, shape) that returns a tensor of the checkpoint.
+
+    Files are memory-mapped and read on demand.
     """
-    places = _tensor_files(directory)
+    files_by_name = _tensor_files(directory)
     with ExitStack() as close:
         files: dict[Path, Any] = {}
 
         def read(name: str, size: tuple[int, ...]) -> Tensor:
-            if name == HEAD and name not in places:
+            if name == HEAD and name not in files_by_name:
                 name = EMBEDDING  # stored once, although config.json does not call the weights tied
-            if name == VALUE_HEAD and name not in places:
-                return torch.zeros(
-                    size
-                )  # a language model: its critic begins with the value 0 for everything
-            if name not in places:
+            if name == VALUE_HEAD and name not in files_by_name:
+                # A language model has no value head, so its critic starts with the value 0.
+                return torch.zeros(size)
+            if name not in files_by_name:
                 raise CheckpointFilesError(f"{directory} has no tensor {name}")
-            path = places[name]
+            path = files_by_name[name]
             if path not in files:
                 files[path] = close.enter_context(_opened(path))
             tensor: Tensor = files[path].get_tensor(name)
@@ -79,7 +79,7 @@ def reader(directory: Path) -> Iterator[Reader]:
 
 
 def _tensor_files(directory: Path) -> dict[str, Path]:
-    """Which file each tensor is in."""
+    """Return the file of each tensor."""
     if (directory / INDEX).is_file():
         weight_map = json.loads((directory / INDEX).read_text())["weight_map"]
         return {name: directory / file for name, file in weight_map.items()}
@@ -90,8 +90,15 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
 
 
 def _opened(path: Path) -> Any:
-    """The file, as safetensors opens it. Raises CheckpointFilesError where it may not be read,
-    which safetensors takes for a file that is not there.
+    """Open a file with safetensors.
+
+    safetensors reports a file that may not be read as one that does not exist.
+
+    Raises
+    ------
+    CheckpointFilesError
+        The file does not exist or may not be read.
+
     """
     try:
         path.open("rb").close()
@@ -99,7 +106,7 @@ def _opened(path: Path) -> Any:
         raise CheckpointFilesError(f"{path}: there is no such file") from None
     except PermissionError:
         raise CheckpointFilesError(
-            f"{path}: user {os.geteuid()}, as whom this runs, may not read it: chmod a+r"
+            f"{path}: user {os.geteuid()}, as which this process runs, may not read it: chmod a+r"
         ) from None
     return safe_open(path, framework="pt")
 
@@ -111,11 +118,22 @@ def save_hf(
     *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a Hugging Face checkpoint: `tensors` as safetensors, everything else copied from the
-    checkpoint `source`.
+    """Write a Hugging Face checkpoint.
 
-    The directory appears complete or not at all: it is written under a temporary name and renamed.
-    An older one of the same name is replaced.
+    The directory appears complete or not at all, because it is written under a temporary name and
+    renamed. An older one of the same name is replaced.
+
+    Parameters
+    ----------
+    tensors
+        Names and tensors.
+    directory
+        Directory of the new checkpoint.
+    source
+        Checkpoint from which all other files are copied.
+    shard_bytes
+        Size of a file.
+
     """
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -131,11 +149,10 @@ def save_hf(
 
 
 def _describe(path: Path, dtype: torch.dtype) -> None:
-    """config.json must name the dtype of the weights: loaders convert to it. And the layers that
-    are there.
+    """Write the dtype and the layers of the weights into config.json.
 
-    Layers that predict further tokens (DeepSeek's and GLM's next-token layers) are not trained and
-    not written.
+    Loaders convert to the dtype of config.json. Layers that predict further tokens (DeepSeek's and
+    GLM's next-token layers) are neither trained nor written.
     """
     config = json.loads(path.read_text())
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
@@ -148,10 +165,9 @@ def _describe(path: Path, dtype: torch.dtype) -> None:
 def _write_shards(
     tensors: Iterable[tuple[str, Tensor]], directory: Path, shard_bytes: int
 ) -> torch.dtype:
-    """Write safetensors files of at most `shard_bytes` (or one tensor), named and indexed as
-    transformers does.
+    """Write safetensors files of at most `shard_bytes` (or one tensor), and return the dtype.
 
-    Returns the tensors' dtype.
+    Files are named and indexed as transformers does.
     """
     written: list[tuple[Path, list[str]]] = []
     shard: dict[str, Tensor] = {}

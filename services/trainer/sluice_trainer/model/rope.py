@@ -1,6 +1,4 @@
-"""Rotary position embedding: how fast each pair of channels turns, under the scalings that
-checkpoints ask for.
-"""
+"""Rotary position embedding: the frequencies of channel pairs under the scalings of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,14 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a config.json is also read where torch is not needed for anything else
+if TYPE_CHECKING:  # reading a config.json must not import torch
     from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """kind: `default`, `linear`, `llama3` or `yarn`. The other fields are the scaling's, under its
-    paper's names.
+    """A rotary position embedding.
+
+    `kind` is `default`, `linear`, `llama3` or `yarn`. The other fields are the parameters of the
+    scaling, under the names of its paper.
     """
 
     theta: float
@@ -27,12 +27,13 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    # yarn multiplies queries and keys by it after the rotation.
     attention_factor: float = 1.0
-    """yarn multiplies queries and keys by it after they are turned."""
 
     def inverse_frequencies(self, dim: int) -> Tensor:
-        """Radians per position of each pair of channels: [dim / 2] float32, on the CPU, as
-        transformers computes it.
+        """Return the radians per position of each pair of channels.
+
+        [dim / 2] float32, on the CPU, as transformers computes it.
         """
         import torch
 
@@ -49,9 +50,7 @@ class Rope:
                 return 1.0 / waves
 
     def _llama3(self, inverse: Tensor) -> Tensor:
-        """Llama 3.1's scaling: long waves are stretched, short ones kept, those between
-        interpolated.
-        """
+        """Scale as Llama 3.1: stretch long waves, keep short ones, interpolate between."""
         import torch
 
         wavelength = 2 * math.pi / inverse
@@ -67,13 +66,11 @@ class Rope:
         )
 
     def _yarn(self, waves: Tensor, dim: int) -> Tensor:
-        """YaRN (Peng et al. 2023): channels that turn often are kept, those that turn rarely
-        stretched.
-        """
+        """Scale as YaRN (Peng et al. 2023): stretch channels that turn rarely, keep the others."""
         import torch
 
         def channel(turns: float) -> float:
-            """The channel that makes this many turns over the original context."""
+            """Return the channel that makes this many turns over the original context."""
             return (
                 dim
                 * math.log(self.original_max_positions / (turns * 2 * math.pi))
@@ -90,5 +87,5 @@ class Rope:
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's correction of attention for a context that is `factor` times as long."""
+    """Return YaRN's correction of attention for a context that is `factor` times as long."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

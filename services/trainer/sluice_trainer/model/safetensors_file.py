@@ -1,4 +1,4 @@
-"""Safetensors files that others may read as well."""
+"""Safetensors files with ordinary permissions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file with the permissions that any new file gets here.
+    """Write a safetensors file with the permissions of any new file.
 
-    safetensors 0.8 leaves it to its owner alone. An engine that runs as another user, or who
-    fetches the trained model from a volume, could not read it.
+    safetensors 0.8 makes files readable by their owner only, so an engine that runs as another user
+    could not read them, nor could people who fetch the trained model from a volume.
     """
     path.touch()
     mode = path.stat().st_mode

@@ -1,4 +1,4 @@
-"""Models that cannot be trained, told before anything is built."""
+"""The error of a model that cannot be trained, raised before anything is built."""
 
 from __future__ import annotations
 
@@ -8,13 +8,28 @@ from sluice.runtime.pod_env import ConfigurationError
 
 
 class UnsupportedModelError(ConfigurationError):
-    """A checkpoint whose architecture the trainer cannot build. No restart cures it."""
+    """A checkpoint whose architecture the trainer cannot build; a restart does not help."""
 
 
 def check_tied(tied: bool, model_type: str, untied: Sequence[str], engine: str) -> None:
-    """Raise UnsupportedModelError where embedding and output layer are one tensor only here.
+    """Check that the engine ties embedding and output layer if the checkpoint does.
 
-    untied: model types of which the engine has two, whatever the configuration says.
+    Parameters
+    ----------
+    tied
+        The checkpoint ties them.
+    model_type
+        Its model type.
+    untied
+        Model types that the engine never ties, whatever the configuration says.
+    engine
+        Name of the engine.
+
+    Raises
+    ------
+    UnsupportedModelError
+        The engine would not tie them.
+
     """
     if tied and model_type in untied:
         raise UnsupportedModelError(

@@ -1,6 +1,6 @@
-"""Prometheus metrics of the trainer. The first rank's pod has them, from the record of each step.
+"""Prometheus metrics of the trainer, which rank 0's pod serves from the record of each step.
 
-Names of the record are slime's (`rollout/raw_reward`); those of Prometheus say role and unit.
+Records have slime's names (`rollout/raw_reward`); Prometheus names have a role and a unit.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ CHECKPOINT_STEP = Gauge("sluice_trainer_checkpoint_step", "Step of the last dura
 EVALUATION_REWARD = Gauge(
     "sluice_trainer_evaluation_reward", "Mean reward of the newest evaluation.", ["dataset"]
 )
+# Name in the record of a step -> (name of the metric, its description).
 GAUGES = {
     "rollout/raw_reward": ("reward", "Mean reward of the batch."),
     "rollout/reward_std": ("reward_std", "Standard deviation of the batch's rewards."),
@@ -103,11 +104,13 @@ GAUGES = {
     "perf/actor_train_tflops": ("tflops_per_gpu", "Model TFLOP/s of each GPU in training."),
     "perf/mfu": ("mfu_ratio", "Model FLOP/s in training as a share of the GPU's peak."),
 }
-"""Name in the record of a step -> (name of the metric, its text)."""
 
 
 class _LastStep(Collector):
-    """The last step's record. What it lacks, and all before the first step, is not shown."""
+    """The record of the last step.
+
+    Metrics that the record lacks are not exported, and no metric is before the first step.
+    """
 
     def __init__(self) -> None:
         self.record: Mapping[str, float] = {}
@@ -130,12 +133,12 @@ REGISTRY.register(LAST_STEP)
 
 
 def record_start(step: int, total_steps: int) -> None:
-    """Show where training begins, at its start or from a checkpoint."""
+    """Export the step at which training starts, 0 or a checkpoint's."""
     LAST_STEP.step, LAST_STEP.total_steps = step, total_steps
 
 
 def record_step(step: int, record: Mapping[str, float]) -> None:
-    """Show a step's record."""
+    """Export the record of a step."""
     LAST_STEP.step, LAST_STEP.record = step, dict(record)
     exemplar = {"step": str(step)}
     STEP_SECONDS.observe(record["perf/step_time"], exemplar)
@@ -143,7 +146,7 @@ def record_step(step: int, record: Mapping[str, float]) -> None:
 
 
 def record_update(outcomes: Sequence[UpdateOutcome], seconds: float, version: int) -> None:
-    """Show a weight update: of each phase the slowest rank's time."""
+    """Export a weight update, with the slowest rank's time of each phase."""
     exemplar = {"version": str(version)}
     for phase in outcomes[0].seconds:
         slowest = max(outcome.seconds[phase] for outcome in outcomes)
@@ -166,7 +169,7 @@ def count_samples(sequences: Sequence[pb.Sequence]) -> None:
 
 
 def record_checkpoint(step: int, seconds: float, directory: Path) -> None:
-    """Show a checkpoint that has become durable. directory: of this checkpoint."""
+    """Export a checkpoint that has become durable; `directory` is that checkpoint's."""
     CHECKPOINT_STEP.set(step)
     CHECKPOINT_SECONDS.observe(seconds, {"step": str(step)})
     CHECKPOINT_BYTES.set(sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()))

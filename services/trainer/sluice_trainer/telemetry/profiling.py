@@ -1,7 +1,7 @@
-"""`debug.profile`: a trace of torch's profiler, and on GPUs a history of memory, for named steps.
+"""`debug.profile`: profiler traces, and on GPUs memory histories, of selected steps.
 
-Files lie in `profiles/` of the run directory, one of each kind for each step and rank; a step that
-is made again after a restart replaces them. docs/profiling.md says how to look at them.
+The files are in `profiles/` of the run directory, one of each kind for each step and rank. A step
+that is repeated after a restart replaces them. docs/profiling.md explains how to view them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ from sluice.telemetry import logs, run_directory
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Allocations and frees that a memory history keeps: the last ones of its step.
 MEMORY_EVENTS = 100_000
-"""Allocations and frees that a history of memory keeps: the last ones of its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The profiles of one rank. steps: those of debug.profile; directory: where the files go."""
+    """The profiles of one rank.
+
+    Attributes
+    ----------
+    steps
+        Steps to profile (`debug.profile`).
+    directory
+        Directory of the files.
+    rank
+        Rank of this process, part of the file names.
+
+    """
 
     steps: Collection[int] = ()
     directory: Path = Path(run_directory.PROFILES)
@@ -34,7 +45,7 @@ class Profiles:
 
     @contextmanager
     def profile_step(self, step: int) -> Iterator[None]:
-        """Profile the block, where this step is one of them; also a block that raises."""
+        """Profile the block if the step is selected, also if the block raises."""
         if step not in self.steps:
             yield
             return
@@ -49,14 +60,14 @@ class Profiles:
 
 
 def region(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: each call is a bar of this name in the trace."""
+    """Decorate a function so that each call is a bar of this name in the trace."""
     decorate: Callable[[Callable[P, T]], Callable[P, T]] = record_function(f"sluice: {name}")
     return decorate
 
 
 @contextmanager
 def _trace(path: Path) -> Iterator[None]:
-    """Everything that this thread and the GPU do, as Chrome's trace events, gzipped."""
+    """Trace everything that this thread and the GPU do, as gzipped trace events of Chrome."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -71,9 +82,7 @@ def _trace(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _memory(path: Path) -> Iterator[None]:
-    """The GPU's allocations with the Python lines that made them, as a pickle for
-    pytorch.org/memory_viz.
-    """
+    """Record the GPU's allocations with their Python lines, for pytorch.org/memory_viz."""
     memory = torch.cuda.memory
     memory._record_memory_history(max_entries=MEMORY_EVENTS, stacks="python")
     try:

@@ -1,5 +1,6 @@
-"""Rank 0's record of a run: metrics, TensorBoard and W&B, sampled and dumped rollouts. Names are
-slime's.
+"""The recorder of a run on rank 0: metrics, TensorBoard, W&B, sampled and dumped rollouts.
+
+Metrics have slime's names.
 """
 
 from __future__ import annotations
@@ -36,10 +37,24 @@ _RELEASES = ("sluice-rl", "torch", "transformers", "megatron-core", *engines.NAM
 
 
 class Recorder:
+    """Writes the run directory and the trackers.
+
+    Parameters
+    ----------
+    directory
+        The run directory.
+    attempt
+        Attempt of the trainer.
+    tracker
+        W&B, if the job uses it.
+    judged
+        The samples that are trained on have rewards.
+
+    """
+
     def __init__(
         self, directory: Path, attempt: int, tracker: Wandb | None = None, *, judged: bool = True
     ) -> None:
-        """judged: the samples that are trained on have rewards."""
         self._judged = judged
         self._directory = directory
         self._attempt = attempt
@@ -49,21 +64,22 @@ class Recorder:
         earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
         self._watch = health.Watch(earlier)
         self._failures = directory / run_directory.FAILURES
+        # Serial number of the last failed group that is written down.
         self.last_failure = max(
             (record["serial"] for record in run_directory.records(self._failures)), default=0
         )
-        """Serial number of the last failed group that is written down."""
         self._dropped: dict[str, int] | None = None if earlier else {}
 
     @classmethod
     def for_job(cls, env: Environment, job: RLJob) -> Recorder:
-        """The recorder of a trainer's rank 0."""
+        """Return the recorder of a trainer's rank 0."""
         directory = env.directory("run_dir")
         run_directory.write_json(directory / run_directory.VERSIONS, versions())
         tracker = wandb.start(directory, job.metadata.name, manifest(job)["spec"], env.variables)
         return cls(directory, env.attempt, tracker, judged=job.spec.judged)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Write down the record of a step, and warn about what looks wrong in it."""
         record = {"step": step, "attempt": self._attempt, "time": time.time(), **metrics}
         run_directory.append(self._directory / run_directory.METRICS, record)
         self._scalars(metrics, step)
@@ -71,7 +87,7 @@ class Recorder:
             logs.get().warning(warning.sentence(), kind=warning.kind)
 
     def record_non_step_time(self, part: str, step: int, seconds: Mapping[str, float]) -> None:
-        """Write down the seconds, by phase, of what is no step. part: start, end."""
+        """Write down the seconds, by phase, that belong to no step; `part` is start or end."""
         run_directory.append(
             self._directory / run_directory.SECONDS,
             {
@@ -84,14 +100,15 @@ class Recorder:
         )
 
     def dropped(self, counters: Mapping[str, int]) -> dict[str, float]:
-        """Groups that the dynamic filter has dropped since the last step, by reason. counters: the
-        buffer's totals.
+        """Return the groups that the dynamic filter dropped since the last step, by reason.
+
+        `counters` are the buffer's since the start of the job.
         """
         now = {
             n.removeprefix("filtered_"): v for n, v in counters.items() if n.startswith("filtered_")
         }
         before, self._dropped = self._dropped, now
-        if before is None:  # after a restart nobody knows which step they belong to
+        if before is None:  # after a restart it is not known which step they belong to
             return {}
         new = {name: float(value - before.get(name, 0)) for name, value in now.items()}
         return {
@@ -99,6 +116,7 @@ class Recorder:
         }
 
     def evaluation(self, evaluation: pb.Evaluation, examples: list[SampleGroup]) -> None:
+        """Write down an evaluation and its examples."""
         name = evaluation.dataset
         metrics = {
             f"eval/{name}" if k == "reward" else f"eval/{name}/{k}": v
@@ -113,31 +131,28 @@ class Recorder:
 
     def failures(self, failures: Sequence[pb.Failure]) -> None:
         """Write down which groups failed for good, and why."""
-        for one in failures:
+        for failure in failures:
             record = {
-                "serial": one.serial,
-                "time": one.time,
-                "group_id": one.group_id,
-                "dataset": one.dataset,
+                "serial": failure.serial,
+                "time": failure.time,
+                "group_id": failure.group_id,
+                "dataset": failure.dataset,
             }
-            record |= {"evaluated_version": one.version} if one.version >= 0 else {}
-            run_directory.append(
-                self._failures,
-                record | {"row": one.row, "leases": one.leases, "reason": one.reason},
-            )
-            self.last_failure = one.serial
+            record |= {"evaluated_version": failure.version} if failure.version >= 0 else {}
+            record |= {"row": failure.row, "leases": failure.leases, "reason": failure.reason}
+            run_directory.append(self._failures, record)
+            self.last_failure = failure.serial
 
     def totals(self, totals: Totals) -> None:
-        """Write down what the run came to: whoever watches it may have lost the buffer before its
-        end.
-        """
+        """Write down the totals of the run, because the buffer may be gone after its end."""
         run_directory.write_json(self._directory / run_directory.TOTALS, totals.to_json())
 
     def samples(self, step: int, groups: list[SampleGroup]) -> None:
+        """Write down the first groups of a step, for people to read."""
         self._write_samples(f"step_{step:07d}.jsonl", groups[:SAMPLED_GROUPS], judged=self._judged)
 
     def dump(self, step: int, groups: list[SampleGroup]) -> None:
-        """Keep everything that the step trains on, of all ranks."""
+        """Keep everything that the step trains on, from all ranks."""
         rollouts.write(self._directory / rollouts.DIRECTORY, step, groups)
 
     def close(self) -> None:
@@ -162,7 +177,7 @@ class Recorder:
 
 
 def versions() -> dict[str, str]:
-    """Releases of what trains, and the device: what a result is to be compared by."""
+    """Return the releases of the software, and the device, for comparisons of results."""
     releases = {}
     for name in _RELEASES:
         with contextlib.suppress(PackageNotFoundError):
@@ -172,7 +187,7 @@ def versions() -> dict[str, str]:
 
 
 def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
-    workers = [one.metadata[WORKER] for one in group.samples if WORKER in one.metadata]
+    workers = [s.metadata[WORKER] for s in group.samples if WORKER in s.metadata]
     return {
         "group_id": group.group_id,
         "index": sample.index,
@@ -193,10 +208,20 @@ def _row(group: SampleGroup, sample: Any) -> dict[str, Any]:
 def batch_metrics(
     sequences: list[pb.Sequence], step: int, *, judged: bool = True, in_place: bool = False
 ) -> dict[str, float]:
-    """rollout/* of a batch, from its sequences.
+    """Return the rollout/* metrics of a batch.
 
-    judged: they have rewards. in_place: a response that an update of the weights interrupts goes on
-    with the cache that the older weights computed (`weightSync.pauseMode`).
+    Parameters
+    ----------
+    sequences
+        Metadata of the samples.
+    step
+        Step that trains the batch.
+    judged
+        The samples have rewards.
+    in_place
+        A response that a weight update interrupts continues with the cache that the older weights
+        computed (`weightSync.pauseMode`).
+
     """
     lengths = [s.response_length for s in sequences]
     answered = [s for s in sequences if s.response_length]
@@ -221,7 +246,7 @@ def batch_metrics(
 
 
 def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
-    """Metrics of a batch's rewards."""
+    """Return the metrics of a batch's rewards."""
     rewards: dict[int, list[float]] = {}
     for sequence in sequences:
         rewards.setdefault(sequence.group_id, []).append(sequence.reward)
@@ -239,10 +264,17 @@ def reward_metrics(sequences: Sequence[pb.Sequence]) -> dict[str, float]:
 
 
 def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """perf/* of a step: its time, the parts of it, and its tokens by it.
+    """Return the perf/* metrics of a step's time.
 
-    seconds: by phase of the trainer, all since the step before. Waiting and saving have slime's
-    names besides.
+    Waiting and saving also have slime's names.
+
+    Parameters
+    ----------
+    seconds
+        Seconds since the step before, by phase of the trainer.
+    tokens
+        Tokens of the batch.
+
     """
     whole = sum(seconds.values())
     return {
@@ -255,9 +287,7 @@ def time_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float
 
 
 def merge_shards(shards: Sequence[Sequence[SampleGroup]]) -> list[SampleGroup]:
-    """Whole groups in batch order, from the shards of all ranks: a group's samples may be spread
-    over several.
-    """
+    """Return whole groups in batch order, from shards of ranks among which they may be split."""
     groups: dict[int, SampleGroup] = {}
     for group in (group for shard in shards for group in shard):
         groups.setdefault(group.group_id, SampleGroup(group.prompt)).samples.extend(group.samples)
