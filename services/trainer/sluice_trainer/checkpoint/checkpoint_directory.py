@@ -126,6 +126,7 @@ def claim(directory: Path, author: Author) -> None:
 
     """
     directory.mkdir(parents=True, exist_ok=True)
+    # The claim is durable before older claims are removed: the directory always has an owner.
     claim_file = _claim_of(directory, author)
     claim_file.touch()
     _fsync(claim_file)
@@ -225,6 +226,7 @@ def commit(
     manifest = {
         name: records.get(name) or record_of(file) for name, file in zip(names, files, strict=True)
     }
+    # The manifest is the last file, and every file reaches the disk before the name does.
     content = {"checksum": CHECKSUM, "files": manifest}
     (temporary / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
     for entry in [*temporary.rglob("*"), temporary]:
@@ -232,6 +234,7 @@ def commit(
     check_claim(final.parent, author)
     temporary.rename(final)
     _fsync(final.parent)
+    # A successor may have claimed the directory since; then the tracker belongs to it.
     check_claim(final.parent, author)
     _replace(final.parent / TRACKER, str(int(final.name.removeprefix("iter_"))), author)
 

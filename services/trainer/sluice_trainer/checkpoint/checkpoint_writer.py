@@ -137,7 +137,7 @@ class CheckpointWriter:
             shutil.rmtree(self._temporary, ignore_errors=True)
             for name in parts:
                 (self._temporary / name).mkdir()
-        self._ranks.gather(None)
+        self._ranks.gather(None)  # wait until rank 0 has created the directories
         for name, collect in parts.items():
             part = collect(self._temporary / name)
             if in_background:
@@ -190,7 +190,7 @@ class CheckpointWriter:
                 records |= of_rank
             if self._ranks.rank == 0:
                 commit(self._temporary, self._final, self._author, records)
-            self._ranks.gather(None)
+            self._ranks.gather(None)  # wait until the checkpoint is committed
 
     def _superseded(self) -> str:
         """Return a message if a newer attempt owns the directory: it explains any other error."""

@@ -90,6 +90,7 @@ def clip_gradients(net: nn.Module, limit: float) -> float:
     shares = [
         local_shard(parameter.grad) for parameter in net.parameters() if parameter.grad is not None
     ]
+    # The norm over all ranks is the root of the sum of the squared norms of their shards.
     square = nn.utils.get_total_norm(shares).to(DEVICE).square()
     dist.all_reduce(square)
     norm = float(square.sqrt())

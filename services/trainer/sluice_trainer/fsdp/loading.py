@@ -70,6 +70,7 @@ class Recipe:
                 "convert the checkpoint to bf16 first"
             )
         text = config.get_text_config()
+        # A value head replaces the output layer, which can then not be the embedding.
         if self.values:
             text.tie_word_embeddings = config.tie_word_embeddings = False
         config._attn_implementation = attention(kind, text, self.compute)

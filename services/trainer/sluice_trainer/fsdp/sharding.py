@@ -49,6 +49,7 @@ def build(recipe: Recipe, ranks: Ranks, trainer: Trainer, *, learns: bool) -> Ne
         keeps its weights in that precision.
 
     """
+    # Shard a model without memory, so that each rank allocates only its shards.
     model = recipe.blank().eval()
     if not learns:
         model.requires_grad_(False)

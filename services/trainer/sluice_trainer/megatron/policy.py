@@ -88,6 +88,7 @@ class MegatronPolicy(LearningPolicy):
             chunks, self.shape, None if spec.model.init == "random" else model_dir, spec.data.seed
         )
         total_steps, critic = total_steps or spec.trainer.steps, spec.algorithm.value_model
+        # The schedule excludes the steps in which only the critic learns.
         own_steps = steps_of_policy(total_steps, critic)
         size, rates = self._micro_batch_size, spec.trainer.optimizer
         self._learner = MegatronLearner(chunks, config, spec, size, rates, own_steps)

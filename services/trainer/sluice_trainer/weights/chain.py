@@ -150,8 +150,8 @@ class Chain(Transport):
         if len(able) < len(peers) and not self._logged_plain_engines:
             self._logged_plain_engines = True
             logs.get().info(
-                "engines without sluice's SGLang plugin pass no weights on: the trainer sends to "
-                "each by itself",
+                "engines without sluice's SGLang plugin cannot relay weights: the trainer sends to "
+                "each of them directly",
                 engines=sorted(self._peers.keys() - set(able)),
             )
 
@@ -201,6 +201,7 @@ class Chain(Transport):
                 async with asyncio.timeout(self._link_timeout):
                     await self._send_over_link(peer, bucket, route, version, flush=flush)
             except FAILURES as error:
+                # Half of the phase's deadline is left to send the rest directly.
                 self._reroute_from(
                     peer.name, str(error) or f"nothing came for {self._link_timeout:g} s"
                 )

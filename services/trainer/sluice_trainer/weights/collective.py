@@ -171,9 +171,9 @@ class Collective(Transport):
         engine = asyncio.create_task(
             peer.control.init_group(name, self.host, port, size, self.backend)
         )
-        ours = asyncio.create_task(run_in_daemon_thread(join, abort_group))
-        await wait_for_both(engine, ours)
-        self.communicators[peer.name] = Communicator(peer.generation, name, ours.result())
+        trainer = asyncio.create_task(run_in_daemon_thread(join, abort_group))
+        await wait_for_both(engine, trainer)
+        self.communicators[peer.name] = Communicator(peer.generation, name, trainer.result())
 
     def announce(
         self,

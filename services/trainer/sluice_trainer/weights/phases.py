@@ -177,6 +177,7 @@ class PhaseRunner:
         held_up = {
             name for progress in waiting for name in self._transport.downstream(progress.peer.name)
         }
+        # An engine that waits for an upstream engine is not late itself.
         suspects = [progress for progress in waiting if progress.peer.name not in held_up]
         names = [progress.peer.name for progress in suspects]
         passed = {
@@ -213,6 +214,7 @@ class PhaseRunner:
         progress.fail(reason)
         if progress.task:
             progress.task.cancel()
+        # Ask before `abandon` removes the engine from the routes.
         held_up = set(self._transport.downstream(progress.peer.name))
         self._transport.abandon(progress.peer.name)
         # Downstream engines now get the weights over another route, and get more time for it.

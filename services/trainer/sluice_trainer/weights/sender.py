@@ -166,6 +166,7 @@ class WeightSender:
         self.current = RunningUpdate(version, {peer.name: peer for peer in peers})
         self._prepared.update(self.current.peers)
         self._runner.step_times.begin()
+        # The probe also learns which engines can relay, on which the routes depend.
         await self._run("answer", (pb.UPDATE_PHASE_PREPARE, self._answer))
         self._transport.plan_routes(list(self.current.peers.values()))
         await self._run(
@@ -333,6 +334,7 @@ class WeightSender:
         if not errors:
             return
         ack = await self._call_rendezvous(call, "ReportPhase", 60.0)
+        # Engines that passed may have left the epoch meanwhile.
         gone = set(ack.gone)
         for peer, error in errors.items():
             if error or peer.name in gone:

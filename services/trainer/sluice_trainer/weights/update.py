@@ -55,6 +55,7 @@ def update_engines(
     The outcome of each rank that sent to engines, on every rank; empty if no engine takes part.
 
     """
+    # Rank 0 asks which engines take part; from the plan every rank derives the same shares.
     plan = session.plan(version, joiners_only=joiners_only) if ranks.rank == 0 else None
     plan = pb.UpdatePlan.FromString(ranks.broadcast(plan.SerializeToString() if plan else b""))
     shares = session.shares(plan.engines, ranks.world_size)
@@ -65,6 +66,7 @@ def update_engines(
         return []
     whole = tensors(frozenset(rank for rank, some in enumerate(shares) if some))
     if engines:
+        # Engines generate until the first bucket is filled and all communicators are ready.
         preparing = session.prepare(version, engines)
         filled = buckets(whole, bucket_bytes, session.layout)
         first = next(filled)

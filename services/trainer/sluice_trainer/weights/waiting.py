@@ -26,20 +26,20 @@ async def wait_until_sent(sent: asyncio.Task[None], answers: Sequence[asyncio.Ta
             task.result()
 
 
-async def wait_for_both(engine: asyncio.Task[None], ours: asyncio.Task[Any]) -> None:
+async def wait_for_both(engine: asyncio.Task[None], trainer: asyncio.Task[Any]) -> None:
     """Wait for both ends of a connection; the first failure ends the wait.
 
     So the trainer does not wait for an engine that has already refused.
     """
     try:
-        done, _ = await asyncio.wait([engine, ours], return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait([engine, trainer], return_when=asyncio.FIRST_EXCEPTION)
         # The engine's error comes first: it explains more.
-        for task in sorted(done, key=lambda task: task is ours):
+        for task in sorted(done, key=lambda task: task is trainer):
             task.result()
     finally:
-        for task in (engine, ours):
+        for task in (engine, trainer):
             task.cancel()
-        await asyncio.gather(engine, ours, return_exceptions=True)
+        await asyncio.gather(engine, trainer, return_exceptions=True)
 
 
 async def run_in_daemon_thread(blocking: Callable[[], Any], dispose: Callable[[Any], None]) -> Any:

@@ -129,6 +129,7 @@ def _gather_state(optimizer: Any, parameter: Tensor, share: dict[str, Tensor]) -
     """
     whole, size = {}, parameter.numel()
     for name, dtype in _dtypes(optimizer).items():
+        # An even number of elements, so that bf16 can be viewed as 32-bit integers.
         tensor = torch.zeros(size + size % 2, dtype=dtype, device=parameter.device)
         if name in share:
             held = optimizer._get_model_param_range_map(parameter)["param"]

@@ -95,15 +95,15 @@ def entries(shape: ModelShape, tensor: int) -> Iterator[Entry]:
     """
     yield _vocabulary("embedding.word_embeddings.weight", EMBEDDING, shape, tensor)
     for number in range(shape.layers):
-        ours, theirs = f"decoder.layers.{number}", f"model.layers.{number}"
-        yield from _attention(shape, f"{ours}.self_attention", f"{theirs}.self_attn")
+        mcore, hf = f"decoder.layers.{number}", f"model.layers.{number}"
+        yield from _attention(shape, f"{mcore}.self_attention", f"{hf}.self_attn")
         if shape.experts and shape.is_mixture(number):
-            yield from _mixture(shape, shape.experts, f"{ours}.mlp", f"{theirs}.mlp")
+            yield from _mixture(shape, shape.experts, f"{mcore}.mlp", f"{hf}.mlp")
         else:
             yield from _mlp(
-                f"{ours}.mlp", f"{theirs}.mlp", shape.hidden, shape.ffn, fused=shape.fused_gate_up
+                f"{mcore}.mlp", f"{hf}.mlp", shape.hidden, shape.ffn, fused=shape.fused_gate_up
             )
-        yield from _norms(shape, ours, theirs)
+        yield from _norms(shape, mcore, hf)
     yield _plain("decoder.final_layernorm.weight", "model.norm.weight", (shape.hidden,))
     if shape.value_head:
         yield _plain("output_layer.weight", VALUE_HEAD, (1, shape.hidden))
@@ -114,95 +114,91 @@ def entries(shape: ModelShape, tensor: int) -> Iterator[Entry]:
 # --- layers
 
 
-def _attention(shape: ModelShape, ours: str, theirs: str) -> Iterator[Entry]:
+def _attention(shape: ModelShape, mcore: str, hf: str) -> Iterator[Entry]:
     if shape.latent:
-        yield from _latent_attention(shape, shape.latent, ours, theirs)
+        yield from _latent_attention(shape, shape.latent, mcore, hf)
         return
-    yield _qkv(f"{ours}.linear_qkv.weight", theirs, "weight", shape)
+    yield _qkv(f"{mcore}.linear_qkv.weight", hf, "weight", shape)
     if shape.qkv_bias:
-        yield _qkv(f"{ours}.linear_qkv.bias", theirs, "bias", shape)
+        yield _qkv(f"{mcore}.linear_qkv.bias", hf, "bias", shape)
     width = shape.heads * shape.head_dim
-    yield _plain(f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", (shape.hidden, width), 1)
+    yield _plain(f"{mcore}.linear_proj.weight", f"{hf}.o_proj.weight", (shape.hidden, width), 1)
     if shape.qk_norm:
         for x in "qk":
             yield _plain(
-                f"{ours}.{x}_layernorm.weight", f"{theirs}.{x}_norm.weight", (shape.head_dim,)
+                f"{mcore}.{x}_layernorm.weight", f"{hf}.{x}_norm.weight", (shape.head_dim,)
             )
 
 
-def _latent_attention(shape: ModelShape, latent: Latent, ours: str, theirs: str) -> Iterator[Entry]:
+def _latent_attention(shape: ModelShape, latent: Latent, mcore: str, hf: str) -> Iterator[Entry]:
     """Latent attention: Megatron has DeepSeek's matrices under other names."""
     queries = shape.heads * (latent.plain + latent.turned)
     if latent.query_rank is None:
         yield _plain(
-            f"{ours}.linear_q_proj.weight", f"{theirs}.q_proj.weight", (queries, shape.hidden), 0
+            f"{mcore}.linear_q_proj.weight", f"{hf}.q_proj.weight", (queries, shape.hidden), 0
         )
     else:
         rank = latent.query_rank
         yield _plain(
-            f"{ours}.linear_q_down_proj.weight",
-            f"{theirs}.q_a_proj.weight",
+            f"{mcore}.linear_q_down_proj.weight",
+            f"{hf}.q_a_proj.weight",
             (rank, shape.hidden),
             0,
         )
-        yield _plain(f"{ours}.q_layernorm.weight", f"{theirs}.q_a_layernorm.weight", (rank,))
+        yield _plain(f"{mcore}.q_layernorm.weight", f"{hf}.q_a_layernorm.weight", (rank,))
         yield _plain(
-            f"{ours}.linear_q_up_proj.weight", f"{theirs}.q_b_proj.weight", (queries, rank), 0
+            f"{mcore}.linear_q_up_proj.weight", f"{hf}.q_b_proj.weight", (queries, rank), 0
         )
     down = (latent.kv_rank + latent.turned, shape.hidden)
-    yield _plain(
-        f"{ours}.linear_kv_down_proj.weight", f"{theirs}.kv_a_proj_with_mqa.weight", down, 0
-    )
-    yield _plain(
-        f"{ours}.kv_layernorm.weight", f"{theirs}.kv_a_layernorm.weight", (latent.kv_rank,)
-    )
+    yield _plain(f"{mcore}.linear_kv_down_proj.weight", f"{hf}.kv_a_proj_with_mqa.weight", down, 0)
+    yield _plain(f"{mcore}.kv_layernorm.weight", f"{hf}.kv_a_layernorm.weight", (latent.kv_rank,))
     up = (shape.heads * (latent.plain + latent.value), latent.kv_rank)
-    yield _plain(f"{ours}.linear_kv_up_proj.weight", f"{theirs}.kv_b_proj.weight", up, 0)
+    yield _plain(f"{mcore}.linear_kv_up_proj.weight", f"{hf}.kv_b_proj.weight", up, 0)
     out = (shape.hidden, shape.heads * latent.value)
-    yield _plain(f"{ours}.linear_proj.weight", f"{theirs}.o_proj.weight", out, 1)
+    yield _plain(f"{mcore}.linear_proj.weight", f"{hf}.o_proj.weight", out, 1)
 
 
-def _mlp(ours: str, theirs: str, hidden: int, ffn: int, *, fused: bool = False) -> Iterator[Entry]:
-    yield (_fused_gate_up if fused else _gate_up)(f"{ours}.linear_fc1.weight", theirs, hidden, ffn)
-    yield _plain(f"{ours}.linear_fc2.weight", f"{theirs}.down_proj.weight", (hidden, ffn), 1)
+def _mlp(mcore: str, hf: str, hidden: int, ffn: int, *, fused: bool = False) -> Iterator[Entry]:
+    yield (_fused_gate_up if fused else _gate_up)(f"{mcore}.linear_fc1.weight", hf, hidden, ffn)
+    yield _plain(f"{mcore}.linear_fc2.weight", f"{hf}.down_proj.weight", (hidden, ffn), 1)
 
 
-def _mixture(shape: ModelShape, experts: Experts, ours: str, theirs: str) -> Iterator[Entry]:
+def _mixture(shape: ModelShape, experts: Experts, mcore: str, hf: str) -> Iterator[Entry]:
     """Router, experts and shared experts.
 
     The router's selection bias stays in float32, because it is added to float32 scores.
     """
-    yield _plain(f"{ours}.router.weight", f"{theirs}.gate.weight", (experts.count, shape.hidden))
+    yield _plain(f"{mcore}.router.weight", f"{hf}.gate.weight", (experts.count, shape.hidden))
     if experts.choice_bias:
-        bias, name = f"{ours}.router.expert_bias", f"{theirs}.gate.e_score_correction_bias"
+        bias, name = f"{mcore}.router.expert_bias", f"{hf}.gate.e_score_correction_bias"
         yield _plain(bias, name, (experts.count,), dtype=torch.float32)
-    expert = f"{ours}.experts.local_experts.*"
+    expert = f"{mcore}.experts.local_experts.*"
     up, down = (experts.ffn, shape.hidden), (shape.hidden, experts.ffn)
     yield _all_experts(
         f"{expert}.linear_fc1.weight",
-        f"{theirs}.experts",
+        f"{hf}.experts",
         ("gate_proj", "up_proj"),
         up,
         experts.count,
     )
     yield _all_experts(
-        f"{expert}.linear_fc2.weight", f"{theirs}.experts", ("down_proj",), down, experts.count
+        f"{expert}.linear_fc2.weight", f"{hf}.experts", ("down_proj",), down, experts.count
     )
     if experts.shared_ffn:
         yield from _mlp(
-            f"{ours}.shared_experts", f"{theirs}.shared_experts", shape.hidden, experts.shared_ffn
+            f"{mcore}.shared_experts", f"{hf}.shared_experts", shape.hidden, experts.shared_ffn
         )
 
 
-def _norms(shape: ModelShape, ours: str, theirs: str) -> Iterator[Entry]:
+def _norms(shape: ModelShape, mcore: str, hf: str) -> Iterator[Entry]:
     names = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm"}
     if shape.sandwich:
         names |= {
             "self_attention.post_layernorm": "post_self_attn_layernorm",
             "mlp.post_layernorm": "post_mlp_layernorm",
         }
-    for megatron, hf in names.items():
-        yield _plain(f"{ours}.{megatron}.weight", f"{theirs}.{hf}.weight", (shape.hidden,))
+    for mcore_norm, hf_norm in names.items():
+        yield _plain(f"{mcore}.{mcore_norm}.weight", f"{hf}.{hf_norm}.weight", (shape.hidden,))
 
 
 # --- arrangements

@@ -280,6 +280,7 @@ def _gather(entry: Entry, tensors: list[Tensor], gathering: Receivers) -> Tensor
     part = part.reshape(entry.local(group.size()))
     if entry.split is None or group.size() == 1:
         return part
+    # A single receiver: gather to it. Several: all-gather, which all ranks then hold.
     if len(gathering_ranks) == 1 and not gathering.includes_this_rank:
         dist.gather(_bytes(part), dst=gathering_ranks[0], group=group)
         return None

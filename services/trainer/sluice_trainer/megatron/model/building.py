@@ -81,11 +81,12 @@ def _chunk(
     model.to(device=device, dtype=config.params_dtype)
     for layer in model.decoder.layers:
         if router := getattr(layer.mlp, "router", None):
+            # The selection bias of the checkpoint stays as it is: Megatron must not balance it.
             router.frozen_expert_bias = True
             router._maintain_float32_expert_bias()
             separate_weight_gradients(
                 layer.mlp.experts
-            )  # which are multiplied together, but for an empty row
+            )  # Except for an empty row, `GroupedExperts` multiplies these weights together.
     return model
 
 

@@ -172,12 +172,14 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
     row = int(ends[-1])
+    # Position in the row minus the start of the token's sequence.
     positions = torch.arange(row) - torch.repeat_interleave(ends - sizes, sizes)
     restore = None
     if split.context > 1:
         shares = [
             Split(split.tensor, split.context, rank).local(row) for rank in range(split.context)
         ]
+        # The inverse of the order in which the ranks' shares are gathered.
         restore = torch.argsort(torch.cat(shares)).to(device)
         positions = positions[shares[split.rank]]
     offset, spans = 0, []

@@ -40,6 +40,7 @@ class _RectangleAndSquare(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         parts = _parts(query, key, value)
         outputs, sums, states = zip(*(_forward(*part, scale) for part in parts), strict=True)
+        # The joint softmax weighs each part by its share of the joint denominator.
         total = torch.logaddexp(*sums)
         shares = [(part_sum - total).exp().view(*query.shape[:3], 1) for part_sum in sums]
         out: Tensor = (outputs[0] * shares[0] + outputs[1] * shares[1]).to(query.dtype)

@@ -51,6 +51,7 @@ def routes(chosen: Tensor, rows: int, most: int) -> Routes:
     tokens, columns = chosen.shape
     counts = chosen.sum(0)
     within = chosen.T.contiguous().cumsum(1).T - 1
+    # A choice's row is the start of its column plus its rank in the column.
     place = torch.where(chosen, counts.cumsum(0) - counts + within, rows)
     places = place.topk(most, largest=False, sorted=True).values
     token = torch.arange(tokens, device=chosen.device)[:, None].expand(-1, most)

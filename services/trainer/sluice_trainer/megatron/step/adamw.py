@@ -84,6 +84,8 @@ def rounded(exact: Tensor, step: int) -> Tensor:
     The 16 lower bits are compared with a threshold that differs by position and step and takes all
     values equally often. That needs no random generator, and a resume reproduces it.
     """
+    # The sum carries into the upper 16 bits with the probability that the lower bits, as a
+    # fraction, state; the mask then cuts the lower bits off.
     thresholds = ((_places(exact.device)[: len(exact)] + _offset(step)) >> 16) & 0xFFFF
     return ((exact.view(torch.int32) + thresholds) & -0x10000).view(torch.float32)
 

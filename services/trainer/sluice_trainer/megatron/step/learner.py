@@ -169,7 +169,7 @@ def train_step(
     sums = reduce_over_data_parallel(summed([o.sums for o in objectives]), dist.ReduceOp.SUM)
     maxima = reduce_over_data_parallel(largest([o.maxima for o in objectives]), dist.ReduceOp.MAX)
     sums, maxima = from_last_stage((sums, maxima))
-    check_loss(sums)
+    check_loss(sums)  # before a NaN reaches the weights
     _, grad_norm, _ = optimizer.step()
     check_gradient(grad_norm, sums["loss"])
     return StepResult(sums, maxima, float(grad_norm))
