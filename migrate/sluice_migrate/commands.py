@@ -1,5 +1,6 @@
-"""`sluice import`: a launch script or configuration of slime or verl as an RLJob manifest. Nothing
-is executed, but by `--exact`, in a sandbox.
+"""`sluice import`: converts a launch script or a configuration of slime or verl to a manifest.
+
+Scripts are not executed, except with `--exact`, in a sandbox.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ Out = Annotated[
 DraftName = Annotated[str | None, typer.Option(help="Name of the job. Default: from the script.")]
 Variables = Annotated[
     list[str] | None,
-    typer.Option(
-        "--var", metavar="NAME=VALUE", help="A variable that the script takes from outside."
-    ),
+    typer.Option("--var", metavar="NAME=VALUE", help="Set a variable that the script expects."),
 ]
 Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Have the real bash read the script, in a sandbox, with stand-ins for its programs.",
+        help="Run the script with bash in a sandbox that only records the programs it starts.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Manifest and notes as one JSON object.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print manifest and notes as one JSON object.")
+]
 
 
 @app.command()
@@ -55,7 +56,7 @@ def slime(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Translate a script that starts slime's train.py or train_async.py."""
+    """Convert a script that starts slime's train.py or train_async.py."""
 
     def draft() -> Draft:
         from sluice_migrate.bash.reading import read
@@ -76,7 +77,7 @@ def verl(
         ),
     ],
     config: Annotated[
-        Path | None, typer.Option(help="YAML that the command's --config-name names.")
+        Path | None, typer.Option(help="The YAML file that --config-name of the command names.")
     ] = None,
     out: Out = None,
     name: DraftName = None,
@@ -85,7 +86,7 @@ def verl(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Translate a configuration of verl's PPO trainer."""
+    """Convert a script, a command or a configuration of verl's trainers."""
 
     def draft() -> Draft:
         from sluice_migrate.bash.reading import read
@@ -104,13 +105,13 @@ def verl(
 
 
 def _file(source: str) -> Path | None:
-    """The file that was given; None for a command line, which has a blank or an override."""
-    known = len(source) < 4096 and "\n" not in source and Path(source).is_file()
-    return Path(source) if known or not re.search(r"[\s=]", source) else None
+    """Return the path of a file; None for a command line, which has a blank or an override."""
+    is_file = len(source) < 4096 and "\n" not in source and Path(source).is_file()
+    return Path(source) if is_file or not re.search(r"[\s=]", source) else None
 
 
 def _shown(source: str) -> str:
-    """A name for what was given: a file's, or that it was a command."""
+    """Name the source for the manifest: its file, or a command line."""
     return Path(source).name if " " not in source else "a command line of verl"
 
 
@@ -147,7 +148,7 @@ def _import(
 
     try:
         if out and out.exists() and not force:
-            raise ImportFailedError(f"{out}: there is such a file already; --force overwrites it")
+            raise ImportFailedError(f"{out}: the file exists; overwrite it with --force")
         draft = make()
         if name:
             draft.name = job_name(name)
@@ -171,7 +172,7 @@ def _import(
         typer.echo(text, nl=False)
     _report(draft)
     if wrong:
-        typer.echo(f"error: not a valid job yet:\n{wrong}", err=True)
+        typer.echo(f"error: the job is not valid yet:\n{wrong}", err=True)
         raise typer.Exit(_FAILED)
 
 

@@ -1,4 +1,4 @@
-"""The command of a script that starts a training, and what has to be said about how it was read."""
+"""Finds the command of a script that starts the training."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from sluice_migrate.bash.script import Argument, Script, ScriptCommand
 from sluice_migrate.draft import Draft, ImportFailedError
 from sluice_migrate.translation import shown_names
 
-_OF_NPUS = ("ASCEND_", "HCCL_", "VLLM_ASCEND")
+_NPU_PREFIXES = ("ASCEND_", "HCCL_", "VLLM_ASCEND")
 _SHELLS = ("bash", "sh", "zsh")
 
 
 def last_launch(
-    script: Script, is_entry: Callable[[Argument], bool], wanted: str
+    script: Script, is_entry: Callable[[Argument], bool], expected: str
 ) -> tuple[ScriptCommand, int]:
-    """(the command, the position of its entry point), of the last one that the script reaches.
+    """Return the last training that the script starts, and the position of its entry point.
 
-    Raises ImportFailedError where it starts none. wanted: what was looked for, with the source.
+    Raises ImportFailedError if there is none, with `expected` as its message.
     """
     launches = [
         (command, at)
@@ -26,12 +26,12 @@ def last_launch(
         if is_entry(word)
     ]
     if not launches:
-        raise ImportFailedError(wanted + _why(script))
+        raise ImportFailedError(expected + _reason(script))
     return next((launch for launch in reversed(launches) if launch[0].sure), launches[-1])
 
 
-def _why(script: Script) -> str:
-    """Words for a script that starts nothing, but other scripts or programs."""
+def _reason(script: Script) -> str:
+    """Explain what a script does that starts no training."""
     others = [
         word.text
         for command in script.commands
@@ -39,7 +39,7 @@ def _why(script: Script) -> str:
         if command.words[0].text in _SHELLS and word.text.endswith(".sh")
     ]
     if others:
-        return f"; it starts {shown_names(tuple(others))}: import that"
+        return f"; it starts {shown_names(tuple(others))}: import that script"
     ends = [
         f"line {remark.line}, {remark.subject}: {remark.text}"
         if remark.line
@@ -50,23 +50,25 @@ def _why(script: Script) -> str:
 
 
 def report(draft: Draft, script: Script, command: ScriptCommand, at: int) -> None:
-    """Notes about what was not read as bash would have run it."""
+    """Add notes about differences between what was read and what bash would run."""
     for remark in script.remarks:
         draft.note("check", remark.subject, remark.text, remark.line)
     for name, line in script.unset.items():
-        draft.note("check", f"${name}", "nothing sets it: left out, as bash does (--var)", line)
+        draft.note(
+            "check", f"${name}", "not set, so it is left out, as bash does; set it with --var", line
+        )
     for name in script.variables.values:
-        if name.startswith(_OF_NPUS):
-            why = "the script is written for Huawei's NPUs; sluice runs on NVIDIA's GPUs"
+        if name.startswith(_NPU_PREFIXES):
+            why = "the script is written for Huawei NPUs; sluice runs on NVIDIA GPUs"
             draft.note("check", name, why, script.variables.values[name].line)
             break
     if not command.sure:
-        why = "only under a condition that the machine would decide"
+        why = "starts under a condition that only the machine can decide"
         draft.note("check", command.words[at].text, why, command.line)
     entries = {
         c.words[i].line for c in script.commands for i, word in enumerate(c.words)
         if word.text == command.words[at].text
     }  # fmt: skip
     if len(entries) > 1:
-        why = f"the script starts {len(entries)} trainings; this is the last"
+        why = f"the script starts {len(entries)} trainings; this is the last one"
         draft.note("check", command.words[at].text, why, command.line)

@@ -1,5 +1,6 @@
-"""A draft -> the text of a manifest: fields with where they came from, and above them what could
-not be translated.
+"""Writes a draft as a manifest.
+
+A comment after each field names its origin; comments above list what was not translated.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from sluice_migrate.draft import Draft
 _TITLES = {
     "not translated": "Not translated",
     "check": "To check",
-    "other default": "Written out, because sluice's own default is another",
+    "other default": "Written out, because sluice has another default",
 }
-_KEPT = (
+# Fields that are never removed: without them it would be a different job.
+_ESSENTIAL = (
     "algorithm.estimator",
     "model.path",
     "data.prompts",
@@ -32,37 +34,40 @@ _KEPT = (
     "trainer.epochs",
     "algorithm.distillation.teacher.url",
 )
-"""Without them it would be another job."""
 _WIDTH = 118
 _ROUNDS = 20
 
 
 def settle(draft: Draft) -> str:
-    """Take out fields that a rule of the API refuses, each with a note. Returns what is still
-    wrong; empty: nothing.
+    """Remove fields that a rule of the API refuses, with a note for each.
+
+    Returns what is still wrong, or "".
     """
     for _ in range(_ROUNDS):
         try:
             RLJob.model_validate(document(draft))
         except ValidationError as error:
-            if not any(_give_up(draft, problem) for problem in error.errors(include_url=False)):
+            if not any(
+                _drop_refused(draft, problem) for problem in error.errors(include_url=False)
+            ):
                 return describe(error, document(draft), "imported")
         else:
             return ""
     return "imported: too many fields do not fit together"
 
 
-def _give_up(draft: Draft, problem: Any) -> bool:
+def _drop_refused(draft: Draft, problem: Any) -> bool:
     location = [*problem["loc"], *str((problem.get("ctx") or {}).get("field", "")).split(".")]
     path = field_path([part for part in location[1:] if part != ""])
     origin = draft.origins.get(path, path)
-    if problem["type"] == "missing" or path in _KEPT or draft.drop(path) is None:
+    if problem["type"] == "missing" or path in _ESSENTIAL or draft.drop(path) is None:
         return False
     draft.note("not translated", origin, f"{path}: {problem['msg']}")
     return True
 
 
 def document(draft: Draft) -> dict[str, Any]:
+    """Return the whole manifest."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -72,14 +77,14 @@ def document(draft: Draft) -> dict[str, Any]:
 
 
 def to_text(draft: Draft, source: str) -> str:
-    """The manifest as YAML. source: what was imported, in words."""
+    """Write the manifest as YAML. `source` names what was imported."""
     whole = document(draft)
-    with contextlib.suppress(ValidationError):  # in the order of the reference, if it is valid
+    with contextlib.suppress(ValidationError):  # in the order of the reference if it is valid
         whole["spec"] = manifest(RLJob.model_validate(whole))["spec"]
     commented = CommentedMap(whole)
     commented["spec"] = _commented(draft, whole["spec"], "")
     yaml = YAML()
-    yaml.width = 4096  # a comment must stay behind its value
+    yaml.width = 4096  # a comment must stay on the line of its value
     yaml.indent(mapping=2, sequence=4, offset=2)
     text = io.StringIO()
     yaml.dump(commented, text)
@@ -104,14 +109,14 @@ def _commented(draft: Draft, node: Any, path: str) -> Any:
 
 
 def _header(draft: Draft, source: str) -> str:
-    lines = [f"# Imported from {source}. The comment behind a field names what it came from."]
+    lines = [f"# Imported from {source}. The comment after a field names its origin."]
     for kind, title in _TITLES.items():
         notes = [note for note in draft.notes if note.kind == kind]
         if notes:
             lines += ["#", f"# {title}:"]
         for note in notes:
-            where = f" (line {note.line})" if note.line else ""
-            text = " ".join(f"{note.subject}{where}: {note.text}".split())
+            line = f" (line {note.line})" if note.line else ""
+            text = " ".join(f"{note.subject}{line}: {note.text}".split())
             lines += textwrap.wrap(
                 text,
                 _WIDTH,

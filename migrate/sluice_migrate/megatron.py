@@ -17,22 +17,23 @@ from sluice_migrate.translation import (
     how_to_supply,
 )
 
-_ONCE = Covered("copies overlap with the step, and the weights in fp32 are held once")
+_HANDLED = Covered("copies overlap with the step, and the fp32 weights are stored once")
 _FP32 = Unsupported(
-    "gradients and the optimizer's weights are fp32",
+    "gradients and the optimizer's copy of the weights are always fp32",
     unless=("fp32", "float32", "torch.float32", None),
 )
-_STORED = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
+_MOMENT_TYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
 
 
-def stored(value: Any) -> str:
-    """The type of Adam's moments. Raises ValueError."""
+def _moment_type(value: Any) -> str:
+    """Convert the type of Adam's moments. Raises ValueError."""
     kind = str(value).removeprefix("torch.")
-    if kind not in _STORED:
-        raise ValueError("Adam's moments are fp32 or bf16; others need TransformerEngine")
-    return _STORED[kind]
+    if kind not in _MOMENT_TYPES:
+        raise ValueError("Adam's moments are fp32 or bf16; other types need TransformerEngine")
+    return _MOMENT_TYPES[kind]
 
 
+# Further settings of the optimizer, by Megatron's names.
 OPTIMIZER_ENTRIES: dict[str, Translation] = {
     **dict.fromkeys(
         (
@@ -42,30 +43,29 @@ OPTIMIZER_ENTRIES: dict[str, Translation] = {
             "pin_cpu_grads",
             "pin_cpu_params",
         ),
-        _ONCE,
+        _HANDLED,
     ),
     **dict.fromkeys(("main_params_dtype", "main_grads_dtype"), _FP32),
-    "exp_avg_dtype": Field("trainer.optimizer.expAvgDtype", stored),
-    "exp_avg_sq_dtype": Field("trainer.optimizer.expAvgSqDtype", stored),
+    "exp_avg_dtype": Field("trainer.optimizer.expAvgDtype", _moment_type),
+    "exp_avg_sq_dtype": Field("trainer.optimizer.expAvgSqDtype", _moment_type),
 }
-"""Further settings of the optimizer, by Megatron's names."""
 
 
 def host_optimizer(
-    draft: Draft, settings: Settings, switch: str, fraction: str, usual: str
+    draft: Draft, settings: Settings, switch: str, fraction: str, default: str
 ) -> None:
-    """`trainer.cpuOffload: optimizer` and its fraction.
+    """Translate the optimizer on the CPU to `trainer.cpuOffload` and `cpuOffloadFraction`.
 
-    switch, fraction: names of both settings. usual: the fraction where it is not given.
+    switch, fraction: names of both settings. default: the fraction if it is not given.
     """
     share = settings.take(fraction)
     if not settings.on(switch):
         return
-    part = _fraction(draft, share or Setting(fraction, (usual,)))
+    part = _fraction(draft, share or Setting(fraction, (default,)))
     if part is None:
         return
     if part == 0:
-        why = f"{fraction} is 0 with it: nothing is on the CPU"
+        why = f"{fraction} is 0, so the optimizer stays on the GPU"
         draft.note("check", switch, why, settings[switch].line)
         return
     draft.set("trainer.cpuOffload", "optimizer", switch)
@@ -74,7 +74,7 @@ def host_optimizer(
 
 
 def _fraction(draft: Draft, setting: Setting) -> float | None:
-    """None where it is not known: that is noted."""
+    """Return the fraction; None with a note if it is not known."""
     why = f"the value is not in the script: {how_to_supply(setting.missing)}"
     try:
         if not setting.missing:
@@ -86,7 +86,7 @@ def _fraction(draft: Draft, setting: Setting) -> float | None:
 
 
 def recompute(granularity: Any) -> str:
-    """`trainer.recompute`. Raises ValueError."""
+    """Convert to `trainer.recompute`. Raises ValueError."""
     kind = str(granularity or "none")
     if kind not in get_args(Recompute):
         raise ValueError(f"trainer.recompute is one of {', '.join(get_args(Recompute))}")
@@ -94,30 +94,35 @@ def recompute(granularity: Any) -> str:
 
 
 def recompute_modules(words: Any) -> list[str]:
-    """`trainer.recomputeModules`. Raises ValueError where a part needs TransformerEngine."""
+    """Convert to `trainer.recomputeModules`. Raises ValueError if one needs TransformerEngine."""
     names = [words] if isinstance(words, str) else [*words]
-    strange = [name for name in names if name not in get_args(RecomputeModule)]
-    if strange or not names:
+    unsupported = [name for name in names if name not in get_args(RecomputeModule)]
+    if unsupported or not names:
         raise ValueError(
-            f"{', '.join(map(str, strange))}: trainer.recomputeModules are of "
+            f"{', '.join(map(str, unsupported))}: trainer.recomputeModules may be "
             f"{', '.join(get_args(RecomputeModule))}"
         )
     return names
 
 
-_FIELD = "trainer.routingReplay"
+_REPLAY = "trainer.routingReplay"
 
 
 def drop_needless_replay(draft: Draft) -> None:
-    """Take `trainer.routingReplay` out where such a job is refused. Needs backend and batches."""
-    by, origin = draft.get(_FIELD, "none"), draft.origins.get(_FIELD, _FIELD)
-    if by != "none" and draft.get("trainer.backend") == "fsdp":
-        draft.drop(_FIELD)
-        draft.note("not translated", origin, "trainer.backend: megatron replays routing, not fsdp")
-    elif by == "trainer" and draft.get("trainer.stepsPerBatch", 1) == 1:
-        draft.drop(_FIELD)
+    """Remove `trainer.routingReplay` if the job would be refused for it.
+
+    Call it when trainer.backend and trainer.stepsPerBatch are set.
+    """
+    replay, origin = draft.get(_REPLAY, "none"), draft.origins.get(_REPLAY, _REPLAY)
+    if replay != "none" and draft.get("trainer.backend") == "fsdp":
+        draft.drop(_REPLAY)
+        draft.note(
+            "not translated", origin, "trainer.backend: fsdp cannot replay routing; megatron can"
+        )
+    elif replay == "trainer" and draft.get("trainer.stepsPerBatch", 1) == 1:
+        draft.drop(_REPLAY)
         why = (
-            "one optimizer step a batch takes old log-probs from its own pass: there is no other "
-            "routing to replay"
+            "with one optimizer step per batch the old log-probs come from the same forward pass, "
+            "so there is no other routing to replay"
         )
         draft.note("check", origin, why)

@@ -1,0 +1,1 @@
+"""Reads a launch script as bash would run it, to find the commands that it starts."""

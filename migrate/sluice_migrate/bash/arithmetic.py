@@ -1,4 +1,4 @@
-"""Bash's arithmetic: `$((...))`, `((...))`, `for ((...))`, on whole numbers."""
+"""Evaluates bash arithmetic: `$((...))`, `((...))` and `for ((...))`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,33 @@ _LARGEST_SHIFT = 63
 
 
 def evaluate(text: str, get: Callable[[str], int], put: Callable[[str, int], None]) -> int:
-    """The value of an expression. get, put: variables.
+    """Evaluate an expression of whole numbers.
 
-    Raises ValueError for what is no expression, ArithmeticError for a division by zero.
+    Parameters
+    ----------
+    text
+        The expression.
+    get, put
+        Read and set a variable.
+
+    Raises
+    ------
+    ValueError
+        If it is not an expression.
+    ArithmeticError
+        If it divides by zero.
+
     """
     reader = _Reader(text, get, put)
     value = reader.comma() if reader.symbol else 0
     if reader.symbol:
-        raise ValueError(f"{reader.symbol!r} does not belong here")
+        raise ValueError(f"{reader.symbol!r} is not expected here")
     return value
 
 
 class _Reader:
+    """Recursive descent, with a method for each level of precedence."""
+
     def __init__(
         self, text: str, get: Callable[[str], int], put: Callable[[str, int], None]
     ) -> None:
@@ -41,7 +56,7 @@ class _Reader:
         symbol, rest = self.symbol, self.text[self.at :]
         match = _SYMBOL.match(rest)
         if not match and rest.strip():
-            raise ValueError(f"{rest.strip()!r} is no arithmetic")
+            raise ValueError(f"{rest.strip()!r} is not an arithmetic expression")
         self.symbol = match[1] if match else ""
         self.at += match.end() if match else len(rest)
         return symbol
@@ -104,7 +119,7 @@ class _Reader:
         if symbol[:1].isdigit():
             return int(symbol, 16) if symbol[1:2] in ("x", "X") else _number(symbol)
         if not re.match(r"[A-Za-z_]", symbol):
-            raise ValueError(f"a number was expected, not {symbol!r}")
+            raise ValueError(f"expected a number, found {symbol!r}")
         value = self.get(symbol)
         if self.symbol in ("++", "--"):
             self.put(symbol, value + (1 if self.advance() == "++" else -1))

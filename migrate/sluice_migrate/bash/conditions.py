@@ -1,5 +1,6 @@
-"""`[ ... ]` and `[[ ... ]]`: true, false, or None where only the machine could tell (its files, a
-value that is not known).
+"""Evaluates `[ ... ]` and `[[ ... ]]`.
+
+The result is None if it depends on the machine, such as on its files, or on an unknown value.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ _JOINS = {"-a": "and", "&&": "and", "-o": "or", "||": "or"}
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One word of a condition.
+    """A word of a condition.
 
-    known: False where its text is not the value. pattern: it as a regular expression, in `[[`.
-    set: for `-v`, the variable of that name is set.
+    is_known: False if `text` is not the value. pattern: the word as a regular expression, in `[[`.
+    is_set: True if a variable of this name is set, for `-v`.
     """
 
     text: str
-    known: bool = True
+    is_known: bool = True
     pattern: str | None = None
     is_set: bool = False
 
 
 def holds(words: list[Operand]) -> Truth:
-    """The truth of a condition. Words that are no condition give None."""
+    """Evaluate a condition; None if it is unknown or not a condition."""
     reader = _Reader(words)
     try:
         truth = reader.either() if words else False
@@ -43,16 +44,19 @@ def holds(words: list[Operand]) -> Truth:
 
 
 def negation(truth: Truth) -> Truth:
+    """Negate; unknown stays unknown."""
     return None if truth is None else not truth
 
 
 def both(left: Truth, right: Truth) -> Truth:
+    """Combine by "and": false if one is false, else unknown if one is unknown."""
     if left is False or right is False:
         return False
     return None if left is None or right is None else True
 
 
 def either(left: Truth, right: Truth) -> Truth:
+    """Combine by "or": true if one is true, else unknown if one is unknown."""
     return negation(both(negation(left), negation(right)))
 
 
@@ -75,20 +79,20 @@ class _Reader:
         return truth
 
     def _both(self) -> Truth:
-        truth = self._one()
+        truth = self._primary()
         while self._join() == "and":
             self.at += 1
-            truth = both(truth, self._one())
+            truth = both(truth, self._primary())
         return truth
 
-    def _one(self) -> Truth:
+    def _primary(self) -> Truth:
         word = self.words[self.at]
         if self._peek(1) in (*_TEXTS, *_NUMBERS) and self.at + 2 < len(self.words):
             self.at += 3
             return _compare(word, self.words[self.at - 2].text, self.words[self.at - 1])
         self.at += 1
-        if word.text == "!" and word.known:
-            return negation(self._one())
+        if word.text == "!" and word.is_known:
+            return negation(self._primary())
         if word.text == "(":
             truth = self.either()
             self.at += 1
@@ -96,7 +100,7 @@ class _Reader:
         if re.fullmatch("-[a-zA-Z]", word.text) and self.at < len(self.words) and not self._join():
             self.at += 1
             return _unary(word.text, self.words[self.at - 1])
-        return bool(word.text) if word.known else None
+        return bool(word.text) if word.is_known else None
 
 
 def _unary(name: str, word: Operand) -> Truth:
@@ -111,11 +115,11 @@ def _unary(name: str, word: Operand) -> Truth:
 
 
 def _nonempty(word: Operand) -> Truth:
-    return bool(word.text) if word.known else None
+    return bool(word.text) if word.is_known else None
 
 
 def _compare(left: Operand, name: str, right: Operand) -> Truth:
-    if not left.known or not right.known:
+    if not left.is_known or not right.is_known:
         return None
     if name in _NUMBERS:
         try:
@@ -135,7 +139,7 @@ def _compare(left: Operand, name: str, right: Operand) -> Truth:
 
 
 def _searched(text: str, pattern: str) -> Truth:
-    """`=~`; a pattern with expansions or quotes in it is not tried."""
+    """Evaluate `=~`; unknown if the pattern has expansions or quotes."""
     if re.search(r"[$'\"`]\w|\[:", pattern):
         return None
     try:

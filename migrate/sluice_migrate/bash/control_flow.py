@@ -1,7 +1,7 @@
-"""The order in which a script's commands are read: lists, conditions, loops, subshells.
+"""Runs through a script's lists, conditions, loops and subshells.
 
-A condition that the script's own values decide is decided. Of one that only the machine could
-decide all branches are read, and what they set is conditional.
+A condition on values of the script is evaluated. If only the machine can decide a condition, all
+branches are read, and the values that they set are marked as conditional.
 """
 
 from __future__ import annotations
@@ -14,47 +14,49 @@ from sluice_migrate.bash import parser as ast
 from sluice_migrate.bash.conditions import Operand, Truth, holds, negation
 from sluice_migrate.bash.expansion import Argument
 from sluice_migrate.bash.lexer import Operator, Word
-from sluice_migrate.bash.variables import EndError, Memory
+from sluice_migrate.bash.variables import ScriptState, StopReadingError
 
 _MOST_STEPS = 20_000
 
 
-class LeaveError(Exception):
-    """`break`, `continue` or `return`."""
+class JumpError(Exception):
+    """A `break`, `continue` or `return`, named by `keyword`."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, keyword: str) -> None:
+        self.keyword = keyword
 
 
 @dataclass
-class Control(Memory):
+class ControlFlow(ScriptState):
+    """Runs commands; `captured` collects the output of the command substitution that is read."""
+
     functions: dict[str, ast.Body] = field(default_factory=dict)
     steps: int = 0
-    says: list[Argument] | None = None
-    """Output of a command substitution that is being read."""
+    captured: list[Argument] | None = None
 
     @abc.abstractmethod
     def simple(self, words: list[Word]) -> Truth:
-        """Read a command without any structure, and say how it ends."""
+        """Run a simple command; returns whether it succeeds."""
 
     def run(self, body: ast.Body) -> Truth:
+        """Run commands; returns whether the last one succeeds."""
         truth: Truth = True
         for pipeline in body:
             before = pipeline.before
             if (before == "&&" and truth is False) or (before == "||" and truth is True):
                 continue
-            unsure = bool(before) and truth is None
-            self.doubts += unsure
+            is_unknown = bool(before) and truth is None
+            self.undecided += is_unknown
             after = self._pipeline(pipeline)
-            self.doubts -= unsure
-            truth = None if unsure and after is not truth else after
+            self.undecided -= is_unknown
+            truth = None if is_unknown and after is not truth else after
         return truth
 
     def _pipeline(self, pipeline: ast.Pipeline) -> Truth:
         truth: Truth = True
         for command in pipeline.commands:
             truth = self._command(command)
-        if len(pipeline.commands) > 1 and self.says is not None:
+        if len(pipeline.commands) > 1 and self.captured is not None:
             truth = None
         return negation(truth) if pipeline.negated else truth
 
@@ -62,9 +64,9 @@ class Control(Memory):
         self.steps += 1
         if self.steps > _MOST_STEPS:
             self.remark(0, "a loop", "is too long to be read here")
-            raise EndError
+            raise StopReadingError
         match command:
-            case ast.Simple(words):
+            case ast.SimpleCommand(words):
                 return self.simple(words)
             case ast.Test(words, _):
                 return holds(self._operands(words))
@@ -83,22 +85,22 @@ class Control(Memory):
                 return self._loop(command)
 
     def _if(self, command: ast.If) -> Truth:
-        doubts = 0
+        undecided = 0
         truth: Truth = True
         for condition, body in command.branches:
-            holds_ = self.run(condition)
-            if holds_ is False:
+            condition_holds = self.run(condition)
+            if condition_holds is False:
                 continue
-            unsure = holds_ is None
-            doubts += unsure
-            self.doubts += unsure
+            is_unknown = condition_holds is None
+            undecided += is_unknown
+            self.undecided += is_unknown
             truth = self.run(body)
-            if holds_:
+            if condition_holds:
                 break
         else:
             truth = self.run(command.otherwise)
-        self.doubts -= doubts
-        return None if doubts else truth
+        self.undecided -= undecided
+        return None if undecided else truth
 
     def _case(self, command: ast.Case) -> Truth:
         expander = self.lenient
@@ -106,33 +108,33 @@ class Control(Memory):
         truth: Truth = True
         for patterns, body in command.arms:
             if subject.missing:
-                self.doubts += 1
+                self.undecided += 1
                 self.run(body)
-                self.doubts -= 1
+                self.undecided -= 1
                 truth = None
             elif any(re.fullmatch(expander.pattern(p), subject.text, re.DOTALL) for p in patterns):
                 return self.run(body)
         return truth
 
-    def _loop(self, command: ast.For | ast.Count | ast.While) -> Truth:
+    def _loop(self, command: ast.For | ast.ArithmeticFor | ast.While) -> Truth:
         try:
             match command:
                 case ast.For():
                     self._for(command)
-                case ast.Count():
-                    self._count(command)
+                case ast.ArithmeticFor():
+                    self._arithmetic_for(command)
                 case ast.While():
                     self._while(command)
-        except LeaveError as leaves:
-            if leaves.what == "return":
+        except JumpError as jump:
+            if jump.keyword == "return":
                 raise
         return True
 
     def _body(self, body: ast.Body) -> None:
         try:
             self.run(body)
-        except LeaveError as leaves:
-            if leaves.what != "continue":
+        except JumpError as jump:
+            if jump.keyword != "continue":
                 raise
 
     def _for(self, command: ast.For) -> None:
@@ -146,40 +148,41 @@ class Control(Memory):
             self.set(command.name, value)
             self._body(command.body)
 
-    def _count(self, command: ast.Count) -> None:
+    def _arithmetic_for(self, command: ast.ArithmeticFor) -> None:
         start, condition, step = command.header
         self.arithmetic(start, command.line)
         while truth := self.arithmetic(condition or "1", command.line):
             self._body(command.body)
             self.arithmetic(step, command.line)
         if truth is None:
-            self._doubtfully(command.body)
+            self._run_undecided(command.body)
 
     def _while(self, command: ast.While) -> None:
         while True:
             truth = self.run(command.condition)
             truth = negation(truth) if command.until else truth
             if truth is None:
-                self._doubtfully(command.body)
+                self._run_undecided(command.body)
             if not truth:
                 return
             self._body(command.body)
 
-    def _doubtfully(self, body: ast.Body) -> None:
-        self.doubts += 1
+    def _run_undecided(self, body: ast.Body) -> None:
+        self.undecided += 1
         self._body(body)
-        self.doubts -= 1
+        self.undecided -= 1
 
     def subshell(self, body: ast.Body) -> Truth:
-        kept = self.variables
-        self.variables = replace(kept, values=dict(kept.values), arrays=dict(kept.arrays))
+        """Run commands whose assignments are lost."""
+        outer = self.variables
+        self.variables = replace(outer, values=dict(outer.values), arrays=dict(outer.arrays))
         try:
             return self.run(body)
         finally:
-            self.variables = kept
+            self.variables = outer
 
     def _operands(self, words: list[Word | Operator]) -> list[Operand]:
-        """The words of `[[ ]]`: not split, and patterns on the right."""
+        """Expand the words of `[[ ]]`, which are not split, and have patterns on the right."""
         operands = []
         for word in words:
             if isinstance(word, Operator):

@@ -1,7 +1,7 @@
-"""Words -> texts: variables, their operators, arithmetic, commands, and the split at blanks.
+"""Expands words as bash does: variables, their operators, arithmetic, commands, field splitting.
 
-A value that cannot be known keeps the script's own text and says in `missing` what it would take;
-nothing is guessed.
+A value that is not known keeps the text of the script, and `missing` lists what it depends on.
+Values are never guessed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from dataclasses import dataclass, field, replace
 
 from sluice_migrate.bash.arithmetic import evaluate
 from sluice_migrate.bash.lexer import Part, PartKind, Word, words_of
-from sluice_migrate.bash.patterns import at_slash, braces, cased, cut, glob
+from sluice_migrate.bash.patterns import (
+    change_case,
+    expand_braces,
+    glob,
+    split_replacement,
+    strip_affix,
+)
 
 _DEEPEST = 20
+# A word between blanks; blanks in an unknown `$(a command)` do not split it.
 _PIECES = re.compile(r"(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^}]*\}|\S)+")
-"""A word between blanks; those in `$(a command)` that is not known do not count."""
 _ALL = ("@", "*")
 
 
@@ -38,8 +44,9 @@ class Argument:
 class Variables:
     """The variables that a script has set so far.
 
-    environment: variables that the user gave, which go before the script's own. arguments: `$1` and
-    on. source: the path of the script, `$0`.
+    environment: variables given by --var, which win over assignments of the script. arguments: `$1`
+    and following. source: the path of the script, `$0`. unknown_arrays: arrays that were read but
+    never set.
     """
 
     values: dict[str, Argument] = field(default_factory=dict)
@@ -50,7 +57,7 @@ class Variables:
     unknown_arrays: list[str] = field(default_factory=list)
 
     def get(self, name: str, line: int) -> Argument | None:
-        """The value of a scalar, or an array's first; None where it is not set."""
+        """Return the value of a scalar, or the first of an array; None if it is not set."""
         if name in self.environment:
             return Argument(self.environment[name], line)
         if name in self.values:
@@ -66,7 +73,7 @@ class Variables:
         return None
 
     def all(self, name: str) -> list[Argument] | None:
-        """All values of an array; None where it is not set."""
+        """Return all values of an array; None if it is not set."""
         if name in _ALL:
             return self.arguments
         if name in self.arrays:
@@ -76,9 +83,9 @@ class Variables:
 
 
 class Expander:
-    """Words -> arguments.
+    """Expands words into arguments.
 
-    run: the output of a command; None where only a shell could tell. lenient: what is not set is
+    run: returns the output of a command, or None if it is not known. lenient: an unset variable is
     empty, as in a condition; else it keeps its name.
     """
 
@@ -87,11 +94,11 @@ class Expander:
         self.lenient = False
 
     def words(self, word: Word) -> list[Argument]:
-        """The words that a word becomes: none, one or several."""
-        return [field for piece in braces(word) for field in self._split(piece)]
+        """Expand a word into any number of words."""
+        return [field for piece in expand_braces(word) for field in self._split(piece)]
 
     def joined(self, word: Word, *, quoted: bool = False) -> Argument:
-        """The word as one text, as in an assignment. quoted: `~` is no home in it."""
+        """Expand a word into a single text, as in an assignment; `~` stays if it is quoted."""
         values = [
             self._value(part, word.line, first=position == 0 and not quoted)
             for position, part in enumerate(word.parts)
@@ -99,7 +106,7 @@ class Expander:
         return _joined("", values, word.line)
 
     def number(self, text: str, line: int) -> tuple[int, tuple[str, ...]]:
-        """The value of an arithmetic expression, and what it would take to know it.
+        """Evaluate an arithmetic expression; returns its value and the variables that are missing.
 
         Raises ValueError and ArithmeticError.
         """
@@ -114,9 +121,9 @@ class Expander:
                 return 0
             missing.extend(value.missing)
             if value.missing:
-                return 1  # any number: it is missing
+                return 1  # any number, since the result is reported as missing
             if depth > _DEEPEST:
-                raise ValueError(f"{name} names itself")
+                raise ValueError(f"{name} refers to itself")
             return evaluate(value.text, lambda inner: get(inner, depth + 1), put)
 
         def put(name: str, value: int) -> None:
@@ -124,13 +131,13 @@ class Expander:
 
         return evaluate(filled.text, get, put), tuple(dict.fromkeys(missing))
 
-    # --- one word
+    # Expansion of one word.
 
     def _split(self, word: Word) -> list[Argument]:
         fields = _Fields(word.line)
         parts = [part for part in word.parts if part.text or part.kind is not PartKind.TEXT]
         if not any(self._is_list(part) for part in parts):
-            parts = word.parts  # "" is a word, but not around a list without values
+            parts = word.parts  # "" is a word, but "${EMPTY[@]}" is none
         for position, part in enumerate(parts):
             if self._is_list(part):
                 chosen = self._chosen(part)
@@ -145,7 +152,7 @@ class Expander:
         return fields.finish()
 
     def is_unset(self, word: Word) -> bool:
-        """True for `$NAME` alone, without quotes, that nothing has set: no word for bash."""
+        """Tell whether the word is an unquoted `$NAME` that is not set; bash drops such a word."""
         part = word.parts[0]
         return (
             len(word.parts) == 1
@@ -156,14 +163,14 @@ class Expander:
         )
 
     def _chosen(self, part: Part) -> Word | None:
-        """The word that stands in for a list, of `${NAME[@]:-word}` and `${NAME[@]+word}`."""
+        """Return the operand if it replaces the list in `${NAME[@]:-word}` or `${NAME[@]+word}`."""
         values, operator = self.variables.all(part.text), part.operator.lstrip(":")
         if operator == "+":
             return part.operand if values else Word(0)
         return part.operand if operator == "-" and not values else None
 
     def _elements(self, part: Part) -> list[Argument]:
-        """The values of a list, one by one."""
+        """Return the values of a list."""
         values = self.variables.all(part.text)
         if values is None:
             self.variables.unknown_arrays.append(part.text)
@@ -226,7 +233,7 @@ class Expander:
         return self._alternative(part, value, line, empty=empty)
 
     def _plain(self, part: Part, line: int) -> Argument | None:
-        """The value without the operator."""
+        """Return the value without the operator applied."""
         if part.text in _ALL or part.index in _ALL:
             values = self.variables.all(part.text)
             return None if values is None else _joined(self._separator(), values, line)
@@ -246,8 +253,8 @@ class Expander:
         return values[at] if -len(values) <= at < len(values) else None
 
     def _separator(self) -> str:
-        known = self.variables.get("IFS", 0)
-        return " " if known is None else known.text[:1]
+        ifs = self.variables.get("IFS", 0)
+        return " " if ifs is None else ifs.text[:1]
 
     def _or_its_name(self, part: Part, value: Argument | None, line: int) -> Argument:
         if value is not None:
@@ -267,7 +274,7 @@ class Expander:
     def _alternative(
         self, part: Part, value: Argument | None, line: int, *, empty: bool
     ) -> Argument:
-        """`:-`, `:=`, `:+` and `:?`; without the colon an empty value counts as one."""
+        """Apply `:-`, `:=`, `:+` or `:?`; without the colon an empty value counts as set."""
         operand = part.operand or Word(line)
         match part.operator[-1]:
             case "+":
@@ -285,18 +292,18 @@ class Expander:
         )
 
     def _operate(self, part: Part, value: Argument, line: int) -> Argument:
-        """`%`, `#`, `/`, `:`, `^` and `,` on a value that is set."""
+        """Apply `%`, `#`, `/`, `:`, `^` or `,` to a value that is set."""
         if value.missing:
             return replace(value, text=part.source)
         operand = part.operand or Word(line)
         if part.operator == ":":
             return self._substring(part, value, line)
         if part.operator[0] in "^,":
-            return replace(value, text=cased(value.text, part.operator))
+            return replace(value, text=change_case(value.text, part.operator))
         if part.operator[0] == "/":
             return self._replaced(operand, value, everywhere=part.operator == "//")
         pattern = self.pattern(operand)
-        return replace(value, text=cut(value.text, part.operator, pattern))
+        return replace(value, text=strip_affix(value.text, part.operator, pattern))
 
     def _substring(self, part: Part, value: Argument, line: int) -> Argument:
         source = "".join(inner.source or inner.text for inner in (part.operand or Word(line)).parts)
@@ -312,7 +319,7 @@ class Expander:
         return replace(value, text=rest if length is None else rest[:length])
 
     def _replaced(self, operand: Word, value: Argument, *, everywhere: bool) -> Argument:
-        pattern_word, new_word = at_slash(operand)
+        pattern_word, new_word = split_replacement(operand)
         pattern, anchor = self.pattern(pattern_word), pattern_word.literal[:1]
         if anchor in ("#", "%") and not pattern_word.parts[0].quoted:
             pattern = pattern[len(re.escape(anchor)) :]
@@ -323,7 +330,7 @@ class Expander:
         return replace(value, text=text if pattern else value.text)
 
     def pattern(self, word: Word) -> str:
-        """A shell pattern as a regular expression; what is quoted is itself."""
+        """Convert a shell pattern to a regular expression; quoted characters are literal."""
         return "".join(
             re.escape(value.text) if part.quoted else glob(value.text)
             for part in word.parts
@@ -332,7 +339,7 @@ class Expander:
 
 
 class _Fields:
-    """The words that grow out of one."""
+    """Collects the words into which one word is split."""
 
     def __init__(self, line: int) -> None:
         self.line = line

@@ -1,8 +1,8 @@
-"""Shell text -> words and operators. Parsed as bash parses it, and never run.
+"""Splits shell text into words and operators, as bash does.
 
-Known: quotes, comments, continued lines, here-documents, `NAME=(a b)`, `$NAME`, all of `${...}`,
-`$((arithmetic))`, `$(command)`. What a word means is said by `expansion`, how commands are joined
-by `commands`.
+It handles quotes, comments, continued lines, here-documents, `NAME=(a b)`, `$NAME`, all forms of
+`${...}`, `$((arithmetic))` and `$(command)`. `parser` builds commands from the words, `expansion`
+computes their values.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ _ENDS = " \t\r\n;&|<>)"
 
 
 class ScriptError(ValueError):
-    """Text that no shell would take either. The message has the line."""
+    """The text is not valid bash. The message has the line."""
 
 
 class PartKind(enum.Enum):
+    """Kind of a part of a word."""
+
     TEXT = "text"
     VARIABLE = "variable"
     ARITHMETIC = "arithmetic"
@@ -38,11 +40,11 @@ class PartKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a word.
+    """A part of a word.
 
-    text: literal text, a name, an expression, a command, or the source of what is not known.
-    source: how the script writes it. operator: of `${NAME:-operand}`; "length" and "indirect" for
-    `${#NAME}` and `${!NAME}`. index: of `${NAME[index]}`.
+    text: literal text, a name, an expression, a command, or the source of an unknown expansion.
+    source: the part as the script writes it. operator: that of `${NAME:-operand}`; "length" and
+    "indirect" for `${#NAME}` and `${!NAME}`. index: that of `${NAME[index]}`.
     """
 
     kind: PartKind
@@ -56,10 +58,11 @@ class Part:
 
 @dataclass(slots=True)
 class Word:
+    """A word as the script writes it, before its expansion."""
+
     line: int
     parts: list[Part] = field(default_factory=list)
-    array: list[Word] | None = None
-    """The words of `NAME=(...)`."""
+    array: list[Word] | None = None  # the words of `NAME=(...)`
 
     @property
     def literal(self) -> str:
@@ -73,37 +76,39 @@ class Word:
 
     @property
     def plain(self) -> str:
-        """The whole text of a word without quotes and expansions, else "": reserved words are."""
+        """The text of a word without quotes and expansions, as reserved words are; else ""."""
         bare = all(part.kind is PartKind.TEXT and not part.quoted for part in self.parts)
         return self.literal if bare else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A sign between commands: `;`, a line's end, `&&`, brackets."""
+    """An operator between commands: `;`, a line end, `&&`, a bracket."""
 
     text: str
     line: int
 
 
 class Lexer:
-    """The words and operators of a text, one after the other."""
+    """Reads the words and operators of a text one by one."""
 
     def __init__(self, text: str, line: int = 1) -> None:
         self.text, self.at, self.line = text, 0, line
         self.heredocs: list[str] = []
 
     def peek(self, width: int = 1) -> str:
+        """Return the next characters without consuming them."""
         return self.text[self.at : self.at + width]
 
     def take(self, width: int = 1) -> str:
+        """Consume the next characters."""
         taken = self.peek(width)
         self.at += len(taken)
         self.line += taken.count("\n")
         return taken
 
     def next(self) -> Word | Operator | None:
-        """The next word or operator, redirections left out; None at the end. Raises ScriptError."""
+        """Return the next word or operator, without redirections; None at the end."""
         while True:
             self.space()
             if not self.peek():
@@ -117,7 +122,7 @@ class Lexer:
                 if operator == "\n":
                     self._skip_heredocs()
                 return Operator(operator, line)
-            if number := re.compile(r"\d+(?=[<>])").match(self.text, self.at):  # 2>
+            if number := re.compile(r"\d+(?=[<>])").match(self.text, self.at):  # the 2 of 2>
                 self.take(len(number.group()))
                 continue
             return self.word()
@@ -139,7 +144,7 @@ class Lexer:
         operator = ""
         while self.peek() and self.peek() in "<>&":
             operator += self.take()
-        if operator in ("<", ">") and self.peek() == "(":  # a process in the place of a file
+        if operator in ("<", ">") and self.peek() == "(":  # process substitution: <(command)
             self.balanced("(")
             return
         if operator == "<<" and self.peek() == "-":
@@ -163,6 +168,7 @@ class Lexer:
         self.heredocs = []
 
     def word(self) -> Word:
+        """Read a word."""
         word = Word(self.line)
         while self.peek() and self.peek() not in _ENDS:
             if self.peek() == "(":
@@ -173,11 +179,12 @@ class Lexer:
                 self.take(2)
             else:
                 self.piece(word)
-        if not word.parts:  # an empty quotation, or a character that means nothing here
+        if not word.parts:  # an empty quotation, or a stray character
             word.parts.append(Part(PartKind.TEXT, "", quoted=True))
         return word
 
     def piece(self, word: Word) -> None:
+        """Read one part of a word: a quotation, an expansion or a run of characters."""
         character = self.take()
         if character == "'":
             word.parts.append(Part(PartKind.TEXT, self._until("'"), quoted=True))
@@ -199,17 +206,17 @@ class Lexer:
         start, line = self.at, self.line
         while self.peek() != end:
             if not self.take():
-                raise ScriptError(f"line {line}: {end} opens here and is never closed")
+                raise ScriptError(f"line {line}: {end} is opened here and never closed")
         text = self.text[start : self.at]
         self.take()
         return text
 
     def _double(self, word: Word) -> None:
         line, text = self.line, ""
-        word.parts.append(Part(PartKind.TEXT, "", quoted=True))  # "" is a word
+        word.parts.append(Part(PartKind.TEXT, "", quoted=True))  # so that "" is a word
         while (character := self.take()) != '"':
             if not character:
-                raise ScriptError(f'line {line}: " opens here and is never closed')
+                raise ScriptError(f'line {line}: " is opened here and never closed')
             if character == "\\" and self.peek() and self.peek() in '"\\$`\n':
                 escaped = self.take()
                 text += "" if escaped == "\n" else escaped
@@ -230,7 +237,7 @@ class Lexer:
         return Part(PartKind.COMMAND, inner, quoted, f"`{inner}`")
 
     def _expansion(self, *, quoted: bool) -> Part:
-        """The part that follows a `$`."""
+        """Read the expansion after a `$`."""
         if self.peek(2) == "((":
             inner = self.balanced("(")
             return Part(PartKind.ARITHMETIC, inner[1:-1], quoted, f"$({inner})")
@@ -252,12 +259,12 @@ class Lexer:
         return Part(PartKind.TEXT, "$", quoted)
 
     def balanced(self, opening: str) -> str:
-        """The text between a bracket and its own closing one; brackets in quotes do not count."""
+        """Return the text up to the closing bracket; quoted brackets do not count."""
         closing, depth, line, start = _PAIRS[opening], 0, self.line, self.at + 1
         while True:
             character = self.take()
             if not character:
-                raise ScriptError(f"line {line}: {opening} opens here and is never closed")
+                raise ScriptError(f"line {line}: {opening} is opened here and never closed")
             if character == "\\":
                 self.take()
             elif character == "'" and opening == "(":
@@ -291,7 +298,7 @@ class Lexer:
                 self.take()
                 return words
             elif not self.peek():
-                raise ScriptError(f"line {line}: ( opens here and is never closed")
+                raise ScriptError(f"line {line}: ( is opened here and never closed")
             elif self.peek() in ";&|<>(":
                 self.take()
             else:
@@ -299,9 +306,10 @@ class Lexer:
 
 
 def _operand(text: str, line: int, quoted: bool) -> Word:
-    """The word of `${NAME:-this}`: quotes and expansions count in it, blanks do not end it.
+    """Parse the operand of `${NAME:-operand}`.
 
-    Within double quotes a single quote is a character like any other.
+    It has quotes and expansions, and blanks do not end it. In double quotes a single quote is an
+    ordinary character.
     """
     lexer, word = Lexer(text, line), Word(line)
     while lexer.peek():
@@ -315,11 +323,11 @@ def _operand(text: str, line: int, quoted: bool) -> Word:
 
 
 def words_of(text: str, line: int) -> Word:
-    """The expression of `$((this))`: as within double quotes."""
+    """Parse the expression of `$((expression))`, which is expanded as in double quotes."""
     return _operand(text.replace('"', ""), line, quoted=True)
 
 
 def _ansi(text: str) -> str:
-    """The text of a word in `$'...'`, with its escapes read."""
+    """Decode the escapes of `$'...'`."""
     escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a"}
     return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[0]), text)

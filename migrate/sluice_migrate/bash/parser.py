@@ -1,4 +1,4 @@
-"""Words and operators -> commands as bash joins them: lists, conditions, loops, functions."""
+"""Parses words and operators into commands: lists, conditions, loops, functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _CLOSING = {
 
 
 @dataclass(slots=True)
-class Simple:
-    """A command and its words, assignments before them included."""
+class SimpleCommand:
+    """A command's words, including the assignments before them."""
 
     words: list[Word]
 
 
 @dataclass(slots=True)
 class Test:
-    """`[[ ... ]]`: words and operators."""
+    """`[[ ... ]]`, a condition of words and operators."""
 
     words: list[Word | Operator]
     line: int
@@ -28,7 +28,7 @@ class Test:
 
 @dataclass(slots=True)
 class Arithmetic:
-    """`(( ... ))`."""
+    """`(( ... ))`, an arithmetic command."""
 
     text: str
     line: int
@@ -36,7 +36,7 @@ class Arithmetic:
 
 @dataclass(slots=True)
 class Group:
-    """`{ ...; }`, or `( ... )`, whose assignments are lost."""
+    """`{ ...; }`, or the subshell `( ... )`."""
 
     body: Body
     subshell: bool = False
@@ -44,19 +44,23 @@ class Group:
 
 @dataclass(slots=True)
 class If:
+    """`if`, with a (condition, body) for each `if` and `elif`."""
+
     branches: list[tuple[Body, Body]]
     otherwise: Body
 
 
 @dataclass(slots=True)
 class Case:
+    """`case`, with (patterns, body) for each arm."""
+
     subject: Word
     arms: list[tuple[list[Word], Body]]
 
 
 @dataclass(slots=True)
 class For:
-    """words: None for the arguments of the script."""
+    """`for NAME in ...`; `words` is None for the arguments of the script."""
 
     name: str
     words: list[Word] | None
@@ -64,8 +68,8 @@ class For:
 
 
 @dataclass(slots=True)
-class Count:
-    """`for ((start; condition; step))`."""
+class ArithmeticFor:
+    """`for ((start; condition; step))`, its header in this order."""
 
     header: tuple[str, str, str]
     body: Body
@@ -74,6 +78,8 @@ class Count:
 
 @dataclass(slots=True)
 class While:
+    """`while`, or `until`."""
+
     condition: Body
     body: Body
     until: bool
@@ -81,16 +87,20 @@ class While:
 
 @dataclass(slots=True)
 class Function:
+    """A function definition."""
+
     name: str
     body: Body
 
 
-Command = Simple | Test | Arithmetic | Group | If | Case | For | Count | While | Function
+Command = (
+    SimpleCommand | Test | Arithmetic | Group | If | Case | For | ArithmeticFor | While | Function
+)
 
 
 @dataclass(slots=True)
 class Pipeline:
-    """Commands joined by `|`. before: "&&" or "||", which tie it to the one before it."""
+    """Commands joined by `|`; `before` is the "&&" or "||" in front of it."""
 
     commands: list[Command] = field(default_factory=list)
     negated: bool = False
@@ -101,34 +111,39 @@ Body = list[Pipeline]
 
 
 def parse(text: str, line: int = 1) -> Body:
-    """The commands of a script. Raises ScriptError where something is never closed."""
+    """Parse a script. Raises ScriptError if a construct is not closed."""
     parser = _Parser(text, line)
     body: Body = []
     while parser.token is not None:
         body += parser.body(frozenset())
-        parser.advance()  # a closing word that closes nothing
+        parser.advance()  # a stray closing word
     return body
 
 
 class _Parser:
+    """Recursive descent, with a method for each construct."""
+
     def __init__(self, text: str, line: int) -> None:
         self.lexer = Lexer(text, line)
         self.token: Word | Operator | None = None
         self.advance()
 
     def advance(self) -> None:
+        """Go to the next word or operator."""
         self.token = self.lexer.next()
 
     @property
     def operator(self) -> str:
+        """The current token if it is an operator, else ""."""
         return self.token.text if isinstance(self.token, Operator) else ""
 
     @property
     def reserved(self) -> str:
+        """The current token if it may be a reserved word, else ""."""
         return self.token.plain if isinstance(self.token, Word) else ""
 
     def body(self, ends: frozenset[str]) -> Body:
-        """Commands up to a closing word, or one of `ends` among the operators."""
+        """Parse commands up to a closing word, or an operator of `ends`."""
         body: Body = []
         before = ""
         while self.token is not None and self.reserved not in _CLOSING:
@@ -185,11 +200,11 @@ class _Parser:
                 return self._definition(words[0].plain)
         while self.operator in ("(", "((") and self.operator not in ends:
             self.advance()  # it means nothing here
-        return Simple(words)
+        return SimpleCommand(words)
 
     def _expect(self, word: str, opening: str, line: int) -> None:
         if self.reserved != word:
-            raise ScriptError(f"line {line}: {opening} opens here and is never closed")
+            raise ScriptError(f"line {line}: {opening} is opened here and never closed")
         self.advance()
 
     def _line(self) -> int:
@@ -230,7 +245,7 @@ class _Parser:
         if self.operator == "((":
             start, condition, step = ([*self._double().split(";"), "", ""])[:3]
             self._skip(";", "\n")
-            return Count((start, condition, step), self._do("for", line), line)
+            return ArithmeticFor((start, condition, step), self._do("for", line), line)
         name, words = self.reserved, None
         self.advance()
         if self.reserved == "in":
@@ -275,7 +290,7 @@ class _Parser:
         self.advance()
         body = self.body(frozenset((")",)))
         if self.operator != ")":
-            raise ScriptError(f"line {line}: ( opens here and is never closed")
+            raise ScriptError(f"line {line}: ( is opened here and never closed")
         self.advance()
         return Group(body, subshell=True)
 
@@ -296,14 +311,14 @@ class _Parser:
             self._comparison(words)
             self.advance()
             if self.token is None:
-                raise ScriptError(f"line {line}: [[ opens here and is never closed")
+                raise ScriptError(f"line {line}: [[ is opened here and never closed")
             if self.reserved == "]]":
                 self.advance()
                 return Test(words, line)
             words.append(self.token)
 
     def _comparison(self, words: list[Word | Operator]) -> None:
-        """`<` and `>` compare within `[[`; a regular expression has brackets of its own."""
+        """Read the operators that only `[[` has: `<`, `>`, and the pattern after `=~`."""
         lexer = self.lexer
         lexer.space()
         if lexer.peek() and lexer.peek() in "<>":
@@ -320,11 +335,11 @@ class _Parser:
         return Arithmetic(self._double(), line)
 
     def _double(self) -> str:
-        """The text between `((` and `))`; the lexer stands behind the opening."""
+        """Return the text between `((` and `))`; the lexer is just after the opening."""
         lexer, line = self.lexer, self._line()
         lexer.at -= 2
         inner = lexer.balanced("(")
         self.advance()
         if not inner.endswith(")"):
-            raise ScriptError(f"line {line}: (( opens here and is never closed")
+            raise ScriptError(f"line {line}: (( is opened here and never closed")
         return inner[1:-1]

@@ -1,4 +1,4 @@
-"""Shell patterns, and what `${NAME%pattern}`, `${NAME^^}` and `a{b,c}` do with texts."""
+"""Shell patterns, brace expansion, and the text operators of `${NAME...}`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def cased(text: str, operator: str) -> str:
-    """`^`, `^^`, `,` and `,,`: the first letter or all, large or small."""
+def change_case(text: str, operator: str) -> str:
+    """Apply `^`, `^^`, `,` or `,,`: change the case of the first letter or of all letters."""
     change = str.upper if operator[0] == "^" else str.lower
     return change(text) if len(operator) == 2 else change(text[:1]) + text[1:]
 
 
-def cut(text: str, operator: str, pattern: str) -> str:
-    """The text without its shortest (`%`, `#`) or longest (`%%`, `##`) end that fits."""
+def strip_affix(text: str, operator: str, pattern: str) -> str:
+    """Remove the shortest (`%`, `#`) or longest (`%%`, `##`) suffix or prefix that matches."""
     lengths = range(len(text) + 1) if len(operator) == 1 else range(len(text), -1, -1)
     for length in lengths:
         piece = text[len(text) - length :] if operator[0] == "%" else text[:length]
@@ -34,7 +34,7 @@ def cut(text: str, operator: str, pattern: str) -> str:
 
 
 def glob(text: str) -> str:
-    """A shell pattern, none of it quoted, as a regular expression."""
+    """Convert an unquoted shell pattern to a regular expression."""
     return "".join(map(_piece, _PIECES.findall(text)))
 
 
@@ -47,11 +47,11 @@ def _piece(piece: str) -> str:
     try:
         return re.compile(f"[^{inner[1:]}]" if inner[0] in "!^" else f"[{inner}]").pattern
     except re.error:
-        return re.escape(piece)  # no set to bash either: `[z-a]`
+        return re.escape(piece)  # bash takes an invalid set such as `[z-a]` literally
 
 
-def at_slash(operand: Word) -> tuple[Word, Word]:
-    """`pattern/new` of `${NAME/pattern/new}`."""
+def split_replacement(operand: Word) -> tuple[Word, Word]:
+    """Split the operand of `${NAME/pattern/new}` into pattern and new text."""
     pattern, new = Word(operand.line), Word(operand.line)
     target = pattern
     for part in operand.parts:
@@ -66,25 +66,25 @@ def at_slash(operand: Word) -> tuple[Word, Word]:
     return pattern, new
 
 
-def braces(word: Word) -> list[Word]:
-    """`a{b,c}d` -> `abd`, `acd`, where the braces and commas are not quoted.
+def expand_braces(word: Word) -> list[Word]:
+    """Expand unquoted braces: `a{b,c}d` becomes `abd` and `acd`.
 
-    A word that would become too many stays as it is.
+    A word that would expand to too many words stays as it is.
     """
-    done: list[Word] = []
-    waiting = [word]
-    while waiting:
-        first = waiting.pop(0)
+    expanded: list[Word] = []
+    queue = [word]
+    while queue:
+        first = queue.pop(0)
         choices = _first_braces(first)
-        done += [] if choices else [first]
-        waiting = choices + waiting
-        if len(done) + len(waiting) > _MOST_WORDS:
+        expanded += [] if choices else [first]
+        queue = choices + queue
+        if len(expanded) + len(queue) > _MOST_WORDS:
             return [word]
-    return done
+    return expanded
 
 
 def _first_braces(word: Word) -> list[Word]:
-    """The words that the first braces make of one; none where it has no braces."""
+    """Expand the first braces of a word; empty if it has none."""
     for at, part in enumerate(word.parts):
         match = _BRACES.search(part.text)
         if match is None or part.quoted or part.kind is not PartKind.TEXT:

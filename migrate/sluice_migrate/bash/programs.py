@@ -1,5 +1,6 @@
-"""Programs whose output or success a reader may know: those that only work on text, and the
-questions by which a script finds out what machine it runs on.
+"""Programs whose output or exit status is known without running them.
+
+These work on text alone, or ask which kind of machine the script runs on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _MOST_NUMBERS = 10_000
 _OTHER_MACHINES = re.compile(r"torch_npu|npu-smi|rocm-smi|torch_musa")
 
 
-def ends_well(arguments: list[Argument]) -> Truth:
-    """True or False where the success of a program is known.
+def succeeds(arguments: list[Argument]) -> Truth:
+    """Tell whether a program succeeds; None if that is not known.
 
-    A machine with NVIDIA's GPUs is what sluice runs on, so a question for another one fails.
+    Sluice runs on NVIDIA GPUs, so a check for another kind of accelerator fails.
     """
     words = [argument.text for argument in arguments]
     if _OTHER_MACHINES.search(" ".join(words)):
@@ -29,23 +30,23 @@ def ends_well(arguments: list[Argument]) -> Truth:
 
 
 def output(arguments: list[Argument], variables: Variables) -> Argument | None:
-    """The output of a program that only works on text; None where it is not known here."""
+    """Return the output of a program that works on text alone; None for any other."""
     name, rest = arguments[0].text, arguments[1:]
     if name == "pwd" and not rest:
-        here = variables.values.get("PWD")
-        return here and replace(here, line=arguments[0].line)
+        folder = variables.values.get("PWD")
+        return folder and replace(folder, line=arguments[0].line)
     texts = [argument.text for argument in rest if argument.text != "--"]
     line = arguments[0].line
-    said = _said(name, texts)
-    if said is None:
+    text = _text_output(name, texts)
+    if text is None:
         return None
     missing = tuple(word for argument in rest for word in argument.missing)
     if missing and name not in ("echo", "printf"):
         return None
-    return Argument(said, line, missing, tuple(w for a in rest for w in a.conditional))
+    return Argument(text, line, missing, tuple(w for a in rest for w in a.conditional))
 
 
-def _said(name: str, texts: list[str]) -> str | None:
+def _text_output(name: str, texts: list[str]) -> str | None:
     match name, texts:
         case "echo", [*_]:
             words = [text for text in texts if text not in ("-n", "-e")]
@@ -67,16 +68,16 @@ def _said(name: str, texts: list[str]) -> str | None:
     return None
 
 
-def enter(path: Argument, variables: Variables) -> None:
-    """`cd`. If it leads to a place that is not known, the folder is not known from there on."""
-    here = variables.values.pop("PWD", None)
+def change_directory(path: Argument, variables: Variables) -> None:
+    """Read `cd`. After a path that is not known, the current folder is not known either."""
+    current = variables.values.pop("PWD", None)
     if path.missing:
         return
     if path.text.startswith("/"):
         variables.values["PWD"] = Argument(posixpath.normpath(path.text), path.line)
-    elif here is not None and not (here.missing and ".." in path.text.split("/")):
-        text = posixpath.normpath(posixpath.join(here.text, path.text))
-        variables.values["PWD"] = Argument(text, path.line, here.missing)
+    elif current is not None and not (current.missing and ".." in path.text.split("/")):
+        text = posixpath.normpath(posixpath.join(current.text, path.text))
+        variables.values["PWD"] = Argument(text, path.line, current.missing)
 
 
 def _counted(numbers: list[int]) -> str | None:
@@ -93,7 +94,7 @@ def _counted(numbers: list[int]) -> str | None:
 
 
 def _formatted(form: str, values: list[str]) -> str | None:
-    """`printf` with %s and %d, each value once."""
+    """Format as `printf` does with %s and %d; None for other formats."""
     kinds = re.findall(r"%(.)", form)
     if "\\" in form.replace("\\n", "") or len(kinds) != len(values) or set(kinds) - {"s", "d"}:
         return None

@@ -1,4 +1,4 @@
-"""A script's file or text -> its commands: read here, or run by the real bash."""
+"""Reads the commands of a script, or has bash run it (`--exact`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,26 @@ _SCRIPT_BYTES = 1 << 20
 def read(
     text: str, path: Path | None, environment: Mapping[str, str], *, exact: bool = False
 ) -> Script:
-    """The commands of a script. path: its file, where it has one.
+    """Read the commands of a script.
 
-    Raises ScriptError, and with `exact` ImportFailedError where bash cannot be confined here.
+    Parameters
+    ----------
+    text
+        The script.
+    path
+        Its file; None for a command line.
+    environment
+        Variables that win over those of the script.
+    exact
+        Run it with bash in a sandbox.
+
+    Raises
+    ------
+    ScriptError
+        If the script is not valid bash.
+    ImportFailedError
+        If bash cannot be confined on this machine.
+
     """
     if exact:
         from sluice_migrate.bash.sandboxed import run_script
@@ -26,13 +43,14 @@ def read(
         return read_script(text, environment)
     absolute = path.resolve()
     project = project_of(absolute)
-    here = Argument(str(project), 0) if project else None
-    return read_script(text, environment, str(absolute), here, _text_of)
+    folder = Argument(str(project), 0) if project else None
+    return read_script(text, environment, str(absolute), folder, _text_of)
 
 
 def project_of(path: Path) -> Path | None:
-    """The folder that a script of a project is started in: the nearest one above it with the
-    project's marks; None if there is none, so that nobody knows where the script is started.
+    """Find the root of a script's project, in which it is started.
+
+    It is the nearest folder above the script with `.git`, `pyproject.toml` or `setup.py`.
     """
     folders = path.resolve().parents
     marked = (folder for folder in folders if any((folder / mark).exists() for mark in _MARKS))
@@ -40,7 +58,7 @@ def project_of(path: Path) -> Path | None:
 
 
 def _text_of(path: str) -> str | None:
-    """The text of a file that a script sources; None where there is none to read."""
+    """Read a file that a script sources; None if it cannot be read."""
     file = Path(path)
     if not file.is_absolute() or not file.is_file() or file.stat().st_size > _SCRIPT_BYTES:
         return None

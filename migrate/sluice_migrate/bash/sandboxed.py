@@ -1,8 +1,8 @@
-"""A script -> the commands that it starts, by running it in the real bash.
+"""Finds the commands that a script starts by running it with bash in a sandbox (`--exact`).
 
-Its programs are stand-ins that write down their arguments; what only works on text (`sed`, `date`)
-is real. It runs in the sandbox that programs of the `code` reward run in: without network, with
-nothing to write but a folder that is gone afterwards. Where that cannot be had, nothing is run.
+Its programs are replaced by ones that record their arguments; tools that work on text (`sed`,
+`date`) are real. The sandbox is that of the reward `code`: it has no network, and only a temporary
+folder is writable. If a machine cannot provide it, the script is not run.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from sluice_migrate.draft import ImportFailedError
 
 SECONDS = 20.0
 _MEMORY = 1 << 30
-_STARTS = (
+_RECORDED = (
     "python", "python3", "torchrun", "ray", "accelerate", "deepspeed", "uv", "srun", "mpirun",
 )  # fmt: skip
-_REAL = (
+_REAL_TOOLS = (
     "awk", "basename", "cat", "cut", "date", "dirname", "env", "expr", "grep", "head", "paste",
     "readlink", "realpath", "rev", "sed", "seq", "sort", "tail", "tr", "uniq", "wc", "xargs",
 )  # fmt: skip
-_WRAPS = ("nohup", "setsid", "sudo")
-_SILENT = ("chmod", "cp", "ln", "mkdir", "mv", "pkill", "rm", "rmdir", "sleep", "touch")
+_WRAPPERS = ("nohup", "setsid", "sudo")
+_IGNORED = ("chmod", "cp", "ln", "mkdir", "mv", "pkill", "rm", "rmdir", "sleep", "touch")
 _COPIED = (".sh", ".bash", ".env")
 _MOST_FILES, _MOST_BYTES = 4000, 1 << 20
-_ENDED = {
-    "timeout": f"did not end within {SECONDS:g} s: what it had started by then is read",
-    "limit": "needed too many processes or files: what it had started by then is read",
-    "output": "wrote too much: what it had started by then is read",
+_STOPPED = {
+    "timeout": f"did not end within {SECONDS:g} s: commands that it started until then are read",
+    "limit": "needed too many processes or files: commands that it started until then are read",
+    "output": "wrote too much output: commands that it started until then are read",
 }
 _UNKNOWN = re.compile(r"\$\([^()]*\)|\$\{HOME\}")
 _COMPLAINT = re.compile(r"^(?P<file>.*?): line (?P<line>\d+): (?P<what>.+)$")
-# Descriptor 3 is where commands are written down: how many words, and the words.
+# Commands are recorded on descriptor 3: the number of words, then the words.
 _RECORD = """printf '%s\\0' "$#" "$@" >&3"""
-# What a program says is not known here: its own text stands in for that, and is recognized.
+# The output of a program is not known: the program prints its own command, `$(name ...)`, which
+# is recognized as an unknown value.
 _STAND_IN = """#!{bash}
 case "$1" in
   -c|-|"") case "$*" in *torch_npu*|*torch_musa*) exit 1 ;; esac; echo "\\$({name} $1)" ;;
@@ -66,9 +67,10 @@ source() {{
 
 
 def run_script(text: str, path: Path | None, environment: Mapping[str, str]) -> Script:
-    """The commands that bash starts. path: the script's own file, with its neighbours.
+    """Run a script, and return the commands that it starts.
 
-    Raises ImportFailedError where it cannot be confined.
+    path: its file; the shell files of its project are there too. Raises ImportFailedError if bash
+    cannot be confined.
     """
     with confined_bash() as bash:
         return bash.run(text, path, environment)
@@ -76,7 +78,7 @@ def run_script(text: str, path: Path | None, environment: Mapping[str, str]) -> 
 
 @contextlib.contextmanager
 def confined_bash() -> Iterator[ConfinedBash]:
-    """A bash for one script after the other. Raises ImportFailedError."""
+    """Provide a confined bash for several scripts. Raises ImportFailedError."""
     program = shutil.which("bash")
     if program is None:
         raise ImportFailedError("--exact needs bash, and there is none in PATH")
@@ -93,11 +95,11 @@ def _sandbox() -> Sandbox:
     try:
         return Sandbox()
     except RewardError as error:
-        raise ImportFailedError(f"--exact runs nothing unconfined, and {error}") from error
+        raise ImportFailedError(f"--exact runs scripts in a sandbox only, and {error}") from error
 
 
 class ConfinedBash:
-    """bash in a sandbox, with stand-ins for programs in `folder`, and copies of projects."""
+    """Bash in a sandbox. `folder` has the recording programs and copies of projects."""
 
     def __init__(self, sandbox: Sandbox, program: str, folder: Path) -> None:
         self._sandbox, self._program, self._folder = sandbox, program, folder
@@ -106,6 +108,7 @@ class ConfinedBash:
         self._copies: dict[Path, Path] = {}
 
     def run(self, text: str, path: Path | None, environment: Mapping[str, str]) -> Script:
+        """Run a script. Raises ImportFailedError if the sandbox cannot be had."""
         root = (project_of(path) or path.resolve().parent) if path else Path()
         project = self._copy_of(root if path else None)
         script = project / (path.resolve().relative_to(root) if path else "command.sh")
@@ -126,12 +129,12 @@ class ConfinedBash:
             cpu_seconds=int(SECONDS),
         )
         if ran.status == "refused":
-            why = "--exact runs nothing unconfined, and this machine cannot confine bash"
+            why = "--exact runs scripts in a sandbox only, and this machine cannot confine bash"
             raise ImportFailedError(f"{why} ({ran.error}); import without it")
         return _script(ran, {str(project): str(root) if path else "."})
 
     def _copy_of(self, root: Path | None) -> Path:
-        """A folder with the shell files of a project; an empty one for a command line."""
+        """Return a folder with the shell files of a project; an empty one for a command line."""
         key = root or Path()
         if key not in self._copies:
             self._copies[key] = self._folder / f"project-{len(self._copies)}"
@@ -142,7 +145,7 @@ class ConfinedBash:
 
 
 def _copy(root: Path, project: Path) -> None:
-    """The project's shell files, which a script may source or start."""
+    """Copy the shell files of a project, which the script may source or start."""
     count = 0
     for parent, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -158,16 +161,18 @@ def _copy(root: Path, project: Path) -> None:
 
 
 def _programs(folder: Path, bash: str) -> list[str]:
-    """A PATH of stand-ins. Returns the real programs behind it."""
+    """Fill a folder for PATH with recording programs. Returns the real programs it links to."""
     folder.mkdir()
-    for name in _STARTS:
+    for name in _RECORDED:
         _executable(folder / name, _STAND_IN.format(bash=bash, name=name, record=_RECORD))
-    for name in _SILENT:
+    for name in _IGNORED:
         _executable(folder / name, f"#!{bash}\n")
-    for name in _WRAPS:
+    for name in _WRAPPERS:
         _executable(folder / name, f'#!{bash}\nexec "$@"\n')
     _executable(folder / "tee", f"#!{bash}\nexec cat\n")
-    tools = {name: os.path.realpath(program) for name in _REAL if (program := shutil.which(name))}
+    tools = {
+        name: os.path.realpath(program) for name in _REAL_TOOLS if (program := shutil.which(name))
+    }
     for name, target in {**tools, "bash": bash, "sh": bash}.items():
         (folder / name).symlink_to(target)
     return sorted(set(tools.values()))
@@ -190,20 +195,20 @@ def _script(ran: Ran, places: Mapping[str, str]) -> Script:
             remark = Remark(int(match["line"]), Path(match["file"]).name, match["what"])
             script.remarks += [] if remark in script.remarks else [remark]
     if ran.status == "error":
-        script.remarks += _last_words(ran.error)
-    if ran.status in _ENDED:
-        script.remarks.append(Remark(0, "the script", _ENDED[ran.status]))
+        script.remarks += _last_message(ran.error)
+    if ran.status in _STOPPED:
+        script.remarks.append(Remark(0, "the script", _STOPPED[ran.status]))
     return script
 
 
-def _last_words(said: str) -> list[Remark]:
-    """Why a script ended with an error, where bash itself has not complained."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and line[0] != "+"]
+def _last_message(output: str) -> list[Remark]:
+    """Explain an error of the script that bash itself did not report."""
+    lines = [line.strip() for line in output.splitlines() if line.strip() and line[0] != "+"]
     if not lines:
         return [Remark(0, "the script", "ended with an error")]
     if _COMPLAINT.match(lines[-1]):
         return []
-    return [Remark(0, "the script", f"ended with an error, and said last: {lines[-1]}")]
+    return [Remark(0, "the script", f"ended with an error; its last message: {lines[-1]}")]
 
 
 def _argument(word: str, places: Mapping[str, str]) -> Argument:

@@ -1,6 +1,6 @@
-"""Commands of a script -> what it would start, with variables filled in from its own assignments.
+"""Reads a script up to the commands that it would start, without running any of them.
 
-Nothing is executed. What is not set keeps its name (`${BASE_DIR}/data`) and is listed in `missing`.
+An unset variable keeps its name (`${BASE_DIR}/data`) and is listed in `missing`.
 """
 
 from __future__ import annotations
@@ -12,38 +12,40 @@ from dataclasses import dataclass, field
 
 from sluice_migrate.bash import parser as ast
 from sluice_migrate.bash.conditions import Operand, Truth, holds
-from sluice_migrate.bash.control_flow import Control, LeaveError
+from sluice_migrate.bash.control_flow import ControlFlow, JumpError
 from sluice_migrate.bash.expansion import Argument, Variables
 from sluice_migrate.bash.lexer import PartKind, Word
-from sluice_migrate.bash.programs import ends_well, enter, output
-from sluice_migrate.bash.variables import ASSIGNED, EndError, Remark
+from sluice_migrate.bash.programs import change_directory, output, succeeds
+from sluice_migrate.bash.variables import ASSIGNED, Remark, StopReadingError
 
 _BEFORE = ("exec", "nohup", "command", "builtin", "sudo")
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _DEEPEST = 30
+# `missing` of the output of a program that is not known.
 _UNKNOWN = ("",)
-"""Stands for the missing output of a program that is not known here."""
 
 __all__ = ["Argument", "Remark", "Script", "ScriptCommand", "read_script"]
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptCommand:
+    """A command that the script starts; `sure` is False under a condition that is not known."""
+
     words: tuple[Argument, ...]
     sure: bool = True
-    """False under a condition that is not known."""
 
     @property
     def line(self) -> int:
+        """The line of its first word."""
         return self.words[0].line
 
 
 @dataclass
-class Script(Control):
-    """The commands of a script, and the settings that it makes.
+class Script(ControlFlow):
+    """A script with the commands that it starts.
 
-    open: the text of a file that it sources, by its path; None where there is none. sourced: files
-    that it would read, and that could not be read here.
+    open: reads a file that it sources; None if there is no such file. sourced: sourced files that
+    could not be read.
     """
 
     commands: list[ScriptCommand] = field(default_factory=list)
@@ -53,9 +55,11 @@ class Script(Control):
 
     @property
     def unknown_arrays(self) -> list[str]:
+        """Arrays that are used but never set."""
         return self.variables.unknown_arrays
 
     def simple(self, words: list[Word]) -> Truth:
+        """Read assignments, a builtin, a function call or a program."""
         words = list(words)
         before: list[tuple[re.Match[str], Word]] = []
         while words and (match := ASSIGNED.match(words[0].literal)):
@@ -73,18 +77,20 @@ class Script(Control):
         if not arguments:
             return True
         if before and arguments[0].text in ("source", ".", *self.functions):
-            return self._with(before, arguments)
+            return self._with_assignments(before, arguments)
         return self._start(arguments)
 
-    def _with(self, before: list[tuple[re.Match[str], Word]], arguments: list[Argument]) -> Truth:
-        """`NAME=value source file`: the variables hold for the one command."""
-        kept = dict(self.variables.values)
+    def _with_assignments(
+        self, before: list[tuple[re.Match[str], Word]], arguments: list[Argument]
+    ) -> Truth:
+        """Read `NAME=value source file`, whose variables are set for this command alone."""
+        outer = dict(self.variables.values)
         self._assign_all(before)
         truth = self._start(arguments)
         for match, _ in before:
             self.variables.values.pop(match[1], None)
-            if match[1] in kept:
-                self.variables.values[match[1]] = kept[match[1]]
+            if match[1] in outer:
+                self.variables.values[match[1]] = outer[match[1]]
         return truth
 
     def _assign_all(self, assignments: list[tuple[re.Match[str], Word]]) -> Truth:
@@ -104,7 +110,7 @@ class Script(Control):
         return holds(operands)
 
     def _start(self, arguments: list[Argument]) -> Truth:
-        """A builtin, a function of the script, or a program."""
+        """Start a builtin, a function of the script, or a program."""
         name, rest = arguments[0].text, arguments[1:]
         if name in self.functions and self.depth < _DEEPEST:
             return self._call(self.functions[name], rest)
@@ -113,31 +119,31 @@ class Script(Control):
         return _BUILTINS[name](self, arguments)
 
     def _program(self, arguments: list[Argument]) -> Truth:
-        truth = ends_well(arguments)
-        if self.says is None:
-            self.commands.append(ScriptCommand(tuple(arguments), sure=self.doubts == 0))
+        truth = succeeds(arguments)
+        if self.captured is None:
+            self.commands.append(ScriptCommand(tuple(arguments), sure=self.undecided == 0))
             return truth
-        said = output(arguments, self.variables)
-        if said is not None and not self.doubts:
-            self.says.append(said)
+        text = output(arguments, self.variables)
+        if text is not None and not self.undecided:
+            self.captured.append(text)
             return True
         if truth is not False:
-            self.says.append(Argument("", arguments[0].line, _UNKNOWN))
+            self.captured.append(Argument("", arguments[0].line, _UNKNOWN))
         return truth
 
     def _call(self, body: ast.Body, arguments: list[Argument]) -> Truth:
         before = self.variables.arguments
         self.variables.arguments = arguments
-        self.hidden.append({})
+        self.shadowed.append({})
         self.depth += 1
         try:
             return self.run(body)
-        except LeaveError:
+        except JumpError:
             return None
         finally:
             self.depth -= 1
             self.variables.arguments = before
-            for name, value in self.hidden.pop().items():
+            for name, value in self.shadowed.pop().items():
                 self.variables.values.pop(name, None)
                 if value is not None:
                     self.variables.values[name] = value
@@ -154,41 +160,41 @@ class Script(Control):
         self.depth += 1
         try:
             return self.run(ast.parse(text))
-        except LeaveError:
+        except JumpError:
             return None
         finally:
             self.depth -= 1
             self.variables.source = before
 
     def _exit(self, arguments: list[Argument]) -> Truth:
-        """A failure is what somebody who imports does not want: the rest is read all the same."""
+        """End the script, but read on after a failure: it often only checks its arguments."""
         code = arguments[1].text if len(arguments) > 1 else "0"
-        if self.doubts:
+        if self.undecided:
             return None
         if code == "0":
-            raise EndError
-        why = "ends the script where it is given nothing more; read on all the same (--var)"
+            raise StopReadingError
+        why = "the script ends here without further arguments; read on nevertheless (see --var)"
         self.remark(arguments[0].line, f"exit {code}", why)
         return None
 
     def output_of(self, text: str, line: int) -> Argument | None:
-        """The output of `$(text)`; None where only a shell could tell."""
-        outer, self.says = self.says, []
-        functions, doubts = dict(self.functions), self.doubts
-        self.depth, self.doubts = self.depth + 1, 0
+        """Return the output of `$(text)`; None if it is not known."""
+        outer, self.captured = self.captured, []
+        functions, undecided = dict(self.functions), self.undecided
+        self.depth, self.undecided = self.depth + 1, 0
         try:
             if self.depth > _DEEPEST:
                 return None
             body = ast.parse(text, line)
             self.subshell(body)
-            unknown = any(value.missing == _UNKNOWN for value in self.says)
+            unknown = any(value.missing == _UNKNOWN for value in self.captured)
             piped = any(len(pipeline.commands) > 1 for pipeline in body)
-            return None if unknown or piped or not self.says else _lines(self.says, line)
-        except (EndError, LeaveError):
+            return None if unknown or piped or not self.captured else _lines(self.captured, line)
+        except (StopReadingError, JumpError):
             return None
         finally:
             self.depth -= 1
-            self.says, self.functions, self.doubts = outer, functions, doubts
+            self.captured, self.functions, self.undecided = outer, functions, undecided
 
 
 def _lines(values: list[Argument], line: int) -> Argument:
@@ -200,13 +206,13 @@ def _lines(values: list[Argument], line: int) -> Argument:
     )
 
 
-def _leave(script: Script, arguments: list[Argument]) -> Truth:
-    if not script.doubts:
-        raise LeaveError(arguments[0].text)
+def _jump(script: Script, arguments: list[Argument]) -> Truth:
+    if not script.undecided:
+        raise JumpError(arguments[0].text)
     return None
 
 
-def _arguments(script: Script, arguments: list[Argument]) -> Truth:
+def _set_arguments(script: Script, arguments: list[Argument]) -> Truth:
     if len(arguments) > 1 and arguments[1].text == "--":
         script.variables.arguments = arguments[2:]
     return True
@@ -217,13 +223,13 @@ def _shift(script: Script, arguments: list[Argument]) -> Truth:
     return True
 
 
-def _names(script: Script, arguments: list[Argument]) -> Truth:
+def _unset(script: Script, arguments: list[Argument]) -> Truth:
     script.forget(arguments[1:])
     return True
 
 
-def _read(script: Script, arguments: list[Argument]) -> Truth:
-    """`read` and its kind: what comes in is not known here."""
+def _read_input(script: Script, arguments: list[Argument]) -> Truth:
+    """Read `read` and the like: the input is not known."""
     for value in arguments[1:]:
         if value.text.isidentifier():
             script.unknown(value)
@@ -233,23 +239,23 @@ def _read(script: Script, arguments: list[Argument]) -> Truth:
 def _printf(script: Script, arguments: list[Argument]) -> Truth:
     if len(arguments) < 2 or arguments[1].text != "-v":
         return script._program(arguments)
-    script.print_into(arguments[1:])
+    script.printf_to_variable(arguments[1:])
     return True
 
 
 def _eval(script: Script, arguments: list[Argument]) -> Truth:
-    script.remark(arguments[0].line, "eval", "is not read; --exact runs it")
+    script.remark(arguments[0].line, "eval", "is not read here; import with --exact to run it")
     return None
 
 
-def _enter(script: Script, arguments: list[Argument]) -> Truth:
+def _change_directory(script: Script, arguments: list[Argument]) -> Truth:
     paths = [value for value in arguments[1:] if value.text != "--"]
     if paths:
-        enter(paths[0], script.variables)
-    return True if script.says is not None else None
+        change_directory(paths[0], script.variables)
+    return True if script.captured is not None else None
 
 
-def _nothing(script: Script, arguments: list[Argument]) -> Truth:
+def _no_effect(script: Script, arguments: list[Argument]) -> Truth:
     return arguments[0].text != "false"
 
 
@@ -257,15 +263,15 @@ _BUILTINS: dict[str, Callable[[Script, list[Argument]], Truth]] = {
     "source": lambda script, arguments: script._source(arguments),
     ".": lambda script, arguments: script._source(arguments),
     "exit": lambda script, arguments: script._exit(arguments),
-    "cd": _enter,
-    "set": _arguments,
+    "cd": _change_directory,
+    "set": _set_arguments,
     "shift": _shift,
-    "unset": _names,
+    "unset": _unset,
     "printf": _printf,
     "eval": _eval,
-    **dict.fromkeys(("break", "continue", "return"), _leave),
-    **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), _read),
-    **dict.fromkeys((":", "true", "false", "shopt", "trap", "ulimit", "wait", "umask"), _nothing),
+    **dict.fromkeys(("break", "continue", "return"), _jump),
+    **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), _read_input),
+    **dict.fromkeys((":", "true", "false", "shopt", "trap", "ulimit", "wait", "umask"), _no_effect),
 }
 
 
@@ -273,21 +279,36 @@ def read_script(
     text: str,
     environment: Mapping[str, str] | None = None,
     source: str = "",
-    here: Argument | None = None,
+    folder: Argument | None = None,
     open_file: Callable[[str], str | None] = lambda path: None,
 ) -> Script:
-    """The commands of a script. Raises ScriptError.
+    """Read the commands of a script.
 
-    environment: its variables go before the script's own. source: the script's path, where it has
-    one. here: the folder that it starts in, if it is known; PWD of the environment goes before it.
-    open_file: the text of a file that it sources, or None.
+    Parameters
+    ----------
+    text
+        The script.
+    environment
+        Variables that win over those of the script.
+    source
+        Path of the script; "" for a command line.
+    folder
+        The folder in which it starts, if known. PWD in `environment` wins.
+    open_file
+        Returns the text of a file that the script sources, or None.
+
+    Raises
+    ------
+    ScriptError
+        If the text is not valid bash.
+
     """
     outside = dict(environment or {})
     if (start := outside.pop("PWD", None)) is not None:
-        here = Argument(start, 0)
+        folder = Argument(start, 0)
     variables = Variables(environment=outside, source=source)
-    variables.values["PWD"] = here or Argument("${PWD}", 0, ("PWD",))
+    variables.values["PWD"] = folder or Argument("${PWD}", 0, ("PWD",))
     script = Script(variables, open=open_file)
-    with contextlib.suppress(EndError, LeaveError):
+    with contextlib.suppress(StopReadingError, JumpError):
         script.run(ast.parse(text))
     return script

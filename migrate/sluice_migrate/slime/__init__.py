@@ -1,0 +1,1 @@
+"""Translates launch scripts of slime."""

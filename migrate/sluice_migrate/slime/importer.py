@@ -1,7 +1,7 @@
-"""slime's launch scripts -> RLJob: data, engines and evaluation, which need more than one argument
-each.
+"""Converts launch scripts of slime.
 
-Arguments that stand for themselves are in slime_table.py.
+This module translates what depends on several arguments: data, engines, evaluation, batches, GPUs.
+`table` has the arguments that are translated one by one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sluice_migrate.translation import (
 
 ENTRIES = ("train.py", "train_async.py")
 _NONZERO_STD = "check_reward_nonzero_std"
+# Arguments that are translated after the table, because they depend on fields that it sets.
 _LATER = (
     "--global-batch-size",
     "--num-steps-per-rollout",
@@ -43,32 +44,31 @@ _LATER = (
     "--no-offload-train",
     "--no-offload-rollout",
 )
-"""Arguments that are translated after the table, because they need what it writes."""
-_OF_EVALUATION = ("--eval-", "--n-samples-per-eval", "--skip-eval-before-train")
+_EVALUATION_PREFIXES = ("--eval-", "--n-samples-per-eval", "--skip-eval-before-train")
 _HOST_OPTIMIZER = ("--optimizer-cpu-offload", "--optimizer-offload-fraction")
 
 
 def launch(script: Script, source: str) -> tuple[ScriptCommand, int]:
-    """The command that starts slime, and where its entry point stands in it.
+    """Return the command that starts slime, and the position of its entry point.
 
     Raises ImportFailedError.
     """
-    wanted = f"{source}: no command that runs {' or '.join(ENTRIES)}"
-    return last_launch(script, _is_entry, wanted)
+    expected = f"{source}: no command that runs {' or '.join(ENTRIES)}"
+    return last_launch(script, _is_entry, expected)
 
 
 def import_slime(script: Script, source: str) -> Draft:
-    """The job of a launch script. source: its name.
+    """Convert a launch script; `source` is its name.
 
-    Raises ImportFailedError where it starts no training.
+    Raises ImportFailedError if it starts no training.
     """
     command, at = launch(script, source)
     draft = Draft(job_name(PurePosixPath(source).stem))
     report(draft, script, command, at)
     for name in dict.fromkeys(script.unknown_arrays):
         why = (
-            "not set in the script, perhaps in a file that it sources; a model's shape needs no "
-            "translation"
+            "not set in the script, perhaps in a file that it sources. Arguments that describe the "
+            "model's shape are not needed"
         )
         draft.note("check", f"${{{name}[@]}}", why)
     settings = Settings(_flags(command, at + 1, draft))
@@ -83,7 +83,7 @@ def import_slime(script: Script, source: str) -> Draft:
         reward(draft, settings)
     algorithm(draft, settings)
     _engines(draft, settings)
-    host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="1")
+    host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="1")
     _evaluation(draft, settings)
     settings.used |= set(_LATER)
     SLIME.translate(draft, settings)
@@ -102,7 +102,7 @@ def _is_entry(word: Argument) -> bool:
 
 
 def _flags(command: ScriptCommand, start: int, draft: Draft) -> dict[str, Setting]:
-    """The arguments behind train.py, as argparse reads them: the last of a name counts."""
+    """Parse the arguments after train.py as argparse does: the last one of a name counts."""
     flags: dict[str, Setting] = {}
     name = ""
     for word in command.words[start:]:
@@ -121,14 +121,16 @@ def _flags(command: ScriptCommand, start: int, draft: Draft) -> dict[str, Settin
                 old.conditional + word.conditional,
             )
         else:
-            draft.note("not translated", word.text, "a word that belongs to no argument", word.line)
+            draft.note(
+                "not translated", word.text, "the word does not belong to an argument", word.line
+            )
     return flags
 
 
 def _data(draft: Draft, settings: Settings) -> None:
     paths = settings.take("--prompt-data")
     if paths is None:
-        raise ImportFailedError("no --prompt-data: there is nothing to train on")
+        raise ImportFailedError("no --prompt-data: the script names no prompts to train on")
     source: dict[str, Any] = {"promptKey": "input"}
     for name, key in (
         ("--input-key", "promptKey"),
@@ -164,19 +166,19 @@ def _engines(draft: Draft, settings: Settings) -> None:
     if chosen and str(chosen.value).endswith(_NONZERO_STD):
         draft.set("rollout.dynamicFilter", "nonzero_std", chosen.name)
     else:
-        note = "the function gets a SampleGroup, and returns True, or why it drops the group"
+        note = "the function gets a SampleGroup; it returns True, or the reason to drop the group"
         set_field(draft, "rollout.dynamicFilter", chosen, as_text, note)
     function = settings.take("--rollout-function-path")
     if function and "fully_async" in str(function.value):
         draft.set("rollout.mode", "async", function.name)
         draft.set("rollout.maxStaleness", 1, function.name)
-        why = "slime's fully async rollout knows no limit; sluice wants one"
+        why = "slime's fully async rollout has no limit of staleness; sluice needs one"
         draft.note("check", "rollout.maxStaleness", why, function.line)
     elif function and "sglang_rollout" not in str(function.value):
         draft.note(
             "not translated",
             function.shown,
-            "own code plays one sample: rollout.function",
+            "a function of yours generates one sample, not a batch: rollout.function",
             function.line,
         )
 
@@ -192,21 +194,21 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     columns = {
         field: str(setting.value) for field, name in keys if (setting := settings.take(name))
     }
-    names = [name for name in settings if name.startswith(_OF_EVALUATION)]
+    names = [name for name in settings if name.startswith(_EVALUATION_PREFIXES)]
     if interval is None:
-        why = "slime evaluates nothing without --eval-interval; here it is evaluation.everySteps"
+        why = "slime does not evaluate without --eval-interval (evaluation.everySteps)"
         note_unused(draft, settings, names, why)
         return
     if data is None:
         rest = [name for name in names if name != "--eval-config"]
-        why = "there is no --eval-prompt-data to evaluate; here it is evaluation.datasets"
+        why = "slime does not evaluate without --eval-prompt-data (evaluation.datasets)"
         note_unused(draft, settings, rest, why)
         return
     set_field(draft, "evaluation.everySteps", interval, as_integer)
     words = [str(value) for value in data.values]
     if draft.get("reward") is None:
         why = (
-            "slime judges it with the teacher's function; sluice wants a reward: "
+            "slime scores evaluations with the teacher's function; sluice needs a reward: "
             "evaluation.datasets[].reward"
         )
         note_unused(draft, settings, names, why)
@@ -227,20 +229,22 @@ def _defaults(draft: Draft) -> None:
     if draft.get("algorithm.estimator") == "ppo" and draft.get("algorithm.critic.lr") is None:
         draft.set("algorithm.critic.lr", draft.get("trainer.optimizer.lr", 1e-6), "--lr")
         draft.note(
-            "other default", "algorithm.critic.lr", "slime trains the critic at the policy's rate"
+            "other default",
+            "algorithm.critic.lr",
+            "slime trains the critic with the policy's learning rate",
         )
     for path, what in (
         (
             "checkpoint.everySteps",
-            "slime saves nothing without --save-interval; sluice does every 20 steps",
+            "slime does not save without --save-interval; sluice saves every 20 steps",
         ),
         (
             "rollout.sampling.maxResponseTokens",
-            "no --rollout-max-response-len: sluice's default of 1024 holds",
+            "no --rollout-max-response-len: sluice's default is 1024",
         ),
         (
             "trainer.maxTokensPerGpu",
-            "no --max-tokens-per-gpu: sluice begins with 8192 tokens and grows",
+            "no --max-tokens-per-gpu: sluice starts with 8192 and raises it if memory allows",
         ),
     ):
         if draft.get(path) is None:
@@ -248,7 +252,10 @@ def _defaults(draft: Draft) -> None:
 
 
 def _batches(draft: Draft, settings: Settings) -> None:
-    """slime: rollout-batch-size x n-samples = global-batch-size x num-steps-per-rollout."""
+    """Translate batch sizes.
+
+    In slime rollout-batch-size x n-samples-per-prompt = global-batch-size x num-steps-per-rollout.
+    """
     batch = draft.get("rollout.batchSize", 0)
     samples = batch * draft.get("rollout.samplesPerPrompt", 1)
     if not set_field(
@@ -267,16 +274,16 @@ def _batches(draft: Draft, settings: Settings) -> None:
 
 
 def _steps_per_batch(samples: int, size: int) -> int:
-    """Optimizer steps of a batch. ValueError where it cannot be split evenly."""
+    """Return the optimizer steps of a batch. Raises ValueError if it cannot be split evenly."""
     if size < 1 or samples % size:
         raise ValueError(
-            f"{samples} samples of a batch cannot be split into optimizer steps of {size}"
+            f"a batch of {samples} samples cannot be split into optimizer steps of {size}"
         )
     return samples // size
 
 
 def _placement(draft: Draft, settings: Settings) -> None:
-    """GPUs of the engines. slime counts GPUs, sluice engines."""
+    """Translate the GPUs of engines: slime counts GPUs, sluice counts engines."""
     trainer = draft.get("trainer.nodes", 1) * draft.get("trainer.gpusPerNode", 8)
     machine = _number(settings, "--num-gpus-per-node", 8)
     engine = _number(settings, "--rollout-num-gpus-per-engine", 1)
@@ -296,11 +303,11 @@ def _placement(draft: Draft, settings: Settings) -> None:
         "--colocate" if colocated else "--rollout-num-gpus",
     )
     if colocated:
-        why = f"with sluice an engine of {engine} GPUs cannot share those of the trainer's machines"
+        why = f"an engine of {engine} GPUs cannot share the trainer's GPUs in sluice"
         draft.note(
             "check",
             "rollout.replicas",
-            f"{why}: trainer and engines take {trainer + total} GPUs in all",
+            f"{why}; trainer and engines take {trainer + total} GPUs together",
         )
 
 

@@ -1,4 +1,4 @@
-"""slime's arguments for reward, teacher and loss."""
+"""Translates slime's arguments for reward, teacher and loss."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from sluice.api.groups.data import RewardType
 from sluice_migrate.draft import Draft
 from sluice_migrate.translation import Setting, Settings, as_number, as_text, note_unused, set_field
 
+# --rm-type that has another name in sluice; the others have the same.
 _REWARDS = {"math": "math_prm800k"}
-"""rm_type by another name; the rest is called the same."""
+# slime's module with functions that ask a teacher in place of a reward.
 _OPD = "on_policy_distillation."
-"""slime's module whose functions ask a teacher in the place of a reward."""
 _CUSTOM = (
-    "the file is not read; slime makes each of its keys an argument: settings of a generate "
-    "function go into rollout.functionArgs, thresholds of TIS and MIS into algorithm.offPolicy"
+    "the file is not read. Put settings of a generate function into rollout.functionArgs, and "
+    "thresholds of TIS and MIS into algorithm.offPolicy"
 )
 _CORRECTIONS = (
-    "the file is not read; its thresholds of TIS and MIS are algorithm.offPolicy: method, low, "
-    "high, reject, veto"
+    "the file is not read. Put its thresholds of TIS and MIS into algorithm.offPolicy: method, "
+    "low, high, reject, veto"
 )
 
 
 def distillation(draft: Draft, settings: Settings) -> None:
-    """--use-opd. A teacher behind a URL is slime's remote reward, which then has no other."""
+    """Translate --use-opd.
+
+    slime asks a teacher behind a URL as a remote reward; the job then has no other reward.
+    """
     kind, coef, load = (
         settings.take(name) for name in ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
     )
     if not settings.on("--use-opd"):
         names = ("--opd-type", "--opd-kl-coef", "--opd-teacher-load")
-        note_unused(draft, settings, names, "slime distils only with --use-opd")
+        note_unused(draft, settings, names, "slime distills only with --use-opd")
         return
     url = settings.get("--rm-url")
     if kind and kind.value == "sglang" and url:
@@ -40,12 +43,12 @@ def distillation(draft: Draft, settings: Settings) -> None:
             lambda value: as_text(value).removesuffix("/generate"),
         )
     elif kind and kind.value == "megatron" and load:
-        note = "slime's is a Megatron checkpoint; name the teacher's Hugging Face directory"
+        note = "slime's teacher is a Megatron checkpoint; name its Hugging Face directory"
         set_field(draft, "algorithm.distillation.teacher.path", load, as_text, note)
     else:
         why = (
-            "sluice distils from an SGLang server (--rm-url) or from a checkpoint "
-            "(--opd-teacher-load)"
+            "sluice distills from an SGLang server (--rm-url, algorithm.distillation.teacher.url) "
+            "or a checkpoint (--opd-teacher-load, algorithm.distillation.teacher.path)"
         )
         draft.note(
             "not translated", kind.shown if kind else "--use-opd", why, kind.line if kind else 0
@@ -55,6 +58,7 @@ def distillation(draft: Draft, settings: Settings) -> None:
 
 
 def reward(draft: Draft, settings: Settings) -> None:
+    """Translate --rm-type, --rm-url and --custom-rm-path."""
     kind, url, function = (
         settings.take(name) for name in ("--rm-type", "--rm-url", "--custom-rm-path")
     )
@@ -68,11 +72,12 @@ def reward(draft: Draft, settings: Settings) -> None:
     name = str(kind.value) if kind else ""
     if name == "remote_rm" and set_field(draft, "reward.url", url, as_text):
         return
-    known = _REWARDS.get(name, name)
-    if known in get_args(RewardType):
-        draft.set("reward.type", known, "--rm-type")
-        if known != name:
-            draft.note("check", "reward.type", f"slime's {name} is called {known}; docs/rewards.md")
+    reward_type = _REWARDS.get(name, name)
+    if reward_type in get_args(RewardType):
+        draft.set("reward.type", reward_type, "--rm-type")
+        if reward_type != name:
+            why = f"slime's {name} is {reward_type} in sluice; see docs/rewards.md"
+            draft.note("check", "reward.type", why)
         return
     draft.set("reward.type", "data_source", "--rm-type")
     what = f"--rm-type {name} has no counterpart" if name else "no --rm-type"
@@ -80,15 +85,16 @@ def reward(draft: Draft, settings: Settings) -> None:
     draft.note(
         "check",
         "reward.type",
-        f"{what}: a row's metadata.rm_type judges it, else its data_source",
+        f"{what}: each row is scored by its metadata.rm_type, or else by its data_source",
         line,
     )
 
 
 def algorithm(draft: Draft, settings: Settings) -> None:
+    """Translate the arguments of the loss that depend on a switch."""
     coef = settings.take("--kl-loss-coef")
     if not settings.on("--use-kl-loss"):
-        why = "slime has this term of the loss only with --use-kl-loss"
+        why = "slime adds the KL to the loss only with --use-kl-loss"
         note_unused(draft, settings, ["--kl-loss-coef"], why)
     else:
         set_field(
@@ -98,7 +104,7 @@ def algorithm(draft: Draft, settings: Settings) -> None:
             as_number,
         )
         if draft.get("algorithm.kl.lossCoef") == 0:
-            why = "0: slime loads the reference only to log the KL; sluice leaves it out"
+            why = "with 0 slime loads the reference to log the KL; sluice does not load it"
             draft.note("check", "algorithm.kl.lossCoef", why, coef.line if coef else 0)
     for name, path, value in (
         ("--use-unbiased-kl", "algorithm.kl.unbiased", True),
@@ -107,13 +113,22 @@ def algorithm(draft: Draft, settings: Settings) -> None:
         ("--use-tis", "algorithm.offPolicy.method", "tis"),
         ("--use-rollout-logprobs", "algorithm.offPolicy.oldLogProbs", "rollout"),
         ("--use-routing-replay", "trainer.routingReplay", "trainer"),
-        ("--use-rollout-routing-replay", "trainer.routingReplay", "rollout"),  # implies the other
+        (
+            "--use-rollout-routing-replay",
+            "trainer.routingReplay",
+            "rollout",
+        ),  # implies --use-routing-replay
     ):
         if settings.on(name):
             draft.set(path, value, name)
     delta = settings.take("--opsm-delta")
     if not settings.on("--use-opsm"):
-        note_unused(draft, settings, ["--opsm-delta"], "slime masks only with --use-opsm")
+        note_unused(
+            draft,
+            settings,
+            ["--opsm-delta"],
+            "slime masks off-policy sequences only with --use-opsm",
+        )
     else:
         set_field(
             draft,
@@ -123,7 +138,7 @@ def algorithm(draft: Draft, settings: Settings) -> None:
         )
     if not settings.on("--use-tis"):
         names = ("--tis-clip", "--tis-clip-low", "--custom-tis-function-path")
-        note_unused(draft, settings, names, "slime corrects by importance only with --use-tis")
+        note_unused(draft, settings, names, "slime uses importance sampling only with --use-tis")
     config = settings.take("--custom-config-path")
     if config:
         why = _CORRECTIONS if settings.get("--custom-tis-function-path") else _CUSTOM

@@ -1,13 +1,12 @@
-"""slime's supervised fine-tuning: `--loss-type sft_loss`,
-with its rollout function that generates nothing.
-"""
+"""Translates slime's supervised fine-tuning: `--loss-type sft_loss` with its rollout function."""
 
 from __future__ import annotations
 
 from sluice_migrate.draft import Draft
 from sluice_migrate.translation import Settings
 
-_OF_SAMPLES = (
+# Arguments that have no effect without generated samples.
+_SAMPLING = (
     "--rm-type",
     "--rm-url",
     "--custom-rm-path",
@@ -54,8 +53,7 @@ _OF_SAMPLES = (
     "--eval-interval",
     "--eval-prompt-data",
 )
-"""Arguments without an effect there."""
-_OF_ENGINES = (
+_ENGINE_FIELDS = (
     "rollout.samplesPerPrompt",
     "rollout.concurrency",
     "rollout.replicas",
@@ -66,11 +64,11 @@ _OF_ENGINES = (
 
 
 def supervised(draft: Draft, settings: Settings) -> bool:
-    """Begin with a script of this kind; False: it is none."""
+    """Translate the loss of supervised fine-tuning; returns False for any other script."""
     loss = settings.take("--loss-type")
     if loss is None or loss.value != "sft_loss":
         if loss and loss.value not in ("policy_loss", "custom_loss"):
-            why = "sluice learns from rewards, a teacher or given answers (sft_loss)"
+            why = "sluice has policy_loss, custom_loss and sft_loss"
             draft.note("not translated", loss.shown, why, loss.line)
         return False
     draft.set("algorithm.loss.type", "sft", loss.name)
@@ -82,17 +80,17 @@ def supervised(draft: Draft, settings: Settings) -> bool:
     )
     if function and "sft_rollout" not in str(function.value):
         why = (
-            "sluice reads conversations, prompts with answers, or token ids with masks: "
+            "sluice reads conversations, prompts with answers, or token ids with masks; see "
             "docs/data.md"
         )
         draft.note("not translated", function.shown, why, function.line)
     if kind and kind.value != "qwen":
         why = (
-            "slime renders each message by itself; sluice trains on the chat template's own text, "
-            "and leaves out rows of whose answers the template drops a part"
+            "slime renders each message on its own; sluice renders the conversation with the chat "
+            "template, and skips rows if the template drops a part of an answer"
         )
         draft.note("check", kind.shown, why, kind.line)
-    for name in _OF_SAMPLES:
+    for name in _SAMPLING:
         settings.pop(name, None)
     if "--calculate-per-token-loss" not in settings:
         draft.set("algorithm.aggregation", "sequence_mean", "default of --calculate-per-token-loss")
@@ -105,7 +103,7 @@ def supervised(draft: Draft, settings: Settings) -> bool:
 
 
 def without_engines(draft: Draft) -> None:
-    """Take out what slime's defaults have put in for engines: none are needed."""
-    for path in _OF_ENGINES:
+    """Remove fields of engines, which supervised fine-tuning does not need."""
+    for path in _ENGINE_FIELDS:
         draft.drop(path)
-    draft.notes = [note for note in draft.notes if note.subject not in _OF_ENGINES]
+    draft.notes = [note for note in draft.notes if note.subject not in _ENGINE_FIELDS]

@@ -1,4 +1,4 @@
-"""The translation of each of slime's arguments. Names and defaults of slime 0.3 and Megatron-LM."""
+"""Translates each argument of slime. Names and defaults are those of slime 0.3 and Megatron-LM."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _engine_value(value: Any) -> Any:
 
 def _pg_loss(value: Any) -> str:
     if value != "reinforce":
-        raise ValueError("algorithm.loss.type follows the estimator, as slime's ppo does")
+        raise ValueError("algorithm.loss.type follows algorithm.estimator, as slime's ppo does")
     return "reinforce"
 
 
 _VOLUME = Unsupported(
-    "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
-    "itself"
+    "checkpoints go to checkpoint.volume, or to the run directory; a job resumes from its own "
+    "checkpoint"
 )
 _HOOK = Unsupported("sluice has no hook of this kind")
 
@@ -49,13 +49,13 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--load": _VOLUME,
     "--save": _VOLUME,
     "--ref-load": Unsupported(
-        "the reference is the model as it is at step 0; model.referencePath names another HF "
-        "directory"
+        "the reference is the model at step 0; name another Hugging Face directory in "
+        "model.referencePath"
     ),
     "--save-interval": Field("checkpoint.everySteps", as_integer),
     "--async-save": Field("checkpoint.async", as_boolean),
     "--save-hf": Unsupported(
-        "the final model is exported always (checkpoint.exportHF), to the checkpoint volume"
+        "the final model is always exported to the checkpoint volume (checkpoint.exportHF)"
     ),
     # cluster
     "--actor-num-nodes": Field("trainer.nodes", as_integer),
@@ -64,9 +64,9 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--rollout-shuffle": Field("data.shuffle", as_boolean),
     "--rollout-seed": Field("data.seed", as_integer),
     "--rollout-max-prompt-len": Field("data.maxPromptTokens", as_integer),
-    "--multimodal-keys": Unsupported("sluice trains on text alone"),
+    "--multimodal-keys": Unsupported("sluice trains on text only"),
     "--data-source-path": Unsupported(
-        "data.prompts[].source takes a function that yields rows, not a DataSource"
+        "write a function that yields rows in place of a DataSource: data.prompts[].source"
     ),
     # rollout
     "--rollout-batch-size": Field("rollout.batchSize", as_integer),
@@ -75,11 +75,15 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--rollout-top-p": Field("rollout.sampling.topP", as_number),
     "--rollout-top-k": Field("rollout.sampling.topK", as_integer),
     "--rollout-max-response-len": Field("rollout.sampling.maxResponseTokens", as_integer),
-    "--deterministic-mode": Field("trainer.deterministic", as_boolean, "the engine's kernels too"),
-    "--sglang-enable-fp32-lm-head": Field("model.fp32LmHead", as_boolean, "the trainer's head too"),
+    "--deterministic-mode": Field(
+        "trainer.deterministic", as_boolean, "in sluice it also sets the engine's kernels"
+    ),
+    "--sglang-enable-fp32-lm-head": Field(
+        "model.fp32LmHead", as_boolean, "in sluice it also sets the trainer's head"
+    ),
     "--rollout-max-context-len": Field("rollout.engineArgs.context-length", as_integer),
     "--rollout-stop-token-ids": Unsupported(
-        "SGLang takes them from the model's generation_config.json: eos_token_id"
+        "SGLang reads them from eos_token_id in the model's generation_config.json"
     ),
     "--rollout-skip-special-tokens": Covered("responses are decoded without special tokens"),
     "--sglang-server-concurrency": Field("rollout.concurrency", as_integer),
@@ -88,23 +92,25 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--custom-generate-function-path": Field(
         "rollout.function",
         as_text,
-        "it runs as it is; what it may import of slime: docs/agents.md",
+        "it runs unchanged; docs/agents.md says what it may import of slime",
     ),
     "--rollout-sample-hook-path": Field(
         "rollout.hooks.beforeReward",
         as_text,
-        "its parameters differ: (prompt, sample) in place of (args, sample)",
+        "change its parameters from (args, sample) to (prompt, sample)",
     ),
     "--rollout-sample-filter-path": Field(
         "rollout.hooks.afterReward",
         as_text,
-        "its parameters differ: (prompt, sample), a mask of zeros for remove_sample",
+        "change its parameters to (prompt, sample), and remove_sample to a loss mask of zeros",
     ),
     "--rollout-function-path": Unsupported(
-        "the buffer decides what is generated; rollout.function may fill a prompt's whole group "
-        "(whole_group)"
+        "the buffer decides what is generated; a rollout.function with whole_group may generate "
+        "all samples of a prompt"
     ),
-    "--eval-function-path": Unsupported("evaluation.datasets[].function is for one prompt"),
+    "--eval-function-path": Unsupported(
+        "write a function for one prompt: evaluation.datasets[].function"
+    ),
     # algorithm
     "--advantage-estimator": Field("algorithm.estimator", as_text),
     "--pg-loss-type": Field("algorithm.loss.type", _pg_loss),
@@ -120,35 +126,35 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--tis-clip": Field("algorithm.offPolicy.high", as_number),
     "--tis-clip-low": Field("algorithm.offPolicy.low", as_number),
     "--custom-loss-function-path": Field(
-        "algorithm.loss.function", as_text, "its parameters differ: docs/algorithms.md"
+        "algorithm.loss.function", as_text, "its parameters differ; see docs/algorithms.md"
     ),
     "--disable-rewards-normalization": Unsupported(
-        "a group's mean is part of grpo; reinforce_plus_plus has no baseline"
+        "grpo always subtracts the group's mean; reinforce_plus_plus has no baseline"
     ),
     "--opd-teacher-ckpt-step": Unsupported(
         "algorithm.distillation.teacher.path names one checkpoint"
     ),
     "--custom-advantage-function-path": Unsupported(
-        "algorithm.estimator: custom takes a function of other parameters"
+        "its parameters differ from those of a function of algorithm.estimator: custom"
     ),
     "--custom-tis-function-path": Unsupported(
-        "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; other corrections are a "
-        "loss.function"
+        "algorithm.offPolicy has tis, icepop, reject (MIS) and veto; write other corrections as "
+        "algorithm.loss.function"
     ),
     "--get-mismatch-metrics": ALWAYS,
-    "--ref-update-interval": Unsupported("the reference stays as it is"),
+    "--ref-update-interval": Unsupported("the reference is never updated"),
     # critic
     "--num-critic-only-steps": Field("algorithm.critic.warmupSteps", as_integer),
     "--value-clip": Field("algorithm.critic.clip", as_number),
     "--critic-lr": Field("algorithm.critic.lr", as_number),
-    "--critic-load": Unsupported("algorithm.critic.modelPath wants a Hugging Face directory"),
+    "--critic-load": Unsupported("algorithm.critic.modelPath needs a Hugging Face directory"),
     # trainer
     "--lr": Field("trainer.optimizer.lr", as_number),
     "--min-lr": Field("trainer.optimizer.minLr", as_number),
     "--lr-decay-style": Field("trainer.optimizer.schedule", as_text),
     "--lr-warmup-iters": Field("trainer.optimizer.warmupSteps", as_integer),
     "--lr-warmup-fraction": Unsupported(
-        "set trainer.optimizer.warmupSteps to a number of steps", unless=("0", "0.0")
+        "set a number of steps in trainer.optimizer.warmupSteps", unless=("0", "0.0")
     ),
     "--lr-decay-iters": Field("trainer.optimizer.decaySteps", as_integer),
     "--weight-decay": Field("trainer.optimizer.weightDecay", as_number),
@@ -156,7 +162,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--adam-beta2": Field("trainer.optimizer.beta2", as_number),
     "--adam-eps": Field("trainer.optimizer.eps", as_number),
     "--clip-grad": Field("trainer.optimizer.clipGrad", as_number),
-    "--optimizer": Unsupported("sluice has AdamW", unless=("adam",)),
+    "--optimizer": Unsupported("sluice trains with AdamW", unless=("adam",)),
     "--tensor-model-parallel-size": Field("trainer.parallelism.tensor", as_integer),
     "--pipeline-model-parallel-size": Field("trainer.parallelism.pipeline", as_integer),
     "--context-parallel-size": Field("trainer.parallelism.context", as_integer),
@@ -165,10 +171,10 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
         "trainer.parallelism.virtualPipeline", as_integer
     ),
     "--num-layers-per-virtual-pipeline-stage": Unsupported(
-        "trainer.parallelism.virtualPipeline counts a rank's runs"
+        "set the virtual stages of a rank in trainer.parallelism.virtualPipeline"
     ),
     "--expert-tensor-parallel-size": Unsupported(
-        "experts are not split by tensor parallelism", unless=("1",)
+        "sluice does not split experts by tensor parallelism", unless=("1",)
     ),
     "--decoder-first-pipeline-num-layers": Field(
         "trainer.parallelism.firstStageLayers", as_integer
@@ -179,27 +185,29 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--recompute-modules": Field(
         "trainer.recomputeModules", recompute_modules, convert_words=recompute_modules
     ),
-    "--recompute-method": Covered("part of recompute"),
-    "--recompute-num-layers": Covered("part of recompute"),
+    "--recompute-method": Covered("part of trainer.recompute"),
+    "--recompute-num-layers": Covered("part of trainer.recompute"),
     "--max-tokens-per-gpu": Field("trainer.maxTokensPerGpu", as_integer),
     "--use-dynamic-batch-size": ALWAYS,
     "--micro-batch-size": PACKED,
-    "--log-probs-max-tokens-per-gpu": Covered("as trainer.maxTokensPerGpu"),
+    "--log-probs-max-tokens-per-gpu": Covered("the same as trainer.maxTokensPerGpu"),
     "--balance-data": ALWAYS,
     **{f"--{name.replace('_', '-')}": entry for name, entry in OPTIMIZER_ENTRIES.items()},
     **dict.fromkeys(
         ("--no-pin-cpu-grads", "--no-pin-cpu-params"), OPTIMIZER_ENTRIES["pin_cpu_grads"]
     ),
-    "--fp16": Unsupported("trainer.precision is bf16 or fp32"),
+    "--fp16": Unsupported("sluice trains in bf16 or fp32: trainer.precision"),
     "--bf16": ALWAYS,
-    "--seed": Unsupported("one seed for all, data.seed", unless=("42",)),
+    "--seed": Unsupported("data.seed is the only seed", unless=("42",)),
     # weights
     "--update-weight-buffer-size": Field(
         "weightSync.bucketMiB", lambda value: max(1, as_integer(value) >> 20)
     ),
     "--update-weight-transport": Field("weightSync.transport", as_text),
-    "--update-weights-interval": Unsupported("weights go out after every step", unless=("1",)),
-    "--update-weight-mode": Unsupported("weights are sent whole", unless=("full",)),
+    "--update-weights-interval": Unsupported(
+        "sluice sends weights after every step", unless=("1",)
+    ),
+    "--update-weight-mode": Unsupported("sluice always sends all weights", unless=("full",)),
     "--use-fault-tolerance": ALWAYS,
     # evaluation
     "--eval-top-p": Field("evaluation.sampling.topP", as_number),
@@ -208,20 +216,22 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--eval-max-response-len": Field("evaluation.sampling.maxResponseTokens", as_integer),
     "--n-samples-per-eval-prompt": Field("evaluation.samplesPerPrompt", as_integer),
     "--eval-config": Unsupported(
-        "the file is not read; its datasets belong into evaluation.datasets, with their rewards "
-        "and functions"
+        "the file is not read. Put its datasets into evaluation.datasets, with their rewards and "
+        "functions"
     ),
-    "--log-passrate": Unsupported("evaluation.passAtK: [1, 2, 4, ...] gives pass@k of evaluations"),
+    "--log-passrate": Unsupported(
+        "evaluations report pass@k with evaluation.passAtK: [1, 2, 4, ...]"
+    ),
     # reward
     "--reward-key": Field("reward.key", as_text),
     "--group-rm": Field("reward.group", as_boolean),
-    "--eval-reward-key": Unsupported("one reward.key for training and evaluation"),
+    "--eval-reward-key": Unsupported("reward.key is used for training and evaluation"),
     # debugging
     "--debug-rollout-only": Field("debug.rolloutOnly", as_boolean),
     "--save-debug-rollout-data": Unsupported(
-        "debug.dumpRollouts: true keeps all samples, in the run directory"
+        "debug.dumpRollouts: true keeps all samples in the run directory"
     ),
-    "--debug-train-only": Unsupported("debug.replay trains on the rollouts of an earlier run"),
+    "--debug-train-only": Unsupported("train on the rollouts of an earlier run with debug.replay"),
     "--use-tensorboard": ALWAYS,
     **dict.fromkeys(
         (
@@ -270,6 +280,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     ),
 }
 
+# (field, slime's default, its argument) if sluice has another default.
 _DEFAULTS = (
     ("trainer.gpusPerNode", 8, "--actor-num-gpus-per-node"),
     ("data.shuffle", False, "--rollout-shuffle"),

@@ -1,5 +1,6 @@
-"""slime's arguments that have no field here: why, or why nothing is lost. Names of slime 0.3 and
-its main branch.
+"""Arguments of slime without a field in sluice, and the reasons.
+
+Names are those of slime 0.3 and of its main branch of autumn 2026.
 """
 
 from __future__ import annotations
@@ -9,40 +10,33 @@ from typing import Any
 from sluice_migrate.translation import PACKED, Covered, Field, Translation, Unsupported, as_boolean
 
 _LOGS = Unsupported(
-    "metrics go to the run directory, TensorBoard and Prometheus; W&B wants a key: "
-    "spec.secrets.wandb"
+    "metrics go to the run directory, TensorBoard and Prometheus; for W&B set a key in "
+    "secrets.wandb"
 )
-MODEL_SHAPE = Covered("the model's shape is read from its config.json")
-NO_ROUTER = Covered("workers pull their prompts: there is no router")
-_KERNELS = Covered("a matter of kernels, not of results")
-_BALANCE = Unsupported("no loss and no bias balances the experts", unless=("0", "0.0", "none"))
-_BUFFER = Covered(
-    "the buffer moves samples between rollout and trainer, and keeps them: spec.buffer"
+MODEL_SHAPE = Covered("sluice reads the model's shape from its config.json")
+NO_ROUTER = Covered("workers pull their prompts, so there is no router")
+_KERNELS = Covered("it changes kernels, not results")
+_BALANCE = Unsupported(
+    "sluice has no loss or bias that balances experts", unless=("0", "0.0", "none")
 )
+_BUFFER = Covered("the buffer stores samples and moves them to the trainer: buffer")
 _HEALTH = Covered(
-    "engines are watched always; failurePolicy.rolloutBackoffSeconds is the pause before one that "
-    "died is replaced"
+    "sluice always watches engines; failurePolicy.rolloutBackoffSeconds delays restarts"
 )
-_OLD_BUFFER = Unsupported(
-    "every job has a buffer of its own; an agent server is called by rollout.function"
-)
-_DELTA = Unsupported("weights are sent whole")
+_OLD_BUFFER = Unsupported("every job has its own buffer; call an agent server in rollout.function")
+_DELTA = Unsupported("sluice always sends all weights")
 _FROZEN = Unsupported("sluice trains all weights")
-_FP8 = Unsupported("the trainer computes in bf16 or fp32")
+_FP8 = Unsupported("sluice trains in bf16 or fp32: trainer.precision")
 _MTP = Unsupported(
-    "layers that predict several tokens are not trained; engines take theirs by rollout.engineArgs"
+    "sluice does not train multi-token prediction; set the engine's in rollout.engineArgs"
 )
-_PROFILER = Unsupported(
-    "debug.profile: [steps] keeps traces and the history of memory of these steps"
-)
-_REPLAY = Unsupported("debug.replay trains on rollouts that sluice dumped: debug.dumpRollouts")
-_CHECKS = Covered(
-    "the first step's checks are made in every run: train/train_rollout_logprob_abs_diff"
-)
-_OPTIMIZER = Unsupported("the optimizer's state is kept from step to step")
+_PROFILER = Unsupported("debug.profile: [steps] records traces and memory of these steps")
+_REPLAY = Unsupported("debug.replay trains on rollouts that sluice saved with debug.dumpRollouts")
+_CHECKS = Covered("sluice makes these checks in every run: train/train_rollout_logprob_abs_diff")
+_OPTIMIZER = Unsupported("sluice always keeps the optimizer's state")
 _CENTERING = Unsupported(
-    "needs the engine's probabilities of words that were not sampled; of a place only the sampled "
-    "one is kept"
+    "it needs probabilities of tokens that were not sampled; sluice stores only those of sampled "
+    "tokens"
 )
 
 
@@ -61,15 +55,15 @@ UNSUPPORTED: dict[str, Translation] = {
         "wandb-run-id disable-wandb-random-suffix wandb-always-use-train-step",
     ),
     **_all(
-        Covered("tensorboard/ of the run directory"),
+        Covered("TensorBoard files are in tensorboard/ of the run directory"),
         "tb-project-name tb-experiment-name tensorboard-dir",
     ),
     **_all(
-        Covered("samples/ of the run directory has every step's"),
+        Covered("samples of every step are in samples/ of the run directory"),
         "log-multi-turn log-correct-samples",
     ),
     "--log-reward-category": Unsupported(
-        "a reward's named numbers are recorded with the samples, not counted by name"
+        "named parts of a reward are recorded with the samples, not counted"
     ),
     **_all(
         MODEL_SHAPE,
@@ -87,34 +81,36 @@ UNSUPPORTED: dict[str, Translation] = {
         "moe-grouped-gemm moe-permute-fusion moe-token-dispatcher-type moe-enable-deepep "
         "moe-router-dtype transformer-impl enable-experimental",
     ),
-    "--moe-token-drop-policy": Covered("no token is dropped"),
+    "--moe-token-drop-policy": Covered("sluice drops no tokens"),
     **_all(
         _BALANCE,
         "moe-router-load-balancing-type moe-router-bias-update-rate moe-aux-loss-coeff",
     ),
-    "--spec": Unsupported("docs/models.md lists the layers that sluice trains"),
+    "--spec": Unsupported("see docs/models.md for the layers that sluice trains"),
     "--ref-micro-batch-size": PACKED,
-    "--loss-mask-type": Covered("of supervised fine-tuning"),
-    "--qwen-gdn-backend": Unsupported("docs/models.md lists the layers that sluice trains"),
-    # processes and places
-    "--distributed-timeout-minutes": Covered("every wait has a deadline of its own"),
-    "--rollout-external-engine-addrs": Unsupported("engines are pods of the job: rollout.replicas"),
-    "--prefill-num-servers": Unsupported("an engine prefills and decodes"),
-    "--sglang-config": Unsupported("engines are all alike: rollout.engineArgs"),
+    "--loss-mask-type": Covered("it only affects supervised fine-tuning"),
+    "--qwen-gdn-backend": Unsupported("see docs/models.md for the layers that sluice trains"),
+    # processes and hosts
+    "--distributed-timeout-minutes": Covered("every wait has its own deadline"),
+    "--rollout-external-engine-addrs": Unsupported(
+        "the engines are pods of the job: rollout.replicas"
+    ),
+    "--prefill-num-servers": Unsupported("every engine prefills and decodes"),
+    "--sglang-config": Unsupported("all engines have the same rollout.engineArgs"),
     **_all(
         NO_ROUTER,
         "sglang-router-ip sglang-router-port sglang-router-request-timeout-secs",
     ),
-    "--train-env-vars": Unsupported("trainer.template has them: spec.containers[].env"),
-    "--http-proxy": Unsupported("templates have variables: spec.containers[].env"),
-    "--use-distributed-post": Covered("each worker talks to the engine beside it"),
-    "--release-train": Unsupported("the trainer keeps its processes while engines generate"),
+    "--train-env-vars": Unsupported("set variables in trainer.template: spec.containers[].env"),
+    "--http-proxy": Unsupported("set variables in the pod templates: spec.containers[].env"),
+    "--use-distributed-post": Covered("each worker talks to the engine in its own pod"),
+    "--release-train": Unsupported("the trainer's processes stay while engines generate"),
     **_all(
         _HEALTH,
         "rollout-health-check-interval rollout-health-check-timeout "
         "rollout-health-check-first-wait rollout-cleanup-timeout rollout-session-id",
     ),
-    # samples on their way
+    # transport of samples
     **_all(
         _BUFFER,
         "rollout-data-transport rollout-data-dir rollout-storage-profile "
@@ -128,17 +124,15 @@ UNSUPPORTED: dict[str, Translation] = {
         "rollout-task-type",
     ),
     "--buffer-sort-by-staleness": Unsupported(
-        "unfinished groups go out again in the order of their prompts"
+        "unfinished groups are generated again in the order of their prompts"
     ),
     "--disable-rollout-global-dataset": Unsupported(
-        "data.prompts names files, or own code that yields rows"
+        "data.prompts names files, or a function that yields rows"
     ),
-    "--start-rollout-id": Unsupported(
-        "a job begins at step 0, and goes on at its own last checkpoint"
-    ),
-    # weights on their way
+    "--start-rollout-id": Unsupported("a job starts at step 0, or at its own last checkpoint"),
+    # transport of weights
     **_all(
-        Covered("transport disk goes over spec.checkpoint.volume"),
+        Covered("weightSync.transport: disk uses the checkpoint volume"),
         "update-weight-disk-dir update-weight-disk-keep-files",
     ),
     **_all(
@@ -147,10 +141,10 @@ UNSUPPORTED: dict[str, Translation] = {
         "update-weight-local-checkpoint-dir",
     ),
     "--flush-cache-interval": Unsupported(
-        "weightSync.pauseMode says what becomes of running requests, at every update"
+        "weightSync.pauseMode decides about running requests at every update"
     ),
-    "--check-weight-update-equal": Covered("weightSync.verify asks every engine for its version"),
-    "--keep-old-actor": Covered("log-probs before the step are computed before the step"),
+    "--check-weight-update-equal": Covered("weightSync.verify checks the version of every engine"),
+    "--keep-old-actor": Covered("sluice computes the old log-probs before the step"),
     # training
     **_all(_FROZEN, "only-train-params-name-list freeze-params-name-list freeze-indexer"),
     **_all(
@@ -163,27 +157,29 @@ UNSUPPORTED: dict[str, Translation] = {
     "--routing-replay-prefetch-microbatches": _KERNELS,
     **_all(_OPTIMIZER, "reset-optimizer-states use-stateless-adam"),
     **_all(_CENTERING, "use-score-centering score-centering-top-k"),
-    "--use-rollout-entropy": Unsupported(
-        "the entropy is a term of the loss, not known when masks are made"
-    ),
+    "--use-rollout-entropy": Unsupported("the entropy is not known when sluice computes masks"),
     "--megatron-config-path": Unsupported(
-        "the critic is laid out as the policy; algorithm.critic has its rate"
+        "the critic has the policy's parallelism; algorithm.critic.lr is its learning rate"
     ),
-    "--ref-ckpt-step": Unsupported("model.referencePath names one checkpoint"),
-    "--no-save-optim": Unsupported("a checkpoint is whole, so that a run can go on from it"),
-    "--allgather-cp": Covered("context parallelism is Megatron's own"),
+    "--ref-ckpt-step": Unsupported("model.referencePath names one checkpoint, without a step"),
+    "--no-save-optim": Unsupported(
+        "checkpoints always have the optimizer, so that a run can resume"
+    ),
+    "--allgather-cp": Covered("sluice uses Megatron's context parallelism"),
     **_all(
-        Covered("trainer.maxTokensPerGpu is what bounds memory"),
+        Covered("trainer.maxTokensPerGpu limits memory"),
         "log-probs-chunk-size recompute-loss-function",
     ),
     "--balance-by-flops": Field("trainer.balance", _by_flops),
     # evaluation
-    "--eval-max-prompt-len": Unsupported("data.maxPromptTokens is for training and evaluation"),
-    "--eval-max-context-len": Unsupported(
-        "an engine has one context length: rollout.engineArgs.context-length"
+    "--eval-max-prompt-len": Unsupported(
+        "data.maxPromptTokens is the limit for training and evaluation"
     ),
-    "--eval-min-new-tokens": Unsupported("responses end where the model ends them"),
-    # looking into it
+    "--eval-max-context-len": Unsupported(
+        "an engine has a single context length: rollout.engineArgs.context-length"
+    ),
+    "--eval-min-new-tokens": Unsupported("sluice sets no minimum length"),
+    # debugging
     **_all(
         _REPLAY,
         "load-debug-rollout-data load-forge-rollout-data load-debug-rollout-data-subsample "

@@ -1,0 +1,1 @@
+"""Translates commands and configurations of verl."""

@@ -1,4 +1,4 @@
-"""verl's algorithm and critic groups -> spec.algorithm: what needs more than one key."""
+"""Translates verl's groups algorithm, critic and distillation, and the policy's loss."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ _LOSSES = {
     "clip-cov": "clip_cov",
     "kl-cov": "kl_cov",
 }
-_OF_LOSSES = {
+# Keys that only one loss reads, and their fields.
+_LOSS_KEYS = {
     "sapo": {"tau_pos": "loss.gate.positive", "tau_neg": "loss.gate.negative"},
     "clip_cov": {
         "policy_loss.clip_cov_ratio": "loss.covariance.ratio",
@@ -56,7 +57,6 @@ _OF_LOSSES = {
     },
     "kl_cov": {"policy_loss.kl_cov_ratio": "loss.covariance.ratio"},
 }
-"""Keys that only one loss looks at."""
 _SCOPES = {
     "token": "token",
     "seq_sum": "sequence_sum",
@@ -68,13 +68,14 @@ _OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "seq
 _DISTILLATION_LOSS = "distillation.distillation_loss"
 _TEACHERS = "distillation.teacher_models."
 _SEVERAL = (
-    "of several teachers each is an SGLang server of yours: distillation.teacher.url, and "
-    "teachers[] for data sources"
+    "start each of several teachers as an SGLang server: distillation.teacher.url, or "
+    "distillation.teachers[] by data source"
 )
 _DIVERGENCES = {"forward_kl_topk": "forward_kl", "reverse_kl_topk": "reverse_kl", "jsd_topk": "jsd"}
 
 
 def policy(draft: Draft, settings: Settings) -> None:
+    """Translate estimator, loss, clipping and what else belongs to the policy."""
     adv_estimator = settings.take("algorithm.adv_estimator")
     if adv_estimator is None:
         draft.note(
@@ -85,8 +86,8 @@ def policy(draft: Draft, settings: Settings) -> None:
     loss = str(mode.value) if mode else "vanilla"
     if adv_estimator and estimator is None:
         why = (
-            f"algorithm.estimator has {', '.join(sorted(set(_ESTIMATORS.values())))}; another one "
-            "is a function"
+            f"algorithm.estimator is one of {', '.join(sorted(set(_ESTIMATORS.values())))}; write "
+            "another one as a function"
         )
         draft.note("not translated", adv_estimator.shown, why, adv_estimator.line)
     elif loss in ("gspo", "cispo") and estimator == "grpo":
@@ -100,7 +101,7 @@ def policy(draft: Draft, settings: Settings) -> None:
         _loss(draft, mode, loss)
     if estimator == "gdpo":
         _parts(draft, settings)
-    for key, field in _OF_LOSSES.get(draft.get("algorithm.loss.type"), {}).items():
+    for key, field in _LOSS_KEYS.get(draft.get("algorithm.loss.type"), {}).items():
         setting = settings.take(f"{_ACTOR}.{key}")
         set_field(
             draft,
@@ -145,7 +146,7 @@ def _loss(draft: Draft, mode: Setting | None, loss: str) -> None:
         draft.set("algorithm.loss.type", _LOSSES[loss], f"{_ACTOR}.policy_loss.loss_mode")
     else:
         losses = ", ".join(get_args(PolicyLossName))
-        why = f"algorithm.loss.type is {losses}; another one is a loss.function"
+        why = f"algorithm.loss.type is one of {losses}; write another one as loss.function"
         draft.note("not translated", mode.shown, why, mode.line)
 
 
@@ -168,6 +169,7 @@ def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
 
 
 def kl(draft: Draft, settings: Settings) -> None:
+    """Translate the KL of the loss and of the reward."""
     default = Setting("default of kl_loss_coef and kl_ctrl.kl_coef", (0.001,))
     coef, kind = settings.take(f"{_ACTOR}.kl_loss_coef"), settings.take(f"{_ACTOR}.kl_loss_type")
     if settings.on(f"{_ACTOR}.use_kl_loss"):
@@ -205,6 +207,7 @@ def _adaptive(draft: Draft, settings: Settings) -> None:
 
 
 def corrections(draft: Draft, settings: Settings) -> None:
+    """Translate algorithm.rollout_correction: importance sampling, rejection, veto."""
     weights, most = (
         settings.take(f"{_CORRECTION}.rollout_is"),
         settings.take(f"{_CORRECTION}.rollout_is_threshold"),
@@ -222,7 +225,7 @@ def corrections(draft: Draft, settings: Settings) -> None:
             continue
         if (
             kind and kind.value == "reinforce"
-        ):  # no ratio to the engine's policy: the weights above are all of it
+        ):  # without a ratio to the engine's policy; the weights above correct it
             draft.set("algorithm.loss.type", "reinforce", kind.name)
         else:
             draft.set("algorithm.offPolicy.oldLogProbs", "rollout", name)
@@ -239,9 +242,7 @@ def corrections(draft: Draft, settings: Settings) -> None:
 
 
 def _rejection(draft: Draft, settings: Settings) -> None:
-    """`rollout_rs`: newer verl's names, separated by commas, or the older token,
-    sequence, geometric.
-    """
+    """Translate `rollout_rs`: names separated by commas, or one of the older names."""
     rollout_rs = settings.take(f"{_CORRECTION}.rollout_rs")
     most, least = (
         settings.take(f"{_CORRECTION}.rollout_rs_threshold{end}") for end in ("", "_lower")
@@ -250,8 +251,9 @@ def _rejection(draft: Draft, settings: Settings) -> None:
         return
     names = [name.strip() for name in as_text(rollout_rs.value).split(",")]
     shared = settings.get(f"{_CORRECTION}.rollout_is_threshold")
-    known = next((one.value for one in (most, shared) if one and one.value is not None), 2.0)
-    limits = [part.strip() for part in str(known).split(",")]
+    thresholds = [setting.value for setting in (most, shared) if setting]
+    threshold = next((value for value in thresholds if value is not None), 2.0)
+    limits = [part.strip() for part in str(threshold).split(",")]
     try:
         rules = [
             _rule(name, limit) for name, limit in zip(names, limits * len(names), strict=False)
@@ -265,8 +267,10 @@ def _rejection(draft: Draft, settings: Settings) -> None:
 
 
 def _rule(name: str, limit: str) -> dict[str, Any]:
-    """One entry of `rollout_rs`. Newer verl bounds pi_rollout / pi_train by k1, so its bounds
-    change places.
+    """Translate one name of `rollout_rs`.
+
+    The k1 measures of verl bound pi_rollout / pi_train, the inverse of sluice's ratio, so lower and
+    upper bound are exchanged.
     """
     if name in _OLDER_SCOPES:
         return {"over": _OLDER_SCOPES[name], "high": as_number(limit)}
@@ -274,7 +278,7 @@ def _rule(name: str, limit: str) -> dict[str, Any]:
         return {"measure": name, "high": as_number(limit)}
     scope, _, measure = name.rpartition("_")
     if scope not in _SCOPES or measure not in ("k1", "k2", "k3"):
-        raise ValueError(f"algorithm.offPolicy.reject knows no {name!r}")
+        raise ValueError(f"algorithm.offPolicy.reject has no counterpart of {name!r}")
     if measure != "k1":
         return {"measure": measure, "over": _SCOPES[scope], "high": as_number(limit)}
     low, high = _bounds(limit)
@@ -285,12 +289,13 @@ def _rule(name: str, limit: str) -> dict[str, Any]:
 
 
 def _bounds(value: Any) -> tuple[float | None, float]:
-    """`2.0` -> (None, 2.0); `0.5_2.0` -> (0.5, 2.0)."""
+    """Parse bounds: `2.0` is (None, 2.0), `0.5_2.0` is (0.5, 2.0)."""
     low, separator, high = str(value).partition("_")
     return (as_number(low), as_number(high)) if separator else (None, as_number(low))
 
 
 def critic(draft: Draft, settings: Settings) -> None:
+    """Translate the critic, if the estimator has one."""
     if draft.get("algorithm.estimator") != "ppo":
         return
     set_field(draft, "algorithm.critic.modelPath", settings.get("critic.model.path"), as_path)
@@ -310,7 +315,7 @@ def critic(draft: Draft, settings: Settings) -> None:
 
 
 def distillation(draft: Draft, settings: Settings) -> None:
-    """One teacher, whose opinion of the sampled token is an advantage, or of all words a loss."""
+    """Translate a teacher to an advantage of sampled tokens, or a divergence over all tokens."""
     settings.used |= {name for name in settings if name.startswith("distillation.")}
     if not settings.on("distillation.enabled"):
         return
@@ -321,9 +326,9 @@ def distillation(draft: Draft, settings: Settings) -> None:
     )
     if name not in (("kl", "k1") if by_sample else _DIVERGENCES):
         why = (
-            "sluice has the policy gradient of the sampled token's k1 (use_policy_gradient with "
-            "loss_mode k1), and "
-            "divergences over all words (forward_kl_topk without use_policy_gradient)"
+            "sluice has the policy gradient of k1 at sampled tokens (use_policy_gradient with "
+            "loss_mode k1), and divergences over the vocabulary (forward_kl_topk without "
+            "use_policy_gradient)"
         )
         draft.note("not translated", "distillation.enabled", why)
         return
@@ -340,10 +345,10 @@ def distillation(draft: Draft, settings: Settings) -> None:
         "algorithm.distillation.teacher.path",
         paths[0],
         as_path,
-        "scored by the trainer; or teacher.url",
+        "the trainer computes it; or start a server and set teacher.url",
     )
     if mode and not by_sample:
-        note = "over all words, not the teacher's top k: nothing of either distribution is cut off"
+        note = "sluice computes it over the whole vocabulary, not over the teacher's top k"
         set_field(
             draft,
             "algorithm.distillation.divergence",
@@ -370,7 +375,7 @@ def distillation(draft: Draft, settings: Settings) -> None:
 
 
 def _without_reward(draft: Draft) -> None:
-    """Learn from the teacher alone; evaluations are still judged."""
+    """Remove the job's reward, and keep it for evaluations."""
     reward = draft.spec.pop("reward", None)
     for dataset in draft.get("evaluation.datasets") or []:
         dataset["reward"] = reward

@@ -1,5 +1,7 @@
-"""verl's asynchronous trainers -> rollout.mode async: `fully_async_main`, and the `main_ppo` of its
-one-step-off policy. Names and defaults of their own configurations.
+"""Translates verl's asynchronous trainers to rollout.mode async.
+
+These are `fully_async_main`, the one-step-off `main_ppo`, and `trainer.v1`. Defaults are those of
+their configurations.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from sluice_migrate.translation import Setting, Settings, as_integer, as_number,
 
 _ACTOR, _ASYNC = "actor_rollout_ref.actor", "async_training"
 _V1 = "trainer.v1"
-_APART = {
+_SEPARATE = {
     "rollout.nnodes": 1,
     "rollout.n_gpus_per_node": 8,
     "algorithm.rollout_correction.bypass_mode": True,
 }
-_FULLY = _APART | {
+_FULLY_ASYNC = _SEPARATE | {
     f"{_ASYNC}.staleness_threshold": 0.1,
     f"{_ASYNC}.trigger_parameter_sync_step": 4,
     f"{_ASYNC}.require_batches": 1,
@@ -27,23 +29,25 @@ _FULLY = _APART | {
 
 
 def trainer_of(entry: str, names: Iterable[str]) -> str:
-    """The entry point; of a configuration without one, what its keys say."""
+    """Return the entry point, guessed from the keys of a configuration without one."""
     if not entry and any(name.startswith(f"{_ASYNC}.") for name in names):
         return "fully_async_main"
     return entry
 
 
 def is_fully_async(entry: str) -> bool:
+    """Tell whether this is the entry point of the fully asynchronous trainer."""
     return "fully_async" in entry
 
 
 def is_one_step_off(entry: str) -> bool:
+    """Tell whether this is the entry point of the one-step-off trainer."""
     return "one_step_off" in entry
 
 
 def with_defaults(settings: Settings, entry: str) -> Settings:
-    """The settings, and what the trainer's own configuration adds to verl's usual one."""
-    added = _FULLY if is_fully_async(entry) else _APART if is_one_step_off(entry) else {}
+    """Add the defaults of the asynchronous trainer's configuration."""
+    added = _FULLY_ASYNC if is_fully_async(entry) else _SEPARATE if is_one_step_off(entry) else {}
     defaults = {
         name: Setting(name, (value,), explicit=False)
         for name, value in added.items()
@@ -53,9 +57,7 @@ def with_defaults(settings: Settings, entry: str) -> Settings:
 
 
 def asynchronous(draft: Draft, settings: Settings, entry: str) -> bool:
-    """Translate how samples may be older than the weights. True where engines have GPUs of their
-    own.
-    """
+    """Translate the staleness of samples; returns whether engines have separate GPUs."""
     if is_fully_async(entry):
         _fully_async(draft, settings, entry)
         return True
@@ -63,22 +65,24 @@ def asynchronous(draft: Draft, settings: Settings, entry: str) -> bool:
         draft.set("rollout.mode", "async", entry)
         draft.set("rollout.maxStaleness", 1, entry)
         return True
-    return _of_new_trainer(draft, settings)
+    return _v1_trainer(draft, settings)
 
 
-def _of_new_trainer(draft: Draft, settings: Settings) -> bool:
-    """`trainer.v1`: a batch is trained between two updates of the weights, and a sample may span
-    `max_off_policy_threshold` versions, its own included.
+def _v1_trainer(draft: Draft, settings: Settings) -> bool:
+    """Translate `trainer.v1`.
+
+    It trains a batch between two weight updates. A sample may span `max_off_policy_threshold`
+    versions, including the one it was started with.
     """
     mode = settings.take(f"{_V1}.trainer_mode")
     if mode is None or mode.value in ("sync", None):
         return False
     if mode.value != "separate_async":
-        why = "engines on the trainer's GPUs take turns with it: this becomes synchronous"
+        why = "engines on the trainer's GPUs take turns with it, so the job is synchronous"
         draft.note("not translated", mode.shown, why, mode.line)
         return False
     for name in ("sampler.max_off_policy_strategy", "separate_async.parameter_sync_step"):
-        settings.used.add(f"{_V1}.{name}")  # batch / mini-batch says the same
+        settings.used.add(f"{_V1}.{name}")  # follows from batch and mini-batch
     spans = settings.take(f"{_V1}.sampler.max_off_policy_threshold")
     default = Setting("default of trainer.v1.sampler.max_off_policy_threshold", (8,))
     draft.set("rollout.mode", "async", mode.name)
@@ -91,12 +95,14 @@ def _of_new_trainer(draft: Draft, settings: Settings) -> bool:
 
 
 def _fully_async(draft: Draft, settings: Settings, entry: str) -> None:
-    """A step of ours is what verl trains between two updates of the weights: `ppo_mini_batch_size`
-    x `require_batches` x `trigger_parameter_sync_step` prompts, in optimizer steps of the first.
+    """Translate batch sizes of the fully asynchronous trainer.
+
+    A step of sluice is what verl trains between two weight updates: `ppo_mini_batch_size` x
+    `require_batches` x `trigger_parameter_sync_step` prompts, `ppo_mini_batch_size` at a time.
     """
     _staleness(draft, settings, entry)
     numbers = [
-        _whole(draft, settings.take(name))
+        _positive_integer(draft, settings.take(name))
         for name in (
             f"{_ACTOR}.ppo_mini_batch_size",
             f"{_ASYNC}.require_batches",
@@ -104,7 +110,7 @@ def _fully_async(draft: Draft, settings: Settings, entry: str) -> None:
         )
     ]
     for name in ("data.train_batch_size", "data.gen_batch_size"):
-        settings.used.add(name)  # without an effect there
+        settings.used.add(name)  # no effect in this trainer
     total = settings.take("rollout.total_rollout_steps")
     mini, batches, updates = numbers
     if mini is None or batches is None or updates is None:
@@ -113,7 +119,7 @@ def _fully_async(draft: Draft, settings: Settings, entry: str) -> None:
     origin = "ppo_mini_batch_size x require_batches x trigger_parameter_sync_step"
     draft.set("rollout.batchSize", size, origin)
     draft.set("trainer.stepsPerBatch", batches * updates, origin)
-    draft.note("check", "rollout.batchSize", f"prompts between two updates of weights: {origin}")
+    draft.note("check", "rollout.batchSize", f"prompts between two weight updates: {origin}")
     _length(draft, total, size)
 
 
@@ -124,20 +130,20 @@ def _staleness(draft: Draft, settings: Settings, entry: str) -> None:
         return
     steps = math.ceil(as_number(threshold.value))
     if steps < 1:
-        settings.used.add(f"{_ASYNC}.partial_rollout")  # without an effect there
+        settings.used.add(f"{_ASYNC}.partial_rollout")  # no effect in this trainer
         return
     draft.set("rollout.mode", "async", entry)
     draft.set("rollout.maxStaleness", steps, threshold.name)
     if steps != as_number(threshold.value):
         why = (
-            f"whole steps: up to {steps} batch of samples may be a step behind, where verl's "
-            f"{threshold.value} is a share of one"
+            f"sluice counts whole steps: {steps} in place of {threshold.value}, verl's share of a "
+            "batch"
         )
         draft.note("check", "rollout.maxStaleness", why, threshold.line)
 
 
-def _whole(draft: Draft, setting: Setting | None) -> int | None:
-    """A positive number; None with a note where the script does not say it."""
+def _positive_integer(draft: Draft, setting: Setting | None) -> int | None:
+    """Return a positive number; None with a note if it is not known."""
     if not set_field(draft, "rollout.batchSize", setting, _positive) or setting is None:
         return None
     return as_integer(setting.value)
@@ -146,14 +152,14 @@ def _whole(draft: Draft, setting: Setting | None) -> int | None:
 def _positive(value: object) -> int:
     number = as_integer(value)
     if number < 1:
-        raise ValueError(f"expected a number from 1 on, found {value!r}")
+        raise ValueError(f"expected a positive number, found {value!r}")
     return number
 
 
 def _length(draft: Draft, total: Setting | None, size: int) -> None:
-    """From prompts to steps; verl ends earlier where `trainer.total_epochs` are through."""
+    """Translate the number of prompts to a number of steps."""
     if total is None or total.value is None:
-        why = "verl ends after rollout.total_rollout_steps prompts, 100 where nothing is said"
+        why = "verl ends after rollout.total_rollout_steps prompts, by default 100"
         draft.note("check", "trainer.epochs", why)
         return
     epochs = draft.get("trainer.epochs")
@@ -165,5 +171,5 @@ def _length(draft: Draft, total: Setting | None, size: int) -> None:
 
 def _steps(prompts: int, size: int) -> int:
     if prompts < size:
-        raise ValueError(f"{prompts} prompts are less than one batch of {size}")
+        raise ValueError(f"{prompts} prompts are fewer than one batch of {size}")
     return prompts // size

@@ -1,6 +1,6 @@
-"""verl's prompts -> data.prompts, and what sluice cannot have of them.
+"""Translates verl's prompts, and the agent loop that plays them.
 
-Rows with pictures are refused; an agent loop becomes rollout.function.
+Rows with images, sound or video are reported as not supported.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sluice_migrate.draft import Draft, ImportFailedError
 from sluice_migrate.translation import Setting, Settings, set_field
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-_SEES = re.compile(r"(?i)(^|[-_./\d])(vl|vlm|omni|vision|llava|internvl)([-_./\d]|$)|geo3k")
-_PLACES = (
+_MULTIMODAL = re.compile(r"(?i)(^|[-_./\d])(vl|vlm|omni|vision|llava|internvl)([-_./\d]|$)|geo3k")
+_MODEL_AND_DATA = (
     "actor_rollout_ref.model.path", "model.path", "model.partial_pretrain", "data.train_files",
 )  # fmt: skip
 _SINGLE, _TOOLS = "single_turn_agent", "tool_agent"
@@ -37,17 +37,19 @@ def set_prompts(draft: Draft, settings: Settings) -> None:
 
 
 def train_files(draft: Draft, settings: Settings) -> list[str]:
-    """Paths of the training rows, with a slice where they are not all taken."""
+    """Return the paths of training rows, with a slice if not all rows are used."""
     files, most = settings.take("data.train_files"), settings.take("data.train_max_samples")
     if files is None:
-        raise ImportFailedError("no data.train_files: there is nothing to train on")
+        raise ImportFailedError(
+            "no data.train_files: the configuration names no prompts to train on"
+        )
     part = ""
     if most and isinstance(most.value, int) and most.value > 0:
         part = f"@[0:{most.value}]"
         draft.note(
             "check",
             "data.prompts",
-            "the first rows, where verl with data.shuffle takes any",
+            "the first rows; verl takes random rows with data.shuffle",
             most.line,
         )
     return [f"{path}{part}" for path in as_list(files.value)]
@@ -73,8 +75,9 @@ def as_list(value: Any) -> list[str]:
 
 
 def with_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sources need names of their own:
-    gsm8k/train.parquet and math/train.parquet are gsm8k and math.
+    """Name the sources if their files have the same name.
+
+    gsm8k/train.parquet and math/train.parquet become gsm8k-train and math-train.
     """
     stems = [PurePosixPath(str(source["path"]).partition("@")[0]) for source in sources]
     if len({stem.stem for stem in stems}) == len(stems):
@@ -89,41 +92,41 @@ def with_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def unlike_text(draft: Draft, settings: Settings) -> None:
-    """Say what is missing for a script whose rows are not text, or that plays several turns."""
-    if reason := _pictures(settings):
-        why = "sluice trains on text alone: rows with pictures, sound or video are refused"
+def check_modality_and_agents(draft: Draft, settings: Settings) -> None:
+    """Report rows that are not text; translate the agent loop."""
+    if reason := _multimodal_setting(settings):
+        why = "sluice trains on text only; it refuses rows with images, sound or video"
         draft.note("not translated", reason.shown, why, reason.line)
     _agents(draft, settings)
 
 
-def _pictures(settings: Settings) -> Setting | None:
-    """The setting that says that rows have pictures; None where nothing does."""
+def _multimodal_setting(settings: Settings) -> Setting | None:
+    """Return the setting that shows that rows have images, sound or video, if any."""
     for name in ("data.image_key", "data.video_key", "data.audio_key"):
         setting = settings.get(name)
         if setting and setting.explicit and setting.value:
             return setting
-    for name in _PLACES:
+    for name in _MODEL_AND_DATA:
         setting = settings.get(name)
-        if setting and _SEES.search(str(setting.value)):
+        if setting and _MULTIMODAL.search(str(setting.value)):
             return setting
     return None
 
 
 def _agents(draft: Draft, settings: Settings) -> None:
-    """An agent loop runs as it is, where its class can be read from its file; else the reason."""
+    """Set rollout.function to the agent loop's class if its file can be read."""
     prefix = f"{_ROLLOUT}.agent."
-    for name in [name for name in settings if name.startswith(prefix)]:
-        settings.take(name)
+    for key in [key for key in settings if key.startswith(prefix)]:
+        settings.take(key)
     default, path = (settings.get(prefix + n) for n in ("default_agent_loop", _LOOPS))
     loops = _loops(path)
-    wanted = default.value if default else None
-    if wanted in (None, _SINGLE) and len(loops) == 1:
-        (wanted,) = loops
-    if path and wanted in loops:
-        draft.set("rollout.function", loops[wanted].pop("_target_"), path.shown)
-        if loops[wanted]:
-            draft.set("rollout.functionArgs", loops[wanted], path.shown)
+    name: Any = default.value if default else None
+    if name in (None, _SINGLE) and len(loops) == 1:
+        (name,) = loops
+    if path and name in loops:
+        draft.set("rollout.function", loops[name].pop("_target_"), path.shown)
+        if loops[name]:
+            draft.set("rollout.functionArgs", loops[name], path.shown)
         return
     for setting in (default, path):
         if setting and setting.value and setting.value != _SINGLE:
@@ -132,15 +135,15 @@ def _agents(draft: Draft, settings: Settings) -> None:
 
 def _why(setting: Setting) -> str:
     if setting.value == _TOOLS:
-        return "the loop over tools is sluice_rollout.tools.ToolLoop: rollout.function"
+        return "sluice's loop over tools is sluice_rollout.tools.ToolLoop: rollout.function"
     return (
-        "an agent loop runs as it is, but its class has to be named: rollout.function: "
-        "package.module.Class, and its arguments in rollout.functionArgs"
+        "an agent loop runs unchanged if rollout.function names its class (package.module.Class), "
+        "with its arguments in rollout.functionArgs"
     )
 
 
 def _loops(path: Setting | None) -> dict[str, dict[str, Any]]:
-    """The loops of a configuration file, by their names; none where it cannot be read."""
+    """Read the agent loops of a configuration file by name; empty if it cannot be read."""
     try:
         entries = yaml_text.load(Path(str(path.value)).read_text()) if path else []
     except (OSError, ValueError, YAMLError):

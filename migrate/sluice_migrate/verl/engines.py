@@ -1,4 +1,4 @@
-"""verl's options of its engine -> rollout.engineArgs, by the engine that `rollout.name` says."""
+"""Translates options of verl's engine to rollout.engineArgs of SGLang or vLLM."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from sluice_migrate.translation import (
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ARGS, _KWARGS = "rollout.engineArgs", f"{_ROLLOUT}.engine_kwargs"
-_UNKNOWN = "???"
-"""The value in verl's configurations where a command has to give one."""
+# Value in verl's configurations that a command must override.
+_MANDATORY = "???"
 
 
 def _several(value: Any) -> bool:
-    """VLLM spreads experts over all ranks of an engine, or over none."""
+    """Convert to vLLM's switch: it spreads experts over all ranks of an engine, or over none."""
     return as_integer(value) > 1
 
 
 def _argument(value: Any) -> Any:
     if value == "ascend":
-        raise ValueError("of Huawei's NPUs; sluice runs on NVIDIA's GPUs")
+        raise ValueError("it selects Huawei NPUs; sluice runs on NVIDIA GPUs")
     if isinstance(value, list):
         return [str(entry) for entry in value]
     return json.dumps(value) if isinstance(value, dict) else value
@@ -43,7 +43,7 @@ SGLANG: dict[str, Translation] = {
     f"{_ROLLOUT}.gpu_memory_utilization": Field(
         f"{_ARGS}.mem-fraction-static",
         as_number,
-        "SGLang's fraction has no activations in it, vLLM's has",
+        "SGLang's fraction excludes activations, vLLM's includes them",
     ),
     f"{_ROLLOUT}.max_model_len": Field(f"{_ARGS}.context-length", as_integer),
     f"{_ROLLOUT}.max_num_seqs": Field(f"{_ARGS}.max-running-requests", as_integer),
@@ -51,7 +51,7 @@ SGLANG: dict[str, Translation] = {
     f"{_ROLLOUT}.enforce_eager": Field(f"{_ARGS}.disable-cuda-graph", as_boolean),
     f"{_ROLLOUT}.expert_parallel_size": Field(f"{_ARGS}.ep-size", as_integer),
     f"{_ROLLOUT}.engine_kwargs.sglang.enable_fp32_lm_head": Field(
-        "model.fp32LmHead", as_boolean, "the trainer's head too"
+        "model.fp32LmHead", as_boolean, "in sluice it also sets the trainer's head"
     ),
     f"{_ROLLOUT}.enable_chunked_prefill": Covered("sluice does it always"),
     f"{_ROLLOUT}.enable_prefix_caching": Covered("sluice does it always"),
@@ -70,20 +70,25 @@ _ENGINES = {"sglang": SGLANG, "vllm": VLLM}
 
 
 def with_engine(table: Table, draft: Draft, settings: Settings) -> Table:
-    """The table of the engine's options. Writes `rollout.engine` where it is not the default."""
+    """Add the options of the engine in `rollout.name` to the table, and set `rollout.engine`."""
     setting = settings.take(f"{_ROLLOUT}.name")
-    name = _UNKNOWN if setting is None else str(setting.value)
+    name = _MANDATORY if setting is None else str(setting.value)
     if name == "vllm":
         set_field(draft, "rollout.engine", setting, str)
-    elif name not in ("sglang", _UNKNOWN) and setting:
-        draft.note("not translated", setting.shown, "the engine is SGLang or vLLM", setting.line)
+    elif name not in ("sglang", _MANDATORY) and setting:
+        draft.note(
+            "not translated",
+            setting.shown,
+            "sluice has the engines sglang and vllm: rollout.engine",
+            setting.line,
+        )
     options = _ENGINES.get(name, SGLANG)
     chosen = "vllm" if options is VLLM else "sglang"
     prefixes = (
         (f"{_KWARGS}.{chosen}.", _engine_argument),
         (
             f"{_KWARGS}.",
-            Unsupported(f"the engine is {chosen}: rollout.engineArgs has its arguments"),
+            Unsupported(f"the engine is {chosen}: pass its arguments in rollout.engineArgs"),
         ),
     )
     return replace(table, entries={**table.entries, **options}, prefixes=prefixes + table.prefixes)

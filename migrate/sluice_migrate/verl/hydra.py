@@ -1,4 +1,4 @@
-"""Hydra configurations: `key=value` overrides and YAML files -> one flat table of dotted keys."""
+"""Reads Hydra overrides and YAML files into settings by dotted keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEEPEST = 8
 
 
 def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
-    """The overrides among the words of a command; options such as --config-name are none."""
+    """Return the overrides of a command; options such as --config-name are not overrides."""
     for word in words:
         match = _OVERRIDE.match(word.text)
         if match and match["value"] is not None:
@@ -37,9 +37,9 @@ def overrides(words: Iterable[Argument]) -> Iterator[Setting]:
 
 
 def value_of(text: str) -> Any:
-    """The value of an override.
+    """Parse the value of an override.
 
-    Hydra's grammar is close to YAML's flow style; what is neither is a text.
+    Hydra's grammar is close to YAML's flow style. A value that is not valid YAML is a text.
     """
     try:
         return yaml_text.load(text) if text else None
@@ -50,8 +50,9 @@ def value_of(text: str) -> Any:
 
 
 def from_yaml(text: str, source: str) -> dict[str, Setting]:
-    """All values of a configuration file by dotted key. Lists are values; Hydra's `defaults` are
-    not followed.
+    """Read a configuration file by dotted keys.
+
+    Lists are values. Hydra's `defaults` are not followed.
     """
     try:
         documents = list(yaml_text.load_all(text))
@@ -59,7 +60,9 @@ def from_yaml(text: str, source: str) -> dict[str, Setting]:
         raise ImportFailedError(yaml_text.explain(error, source)) from error
     document = documents[0] if len(documents) == 1 else None
     if not isinstance(document, CommentedMap):
-        raise ImportFailedError(f"{source}: expected a configuration, an object of verl's groups")
+        raise ImportFailedError(
+            f"{source}: expected a configuration of verl: an object with its groups"
+        )
     return {setting.name: setting for setting in _flat(document, "")}
 
 
@@ -83,10 +86,9 @@ def _plain(value: Any) -> Any:
 
 
 def resolved(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Interpolations, `${other.key}` and `${oc.select:other.key,default}`, replaced by what they
-    stand for.
+    """Replace the interpolations `${other.key}` and `${oc.select:other.key,default}`.
 
-    What stands for nothing stays, and is missing.
+    An interpolation of an unknown key stays, and is reported as missing.
     """
     return {name: _resolve(setting, settings, _DEEPEST) for name, setting in settings.items()}
 

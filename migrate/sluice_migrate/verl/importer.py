@@ -1,6 +1,7 @@
-"""verl's commands and configurations -> RLJob: what needs more than one key.
+"""Converts commands and configurations of verl.
 
-The rest is verl_table.py.
+This module translates what depends on several keys: length, evaluation, batches, FSDP. `table` has
+the keys that are translated one by one.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from sluice_migrate.verl.async_training import (
 )
 from sluice_migrate.verl.data import (
     as_list,
+    check_modality_and_agents,
     columns_of,
     set_prompts,
     train_files,
-    unlike_text,
     with_names,
 )
 from sluice_migrate.verl.engines import with_engine
 from sluice_migrate.verl.hydra import overrides, resolved
-from sluice_migrate.verl.placement import PLACES, placement
+from sluice_migrate.verl.placement import PLACEMENT_KEYS, placement
 from sluice_migrate.verl.reward import overlong, reward
-from sluice_migrate.verl.sft import ENTRY, import_sft, is_sft, launched
+from sluice_migrate.verl.sft import ENTRY, import_sft, is_sft, launcher_settings
 from sluice_migrate.verl.table import FSDP, VERL
 
 _ENTRY = re.compile(r"(^|[./])(main_ppo|main_dapo|main_ppo_sync|fully_async_main)(\.py)?$")
@@ -49,12 +50,12 @@ _VALIDATION = ("temperature", "top_p", "top_k", "do_sample", "n")
 
 
 def launch(script: Script, source: str) -> tuple[ScriptCommand, int]:
-    """The command that starts verl, and where its entry point stands in it.
+    """Return the command that starts verl, and the position of its entry point.
 
     Raises ImportFailedError.
     """
-    wanted = f"{source}: no command that runs verl.trainer.main_ppo or another trainer of verl"
-    return last_launch(script, _is_entry, wanted)
+    expected = f"{source}: no command that runs verl.trainer.main_ppo or another trainer of verl"
+    return last_launch(script, _is_entry, expected)
 
 
 def _is_entry(word: Argument) -> bool:
@@ -62,26 +63,39 @@ def _is_entry(word: Argument) -> bool:
 
 
 def import_command(script: Script, source: str, base: Mapping[str, Setting] | None = None) -> Draft:
-    """The job of a script or a command line. base: settings of the file that --config gives.
+    """Convert a script or a command line.
 
-    Raises ImportFailedError.
+    Parameters
+    ----------
+    script
+        Its commands.
+    source
+        Its name.
+    base
+        Settings of the file of --config.
+
+    Raises
+    ------
+    ImportFailedError
+        If it starts no training.
+
     """
     command, at = launch(script, source)
     entry, words = command.words[at].text, command.words[at + 1 :]
-    started = launched(command.words[:at]) if ENTRY.search(entry) else {}
+    started = launcher_settings(command.words[:at]) if ENTRY.search(entry) else {}
     options = {} if base else _options(words)
     settings = {setting.name: setting for setting in overrides(words)} | options | started
     draft = import_verl({**(base or {}), **settings}, source, entry)
     report(draft, script, command, at)
     for name in dict.fromkeys(script.unknown_arrays):
-        draft.note("check", f"${{{name}[@]}}", "not set in the script: left out, as bash does")
+        draft.note(
+            "check", f"${{{name}[@]}}", "not set in the script, so it is left out, as bash does"
+        )
     return draft
 
 
 def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
-    """Hydra's own options, `--name=value` or in two words; a configuration of verl's is known by
-    its defaults, another one is not read.
-    """
+    """Return Hydra's options, written as `--name=value` or as two words."""
     options = {}
     for word, after in zip(words, (*words[1:], None), strict=True):
         name, separator, value = word.text.partition("=")
@@ -92,20 +106,20 @@ def _options(words: tuple[Argument, ...]) -> dict[str, Setting]:
 
 
 def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "") -> Draft:
-    """The job of a configuration: the settings of a file, of a command, or both.
+    """Convert the settings of a file, of a command, or of both.
 
-    Raises ImportFailedError.
+    Raises ImportFailedError if they name no prompts.
     """
     entry = trainer_of(entry, unresolved)
     settings = with_defaults(Settings(resolved(unresolved)), entry)
     draft = Draft(job_name(_name(settings, source)))
-    unlike_text(draft, settings)
+    check_modality_and_agents(draft, settings)
     if is_sft(settings, entry):
         settings.used |= {"--config-name", "--config-path", "-cn", "-cp"}
         return import_sft(draft, settings, train_files(draft, settings))
     _config(draft, settings)
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
-    if turns is None or turns.value is not True:  # then the rest of the group means nothing
+    if turns is None or turns.value is not True:  # its group has no effect
         settings.used |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
     set_prompts(draft, settings)
     _length(draft, settings)
@@ -116,8 +130,8 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     _evaluation(draft, settings)
     distillation(draft, settings)
     _fsdp(draft, settings)
-    host_optimizer(draft, settings, *_HOST_OPTIMIZER, usual="0")
-    apart = asynchronous(draft, settings, entry)
+    host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="0")
+    separate = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
     with_engine(VERL, draft, settings).translate(draft, settings)
     _defaults(draft)
@@ -127,7 +141,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
         _batches(draft, later)
     drop_unused_clip(draft)
     drop_needless_replay(draft)
-    placement(draft, later, apart=apart)
+    placement(draft, later, separate=separate)
     return draft
 
 
@@ -135,13 +149,13 @@ _HOST_OPTIMIZER = (
     f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
     f"{_ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction",
 )
+# Keys that are translated after the table, because they depend on fields that it sets.
 _LATER = (
     f"{_ACTOR}.ppo_mini_batch_size",
     "data.gen_batch_size",
     "trainer.critic_warmup",
-    *PLACES,
+    *PLACEMENT_KEYS,
 )
-"""Keys that are translated after the table, because they need what it writes."""
 
 
 def _name(settings: Settings, source: str) -> str:
@@ -163,13 +177,13 @@ def _config(draft: Draft, settings: Settings) -> None:
             draft.note(
                 "check",
                 setting.name,
-                f"{setting.value} is not read here; give the file with --config",
+                f"{setting.value} is not read; pass its file with --config",
                 setting.line,
             )
 
 
 def _fsdp(draft: Draft, settings: Settings) -> None:
-    """FSDP's own: weights on the CPU, and sequence parallelism, which has no place here."""
+    """Translate options of FSDP: weights on the CPU, and sequence parallelism."""
     groups = (_ACTOR, f"{_ACTOR}.fsdp_config")
     offload = settings.take(f"{_ACTOR}.fsdp_config.offload_policy")
     strategies = [settings.get(f"{group}.strategy") for group in groups]
@@ -181,7 +195,8 @@ def _fsdp(draft: Draft, settings: Settings) -> None:
         ranks = settings.take(f"{group}.ulysses_sequence_parallel_size")
         if ranks and ranks.value not in (None, 1):
             why = (
-                "with trainer.backend: fsdp a sequence lies on one GPU whole; megatron has context"
+                "trainer.backend: fsdp does not split sequences; use megatron with "
+                "trainer.parallelism.context"
             )
             draft.note("not translated", ranks.shown, why, ranks.line)
 
@@ -205,8 +220,8 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
     if files is None or every is None or not isinstance(every.value, int) or every.value < 1:
         if files:
             why = (
-                "no evaluation: trainer.test_freq is not set (verl would evaluate once, before it "
-                "trains)"
+                "trainer.test_freq is not set, so there is no evaluation; verl would evaluate once "
+                "before training"
             )
             draft.note("not translated", files.shown, why, files.line)
         return
@@ -236,7 +251,7 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
 def _defaults(draft: Draft) -> None:
     VERL.write_defaults(draft)
     if draft.get("trainer.maxTokensPerGpu") is None:
-        why = "no ppo_max_token_len_per_gpu: sluice begins with 8192 tokens and grows"
+        why = "no ppo_max_token_len_per_gpu: sluice starts with 8192 and raises it if memory allows"
         draft.note("check", "trainer.maxTokensPerGpu", why)
     if "/" in str(draft.get("model.path", "")) and not str(draft.get("model.path")).startswith(
         ("/", "~", ".", "$")
@@ -244,13 +259,14 @@ def _defaults(draft: Draft) -> None:
         draft.note(
             "check",
             "model.path",
-            "sluice wants a directory; a name on the hub has to be downloaded first",
+            "sluice needs a directory: download a model of the hub first",
         )
 
 
 def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
-    """Verl counts both batches in prompts: train_batch_size / ppo_mini_batch_size
-    optimizer steps.
+    """Translate batch sizes.
+
+    Verl counts prompts: a batch has train_batch_size / ppo_mini_batch_size optimizer steps.
     """
     batch = draft.get("rollout.batchSize")
     size = later[f"{_ACTOR}.ppo_mini_batch_size"] or Setting(
@@ -259,7 +275,7 @@ def _batches(draft: Draft, later: Mapping[str, Setting | None]) -> None:
     set_field(draft, "trainer.stepsPerBatch", size, lambda value: _steps(batch, as_integer(value)))
     drawn = later["data.gen_batch_size"]
     if drawn and drawn.value == 1 and draft.get("rollout.mode") == "async":
-        return  # one prompt after the other, as sluice always does
+        return  # single prompts, as sluice generates them
     set_field(draft, "rollout.overSampling", drawn, lambda value: as_integer(value) / batch)
 
 

@@ -1,4 +1,4 @@
-"""verl's GPUs -> trainer and engines."""
+"""Translates verl's GPUs to trainer and engines."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _OFFLOADS = (
 _NODES = ("rollout.nnodes", f"{_ROLLOUT}.nnodes")
 _GPUS = ("rollout.n_gpus_per_node", f"{_ROLLOUT}.n_gpus_per_node")
 _TENSOR = f"{_ROLLOUT}.tensor_model_parallel_size"
-PLACES = (_TENSOR, *_NODES, *_GPUS, *(f"{_ACTOR}.{group}" for group in _OFFLOADS))
-"""Keys that are read here."""
+# Keys that this module reads.
+PLACEMENT_KEYS = (_TENSOR, *_NODES, *_GPUS, *(f"{_ACTOR}.{group}" for group in _OFFLOADS))
 
 Later = Mapping[str, Setting | None]
 
 
-def placement(draft: Draft, later: Later, *, apart: bool) -> None:
-    """Engines. verl's share the trainer's GPUs, but where they are given their own (apart)."""
-    apart = apart or later[_GPUS[0]] is not None
+def placement(draft: Draft, later: Later, *, separate: bool) -> None:
+    """Set the engines' GPUs: those of the trainer, or `separate` ones."""
+    separate = separate or later[_GPUS[0]] is not None
     engine, per_node = _number(later[_TENSOR], 2), draft.get("trainer.gpusPerNode", 8)
-    gpus = _first(later, _GPUS) if apart else None
+    gpus = _first(later, _GPUS) if separate else None
     machine = _number(gpus, per_node)
     draft.set("rollout.gpusPerReplica", min(engine, machine), _TENSOR)
     if engine > machine:
         draft.set("rollout.nodesPerReplica", -(-engine // machine), _TENSOR)
-    if not apart and per_node % engine == 0:
+    if not separate and per_node % engine == 0:
         _share(draft, later)
         return
     trainer = draft.get("trainer.nodes", 1) * per_node
-    total = _number(_first(later, _NODES), 1) * machine if apart else trainer
-    origin = _GPUS[0] if apart else "trainer.nnodes"
+    total = _number(_first(later, _NODES), 1) * machine if separate else trainer
+    origin = _GPUS[0] if separate else "trainer.nnodes"
     draft.set("rollout.replicas", max(1, total // engine), origin)
-    if apart:
-        _ask(draft, later)
+    if separate:
+        _note_missing(draft, later)
         return
     why = (
-        f"verl's engines share the trainer's {trainer} GPUs; these cannot with sluice, and "
-        "have their own"
+        f"verl's engines share the trainer's {trainer} GPUs; engines of {engine} GPUs cannot in "
+        "sluice, so they have their own"
     )
-    draft.note("check", "rollout.replicas", f"{why}: {2 * trainer} in all")
+    draft.note("check", "rollout.replicas", f"{why}: {2 * trainer} GPUs together")
 
 
 def _share(draft: Draft, later: Later) -> None:
@@ -56,8 +56,8 @@ def _share(draft: Draft, later: Later) -> None:
         draft.set("trainer.offload", "optimizer", f"{_ACTOR}: optimizer_offload")
 
 
-def _ask(draft: Draft, later: Later) -> None:
-    """Say which numbers of engines the script leaves open."""
+def _note_missing(draft: Draft, later: Later) -> None:
+    """Report numbers of GPUs that the script does not contain."""
     for setting in (_first(later, _NODES), _first(later, _GPUS)):
         if setting and setting.missing:
             why = f"the value is not in the script: {how_to_supply(setting.missing)}"
@@ -65,7 +65,7 @@ def _ask(draft: Draft, later: Later) -> None:
 
 
 def _first(later: Later, names: tuple[str, ...]) -> Setting | None:
-    """Of several names for one thing the one that the script itself sets."""
+    """Return the first of several names for one setting, preferably an explicit one."""
     settings = [setting for name in names if (setting := later[name])]
     explicit = [setting for setting in settings if setting.explicit]
     return next(iter([*explicit, *settings]), None)

@@ -1,4 +1,4 @@
-"""verl's reward groups -> spec.reward and algorithm.overlong."""
+"""Translates verl's rewards to `reward` and `algorithm.overlong`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from sluice_migrate.draft import Draft
 from sluice_migrate.translation import Setting, Settings, as_integer, as_number, set_field
 
 _MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
+# The penalty for long responses in the releases of verl.
 _BUFFERS = (
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
-"""Where its releases have the penalty for long responses."""
 _LONGEST = "reward_kwargs.max_resp_len"
 
 
 def reward(draft: Draft, settings: Settings) -> None:
+    """Translate the reward function, and report reward managers and reward models."""
     for prefix in ("custom_reward_function", "reward.custom_reward_function"):
         path, name = settings.take(f"{prefix}.path"), settings.take(f"{prefix}.name")
         if path and path.value is not None:
@@ -34,11 +35,11 @@ def reward(draft: Draft, settings: Settings) -> None:
     for key in _MANAGERS:
         manager = settings.take(key)
         if manager and manager.value not in ("naive", "dapo", "gdpo", None):
-            why = "rewards are functions of one sample, or with reward.group of a prompt's samples"
+            why = "write a function of a sample, or of a prompt's samples (reward.group)"
             draft.note("not translated", manager.shown, why, manager.line)
     enabled = settings.take("reward_model.enable")
     if enabled and enabled.value is True:
-        why = "a reward model is a server of yours behind SGLang: reward.model.url"
+        why = "start the reward model as an SGLang server: reward.model.url"
         draft.note("not translated", enabled.shown, why, enabled.line)
     else:
         settings.used |= {name for name in settings if name.startswith("reward_model.model.")}
@@ -53,15 +54,16 @@ def _sandbox(draft: Draft, settings: Settings) -> None:
         draft.note(
             "not translated",
             sandbox.shown,
-            "reward.type: code has a sandbox of its own",
+            "reward.type: code has its own sandbox",
             sandbox.line,
         )
     settings.used |= {name for name in settings if ".sandbox_fusion." in name}
 
 
 def overlong(draft: Draft, settings: Settings) -> None:
-    """The soft overlong punishment, which only the reward manager `dapo` looks at. Once
-    rollout.sampling.maxResponseTokens is known: the buffer counts from there.
+    """Translate the soft overlong punishment of the reward manager `dapo`.
+
+    Call it when rollout.sampling.maxResponseTokens is set, from which the buffer counts.
     """
     group = next((name for name in _BUFFERS if settings.on(f"{name}.enable")), None)
     managers = [settings[name].value for name in _MANAGERS if name in settings]
@@ -69,7 +71,7 @@ def overlong(draft: Draft, settings: Settings) -> None:
     if group is None:
         return
     if "dapo" not in managers:
-        why = "without effect in verl: only the reward manager dapo looks at it"
+        why = "it has no effect in verl without the reward manager dapo"
         draft.note("check", f"{group}.enable", why)
         return
     buffer, penalty = settings.get(f"{group}.len"), settings.get(f"{group}.penalty_factor")
@@ -85,7 +87,7 @@ def _counted_from(draft: Draft, longest: Setting | None) -> None:
         draft.note(
             "check",
             "algorithm.overlong.buffer",
-            f"the last tokens before rollout.sampling.maxResponseTokens ({limit}); verl counts "
-            f"from max_resp_len, {longest.value}",
+            f"sluice counts back from rollout.sampling.maxResponseTokens ({limit}), verl from "
+            f"max_resp_len ({longest.value})",
             longest.line,
         )

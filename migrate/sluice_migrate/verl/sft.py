@@ -1,5 +1,6 @@
-"""verl's supervised fine-tuning: `fsdp_sft_trainer` (verl to 0.5) and `sft_trainer` with its
-engines (later).
+"""Translates verl's supervised fine-tuning.
+
+Its trainers are `fsdp_sft_trainer` (up to verl 0.5) and `sft_trainer`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from sluice_migrate.verl.table import VERL, schedule
 
 ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py)?$")
 _PROCESSES = re.compile(r"^--(nproc[_-]per[_-]node|nnodes)(?:=(.*))?$")
-_WARMUP = Unsupported("set trainer.optimizer.warmupSteps to a number of steps", unless=(0,))
+_WARMUP = Unsupported("set a number of steps in trainer.optimizer.warmupSteps", unless=(0,))
 _NESTED = Unsupported(
-    "a column is read as it is; write the rows anew with the text in a column of its own",
+    "sluice reads whole columns; rewrite the rows with the text in a column",
     unless=(None, []),
 )
-_CHOICE = Covered("trainer.backend says what trains")
-_STATE = Unsupported("the optimizer keeps fp32", unless=(None, "fp32", "float32", True))
+_CHOICE = Covered("trainer.backend selects the backend")
+_STATE = Unsupported("the optimizer's state is fp32", unless=(None, "fp32", "float32", True))
 _OPTIMIZER = Unsupported(
-    "trainer.optimizer has all that can be set; its state stays on the GPU",
+    "sluice has the options of trainer.optimizer only; its state stays on the GPU",
     unless=(None, False, 0, 0.0),
 )
-_MTP = Unsupported("layers that predict several tokens are not trained", unless=(None, False, 0))
-_PLACES = Covered("weights and optimizer are laid out by trainer.parallelism")
+_MTP = Unsupported("sluice does not train multi-token prediction", unless=(None, False, 0))
+_SHARDING = Covered("trainer.parallelism shards weights and optimizer")
 
 
 _ENTRIES: dict[str, Translation] = {
@@ -58,9 +59,9 @@ _ENTRIES: dict[str, Translation] = {
     "model.partial_pretrain": Field("model.path", as_path),
     "model.trust_remote_code": Field("model.trustRemoteCode", as_boolean),
     "model.lora_rank": Unsupported("sluice trains all weights", unless=(0,)),
-    "model.lora_alpha": Covered("of LoRA"),
-    "model.target_modules": Covered("of LoRA"),
-    "model.use_liger": Covered("log-probs are computed without the logits of a whole row"),
+    "model.lora_alpha": Covered("it belongs to LoRA"),
+    "model.target_modules": Covered("it belongs to LoRA"),
+    "model.use_liger": Covered("sluice computes log-probs without the logits of a whole row"),
     "model.use_remove_padding": ALWAYS,
     "use_remove_padding": ALWAYS,
     "data.train_batch_size": Field("rollout.batchSize", as_integer),
@@ -74,26 +75,27 @@ _ENTRIES: dict[str, Translation] = {
     "data.prompt_dict_keys": _NESTED,
     "data.response_dict_keys": _NESTED,
     "data.custom_cls.path": Unsupported(
-        "data.prompts[].source takes a function that yields rows", unless=(None,)
+        "write a function that yields rows: data.prompts[].source", unless=(None,)
     ),
     "data.val_files": Unsupported(
-        "evaluation generates and judges: evaluation.datasets, each with a reward", unless=(None,)
+        "sluice evaluates by generation: set evaluation.datasets, each with a reward",
+        unless=(None,),
     ),
-    "data.val_max_samples": Covered("of data.val_files"),
-    "trainer.test_freq": Covered("of data.val_files"),
+    "data.val_max_samples": Covered("it belongs to data.val_files"),
+    "trainer.test_freq": Covered("it belongs to data.val_files"),
     "data.ignore_input_ids_mismatch": Covered(
-        "rows of whose answers the template drops a part are left out, and counted"
+        "sluice skips and counts rows if the template drops a part of an answer"
     ),
     "model": _CHOICE,
     "model_engine": _CHOICE,
     "optim.min_lr_ratio": Unsupported(
-        "set trainer.optimizer.minLr to a rate", unless=(None, 0, 0.0)
+        "set a learning rate in trainer.optimizer.minLr", unless=(None, 0, 0.0)
     ),
     "optim.init_lr_ratio": _WARMUP,
-    "optim.lr_warmup_init": Unsupported("the warmup begins at 0", unless=(None, 0, 0.0)),
+    "optim.lr_warmup_init": Unsupported("the warmup starts at 0", unless=(None, 0, 0.0)),
     "optim.warmup_style": Field("trainer.optimizer.schedule", schedule),
-    "optim.optimizer": Unsupported("sluice has AdamW", unless=("adam", "AdamW", None)),
-    "optim.optimizer_impl": Covered("the backend's own AdamW"),
+    "optim.optimizer": Unsupported("sluice trains with AdamW", unless=("adam", "AdamW", None)),
+    "optim.optimizer_impl": Covered("the backend chooses its AdamW"),
     **dict.fromkeys(
         (
             "optim.exp_avg_dtype",
@@ -124,9 +126,9 @@ _ENTRIES: dict[str, Translation] = {
     "engine.virtual_pipeline_model_parallel_size": Field(
         "trainer.parallelism.virtualPipeline", as_integer
     ),
-    "engine": _PLACES,
-    "engine.strategy": _PLACES,
-    "optim": _PLACES,
+    "engine": _SHARDING,
+    "engine.strategy": _SHARDING,
+    "optim": _SHARDING,
 }
 _DEFAULTS = (
     ("rollout.batchSize", 256, "data.train_batch_size"),
@@ -141,12 +143,12 @@ _SFT = Table(
     _ENTRIES,
     prefixes=(
         *(
-            (prefix, _PLACES)
+            (prefix, _SHARDING)
             for prefix in ("model.fsdp_config.", "engine.", "checkpoint.", "profiler.")
         ),
         ("optim.override_optimizer_config.", _OPTIMIZER),
         ("model.mtp.", _MTP),
-        ("hydra.", Covered("of Hydra")),
+        ("hydra.", Covered("it belongs to Hydra")),
     ),
     defaults=_DEFAULTS,
 )
@@ -154,8 +156,8 @@ _SFT = Table(
 _COSINE = ("trainer.optimizer.schedule", "cosine", "optim.lr_scheduler")
 
 
-def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
-    """How many processes torchrun was told to start, of the words before the entry point."""
+def launcher_settings(words: tuple[Argument, ...]) -> dict[str, Setting]:
+    """Return the nodes and processes that torchrun starts, from its words."""
     settings = {}
     for word, after in zip(words, (*words[1:], None), strict=True):
         if match := _PROCESSES.match(word.text):
@@ -166,14 +168,14 @@ def launched(words: tuple[Argument, ...]) -> dict[str, Setting]:
 
 
 def is_sft(settings: Mapping[str, Setting], entry: str) -> bool:
-    """True for a command, or a configuration without one, of an SFT trainer."""
+    """Tell whether a command, or a configuration without one, is for an SFT trainer."""
     return bool(ENTRY.search(entry)) or (
         not entry and any(name.startswith("optim.") for name in settings)
     )
 
 
 def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
-    """The rest of the job. prompts: data.train_files, with their slices."""
+    """Translate all settings. `prompts` has data.train_files with their slices."""
     draft.set("algorithm.loss.type", "sft", "verl's SFT trainer")
     set_field(
         draft,
@@ -211,16 +213,16 @@ def import_sft(draft: Draft, settings: Settings, prompts: list[str]) -> Draft:
 def _truncation(draft: Draft, settings: Settings) -> None:
     side = settings.take("data.truncation")
     if side is None or side.value in ("error", None):
-        return  # verl ends, sluice leaves the row out and counts it
+        return  # verl fails; sluice skips the row and counts it
     if side.value in ("left", "right"):
         draft.set("data.truncation", side.value, side.name)
     else:
-        why = "data.truncation is left or right; without it longer rows are left out"
+        why = "data.truncation is left or right; without it sluice skips longer rows"
         draft.note("not translated", side.shown, why, side.line)
 
 
 def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
-    """Conversations, or, in the older trainer's single-turn mode, a question and an answer."""
+    """Return sources of conversations, or of questions and answers in the older trainer."""
     multiturn = settings.take("data.multiturn.enable")
     single = "model.partial_pretrain" in settings and not (multiturn and multiturn.value is True)
     names = {
@@ -231,9 +233,9 @@ def _sources(settings: Settings, prompts: list[str]) -> list[dict[str, Any]]:
         old = settings.take("data.multiturn.messages_key")
         names = {"promptKey": ("data.messages_key", str(old.value) if old else "messages")}
     columns: dict[str, Any] = {}
-    for field, (key, usual) in names.items():
+    for field, (key, default) in names.items():
         setting = settings.take(key)
-        columns[field] = str(setting.value) if setting and setting.value else usual
+        columns[field] = str(setting.value) if setting and setting.value else default
     tools = settings.take("data.tools_key")
     columns |= {"toolsKey": str(tools.value)} if tools and tools.value else {}
     columns |= {"applyChatTemplate": True} if single else {}

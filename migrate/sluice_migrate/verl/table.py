@@ -1,6 +1,6 @@
-"""The translation of each of verl's keys.
+"""Translates each key of verl.
 
-Names and defaults of verl 0.9 (ppo_trainer, ppo_megatron_trainer).
+Names and defaults are those of verl 0.9 (ppo_trainer, ppo_megatron_trainer).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from sluice_migrate.verl.unsupported_keys import PREFIXES, UNSUPPORTED
 
 _LOGS = Covered("metrics go to the run directory, TensorBoard and Prometheus")
 _VOLUME = Unsupported(
-    "checkpoints go to spec.checkpoint.volume, or the run directory; a job resumes from its own by "
-    "itself"
+    "checkpoints go to checkpoint.volume, or to the run directory; a job resumes from its own "
+    "checkpoint"
 )
-_PROFILE = Unsupported("debug.profile: [steps] keeps traces of these steps", unless=(None,))
-_TURNS = Unsupported("turns and tools are played by a function of yours: rollout.function")
-_MODEL = Unsupported("the model's code and shape are those of its directory")
+_PROFILE = Unsupported("debug.profile: [steps] records traces of these steps", unless=(None,))
+_TURNS = Unsupported("write turns and tools as a function: rollout.function")
+_MODEL = Unsupported("sluice reads the model's code and shape from its directory")
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON, _OPTIM = f"{_ACTOR}.megatron", f"{_ACTOR}.optim"
 _RECOMPUTE = f"{_MEGATRON}.override_transformer_config.recompute"
 
 
 def kl_type(value: Any) -> str:
-    """Names of verl: kl and k1, mse and k2, low_var_kl and k3 (clamped, as our low_var_kl)."""
+    """Convert verl's names: kl or k1, mse or k2, low_var_kl or k3 (which verl clamps)."""
     name = {"kl": "k1", "mse": "k2", "k3": "low_var_kl"}.get(
         as_text(value).removesuffix("+"), as_text(value).removesuffix("+")
     )
@@ -49,6 +49,7 @@ def kl_type(value: Any) -> str:
 
 
 def schedule(value: Any) -> str:
+    """Convert to `trainer.optimizer.schedule`. Raises ValueError."""
     if value not in ("constant", "linear", "cosine"):
         raise ValueError("trainer.optimizer.schedule is constant, linear or cosine")
     return str(value)
@@ -85,7 +86,7 @@ def _backend(value: Any) -> str:
 def _every(value: Any) -> int:
     if as_integer(value) < 1:
         raise ValueError(
-            "sluice always checkpoints: every 20 steps, and the last; set checkpoint.everySteps"
+            "sluice always saves, every 20 steps and after the last one; see checkpoint.everySteps"
         )
     return as_integer(value)
 
@@ -97,13 +98,13 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "actor_rollout_ref.model.lora_rank": Unsupported("sluice trains all weights", unless=(0,)),
     "actor_rollout_ref.model.use_remove_padding": ALWAYS,
     "actor_rollout_ref.model.custom_chat_template": Unsupported(
-        "the chat template is the tokenizer's", unless=(None,)
+        "sluice uses the tokenizer's chat template", unless=(None,)
     ),
     "actor_rollout_ref.model.external_lib": Unsupported(
-        "no code is imported into the trainer", unless=(None,)
+        "the trainer imports no user code", unless=(None,)
     ),
     "actor_rollout_ref.model.tokenizer_path": Unsupported(
-        "the tokenizer is that of model.path", unless=(None,)
+        "sluice uses the tokenizer of model.path", unless=(None,)
     ),
     f"{_ACTOR}.router_replay.mode": Field("trainer.routingReplay", _routing),
     f"{_ACTOR}.megatron.router_replay.mode": Field("trainer.routingReplay", _routing),
@@ -115,27 +116,29 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "data.train_batch_size": Field("rollout.batchSize", as_integer),
     "data.filter_overlong_prompts": ALWAYS,
     "data.truncation": Unsupported(
-        "longer prompts are left out and counted, never cut", unless=("error",)
+        "sluice skips and counts longer prompts; it never cuts them", unless=("error",)
     ),
     "data.reward_fn_key": Unsupported(
-        "reward.type: data_source reads the column data_source", unless=("data_source",)
+        "reward.type: data_source always reads the column data_source", unless=("data_source",)
     ),
     "data.custom_cls.path": Unsupported(
-        "data.prompts[].source takes a function or class that yields rows, not tensors",
+        "write a function or class that yields rows, not tensors: data.prompts[].source",
         unless=(None,),
     ),
     "data.datagen.path": Unsupported(
-        "rows are made once, before the first step: data.prompts[].source", unless=(None,)
+        "sluice makes rows once, before the first step: data.prompts[].source", unless=(None,)
     ),
     "data.sampler.class_path": Unsupported(
-        "the order of prompts is data.shuffle, data.seed and the weights", unless=(None,)
+        "data.shuffle, data.seed and data.prompts[].weight set the order of prompts", unless=(None,)
     ),
     "data.tool_config_path": _TURNS,
     "data.dataloader_num_workers": ALWAYS,
     "data.return_raw_chat": ALWAYS,
     "data.val_batch_size": ALWAYS,
     "data.validation_shuffle": ALWAYS,
-    "actor_rollout_ref.hybrid_engine": Covered("engines have GPUs of their own"),
+    "actor_rollout_ref.hybrid_engine": Covered(
+        "trainer.colocate decides if engines share GPUs with the trainer"
+    ),
     # policy
     f"{_ACTOR}.strategy": Field("trainer.backend", _backend),
     f"{_ACTOR}.fsdp_config.strategy": Field("trainer.backend", _backend),
@@ -143,7 +146,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     f"{_ACTOR}.clip_ratio_high": Field("algorithm.loss.clip.high", as_number),
     f"{_ACTOR}.entropy_coeff": Field("algorithm.entropyCoef", as_number),
     f"{_ACTOR}.loss_agg_mode": Field("algorithm.aggregation", _aggregation),
-    f"{_ACTOR}.ppo_epochs": Unsupported("a batch is trained once", unless=(1,)),
+    f"{_ACTOR}.ppo_epochs": Unsupported("sluice trains each batch once", unless=(1,)),
     f"{_ACTOR}.shuffle": ALWAYS,
     f"{_ACTOR}.use_dynamic_bsz": ALWAYS,
     f"{_ACTOR}.ppo_max_token_len_per_gpu": Field("trainer.maxTokensPerGpu", as_integer),
@@ -152,17 +155,17 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     f"{_ACTOR}.use_torch_compile": ALWAYS,
     f"{_ACTOR}.grad_clip": Field("trainer.optimizer.clipGrad", as_number),
     f"{_ACTOR}.tis_imp_ratio_cap": Unsupported(
-        "algorithm.offPolicy.method: tis, high", unless=(-1, None)
+        "set algorithm.offPolicy.method: tis and high", unless=(-1, None)
     ),
     f"{_ACTOR}.ulysses_sequence_parallel_size": Field(
         "trainer.parallelism.context",
         as_integer,
-        "context parallel in place of Ulysses: ranks that share sequences",
+        "sluice splits sequences by context parallelism, not by Ulysses",
     ),
     f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": Field(
         "trainer.parallelism.context",
         as_integer,
-        "context parallel in place of Ulysses: ranks that share sequences",
+        "sluice splits sequences by context parallelism, not by Ulysses",
     ),
     f"{_ACTOR}.fsdp_config.fsdp_size": Covered(
         "the optimizer is spread over all data parallel ranks"
@@ -175,7 +178,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
         "trainer.optimizer.warmupSteps", lambda value: max(0, as_integer(value))
     ),
     f"{_OPTIM}.lr_warmup_steps_ratio": Unsupported(
-        "set trainer.optimizer.warmupSteps to a number of steps", unless=(0,)
+        "set a number of steps in trainer.optimizer.warmupSteps", unless=(0,)
     ),
     f"{_OPTIM}.lr_decay_steps": Field("trainer.optimizer.decaySteps", as_integer),
     f"{_OPTIM}.lr_decay_style": Field("trainer.optimizer.schedule", schedule),
@@ -183,8 +186,8 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     f"{_OPTIM}.warmup_style": Field("trainer.optimizer.schedule", schedule),
     f"{_OPTIM}.weight_decay": Field("trainer.optimizer.weightDecay", as_number),
     f"{_OPTIM}.clip_grad": Field("trainer.optimizer.clipGrad", as_number),
-    f"{_OPTIM}.optimizer": Unsupported("sluice has AdamW", unless=("adam", "AdamW", None)),
-    f"{_OPTIM}.total_training_steps": Covered("the schedule ends with the job"),
+    f"{_OPTIM}.optimizer": Unsupported("sluice trains with AdamW", unless=("adam", "AdamW", None)),
+    f"{_OPTIM}.total_training_steps": Covered("the schedule always ends with the job"),
     # parallelism
     f"{_MEGATRON}.tensor_model_parallel_size": Field("trainer.parallelism.tensor", as_integer),
     f"{_MEGATRON}.pipeline_model_parallel_size": Field("trainer.parallelism.pipeline", as_integer),
@@ -194,12 +197,12 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
         "trainer.parallelism.virtualPipeline", as_integer
     ),
     f"{_MEGATRON}.expert_tensor_parallel_size": Unsupported(
-        "experts are not split by tensor parallelism", unless=(None, 1)
+        "sluice does not split experts by tensor parallelism", unless=(None, 1)
     ),
     f"{_MEGATRON}.sequence_parallel": ALWAYS,
     f"{_MEGATRON}.use_distributed_optimizer": ALWAYS,
-    f"{_MEGATRON}.use_mbridge": Covered("Hugging Face checkpoints are read directly"),
-    f"{_MEGATRON}.vanilla_mbridge": Covered("Hugging Face checkpoints are read directly"),
+    f"{_MEGATRON}.use_mbridge": Covered("sluice reads Hugging Face checkpoints directly"),
+    f"{_MEGATRON}.vanilla_mbridge": Covered("sluice reads Hugging Face checkpoints directly"),
     f"{_MEGATRON}.use_dist_checkpointing": Unsupported(
         "model.path is a Hugging Face directory", unless=(False,)
     ),
@@ -207,49 +210,54 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
         "model.path is a Hugging Face directory", unless=(None,)
     ),
     f"{_RECOMPUTE}_granularity": Field("trainer.recompute", recompute),
-    f"{_RECOMPUTE}_method": Covered("part of recompute"),
-    f"{_RECOMPUTE}_num_layers": Covered("part of recompute"),
+    f"{_RECOMPUTE}_method": Covered("part of trainer.recompute"),
+    f"{_RECOMPUTE}_num_layers": Covered("part of trainer.recompute"),
     f"{_RECOMPUTE}_modules": Field("trainer.recomputeModules", recompute_modules),
     # rollout
     f"{_ROLLOUT}.mode": Covered(
-        "verl's way to call its engine; asynchronous training is rollout.mode and maxStaleness"
+        "it is how verl calls its engine; rollout.mode and maxStaleness make training asynchronous"
     ),
     f"{_ROLLOUT}.n": Field("rollout.samplesPerPrompt", as_integer),
     f"{_ROLLOUT}.temperature": Field("rollout.sampling.temperature", as_number),
     f"{_ROLLOUT}.top_p": Field("rollout.sampling.topP", as_number),
     f"{_ROLLOUT}.top_k": Field("rollout.sampling.topK", as_integer),
-    **SGLANG,  # of another engine: verl_engines
-    f"{_ROLLOUT}.data_parallel_size": Unsupported("more engines: rollout.replicas", unless=(1,)),
+    **SGLANG,  # `engines.with_engine` replaces them for vLLM
+    f"{_ROLLOUT}.data_parallel_size": Unsupported("set rollout.replicas", unless=(1,)),
     f"{_ROLLOUT}.ignore_eos": Unsupported(
-        "responses end where the model ends them", unless=(False,)
+        "sluice ends responses at the model's end tokens", unless=(False,)
     ),
     f"{_ROLLOUT}.calculate_log_probs": ALWAYS,
-    f"{_ROLLOUT}.free_cache_engine": Covered("engines have GPUs of their own"),
+    f"{_ROLLOUT}.free_cache_engine": Covered(
+        "trainer.colocate decides if engines share GPUs with the trainer"
+    ),
     f"{_ROLLOUT}.load_format": Covered("the trainer sends the weights"),
     f"{_ROLLOUT}.dtype": ALWAYS,
-    f"{_ROLLOUT}.prompt_length": Covered("data.maxPromptTokens"),
-    f"{_ROLLOUT}.response_length": Covered("rollout.sampling.maxResponseTokens"),
-    f"{_ROLLOUT}.do_sample": Unsupported("greedy rollouts teach nothing", unless=(True,)),
+    f"{_ROLLOUT}.prompt_length": Covered("the same as data.maxPromptTokens"),
+    f"{_ROLLOUT}.response_length": Covered("the same as rollout.sampling.maxResponseTokens"),
+    f"{_ROLLOUT}.do_sample": Unsupported(
+        "sluice always samples: with greedy rollouts all samples of a prompt are equal",
+        unless=(True,),
+    ),
     f"{_ROLLOUT}.update_weights_bucket_megabytes": Field("weightSync.bucketMiB", as_integer),
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": Field(
         "weightSync.bucketMiB", as_integer
     ),
-    f"{_ROLLOUT}.checkpoint_engine.backend": Covered("weightSync.transport: nccl"),
+    f"{_ROLLOUT}.checkpoint_engine.backend": Covered("weightSync.transport selects it"),
     f"{_ROLLOUT}.multi_turn.enable": Unsupported(
-        "turns are played by rollout.function: an agent loop's class, or a ToolLoop",
+        "set rollout.function to an agent loop's class, or to a ToolLoop",
         unless=(False,),
     ),
     # algorithm
     "algorithm.gamma": Field("algorithm.gamma", as_number),
     "algorithm.lam": Field("algorithm.lambda", as_number),
     "algorithm.norm_adv_by_std_in_grpo": Field("algorithm.normalizeStd", as_boolean),
-    "algorithm.kl_ctrl.type": Covered("without use_kl_in_reward verl does not look at it"),
-    "algorithm.kl_ctrl.horizon": Covered("of the adaptive controller"),
-    "algorithm.kl_ctrl.target_kl": Covered("of the adaptive controller"),
-    "algorithm.use_pf_ppo": Unsupported("no PF-PPO", unless=(False,)),
-    "algorithm.filter_groups.metric": Covered("nonzero_std looks at the reward"),
+    "algorithm.kl_ctrl.type": Covered("verl ignores it without use_kl_in_reward"),
+    "algorithm.kl_ctrl.horizon": Covered("it belongs to the adaptive controller"),
+    "algorithm.kl_ctrl.target_kl": Covered("it belongs to the adaptive controller"),
+    "algorithm.use_pf_ppo": Unsupported("sluice does not have PF-PPO", unless=(False,)),
+    "algorithm.filter_groups.metric": Covered("nonzero_std uses the reward"),
     "algorithm.filter_groups.max_num_gen_batches": Unsupported(
-        "prompts are drawn until the batch is full", unless=(0, None)
+        "sluice draws prompts until the batch is full", unless=(0, None)
     ),
     "async_training.partial_rollout": Field("rollout.partial.enabled", as_boolean),
     # trainer
@@ -258,20 +266,18 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "trainer.save_freq": Field("checkpoint.everySteps", _every),
     "trainer.max_actor_ckpt_to_keep": Field("checkpoint.keep", as_integer),
     "trainer.default_local_dir": _VOLUME,
-    "trainer.default_hdfs_dir": Unsupported(
-        "spec.checkpoint.volume is where checkpoints go", unless=(None,)
-    ),
-    "trainer.resume_mode": Covered("a job resumes from its own checkpoints by itself"),
+    "trainer.default_hdfs_dir": Unsupported("checkpoints go to checkpoint.volume", unless=(None,)),
+    "trainer.resume_mode": Covered("a job always resumes from its own checkpoints"),
     "trainer.resume_from_path": Unsupported(
         "a job resumes from its own checkpoints", unless=(None,)
     ),
     "trainer.balance_batch": ALWAYS,
     "trainer.logger": _LOGS,
     "trainer.project_name": _LOGS,
-    "trainer.log_val_generations": Covered("samples/ of the run directory has them"),
-    "trainer.device": Unsupported("sluice runs on NVIDIA's GPUs", unless=("cuda", "gpu", None)),
+    "trainer.log_val_generations": Covered("they are in samples/ of the run directory"),
+    "trainer.device": Unsupported("sluice runs on NVIDIA GPUs", unless=("cuda", "gpu", None)),
     "trainer.rollout_data_dir": Unsupported(
-        "debug.dumpRollouts: true keeps all samples", unless=(None,)
+        "set debug.dumpRollouts: true to keep all samples", unless=(None,)
     ),
     "global_profiler.steps": _PROFILE,
     "trainer.profile_steps": _PROFILE,
@@ -279,6 +285,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "reward_model.launch_reward_fn_async": ALWAYS,
 }
 
+# (field, verl's default, its key) if sluice has another default.
 _DEFAULTS = (
     ("rollout.batchSize", 1024, "data.train_batch_size"),
     ("rollout.samplesPerPrompt", 1, "rollout.n"),
@@ -290,8 +297,9 @@ _DEFAULTS = (
     ("algorithm.aggregation", "token_mean", "actor.loss_agg_mode"),
 )
 
-# Groups of keys without a meaning: the reference and the critic are laid out as the policy.
-_QUIET = (
+# Groups of keys that sluice does not need. The reference and the critic have the policy's
+# parallelism.
+_UNUSED_GROUPS = (
     "actor_rollout_ref.ref.",
     "actor_rollout_ref.nccl",
     "ray_kwargs.",
@@ -314,14 +322,14 @@ VERL = Table(
     _ENTRIES,
     prefixes=(
         *(
-            (prefix, Covered("taken with the prompts, or without a meaning"))
-            for prefix in ("data.apply_chat_template_kwargs", *_QUIET)
+            (prefix, Covered("translated with the prompts, or not needed"))
+            for prefix in ("data.apply_chat_template_kwargs", *_UNUSED_GROUPS)
         ),
         (f"{_ROLLOUT}.multi_turn.", _TURNS),
         ("actor_rollout_ref.model.", _MODEL),
         (
             f"{_MEGATRON}.override_transformer_config.",
-            Unsupported("the transformer's own settings are those of the checkpoint"),
+            Unsupported("sluice reads the transformer's settings from the checkpoint"),
         ),
         *PREFIXES,
     ),

@@ -76,7 +76,7 @@ def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) ->
         "# Not translated:\n#   --brand-new-flag 3 (line 1): sluice does not know this setting"
         in result.stdout
     )
-    assert "#   --optimizer sgd (line 1): sluice has AdamW" in result.stdout
+    assert "#   --optimizer sgd (line 1): sluice trains with AdamW" in result.stdout
     assert "--brand-new-flag 3" in result.stderr
 
 
@@ -104,7 +104,7 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
         "cannot both" in result.stdout
     )
     assert "gamma" not in spec["algorithm"]
-    assert "32 samples of a batch cannot be split into optimizer steps of 5" in result.stdout
+    assert "a batch of 32 samples cannot be split into optimizer steps of 5" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,13 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
     [
         (["slime", "/no/such.sh"], "/no/such.sh: No such file or directory"),
         (["slime", "{empty}"], "no command that runs train.py or train_async.py"),
-        (["slime", "{open}"], "line 1: ' opens here and is never closed"),
-        (["slime", "{bare}"], "no --prompt-data: there is nothing to train on"),
+        (["slime", "{open}"], "line 1: ' is opened here and never closed"),
+        (["slime", "{bare}"], "no --prompt-data: the script names no prompts to train on"),
         (["slime", "{bare}", "--var", "x"], "--var x: expected NAME=VALUE"),
         (["verl", "no-such-file"], "no-such-file: No such file or directory"),
         (["verl", "{other}"], "no command that runs verl.trainer.main_ppo or another trainer"),
-        (["verl", "{wraps}"], "it starts run_it.sh: import that"),
-        (["verl", "python -m verl.trainer.main_ppo x=1"], "no data.train_files: there is nothing "
-                                                          "to train on"),
+        (["verl", "{wraps}"], "it starts run_it.sh: import that script"),
+        (["verl", "python -m verl.trainer.main_ppo x=1"], "no data.train_files: the configuration"),
         (["verl", "{list}"], "expected a configuration"),
     ],
 )  # fmt: skip
@@ -154,7 +153,7 @@ def test_a_job_that_lacks_something_is_written_and_said(tmp_path: Path) -> None:
     )
     result = run("slime", tmp_path / "run.sh")
     assert result.exit_code == 1
-    assert "not a valid job yet" in result.output
+    assert "the job is not valid yet" in result.output
     assert "spec.model: required field is missing" in result.output
 
 

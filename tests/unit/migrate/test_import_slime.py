@@ -94,7 +94,7 @@ def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, 
     [
         pytest.param(
             "--optimizer-cpu-offload --optimizer-offload-fraction 0",
-            "--optimizer-offload-fraction is 0 with it: nothing is on the CPU",
+            "--optimizer-offload-fraction is 0, so the optimizer stays on the GPU",
             id="a fraction of nothing",
         ),
         pytest.param(
@@ -109,7 +109,8 @@ def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, 
         ),
         pytest.param(
             "--use-precision-aware-optimizer --main-grads-dtype bf16",
-            "--main-grads-dtype bf16 (line 1): gradients and the optimizer's weights are fp32",
+            "--main-grads-dtype bf16 (line 1): gradients and the optimizer's copy of the weights "
+            "are always fp32",
             id="gradients in bf16",
         ),
     ],
@@ -125,7 +126,9 @@ def test_what_slimes_optimizer_cannot_be_here_is_said(
 def test_a_pass_that_is_not_made_is_not_replayed(tmp_path: Path) -> None:
     result = slime(tmp_path, "--use-routing-replay --num-steps-per-rollout 1")
     assert "routingReplay" not in spec_of(result)["trainer"]
-    assert "--use-routing-replay: one optimizer step a batch takes old" in unwrapped(result)
+    assert "--use-routing-replay: with one optimizer step per batch the old log-probs" in unwrapped(
+        result
+    )
 
 
 def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_slimes_teacher_in_the_trainer_stands_beside_the_reward(tmp_path: Path) 
     spec = spec_of(result)
     assert spec["algorithm"]["distillation"] == {"coef": 0.5, "teacher": {"path": "/m/teacher"}}
     assert spec["reward"] == {"type": "math_prm800k"}
-    assert "name the teacher's Hugging Face directory" in unwrapped(result)
+    assert "name its Hugging Face directory" in unwrapped(result)
     assert "algorithm" not in spec_of(
         slime(tmp_path, "--opd-type megatron --opd-teacher-load /m/t")
     )
@@ -171,12 +174,12 @@ def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
         in hot.output
     )
     itself = slime(tmp_path, f"{TAUGHT} --opd-type self --opd-teacher-load /m/t")
-    assert "--opd-type self (line 1): sluice distils from an SGLang server" in unwrapped(itself)
+    assert "--opd-type self (line 1): sluice distills from an SGLang server" in unwrapped(itself)
     evaluated = slime(
         tmp_path, f"{TAUGHT} {BY_TEACHER} --eval-interval 5 --eval-prompt-data aime /d/aime.jsonl"
     )
     assert "evaluation" not in spec_of(evaluated)
-    assert "sluice wants a reward: evaluation.datasets[].reward" in unwrapped(evaluated)
+    assert "sluice needs a reward: evaluation.datasets[].reward" in unwrapped(evaluated)
 
 
 @pytest.mark.parametrize(
@@ -185,39 +188,47 @@ def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
         pytest.param(
             "--eval-prompt-data aime /d/aime.jsonl --n-samples-per-eval-prompt 16 --eval-top-p 0.7",
             [
-                "--eval-prompt-data aime /d/aime.jsonl (line 1): slime evaluates nothing without "
-                "--eval-interval; here it is evaluation.everySteps",
-                "--n-samples-per-eval-prompt 16 (line 1): slime evaluates nothing without",
-                "--eval-top-p 0.7 (line 1): slime evaluates nothing without",
+                "--eval-prompt-data aime /d/aime.jsonl (line 1): slime does not evaluate without "
+                "--eval-interval (evaluation.everySteps)",
+                "--n-samples-per-eval-prompt 16 (line 1): slime does not evaluate without",
+                "--eval-top-p 0.7 (line 1): slime does not evaluate without",
             ],
             id="evaluation without an interval",
         ),
         pytest.param(
             "--eval-interval 5 --eval-max-response-len 99",
-            ["--eval-max-response-len 99 (line 1): there is no --eval-prompt-data to evaluate"],
+            [
+                "--eval-max-response-len 99 (line 1): slime does not evaluate without "
+                "--eval-prompt-data"
+            ],
             id="evaluation without data",
         ),
-        pytest.param("--tis-clip 3", ["--tis-clip 3 (line 1): slime corrects"], id="TIS"),
+        pytest.param(
+            "--tis-clip 3", ["--tis-clip 3 (line 1): slime uses importance sampling"], id="TIS"
+        ),
         pytest.param("--opsm-delta 1e-3", ["--opsm-delta 1e-3 (line 1): slime masks"], id="OPSM"),
         pytest.param(
             "--kl-loss-coef 0.1",
-            ["--kl-loss-coef 0.1 (line 1): slime has this term of the loss only with"],
+            ["--kl-loss-coef 0.1 (line 1): slime adds the KL to the loss only with"],
             id="KL",
         ),
         pytest.param(
-            "--opd-kl-coef 0.5", ["--opd-kl-coef 0.5 (line 1): slime distils only with"], id="OPD"
+            "--opd-kl-coef 0.5", ["--opd-kl-coef 0.5 (line 1): slime distills only with"], id="OPD"
         ),
         pytest.param(
             "--use-tis --custom-tis-function-path mis.py:f --custom-config-path mis.yaml",
             [
-                "--custom-config-path mis.yaml (line 1): the file is not read; its thresholds of "
-                "TIS and MIS are algorithm.offPolicy: method, low, high, reject, veto",
+                "--custom-config-path mis.yaml (line 1): the file is not read. Put its thresholds "
+                "of TIS and MIS into algorithm.offPolicy: method, low, high, reject, veto",
             ],
             id="thresholds of MIS",
         ),
         pytest.param(
             "--custom-config-path own.yaml",
-            ["settings of a generate function go into rollout.functionArgs, thresholds of TIS"],
+            [
+                "Put settings of a generate function into rollout.functionArgs, and thresholds of "
+                "TIS and MIS into algorithm.offPolicy"
+            ],
             id="a configuration of one's own",
         ),
     ],

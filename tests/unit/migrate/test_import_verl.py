@@ -34,7 +34,7 @@ def test_verls_teacher(tmp_path: Path) -> None:
     )
     expected = {"coef": 0.3, "divergence": "forward_kl", "teacher": {"path": "/m/large"}}
     assert spec_of(words)["algorithm"]["distillation"] == expected
-    assert "over all words, not the teacher's top k" in unwrapped(words)
+    assert "over the whole vocabulary, not over the teacher's top k" in unwrapped(words)
     mixed = spec_of(verl(f"{common} {loss}.loss_mode=jsd_topk {loss}.jsd_beta=0.2"))["algorithm"][
         "distillation"
     ]
@@ -357,11 +357,13 @@ def test_verls_overlong_penalty() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param("", "only the reward manager dapo looks at it", id="another manager"),
+        pytest.param(
+            "", "it has no effect in verl without the reward manager dapo", id="another manager"
+        ),
         pytest.param(
             "reward.reward_manager.name=dapo data.max_response_length=9000 "
             "+reward.reward_kwargs.max_resp_len=8000",
-            "verl counts from max_resp_len, 8000",
+            "verl from max_resp_len (8000)",
             id="another limit",
         ),
     ],
@@ -394,7 +396,7 @@ def test_a_configuration_is_the_base_of_a_command(tmp_path: Path) -> None:
     )
     spec = spec_of(verl("--config-name=mine trainer.total_epochs=5", "--config", str(config)))
     assert (spec["rollout"]["batchSize"], spec["trainer"]["epochs"]) == (64, 5)
-    assert "mine is not read here; give the file with --config" in verl("--config-name=mine").stdout
+    assert "mine is not read; pass its file with --config" in verl("--config-name=mine").stdout
 
 
 def test_a_whole_configuration_does_not_drown_what_matters(tmp_path: Path) -> None:
@@ -426,7 +428,7 @@ def test_validation_is_greedy_where_verls_is() -> None:
     [
         (
             "algorithm.rollout_correction.rollout_rs=token_k9",
-            "algorithm.offPolicy.reject knows no 'token_k9'",
+            "algorithm.offPolicy.reject has no counterpart of 'token_k9'",
         ),
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov data.train_batch_size=64 "
@@ -471,4 +473,4 @@ def test_sft_of_verl_with_questions_and_answers() -> None:
     assert spec["trainer"]["gpusPerNode"] == 8
     assert spec["trainer"]["epochs"] == 4
     assert "sluice trains all weights" in result.stderr
-    assert "in a column of its own" in " ".join(result.stderr.split())
+    assert "rewrite the rows with the text in a column" in " ".join(result.stderr.split())

@@ -50,7 +50,7 @@ def test_staleness_is_whole_steps(threshold: str, mode: str | None, staleness: i
     result = verl(f"{STREAM} async_training.staleness_threshold={threshold}", entry=FULLY)
     rollout = spec_of(result)["rollout"]
     assert (rollout.get("mode"), rollout.get("maxStaleness")) == (mode, staleness)
-    assert (f"verl's {threshold} is a share of one" in unwrapped(result)) == ("." in threshold)
+    assert (f"{threshold}, verl's share of a batch" in unwrapped(result)) == ("." in threshold)
 
 
 def test_defaults_of_the_asynchronous_configuration() -> None:
@@ -58,14 +58,14 @@ def test_defaults_of_the_asynchronous_configuration() -> None:
     rollout = spec_of(result)["rollout"]
     assert (rollout["batchSize"], rollout["replicas"]) == (256 * 4, 4)
     assert spec_of(result)["trainer"]["epochs"] == 30
-    assert "100 where nothing is said" in unwrapped(result)
+    assert "by default 100" in unwrapped(result)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("rollout.total_rollout_steps=50", "50 prompts are less than one batch of 96"),
-        (f"{ACTOR}.ppo_mini_batch_size=0", "expected a number from 1 on, found 0"),
+        ("rollout.total_rollout_steps=50", "50 prompts are fewer than one batch of 96"),
+        (f"{ACTOR}.ppo_mini_batch_size=0", "expected a positive number, found 0"),
         (f"{ACTOR}.ppo_mini_batch_size=\\$MINI", "expected a number, found '$MINI'"),
         (f"{ACTOR}.ppo_mini_batch_size=$MINI", "set $MINI with --var"),
         (
@@ -119,7 +119,7 @@ def test_modes_of_the_new_trainer(mode: str, expected: dict[str, Any]) -> None:
         f"{ROLLOUT}.n_gpus_per_node=4 {ROLLOUT}.tensor_model_parallel_size=2"
     )
     check(spec_of(result)["rollout"], expected)
-    assert ("this becomes synchronous" in unwrapped(result)) == (mode == "colocate_async")
+    assert ("so the job is synchronous" in unwrapped(result)) == (mode == "colocate_async")
 
 
 def test_an_engine_that_is_wider_than_a_machine_has_several() -> None:
@@ -139,20 +139,20 @@ def test_an_engine_that_is_wider_than_a_machine_has_several() -> None:
 )
 def test_pictures_are_said(setting: str, subject: str) -> None:
     said = unwrapped(verl(f"{GROUP} {setting}"))
-    assert f"{subject}" in said.partition("sluice trains on text alone")[0]
-    assert "text alone" in said
-    assert "text alone" not in unwrapped(verl(GROUP))
+    assert f"{subject}" in said.partition("sluice trains on text only")[0]
+    assert "text only" in said
+    assert "text only" not in unwrapped(verl(GROUP))
 
 
 def test_pictures_are_said_of_supervised_runs_too() -> None:
     words = "python -m verl.trainer.sft_trainer data.train_files=/d/a model.path=/m/x-vl-2b"
-    assert "sluice trains on text alone" in unwrapped(run("verl", words))
+    assert "sluice trains on text only" in unwrapped(run("verl", words))
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        (f"{ROLLOUT}.agent.agent_loop_config_path=loop.yaml", "its class has to be named"),
+        (f"{ROLLOUT}.agent.agent_loop_config_path=loop.yaml", "rollout.function names its class"),
         (f"{ROLLOUT}.agent.default_agent_loop=tool_agent", "sluice_rollout.tools.ToolLoop"),
         (f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent", ""),
         (f"{ROLLOUT}.agent.num_workers=8", ""),
@@ -190,7 +190,7 @@ def test_what_is_of_other_hardware_does_not_get_into_the_job() -> None:
         f"+{ROLLOUT}.engine_kwargs.sglang.watchdog_timeout=9"
     )
     assert spec_of(result)["rollout"]["engineArgs"] == {"watchdog-timeout": 9}
-    assert unwrapped(result).count("sluice runs on NVIDIA's GPUs") == 2
+    assert unwrapped(result).count("sluice runs on NVIDIA GPUs") == 2
 
 
 def test_a_list_for_the_engine_is_several_words() -> None:
@@ -204,4 +204,4 @@ def test_fsdp_by_its_own_group() -> None:
     assert spec["trainer"]["backend"] == "fsdp"
     group = f"{ACTOR}.fsdp_config"
     result = verl(f"{GROUP} {group}.strategy=fsdp2 {group}.ulysses_sequence_parallel_size=4")
-    assert "a sequence lies on one GPU whole" in unwrapped(result)
+    assert "fsdp does not split sequences" in unwrapped(result)

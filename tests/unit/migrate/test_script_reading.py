@@ -126,10 +126,13 @@ def test_an_empty_value_takes_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        ("if [ -z \"$NODES\" ]; then exit 2; fi", "exit 2 (line 1): ends the script where it is"),
-        ("eval $THINGS", "eval (line 1): is not read; --exact runs it"),
-        ("ls $THINGS", "$THINGS (line 1): nothing sets it: left out, as bash does"),
-        ("export ASCEND_RT_VISIBLE_DEVICES=0", "written for Huawei's NPUs"),
+        (
+            'if [ -z "$NODES" ]; then exit 2; fi',
+            "exit 2 (line 1): the script ends here without further arguments",
+        ),
+        ("eval $THINGS", "eval (line 1): is not read here; import with --exact to run it"),
+        ("ls $THINGS", "$THINGS (line 1): not set, so it is left out, as bash does"),
+        ("export ASCEND_RT_VISIBLE_DEVICES=0", "written for Huawei NPUs"),
         ("python3 train.py --lr 9", "train.py (line 2): the script starts 2 trainings; this is"),
     ],
     ids=["an end", "eval", "an unset variable", "other hardware", "several trainings"],
@@ -149,7 +152,9 @@ def test_a_training_that_only_a_condition_starts_is_said(tmp_path: Path) -> None
         "if [ -f /a ]; then\n python3 train.py --hf-checkpoint /m --prompt-data /d/a.jsonl "
         "--rm-type f1 --num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 4\nfi\n"
     )
-    assert "only under a condition that the machine would decide" in unwrapped(run("slime", script))
+    assert "starts under a condition that only the machine can decide" in unwrapped(
+        run("slime", script)
+    )
 
 
 def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None:
@@ -157,12 +162,12 @@ def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None
     assert (
         "--lr ${LR} (line 1): the value is not in the script: set $LR with --var" in result.stdout
     )
-    assert "$MORE (line 1): nothing sets it" in result.stdout
+    assert "$MORE (line 1): not set, so it is left out" in result.stdout
 
 
 def test_options_of_hydra_in_two_words() -> None:
     said = unwrapped(verl("algorithm.adv_estimator=gae --config-name 'own_trainer.yaml'"))
-    assert "own_trainer.yaml is not read here" in said
+    assert "own_trainer.yaml is not read" in said
 
 
 @pytest.mark.parametrize(
