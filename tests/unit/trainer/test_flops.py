@@ -70,7 +70,7 @@ def spec(directory: Path, by: str) -> RLJobSpec:
             "model": {"path": str(directory)},
             "data": {"prompts": [{"path": "p"}]},
             "reward": {"type": "f1"},
-            "trainer": {"steps": 1, "balance": {"by": by}},
+            "trainer": {"steps": 1, "balance": by},
         }
     )
 
@@ -86,5 +86,5 @@ def test_at_balance_tokens_attention_costs_as_much_as_all_matrices(tmp_path: Pat
 
 def test_a_model_of_unknown_operations_is_not_balanced_by_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DENSE | {"kv_lora_rank": 512}))
-    with pytest.raises(ConfigurationError, match=r"trainer\.balance\.by: flops .*config\.json"):
+    with pytest.raises(ConfigurationError, match=r"trainer\.balance: flops .*config\.json"):
         balance_tokens(spec(tmp_path, "flops"))
