@@ -63,7 +63,7 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2).
 
     Attributes
@@ -72,9 +72,9 @@ class Latent:
         Channels of the compressed queries; None: queries are projected directly.
     kv_rank
         Channels of the compressed keys and values.
-    plain, turned
+    nope_dim, rope_dim
         Channels of a head's queries and keys without and with rotary position.
-    value
+    value_dim
         Channels of a head's values.
     magnitude
         YaRN's magnitude, whose square scales the softmax.
@@ -83,9 +83,9 @@ class Latent:
 
     query_rank: int | None
     kv_rank: int
-    plain: int
-    turned: int
-    value: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
     magnitude: float = 1.0
 
 
@@ -99,7 +99,7 @@ class ModelShape:
         Channels of a head with rotary position.
     rope_interleaved
         Rotary position rotates pairs of neighbours instead of the halves of a head.
-    sandwich
+    post_norms
         There are norms also after attention and MLP (GLM-4).
     fused_gate_up
         The checkpoint has one tensor for gate and up projection.
@@ -125,10 +125,10 @@ class ModelShape:
     rope_interleaved: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
-    sandwich: bool = False
+    post_norms: bool = False
     fused_gate_up: bool = False
     experts: Experts | None = None
-    latent: Latent | None = None
+    latent: LatentAttention | None = None
     value_head: bool = False
 
     def padded_vocab(self, tensor: int) -> int:
@@ -178,7 +178,7 @@ def _sigmoid_experts(config: Config) -> Experts:
 def _glm4(config: Config) -> dict[str, Any]:
     return {
         "qkv_bias": bool(config.get("attention_bias", False)),
-        "sandwich": True,
+        "post_norms": True,
         "fused_gate_up": True,
         "rope_interleaved": True,
         "rope_dim": _partial(config, 0.5),
@@ -199,18 +199,18 @@ def _deepseek_v3(config: Config) -> dict[str, Any]:
     magnitude = 1.0
     if scaling.get("mscale_all_dim") and scaling.get("factor"):
         magnitude = yarn_magnitude(scaling["factor"], scaling["mscale_all_dim"])
-    latent = Latent(
+    latent = LatentAttention(
         query_rank=config.get("q_lora_rank"),
         kv_rank=config["kv_lora_rank"],
-        plain=config["qk_nope_head_dim"],
-        turned=config["qk_rope_head_dim"],
-        value=config["v_head_dim"],
+        nope_dim=config["qk_nope_head_dim"],
+        rope_dim=config["qk_rope_head_dim"],
+        value_dim=config["v_head_dim"],
         magnitude=magnitude,
     )
     return {
         "kv_heads": config["num_attention_heads"],
-        "head_dim": latent.plain + latent.turned,
-        "rope_dim": latent.turned,
+        "head_dim": latent.nope_dim + latent.rope_dim,
+        "rope_dim": latent.rope_dim,
         "rope_interleaved": config.get("rope_interleave", True),
         "latent": latent,
         "experts": _sigmoid_experts(config),
@@ -304,7 +304,7 @@ def _problems(config: Config, shape: ModelShape) -> list[str]:
         "yarn with mscale other than mscale_all_dim is not supported with latent attention": (
             latent and abs(shape.rope.attention_factor - 1) > 1e-6
         ),
-        "yarn is not supported where only a part of each head turns": (
+        "yarn is not supported with rotary position on only a part of each head": (
             not latent and shape.rope.attention_factor != 1 and shape.rope_dim != shape.head_dim
         ),
         "norm_topk_prob: false is not supported with sigmoid routing": (

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sluice_trainer.model.huggingface_config import Experts, Latent, ModelShape
+from sluice_trainer.model.huggingface_config import Experts, LatentAttention, ModelShape
 from sluice_trainer.model.huggingface_files import EMBEDDING, HEAD, VALUE_HEAD
 
 # Name and shape of a Hugging Face tensor.
@@ -130,9 +130,11 @@ def _attention(shape: ModelShape, mcore: str, hf: str) -> Iterator[Entry]:
             )
 
 
-def _latent_attention(shape: ModelShape, latent: Latent, mcore: str, hf: str) -> Iterator[Entry]:
+def _latent_attention(
+    shape: ModelShape, latent: LatentAttention, mcore: str, hf: str
+) -> Iterator[Entry]:
     """Latent attention: Megatron has DeepSeek's matrices under other names."""
-    queries = shape.heads * (latent.plain + latent.turned)
+    queries = shape.heads * (latent.nope_dim + latent.rope_dim)
     if latent.query_rank is None:
         yield _plain(
             f"{mcore}.linear_q_proj.weight", f"{hf}.q_proj.weight", (queries, shape.hidden), 0
@@ -149,12 +151,12 @@ def _latent_attention(shape: ModelShape, latent: Latent, mcore: str, hf: str) ->
         yield _plain(
             f"{mcore}.linear_q_up_proj.weight", f"{hf}.q_b_proj.weight", (queries, rank), 0
         )
-    down = (latent.kv_rank + latent.turned, shape.hidden)
+    down = (latent.kv_rank + latent.rope_dim, shape.hidden)
     yield _plain(f"{mcore}.linear_kv_down_proj.weight", f"{hf}.kv_a_proj_with_mqa.weight", down, 0)
     yield _plain(f"{mcore}.kv_layernorm.weight", f"{hf}.kv_a_layernorm.weight", (latent.kv_rank,))
-    up = (shape.heads * (latent.plain + latent.value), latent.kv_rank)
+    up = (shape.heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
     yield _plain(f"{mcore}.linear_kv_up_proj.weight", f"{hf}.kv_b_proj.weight", up, 0)
-    out = (shape.hidden, shape.heads * latent.value)
+    out = (shape.hidden, shape.heads * latent.value_dim)
     yield _plain(f"{mcore}.linear_proj.weight", f"{hf}.o_proj.weight", out, 1)
 
 
@@ -192,7 +194,7 @@ def _mixture(shape: ModelShape, experts: Experts, mcore: str, hf: str) -> Iterat
 
 def _norms(shape: ModelShape, mcore: str, hf: str) -> Iterator[Entry]:
     names = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm"}
-    if shape.sandwich:
+    if shape.post_norms:
         names |= {
             "self_attention.post_layernorm": "post_self_attn_layernorm",
             "mlp.post_layernorm": "post_mlp_layernorm",

@@ -14,7 +14,7 @@ from sluice.api import Parallelism
 from sluice.api.groups.trainer import Recompute, RecomputeModule
 from sluice_trainer.distributed.device import DEVICE
 from sluice_trainer.kernels.compiled import COMPILED
-from sluice_trainer.model.huggingface_config import Experts, Latent, ModelShape
+from sluice_trainer.model.huggingface_config import Experts, LatentAttention, ModelShape
 from sluice_trainer.model.unsupported import UnsupportedModelError
 
 
@@ -46,7 +46,7 @@ def check_deterministic(shape: ModelShape) -> None:
     problems = {
         "experts": shape.experts is not None,
         "latent attention": shape.latent is not None,
-        "norms behind its parts": shape.sandwich,
+        "norms behind its parts": shape.post_norms,
         f"rotary positions of kind {shape.rope.kind}": shape.rope.kind != "default",
     }
     if unsupported := [what for what, present in problems.items() if present]:
@@ -92,7 +92,7 @@ def _divisions(shape: ModelShape, parallelism: Parallelism) -> list[tuple[str, i
             "channels of the feed-forward layers": shape.ffn,
             "channels of the compressed queries": shape.latent.query_rank or tensor,
             "channels of the compressed keys and values": shape.latent.kv_rank
-            + shape.latent.turned,
+            + shape.latent.rope_dim,
         }
     if shape.experts and shape.experts.shared_ffn:
         widths["channels of the shared experts"] = shape.experts.shared_ffn
@@ -256,16 +256,16 @@ def _experts(experts: Experts | None) -> dict[str, Any]:
     }
 
 
-def _latent(latent: Latent | None) -> dict[str, Any]:
+def _latent(latent: LatentAttention | None) -> dict[str, Any]:
     if latent is None:
         return {}
     return {
         "multi_latent_attention": True,
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.kv_rank,
-        "qk_head_dim": latent.plain,
-        "qk_pos_emb_head_dim": latent.turned,
-        "v_head_dim": latent.value,
+        "qk_head_dim": latent.nope_dim,
+        "qk_pos_emb_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
         # Angles come from `LatentRotary`, so Megatron's scalings are off.
         "rope_type": "rope",
         "rotary_scaling_factor": 1.0,

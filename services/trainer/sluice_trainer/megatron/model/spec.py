@@ -128,7 +128,7 @@ def _layer(
     attention.core_attention = partial(PackedAttention, rotary=rotary)
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = HeadNorm
-    if shape.sandwich:
+    if shape.post_norms:
         parts.self_attention.module = _SandwichAttention
         parts.mlp = partial(_SandwichMLP.as_mlp_submodule, **parts.mlp.keywords)
     return layer
