@@ -182,7 +182,7 @@ async def test_an_image_that_is_not_to_be_had_ends_the_worker_before_any_episode
 ) -> None:
     one = program(tmp_path, talkative, ASK, image="localhost/there-is-none:7")
     try:
-        with pytest.raises(ConfigurationError, match=f"{runtime} has not got the image"):
+        with pytest.raises(ConfigurationError, match=f"{runtime} does not have the image"):
             await one.check()
     finally:
         one.close()

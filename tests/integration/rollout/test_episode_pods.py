@@ -113,7 +113,7 @@ async def test_a_row_that_no_message_can_hold_says_so(
             prompt = Prompt(0, "?", metadata={"document": "word " * 200})
             sample = await play(prompt, [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
-    assert re.search(r"row of \d{4} bytes: at most 1000 reach a pod", sample.error)
+    assert re.search(r"row of \d{4} bytes: at most 1000 can be sent to a pod", sample.error)
 
 
 async def test_a_result_that_is_too_long_is_told_by_its_sample(

@@ -148,7 +148,7 @@ async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path
         ),
         pytest.param(
             {"make": ECHO["make"].replace("Echo", "Camera")},
-            "gym.function: an observation of 3072 numbers, as a picture has them: set one",
+            "gym.function: an observation of 3072 numbers, as in a picture: set one",
             id="a picture",
         ),
         pytest.param(

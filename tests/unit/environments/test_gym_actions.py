@@ -39,7 +39,7 @@ def test_the_last_action_that_is_mentioned(
 def test_actions_that_begin_elsewhere() -> None:
     parser = actions.actions_of(spaces.Discrete(3, start=-1), None)
     assert [parser.parse(answer) for answer in ("-1", "go 0", "1")] == [-1, 0, 1]
-    assert parser.words == "an integer from -1 to 1"
+    assert parser.description == "an integer from -1 to 1"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_texts_are_actions_as_they_are() -> None:
         actions.actions_of(None, None).parse("<think>hm</think> open the door ") == "open the door"
     )
     word = actions.actions_of(spaces.Text(4, charset="abc"), None)
-    assert (word.parse("cab"), word.words) == ("cab", "")
+    assert (word.parse("cab"), word.description) == ("cab", "")
     with pytest.raises(actions.ActionError, match=r"expected a text of Text\(1, 4"):
         word.parse("crab")
 
@@ -105,9 +105,11 @@ def test_texts_are_actions_as_they_are() -> None:
     [
         pytest.param(FOUR, MOVES[:3], "expected 4 different names, one for each", id="too few"),
         pytest.param(FOUR, ["a", "A", "b", "c"], "expected 4 different names", id="twice"),
-        pytest.param(PAIR, MOVES, "names are of a Discrete space; .* MultiDiscrete", id="no names"),
+        pytest.param(
+            PAIR, MOVES, "names require a Discrete space; .* MultiDiscrete", id="no names"
+        ),
         pytest.param(None, MOVES, "this environment has no space of actions", id="texts"),
-        pytest.param(spaces.Box(0, 1, (9, 9)), None, "81 numbers, which no model", id="large"),
+        pytest.param(spaces.Box(0, 1, (9, 9)), None, "81 numbers, which are too many", id="large"),
         pytest.param(spaces.Sequence(FOUR), None, "cannot become an action of Seq", id="a kind"),
     ],
 )

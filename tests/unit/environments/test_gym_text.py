@@ -32,8 +32,8 @@ def test_an_observation_is_text(observation: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("observation", "words"),
     [
-        pytest.param(numpy.zeros((8, 8, 12)), "768 numbers, as a picture has", id="a picture"),
-        pytest.param({"a": [0] * 300, "b": [0] * 300}, "600 numbers, as a picture", id="in parts"),
+        pytest.param(numpy.zeros((8, 8, 12)), "768 numbers, as in a picture", id="a picture"),
+        pytest.param({"a": [0] * 300, "b": [0] * 300}, "600 numbers, as in", id="in parts"),
         pytest.param({"screen": object()}, "an observation with a object", id="an object"),
     ],
 )

@@ -280,7 +280,7 @@ def environment(directory: Path, **changes: Any) -> Any:
 
 def test_a_program_that_is_not_there_is_said_before_any_episode(tmp_path: Path) -> None:
     spec = environment(tmp_path, command=["no-such-agent", "--fast"])
-    message = "spec.rollout.environment.command: there is no program 'no-such-agent'"
+    message = "spec.rollout.environment.command: cannot run 'no-such-agent'"
     with pytest.raises(ConfigurationError, match=message):
         UserCode.load(spec)
 

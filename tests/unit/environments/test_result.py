@@ -75,9 +75,9 @@ def test_a_program_need_not_leave_one(tmp_path: Path) -> None:
         ),
         pytest.param(b'{"turn_rewards": {"a": 1}}', "expected a list of numbers", id="no list"),
         pytest.param(b"{", "result.json: not valid JSON", id="half"),
-        pytest.param(b"\xff", "result.json is no UTF-8", id="bytes"),
+        pytest.param(b"\xff", "result.json is not UTF-8", id="bytes"),
         pytest.param(b'{"metadata": [1]}', "metadata: expected an object", id="metadata a list"),
-        pytest.param(b'{"metadata": {"turns": []}}', "metadata.turns is sluice's own", id="turns"),
+        pytest.param(b'{"metadata": {"turns": []}}', "metadata.turns is reserved", id="turns"),
         pytest.param(b" " * (2**22 + 1), "a plain file of at most", id="huge"),
     ],
 )

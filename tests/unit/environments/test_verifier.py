@@ -264,7 +264,7 @@ async def test_the_verifier_of_the_page_judges_patches(
 
 def test_a_verifier_that_is_not_there_is_said_before_any_episode(tmp_path: Path) -> None:
     spec = environment(tmp_path, command=["python3"], verifier={"command": ["no-such-judge"]})
-    message = "environment.verifier.command: there is no program 'no-such-judge'"
+    message = "environment.verifier.command: cannot run 'no-such-judge'"
     with pytest.raises(ConfigurationError, match=message):
         program_of(spec.rollout.environment, spec)
 

@@ -1,1 +1,1 @@
-"""Episodes that programs play, in processes of their own."""
+"""Environments: programs in processes, containers or pods that play episodes of agents."""

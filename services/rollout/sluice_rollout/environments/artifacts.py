@@ -1,8 +1,8 @@
-"""Artifacts: the files that a program leaves to its verifier.
+"""Artifacts: the files that a program hands to its verifier.
 
-Nobody trusts the program. So only plain files and directories are handed on, within limits, and
-their contents are read while it may still change them: no link is followed, nothing is waited for,
-and what is written for the verifier lies below one directory.
+The program is not trusted. Only plain files and directories are handed on, within limits. The
+program may still change them while they are read, so no link is followed, no open blocks, and the
+verifier's copies are written below one directory only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ArtifactsError(Exception):
-    """Artifacts that cannot be handed on. The message names the file, and what was expected."""
+    """Artifacts cannot be handed on. The message names the file and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file. path: relative to the directory of artifacts."""
+    """A file that a program leaves to its verifier."""
 
-    path: str
+    path: str  # relative to the directory of artifacts
     content: bytes
     executable: bool = False
 
@@ -42,7 +42,7 @@ class Artifact:
 class _Collection:
     files: list[Artifact] = field(default_factory=list)
     entries: int = 0
-    room: int = MOST_ARTIFACT_BYTES
+    remaining_bytes: int = MOST_ARTIFACT_BYTES
 
     def add_directory(self, descriptor: int, path: str, depth: int) -> None:
         if depth > MOST_DEPTH:
@@ -78,16 +78,17 @@ class _Collection:
 
     def _content(self, descriptor: int) -> bytes:
         with os.fdopen(os.dup(descriptor), "rb") as file:
-            content = file.read(self.room + 1)
-        self.room -= len(content)
-        if self.room < 0:
+            content = file.read(self.remaining_bytes + 1)
+        self.remaining_bytes -= len(content)
+        if self.remaining_bytes < 0:
             raise ArtifactsError(f"{ARTIFACTS}: expected at most {MOST_ARTIFACT_BYTES} bytes")
         return content
 
 
 def collect(episode: str) -> list[Artifact]:
-    """Read the artifacts in an episode's directory; none where it has no directory of that name.
-    Raises ArtifactsError.
+    """Read the artifacts in an episode's directory. Raises ArtifactsError.
+
+    Returns an empty list if there is no directory of artifacts.
     """
     collection = _Collection()
     try:
@@ -102,19 +103,20 @@ def collect(episode: str) -> list[Artifact]:
         raise ArtifactsError(f"{ARTIFACTS} cannot be read: {error.strerror}") from error
     finally:
         os.close(top)
-    return sorted(collection.files, key=lambda each: each.path)
+    return sorted(collection.files, key=lambda file: file.path)
 
 
 def prepare(episode: str, files: Iterable[Artifact] = ()) -> None:
-    """Make the directory of artifacts in an episode's directory, where none is, and put these into
-    it; whoever the episode's program runs as may change them. Raises ArtifactsError.
+    """Make the directory of artifacts in an episode's directory, and write files into it.
+
+    Every user may change the files, because the program may run as any user. Raises ArtifactsError.
     """
     top = Path(episode, ARTIFACTS)
     try:
-        _make(top)
-        for each in files:
-            _write(top, each)
-    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        _make_directory(top)
+        for file in files:
+            _write(top, file)
+    except (OSError, ValueError) as error:  # ValueError: not a valid file name
         raise ArtifactsError(f"{ARTIFACTS} cannot be written: {error}") from error
 
 
@@ -123,23 +125,23 @@ def _write(top: Path, file: Artifact) -> None:
     if not all(parts) or {".", ".."} & {*parts}:
         raise ArtifactsError(f"{file.path!r}: expected a path below {ARTIFACTS}")
     for depth in range(1, len(parts)):
-        _make(top.joinpath(*parts[:depth]))
+        _make_directory(top.joinpath(*parts[:depth]))
     target = top.joinpath(*parts)
     with target.open("xb") as opened:
         opened.write(file.content)
     target.chmod(0o777 if file.executable else 0o666)
 
 
-def _make(directory: Path) -> None:
+def _make_directory(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     directory.chmod(0o777)
 
 
 def to_json(files: Sequence[Artifact]) -> list[list[Any]]:
-    """The files as a message has them."""
+    """Encode files for a message."""
     return [[f.path, f.executable, base64.b64encode(f.content).decode()] for f in files]
 
 
 def from_json(files: Sequence[Sequence[Any]]) -> list[Artifact]:
-    """The files of a message."""
+    """Decode the files of a message."""
     return [Artifact(path, base64.b64decode(text), bool(run)) for path, run, text in files]

@@ -1,9 +1,10 @@
-"""Programs of episodes in containers of podman or docker, on a machine without a cluster
-(`sluice run --containers`). On a cluster their image is a pod's.
+"""Runs programs of episodes in containers of podman or docker (`sluice run --containers`).
 
-A container sees its episode's directory at the directory's own path, and this machine's network,
-on whose loopback the gateway is. It has none of the machine's files besides, no variables of the
-worker, and no capabilities; it runs as the worker's user, who can remove what it leaves.
+This is for a machine without a cluster. On a cluster, the program's image is that of a pod.
+
+A container sees its episode's directory, at the same path, and this machine's network, because the
+gateway listens on its loopback. It sees no other files of the machine and no variables of the
+worker, and has no capabilities. It runs as the worker's user, who can then remove its files.
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout.environments import inputs, orphan_reaper, process
 from sluice_rollout.environments.process import ProgramExit
 
-ENGINE = "SLUICE_CONTAINERS"
-"""The worker's variable that names podman or docker."""
+ENGINE = "SLUICE_CONTAINERS"  # variable of the worker that names podman or docker
 _PULL_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Runs programs of an image. engine: `podman` or `docker`."""
+    """Runs programs of an image."""
 
-    engine: str
+    engine: str  # "podman" or "docker"
     image: str
 
     async def check(self, directory: str) -> None:
-        """Pull the image, if it is not there. Raises ConfigurationError."""
+        """Pull the image if it is missing. Raises ConfigurationError."""
         if not (await self._call(directory, "image", "inspect", self.image)).status:
             return
         try:
@@ -49,17 +49,23 @@ class Containers:
     async def run(
         self, command: Sequence[str], directory: str, variables: Mapping[str, str]
     ) -> ProgramExit:
-        """Run a program for the episode of a directory until it ends, or this is cancelled.
+        """Run a program in an episode's directory until it ends or this task is cancelled.
 
-        Raises OSError where it cannot be started, SurvivorError where something does not end.
+        Raises
+        ------
+        OSError
+            The program cannot be started.
+        SurvivorError
+            A process of the program does not end.
+
         """
-        hidden = {name: value for name, value in variables.items() if _is_ours(name)}
+        hidden = {name: value for name, value in variables.items() if _is_internal(name)}
         try:
             words = self.command_line(command, directory, variables)
             ended = await process.run(words, directory, inputs.engine_variables() | hidden)
             return replace(ended, err=_without_hint(ended.err))
         finally:
-            # Mostly it has gone with its program.
+            # In most cases, the container has ended with its program.
             remove = asyncio.to_thread(
                 orphan_reaper.run_engine, self.engine, "rm", "--force", container_name(directory)
             )
@@ -68,16 +74,17 @@ class Containers:
     def command_line(
         self, command: Sequence[str], directory: str, variables: Mapping[str, str]
     ) -> list[str]:
-        """The engine's words.
+        """Return the command line of the container engine.
 
-        Every user of this machine can read them, so of ours (a key, a label) they have the names
-        alone, and the engine has the values among its own variables. The user's would be settings
-        of the engine itself there (PATH, HOME, DOCKER_HOST).
+        All users of this machine can read a command line. So sluice's variables (a key, a label)
+        are passed by name, and the engine finds the values among its own variables. The user's
+        variables are passed with their values, because in the engine's environment some would be
+        settings of the engine (PATH, HOME, DOCKER_HOST).
         """
         named = [
             word
             for name, value in sorted(variables.items())
-            for word in ("--env", name if _is_ours(name) else f"{name}={value}")
+            for word in ("--env", name if _is_internal(name) else f"{name}={value}")
         ]
         keep = ["--userns=keep-id"] if self.engine == "podman" and os.geteuid() else []
         return [
@@ -96,28 +103,30 @@ class Containers:
 
     @property
     def _failed(self) -> str:
-        return f"spec.rollout.environment: {self.engine} has not got the image {self.image}"
+        return f"spec.rollout.environment: {self.engine} does not have the image {self.image}"
 
 
 def _without_hint(errors: str) -> str:
-    """Errors of a program without docker's last line, which would be told as their reason."""
+    """Remove docker's hint, which would otherwise be reported as the reason."""
     return re.sub(r"^(See|Run) 'docker run --help'.*$", "", errors, flags=re.MULTILINE).rstrip()
 
 
 def local_containers(image: str | None) -> Containers | None:
-    """Containers for the programs of an image, where this machine is to run them so; else None."""
+    """Return containers for an image if `sluice run --containers` asks for them, else None."""
     engine = os.environ.get(ENGINE)
     return Containers(engine, image) if engine and image else None
 
 
-def _is_ours(name: str) -> bool:
-    """A variable that no user sets. Not the mark: what carries it is killed, the container's
-    processes, and the engine's own shall clear away behind them.
+def _is_internal(name: str) -> bool:
+    """True for a variable that sluice sets, other than the mark.
+
+    The engine must not carry the mark: the reaper kills all processes that do, and the engine has
+    to remove the container afterwards.
     """
     return name in OURS or (name.startswith("SLUICE_") and name != orphan_reaper.MARK)
 
 
 def container_name(directory: str) -> str:
-    """The name of the container of an episode's directory."""
-    at = Path(directory)
-    return f"{at.parent.name}.{at.name}"
+    """Return the name of the container for an episode's directory."""
+    path = Path(directory)
+    return f"{path.parent.name}.{path.name}"

@@ -1,6 +1,4 @@
-"""The directory of a worker's episodes, and the process that ends their programs if the worker is
-killed.
-"""
+"""The directories of a worker's episodes, and the process that cleans up after a killed worker."""
 
 from __future__ import annotations
 
@@ -17,20 +15,31 @@ from sluice_rollout import failures
 from sluice_rollout.environments import inputs, orphan_reaper
 
 PREFIX = "sluice-episodes-"
-_FILES_OF_AN_EPISODE = 8
-"""Descriptors: pipes of its program, its connections to the gateway, and theirs to the engine."""
+# Descriptors: pipes of the program, its connections to the gateway, and theirs to the engine.
+_FILES_PER_EPISODE = 8
 _OTHER_FILES = 1024
 _END_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def open_root(programs: int, engine: str | None = None) -> Iterator[str]:
-    """A directory of this worker's own. Directories of workers that were killed are removed first,
-    programs end with this one's end. programs: that run side by side. engine: of their containers.
+    """Make the directory for a worker's episodes, and remove those of workers that were killed.
+
+    All programs end when the context ends, or when the worker is killed.
+
+    Parameters
+    ----------
+    programs
+        Number of programs that run at once.
+    engine
+        Container engine of the programs, or None.
+
     """
-    if inputs.POD not in os.environ:  # `sluice run` has to find its processes by their variables
-        hide()  # the job's token is in this process's environment
-    open_files.raise_limit(_FILES_OF_AN_EPISODE * programs + _OTHER_FILES)
+    # `sluice run` has to find this process by its variables; elsewhere hide them: they contain the
+    # job's token.
+    if inputs.POD not in os.environ:
+        hide()
+    open_files.raise_limit(_FILES_PER_EPISODE * programs + _OTHER_FILES)
     with home.new(PREFIX) as directory:
         guard = subprocess.Popen(
             [
@@ -56,13 +65,13 @@ def _end(directory: str, engine: str | None) -> None:
         if engine:
             orphan_reaper.end_containers(engine, directory)
     except orphan_reaper.SurvivorError as error:
-        logs.get().error("programs outlive their worker", error=str(error))
+        logs.get().error("programs have not ended with their worker", error=str(error))
 
 
 def remove(directory: str) -> None:
     """Remove the directory of a program that has ended."""
     try:
-        with contextlib.suppress(FileNotFoundError):  # the worker has ended meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the worker has removed it already
             tree.remove(directory)
     except OSError as error:  # the next worker tries again
         failures.LOG.note("the directory of an episode cannot be removed", error)

@@ -1,4 +1,4 @@
-"""The end of a program that has played: what its sample takes from it."""
+"""Applies the end of a program, and the result that it left, to the episode's sample."""
 
 from __future__ import annotations
 
@@ -15,43 +15,67 @@ from sluice_rollout.gateway.interfaces.errors import too_long
 async def finish(
     episode: Episode, ended: ProgramExit, judge: Callable[[], Awaitable[None]]
 ) -> None:
-    """Give the sample what is said of it.
+    """Finish an episode whose program has ended.
 
-    judge: gives it the program's result, or the verifier's. Raises PlayFailedError where the
-    program failed, GatewayError where it did because its history was too long.
+    Parameters
+    ----------
+    episode
+        The episode.
+    ended
+        The end of the program.
+    judge
+        Applies the result of the program or of the verifier to the episode.
+
+    Raises
+    ------
+    PlayFailedError
+        The program failed.
+    GatewayError
+        The program failed because its history was too long.
+
     """
     full = bool(ended.status) and episode.gateway.is_full()
     if ended.status and not full:
         raise PlayFailedError("status", ended.failure)
     await judge()
     if full:
-        raise too_long("the program ended at a history that does not fit")
+        raise too_long("the program ended because its history does not fit")
 
 
 def apply_result(
     episode: Episode, read: Callable[[], Result], reason: str = "result", who: str = ""
 ) -> None:
-    """Give the sample what a result says. Raises PlayFailedError.
+    """Apply a result to the episode. Raises PlayFailedError if it is invalid.
 
-    read: reads it. reason: for metrics. who: left it, where that was not the program itself.
+    Parameters
+    ----------
+    episode
+        The episode.
+    read
+        Reads the result.
+    reason
+        Reason of a failure, for metrics.
+    who
+        Author of the result in messages, if it is not the program.
+
     """
     left = f"{who} left a result that cannot be read:".lstrip()
     try:
-        told = read()
-        if told.reward is not None:
-            episode.reward(told.reward)
-        for seat, reward in told.rewards.items():
+        result = read()
+        if result.reward is not None:
+            episode.reward(result.reward)
+        for seat, reward in result.rewards.items():
             episode.reward(reward, seat=seat)
-        _reward_turns(episode, told)
+        _reward_turns(episode, result)
     except (ResultError, ValueError) as error:
         raise PlayFailedError(reason, f"{left} {error}") from error
     except RewardError as error:
         raise PlayFailedError(reason, f"{left} {RESULT}: {error}") from error
-    episode.metadata.update(told.metadata)
+    episode.metadata.update(result.metadata)
 
 
-def _reward_turns(episode: Episode, told: Result) -> None:
-    for seat, rewards in told.turn_rewards.items():
+def _reward_turns(episode: Episode, result: Result) -> None:
+    for seat, rewards in result.turn_rewards.items():
         for turn, reward in enumerate(rewards):
             try:
                 episode.turn_reward(reward, seat=seat, turn=turn)

@@ -1,28 +1,30 @@
-"""An interpreter that loads once what episodes share, and forks a child for each of them.
+"""An interpreter that loads once what episodes share, and forks a child for each episode.
 
     python fork_server.py MODULE CONFIG
 
 MODULE is the path of a play module. It has two functions:
 
-    load(config)   what all episodes share (imports, an environment), from CONFIG, an object of JSON
-    play(loaded)   plays one episode: the one whose row.json lies in the working directory, with its
-                   variables in os.environ. It leaves result.json there; a SystemExit with a text
-                   says why it failed
+    load(config)   loads what all episodes share (imports, an environment) from CONFIG, a JSON
+                   object
+    play(loaded)   plays the episode of the working directory's row.json, with the episode's
+                   variables in os.environ, and writes result.json. If it fails, it raises
+                   SystemExit with the reason
 
-As a program, `python MODULE play CONFIG`, it does one after the other: so is it started for each
-episode where what is loaded cannot be shared (`reason_not_to_fork`).
+`python MODULE play CONFIG` does both. Episodes are played so if what the module loads cannot be
+shared (`reason_not_to_fork`).
 
-Standard input is a socket of whole messages, JSON, to the worker (forking.py):
+Standard input is a socket of whole JSON messages to the worker (fork_server_process.py):
 
-    to it     {"ready": REASON}             "": it can be forked; else why not, and it ends
-    from it   {"play": N}                   beside three descriptors: the request, {directory,
+    to it     {"ready": REASON}             "" if it can be forked. Otherwise the reason; the
+                                            interpreter then ends
+    from it   {"play": N}                   with three descriptors: the request, {directory,
                                             variables} as JSON, and the child's two outputs
     from it   {"end": N}                    kill that child
     to it     {"forked": N, "pid": P}
-    to it     {"ended": N, "status": S}     as subprocess has it; or {"error": why there is none}
+    to it     {"ended": N, "status": S}     S as in subprocess; or {"error": why no child started}
 
-It ends with its other side, and its children with it. Standard library only: it runs in an
-interpreter that need not have sluice.
+When the other side closes the socket, the interpreter and its children end. It uses the standard
+library only, because it runs in an interpreter that may not have sluice.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+# The variable by which a worker finds all processes of an episode (orphan_reaper.py).
 MARK = "SLUICE_EPISODE"
-"""The variable by which a worker finds all processes of an episode (orphan_reaper.py)."""
+# Modules with a random generator that children would share; `seed()` gives it a new state.
 _SEEDED = ("random", "numpy.random", "torch")
-"""Modules with a generator that children would share, and a function `seed` that draws anew."""
 _HARMLESS = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _MESSAGE_BYTES = 4096
 _SETTLE_SECONDS = 1.0
@@ -58,9 +60,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessMark:
-    """The place where /proc shows this process's MARK to others: the memory of the variables that
-    it was started with. A child writes its own episode's directory there, and is then found by it
-    as if it had been started with it; so is whatever it forks.
+    """The place in memory from which /proc shows this process's MARK to other processes.
+
+    /proc shows the memory of the variables with which a process was started. A child writes its
+    episode's directory there, and is then found as if it had been started with it, and so are the
+    processes that it forks.
     """
 
     def __init__(self) -> None:
@@ -69,21 +73,24 @@ class ProcessMark:
         block = b"\0" + ctypes.string_at(start, end - start)
         at = block.find(f"\0{MARK}=".encode())
         if at < 0:
-            raise OSError(f"its memory does not show the variable {MARK}")
-        self._address, self._room = start + at, block.index(b"\0", at + 1) - at - 1
+            raise OSError(f"this process's memory does not contain the variable {MARK}")
+        self._address, self._size = start + at, block.index(b"\0", at + 1) - at - 1
 
     def write(self, directory: str) -> None:
-        """Write it. Raises OSError where it does not fit, or others do not see it."""
+        """Set the mark. Raises OSError if it does not fit or /proc does not show it."""
         text = f"{MARK}={directory}".encode()
-        if len(text) > self._room:
-            raise OSError(f"{directory}: a path longer than {self._room} bytes")
-        ctypes.memmove(self._address, text.ljust(self._room, b"\0"), self._room)
+        if len(text) > self._size:
+            raise OSError(f"{directory}: a path longer than {self._size} bytes")
+        ctypes.memmove(self._address, text.ljust(self._size, b"\0"), self._size)
         if text not in Path("/proc/self/environ").read_bytes().split(b"\0"):
             raise OSError(f"/proc/self/environ does not show {directory}")
 
 
 class ForkServer:
-    """The loop of the interpreter. play: plays the episode of the working directory."""
+    """The main loop of the interpreter.
+
+    `play` plays the episode of the working directory.
+    """
 
     def __init__(self, channel: socket.socket, mark: ProcessMark, play: Callable[[], None]) -> None:
         self._channel, self._mark, self._play = channel, mark, play
@@ -91,15 +98,15 @@ class ForkServer:
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Until the other side is gone."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without one nothing is written to _wake
+        """Handle messages until the other side closes the socket."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, _wake stays silent
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        news = select.poll()
-        news.register(self._channel, select.POLLIN)
-        news.register(self._woken, select.POLLIN)
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         try:
             while True:
-                ready = {descriptor for descriptor, _ in news.poll()}
+                ready = {descriptor for descriptor, _ in poll.poll()}
                 if self._woken in ready:
                     os.read(self._woken, 4096)
                     self._reap()
@@ -110,7 +117,7 @@ class ForkServer:
                 _kill(pid)
 
     def _handle_message(self) -> bool:
-        """Do what one message says. False: there will be none any more."""
+        """Handle one message. Returns False if the other side has closed the socket."""
         text, descriptors, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 3)
         if not text:
             return False
@@ -138,14 +145,14 @@ class ForkServer:
                 os.close(descriptor)
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # there is none any more
+        with contextlib.suppress(ChildProcessError):  # no child is left
             while dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                _kill(dead.si_pid)  # its group, while the number cannot be another's
-                _, status = os.waitpid(dead.si_pid, 0)
+                _kill(dead.si_pid)  # and its group, while the pid cannot be reused
+                _, wait_status = os.waitpid(dead.si_pid, 0)
                 for number in [n for n, pid in self._pids.items() if pid == dead.si_pid]:
                     del self._pids[number]
-                    told = {"ended": number, "status": os.waitstatus_to_exitcode(status)}
-                    send(self._channel, told)
+                    status = os.waitstatus_to_exitcode(wait_status)
+                    send(self._channel, {"ended": number, "status": status})
 
     def _run_child(self, request: int, out: int, err: int) -> NoReturn:
         parent, code = os.getppid(), 1
@@ -159,7 +166,7 @@ class ForkServer:
             self._channel.close()
             for descriptor in (out, err, self._woken, self._wake):
                 os.close(descriptor)
-            if os.getppid() != parent:  # it died before we would have died with it
+            if os.getppid() != parent:  # the parent died before prctl took effect
                 os._exit(1)
             with open(request, "rb") as opened:
                 self._become_episode(json.load(opened))
@@ -170,20 +177,20 @@ class ForkServer:
             os._exit(code)
 
     def _become_episode(self, request: dict[str, Any]) -> None:
-        """Become the process of the episode that was asked for."""
+        """Become the process of the requested episode."""
         self._mark.write(request["directory"])
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["variables"])
-        tempfile.tempdir = None  # TMPDIR is another
+        tempfile.tempdir = None  # TMPDIR has changed
         for name in _SEEDED:
             if module := sys.modules.get(name):
                 module.seed()
-        atexit._clear()  # what was registered while loading is the parent's to do
+        atexit._clear()  # handlers registered while loading belong to the parent
 
 
 def _outcome(play: Callable[[], None]) -> int:
-    """The exit status of a program that does this; it ends as every Python does."""
+    """Play, then end as Python does. Returns the exit status."""
     code = 0
     try:
         play()
@@ -204,7 +211,7 @@ def _outcome(play: Callable[[], None]) -> int:
 
 
 def _kill(pid: int) -> None:
-    """Kill a child, and its group where it has one by now."""
+    """Kill a child, and its group if it has one already."""
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
@@ -216,21 +223,22 @@ def send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def descriptors() -> dict[int, str]:
-    """This process's open descriptors, and what they are of."""
-    at = Path("/proc/self/fd")
+    """Return this process's open descriptors, and the file of each."""
+    folder = Path("/proc/self/fd")
     opened = {}
-    for name in os.listdir(at):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            opened[int(name)] = os.readlink(at / name)
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            opened[int(name)] = os.readlink(folder / name)
     return opened
 
 
 def reason_not_to_fork(before: dict[int, str]) -> str:
-    """Reasons, in words, why children of this process would share what cannot be shared; "" where
-    there are none. before: its descriptors before it has loaded anything.
+    """Say why this process cannot be forked: threads, processes or open files. "" if it can be.
+
+    `before` holds the descriptors that were open before the play module was loaded.
     """
     threads, end = os.listdir("/proc/self/task"), time.monotonic() + _SETTLE_SECONDS
-    while len(threads) > 1 and time.monotonic() < end:  # one that has been joined may linger
+    while len(threads) > 1 and time.monotonic() < end:  # a joined thread may still be listed
         time.sleep(0.01)
         threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
@@ -244,7 +252,7 @@ def reason_not_to_fork(before: dict[int, str]) -> str:
 
 
 def _module(path: str) -> Any:
-    """The play module, under its own name."""
+    """Import the play module under its own name."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec
     assert spec.loader
@@ -254,11 +262,11 @@ def _module(path: str) -> Any:
 
 
 def main(path: str, config: str) -> None:
-    """Load, and serve. What packages print as they load goes to standard error."""
+    """Load the play module and serve. Output of packages while they load goes to standard error."""
     channel = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     sys.argv = [path]
     mark, before = ProcessMark(), descriptors()
     with contextlib.redirect_stdout(sys.stderr):
@@ -269,7 +277,7 @@ def main(path: str, config: str) -> None:
     send(channel, {"ready": reason})
     if not reason:
         gc.collect()
-        gc.freeze()  # a collection in a child would copy every page
+        gc.freeze()  # or a collection in a child would copy every page
         ForkServer(channel, mark, lambda: module.play(loaded)).serve()
 
 

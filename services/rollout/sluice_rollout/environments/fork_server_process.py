@@ -1,4 +1,4 @@
-"""An interpreter that episodes are forked from, as its worker has it: fork_server.py runs there."""
+"""The worker's handle on a fork server, whose interpreter runs fork_server.py."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ _MESSAGE_BYTES = 4096
 
 
 class ForkServerLostError(EngineError):
-    """The interpreter that episodes are forked from has died, or cannot be started. That is no
-    fault of an episode's: its group is played again.
+    """The fork server has died, or cannot be started.
+
+    This is not an episode's fault, so its group is played again.
     """
 
 
 class ForkServerProcess(ChildProcess):
-    """An interpreter that is running. directory: its own. ready: "" once it has loaded; or why it
-    cannot be forked; cancelled where it ends before that. lost: it has ended, or is to.
+    """A fork server that is running.
+
+    Attributes
+    ----------
+    directory
+        The fork server's working directory.
+    ready
+        "" once the play module has loaded, or the reason why it cannot be forked. Cancelled if the
+        process ends before that.
+    lost
+        True if the process has ended or was killed.
+
     """
 
     def __init__(self, directory: str, channel: socket.socket) -> None:
@@ -48,15 +59,15 @@ class ForkServerProcess(ChildProcess):
     async def start(
         cls, words: Sequence[str], directory: str, variables: Mapping[str, str]
     ) -> ForkServerProcess:
-        """Start it in this directory. Raises OSError."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Start a fork server in a directory. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with its:
+        with theirs:
             try:
                 _, server = await asyncio.get_running_loop().subprocess_exec(
                     lambda: cls(directory, ours),
                     *words,
-                    stdin=its.fileno(),
+                    stdin=theirs.fileno(),
                     cwd=directory,
                     env=variables,
                     start_new_session=True,
@@ -64,8 +75,8 @@ class ForkServerProcess(ChildProcess):
             except BaseException:
                 ours.close()
                 raise
-        if not server.lost:  # it may have said all that it has to say, and ended
-            asyncio.get_running_loop().add_reader(ours, server._hear)
+        if not server.lost:  # it may have ended already
+            asyncio.get_running_loop().add_reader(ours, server._receive)
         return server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,31 +85,31 @@ class ForkServerProcess(ChildProcess):
 
     def process_exited(self) -> None:
         super().process_exited()
-        self._hear()  # what it has said last
-        self._lose()
+        self._receive()  # its last messages
+        self._mark_lost()
 
     def kill(self) -> None:
-        """End it. Episodes that it has under way are lost with it."""
-        self._lose()
+        """Kill the process. Its running episodes are lost."""
+        self._mark_lost()
         if not self.exited.is_set():
             assert self._transport
-            # Not the transport's kill: it may take the status away from the one who waits for it.
+            # transport.kill() may take the exit status away from the code that waits for it.
             process.kill_group(self._transport.get_pid())
 
-    def _lose(self) -> None:
+    def _mark_lost(self) -> None:
         if self.lost:
             return
         self.lost = True
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._channel)
         self._channel.close()
-        loop.call_later(_GRACE_SECONDS, self.kill)  # by itself it ends with a status
+        loop.call_later(_GRACE_SECONDS, self.kill)  # it ends by itself, with a status
         if not self.ready.done():
             self.ready.cancel()
         for child in self._children.values():
             if not child.done():
-                child.set_exception(ForkServerLostError("the interpreter of its episode has died"))
-                child.exception()  # one that nobody waits for any more may go without a word
+                child.set_exception(ForkServerLostError("the fork server of the episode has died"))
+                child.exception()  # retrieved, so that asyncio does not warn about it
 
     async def end(self) -> ProgramExit:
         """Wait until the process and all that it has started have ended.
@@ -109,7 +120,7 @@ class ForkServerProcess(ChildProcess):
             async with asyncio.timeout(_END_SECONDS):
                 await self.exited.wait()
         except TimeoutError:
-            raise ForkServerLostError("the interpreter of episodes does not end") from None
+            raise ForkServerLostError("the fork server does not end") from None
         await asyncio.to_thread(orphan_reaper.end_processes, self.directory)
         assert self._transport
         ended = await self.ended(self._transport)
@@ -117,11 +128,19 @@ class ForkServerProcess(ChildProcess):
         return ended
 
     async def run(self, directory: str, variables: Mapping[str, str]) -> ProgramExit:
-        """Play an episode in a child, until that ends or this is cancelled; and end what the child
-        has started.
+        """Play an episode in a child until the child ends or this task is cancelled.
 
-        Raises OSError where it cannot be forked, ForkServerLostError, and SurvivorError where
-        something does not end.
+        All processes that the child has started are ended as well.
+
+        Raises
+        ------
+        OSError
+            The child cannot be forked.
+        ForkServerLostError
+            The fork server has died.
+        SurvivorError
+            A process of the episode does not end.
+
         """
         async with OutputPipe.open() as out, OutputPipe.open() as err:
             number = next(self._numbers)
@@ -131,7 +150,7 @@ class ForkServerProcess(ChildProcess):
                     await self._send({"play": number}, [request, out.end, err.end])
                 for output in (out, err):
                     output.hand_over()
-                status = await asyncio.shield(ended)  # `_end` waits for it, too
+                status = await asyncio.shield(ended)  # `_end` waits for it as well
             finally:
                 await asyncio.shield(self._end(number, directory))
             await process.wait_closed(out.closed, err.closed)
@@ -148,7 +167,7 @@ class ForkServerProcess(ChildProcess):
             self.kill()  # it hangs
         del self._children[number]
         if group := self._groups.pop(number, None):
-            process.kill_group(group)  # the server died before it could
+            process.kill_group(group)  # the fork server died before it could
         await asyncio.to_thread(orphan_reaper.end_processes, directory)
 
     async def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -158,13 +177,13 @@ class ForkServerProcess(ChildProcess):
             except BlockingIOError:
                 await asyncio.sleep(_FULL_SECONDS)
             except ConnectionError:
-                self._lose()
+                self._mark_lost()
             else:
                 return
-        raise ForkServerLostError("the interpreter that episodes are forked from has died")
+        raise ForkServerLostError("the fork server has died")
 
-    def _hear(self) -> None:
-        """Take the messages that have come."""
+    def _receive(self) -> None:
+        """Handle the messages that have arrived."""
         with contextlib.suppress(BlockingIOError):
             while not self.lost:
                 try:
@@ -172,11 +191,11 @@ class ForkServerProcess(ChildProcess):
                 except ConnectionError:
                     text = b""
                 if not text:
-                    self._lose()
+                    self._mark_lost()
                 else:
-                    self._take(json.loads(text))
+                    self._handle(json.loads(text))
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "ready" in message:
             self.ready.set_result(message["ready"])
             return
@@ -195,8 +214,9 @@ class ForkServerProcess(ChildProcess):
 
 @contextlib.contextmanager
 def _request(directory: str, variables: Mapping[str, str]) -> Iterator[int]:
-    """A descriptor to read what a child has to know. Its parent never does: the keys of an episode
-    are in no other's memory.
+    """Open a descriptor with a child's request.
+
+    Only the child reads it, so an episode's keys are never in the memory of the fork server.
     """
     descriptor = os.memfd_create("episode")
     try:

@@ -1,7 +1,7 @@
-"""Plays episodes in children of one interpreter, which has loaded what they share.
+"""Starts the fork server of a job, and starts it again when it has died.
 
-It knows nothing of what is loaded: that is a play module's, which another interpreter imports
-(fork_server.py says what it has).
+The fork server loads a play module, in the interpreter that the job names (fork_server.py describes
+such modules).
 """
 
 from __future__ import annotations
@@ -22,26 +22,37 @@ from sluice_rollout.environments import process as programs
 from sluice_rollout.environments.fork_server_process import ForkServerLostError, ForkServerProcess
 from sluice_rollout.environments.process import ProgramExit
 
+# Runs a program in an episode's directory with the episode's variables, as process.run does.
 Run = Callable[[str, Mapping[str, str]], Awaitable[ProgramExit]]
-"""Runs a program in an episode's directory, with these variables, as process.run does."""
 LOAD_SECONDS = 300.0
 _PROGRAM = Path(__file__).with_name("fork_server.py")
+# Follows the fork server's directory in its mark, so that a child's longer directory fits.
 _PADDING = "/" * 128
-"""Behind the process's directory in its own mark: a child's directory is written in its place."""
 _LONGEST_PAUSE = 60.0
 
 
 def pause(deaths: int) -> float:
-    """Seconds to wait before an interpreter is started that died so often in a row."""
+    """Return the seconds to wait before a restart, after a number of deaths in a row."""
     return min(2.0 ** (deaths - 2), _LONGEST_PAUSE) if deaths > 1 else 0.0
 
 
 @dataclass(slots=True)
 class ForkServerSupervisor:
-    """The interpreter of a job's episodes, which is started anew where it has died.
+    """Keeps the fork server of a job running.
 
-    name: for messages. python: the interpreter. module: the play module. config: for it, as JSON.
-    variables: of every episode, and of the interpreter.
+    Parameters
+    ----------
+    name
+        Name of the environment in messages.
+    python
+        The interpreter.
+    module
+        Path of the play module.
+    config
+        Configuration of the play module, as JSON.
+    variables
+        Environment variables of every episode and of the fork server.
+
     """
 
     name: str
@@ -55,15 +66,25 @@ class ForkServerSupervisor:
 
     @property
     def single_episode_command(self) -> list[str]:
-        """The words that play one episode in an interpreter of its own."""
-        # -P: what lies beside the module has the names of other modules.
+        """The command that plays one episode without the fork server."""
+        # -P: modules in the script's folder must not shadow others.
         return [self.python, "-P", str(self.module), "play", self.config]
 
     async def ready(self, root: str) -> Run:
-        """The way to play an episode: as a child of the interpreter; or, where that cannot be
-        forked, in an interpreter of its own. root: the directory of the worker's episodes.
+        """Start the fork server if necessary, and return the function that plays an episode.
 
-        Raises ForkServerLostError where it cannot be loaded.
+        If the play module cannot be forked, the function starts an interpreter for each episode.
+
+        Parameters
+        ----------
+        root
+            The directory of the worker's episodes.
+
+        Raises
+        ------
+        ForkServerLostError
+            The play module cannot be loaded.
+
         """
         task = self._starting
         if task is None or (task.done() and (task.cancelled() or task.exception() or self._lost)):
@@ -76,7 +97,7 @@ class ForkServerSupervisor:
         return self._process is not None and self._process.lost
 
     def close(self) -> None:
-        """End it."""
+        """End the fork server."""
         if self._starting:
             self._starting.cancel()
         if self._process:
@@ -87,7 +108,7 @@ class ForkServerSupervisor:
             self._deaths = 1 + self._deaths * (time.monotonic() - before.started < _LONGEST_PAUSE)
             seconds = pause(self._deaths)
             logs.get().warning(
-                "the interpreter that episodes are forked from has died; it is started anew",
+                "the fork server has died and is started again",
                 environment=self.name, how=(await before.end()).how, after_seconds=seconds,
             )  # fmt: skip
             await asyncio.sleep(seconds)
@@ -104,7 +125,7 @@ class ForkServerSupervisor:
         if not (reason := process.ready.result()):
             return process.run
         logs.get().warning(
-            "each episode starts an interpreter: what it loads cannot be shared",
+            "the environment cannot be forked, so each episode starts an interpreter",
             environment=self.name, reason=reason,
         )  # fmt: skip
         process.kill()

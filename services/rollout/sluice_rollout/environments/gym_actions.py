@@ -1,6 +1,9 @@
-"""Answers of a model, as actions of an environment of Gymnasium's interface. Pure; the standard
-library alone, since it runs in the environment's interpreter. Spaces are known by the names of
-their classes: what has the same interface may have spaces of its own.
+"""Reads a model's answers as actions of an environment with Gymnasium's interface.
+
+Spaces are recognised by the names of their classes, because an environment with the same interface
+may have space classes other than gymnasium's.
+
+Pure. It uses the standard library only, because it runs in the environment's interpreter.
 """
 
 from __future__ import annotations
@@ -11,54 +14,69 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-_MAX_NUMBERS = 64
-"""Numbers of an action."""
+_MAX_NUMBERS = 64  # of an action
+# Spaces of arrays, and what the arrays contain.
 _NUMBERS = {"MultiDiscrete": "integer", "MultiBinary": "number", "Box": "number"}
-"""Spaces of arrays, and what is in them."""
 
 
 class SpaceError(Exception):
-    """A space whose actions no text becomes, or names that are not its. The message says which."""
+    """A space whose actions cannot be written as text, or wrong names of actions."""
 
 
 class ActionError(ValueError):
-    """An answer that is no action. The message is for the model."""
+    """An answer that is not an action. The message is for the model."""
 
 
 class Actions(Protocol):
-    """Reads a model's answers. words: what the model is told of them, "" for nothing."""
+    """Reads a model's answers as actions."""
 
     @property
-    def words(self) -> str: ...
+    def description(self) -> str:
+        """Description of the actions for the model; may be empty."""
 
     def parse(self, answer: str) -> Any:
-        """The action in an answer, without the thoughts before it. Raises ActionError."""
+        """Read the action in an answer, ignoring the thoughts before it. Raises ActionError."""
 
 
 def actions_of(space: Any, names: Sequence[str] | None) -> Actions:
-    """The actions of a space of gymnasium's; None: of an environment that has none, whose actions
-    are texts. names: of a discrete space's actions, in their order. Raises SpaceError.
+    """Choose how answers are read as actions of a space.
+
+    Parameters
+    ----------
+    space
+        An action space of gymnasium. None: the environment has no space, and actions are texts.
+    names
+        Names of a discrete space's actions, in order, or None.
+
+    Raises
+    ------
+    SpaceError
+        The space cannot be written as text, or the names do not match it.
+
     """
     kind = _kind(space)
     if kind == "Discrete":
         return _choice(space, names)
     if names is not None:
-        raise SpaceError(f"names are of a Discrete space; this environment has {_describe(space)}")
+        raise SpaceError(f"names require a Discrete space; this environment has {_describe(space)}")
     if kind in ("", "Text"):
         return TextActions(space)
     layout, size = _layout(space)
     if size > _MAX_NUMBERS:
-        raise SpaceError(f"{_describe(space)} has {size} numbers, which no model writes one by one")
+        raise SpaceError(
+            f"{_describe(space)} has {size} numbers, which are too many for a model to write"
+        )
     return JsonActions(space, f"JSON: {layout}")
 
 
 class TextActions(NamedTuple):
-    """Actions that are texts. space: which; None where the environment does not say."""
+    """Actions that are texts."""
 
-    space: Any
-    words: str = ""
+    space: Any  # None: any text
+    description: str = ""
 
     def parse(self, answer: str) -> str:
+        """Return the answer's text. Raises ActionError if the space does not contain it."""
         text = _without_thoughts(answer)
         if self.space is not None and not self.space.contains(text):
             raise ActionError(f"expected a text of {_describe(self.space)}")
@@ -66,16 +84,14 @@ class TextActions(NamedTuple):
 
 
 class ChoiceActions(NamedTuple):
-    """Actions of a discrete space: the last one that an answer mentions, as a word of its own.
+    """Actions of a discrete space: the last whole word of an answer that names one."""
 
-    numbers: by name, in lower case. pattern: finds what may be one.
-    """
-
-    numbers: dict[str, int]
-    pattern: str
-    words: str
+    numbers: dict[str, int]  # by name in lower case
+    pattern: str  # matches names
+    description: str
 
     def parse(self, answer: str) -> int:
+        """Return the number of the last action in the answer. Raises ActionError."""
         # 1 is not mentioned in 1.5, in 21, in x1 or in -1.
         whole = rf"(?<![\w.-])(?:{self.pattern})(?!\w|\.\d)"
         mentioned = [
@@ -84,17 +100,18 @@ class ChoiceActions(NamedTuple):
             if name in self.numbers
         ]
         if not mentioned:
-            raise ActionError(f"expected {self.words}")
+            raise ActionError(f"expected {self.description}")
         return mentioned[-1]
 
 
 class JsonActions(NamedTuple):
-    """Actions that a model writes as JSON: the last value in an answer that is one."""
+    """Actions that a model writes as JSON: the last JSON value of an answer that fits the space."""
 
     space: Any
-    words: str
+    description: str
 
     def parse(self, answer: str) -> Any:
+        """Return the last JSON value that fits the space. Raises ActionError."""
         for value in reversed(list(_values(_without_thoughts(answer)))):
             try:
                 action = _convert(self.space, value)
@@ -102,7 +119,7 @@ class JsonActions(NamedTuple):
                 continue
             if self.space.contains(action):
                 return action
-        raise ActionError(f"expected {self.words}")
+        raise ActionError(f"expected {self.description}")
 
 
 def _without_thoughts(answer: str) -> str:
@@ -110,10 +127,10 @@ def _without_thoughts(answer: str) -> str:
 
 
 def _kind(space: Any) -> str:
-    """The name of gymnasium's class that a space is of."""
-    known = ("Discrete", "Text", "Tuple", "Dict", *_NUMBERS)
-    names = [one.__name__ for one in type(space).__mro__]
-    return "" if space is None else next((name for name in names if name in known), "other")
+    """Return the name of gymnasium's class of a space: "" for None, "other" for unknown classes."""
+    kinds = ("Discrete", "Text", "Tuple", "Dict", *_NUMBERS)
+    names = [base.__name__ for base in type(space).__mro__]
+    return "" if space is None else next((name for name in names if name in kinds), "other")
 
 
 def _describe(space: Any) -> str:
@@ -126,7 +143,7 @@ def _choice(space: Any, names: Sequence[str] | None) -> ChoiceActions:
     if names is None:
         numbers = {str(number): number for number in range(start, start + size)}
         return ChoiceActions(numbers, r"-?\d+", _integer(space))
-    numbers = {name.strip().lower(): start + place for place, name in enumerate(names)}
+    numbers = {name.strip().lower(): start + index for index, name in enumerate(names)}
     if len(names) != size or len(numbers) != size or "" in numbers:
         raise SpaceError(
             f"expected {size} different names, one for each action of {_describe(space)}, found "
@@ -143,7 +160,7 @@ def _integer(space: Any) -> str:
 
 
 def _layout(space: Any) -> tuple[str, int]:
-    """JSON of a space in words, and how many values have to be filled in. Raises SpaceError."""
+    """Describe the JSON of a space's actions, and count its values. Raises SpaceError."""
     kind = _kind(space)
     if kind == "Discrete":
         return _integer(space), 1
@@ -151,15 +168,15 @@ def _layout(space: Any) -> tuple[str, int]:
         return "a text", 1
     if kind in _NUMBERS:
         size = _product(space.shape)
-        what = f"a list of {' x '.join(map(str, space.shape))} {_NUMBERS[kind]}s"
+        text = f"a list of {' x '.join(map(str, space.shape))} {_NUMBERS[kind]}s"
         if size == 1:
-            what = f"a list of one {_NUMBERS[kind]}" if space.shape else f"a {_NUMBERS[kind]}"
-        return what + (_limits(space) if size <= _MAX_NUMBERS else ""), size
+            text = f"a list of one {_NUMBERS[kind]}" if space.shape else f"a {_NUMBERS[kind]}"
+        return text + (_limits(space) if size <= _MAX_NUMBERS else ""), size
     if kind not in ("Tuple", "Dict"):
         raise SpaceError(f"a model's text cannot become an action of {_describe(space)}")
     inner = space.spaces if kind == "Dict" else dict(enumerate(space.spaces))
-    parts = {name: _layout(one) for name, one in inner.items()}
-    size = sum(of_part for _, of_part in parts.values())
+    parts = {name: _layout(part) for name, part in inner.items()}
+    size = sum(part_size for _, part_size in parts.values())
     if kind == "Tuple":
         return f"a list of: {'; '.join(text for text, _ in parts.values())}", size
     fields = "; ".join(f"{json.dumps(name)}: {text}" for name, (text, _) in parts.items())
@@ -182,7 +199,7 @@ def _limits(space: Any) -> str:
 
 
 def _bound(bound: Any) -> str:
-    """One number where all of an array are the same."""
+    """Format an array, as one number if all its numbers are equal."""
     texts = [f"{number:g}" for number in bound.ravel().tolist()]
     return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"
 
@@ -195,16 +212,14 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The JSON values of a text: its lists and objects, those within others left out; else the
-    whole of it.
-    """
-    decoder, place, empty = json.JSONDecoder(), 0, True
-    while start := re.search(r"[\[{]", text[place:]):
-        place += start.start()
+    """Yield the outermost JSON lists and objects in a text, or the whole text as JSON."""
+    decoder, position, empty = json.JSONDecoder(), 0, True
+    while start := re.search(r"[\[{]", text[position:]):
+        position += start.start()
         try:
-            value, place = decoder.raw_decode(text, place)
+            value, position = decoder.raw_decode(text, position)
         except ValueError:
-            place += 1
+            position += 1
             continue
         empty = False
         yield value
@@ -216,18 +231,18 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _convert(space: Any, value: Any) -> Any:
-    """The value in the types of a space. Raises ValueError and the like where it cannot be."""
+    """Convert a JSON value to the types of a space. Raises ValueError or the like if it cannot."""
     kind = _kind(space)
     if kind == "Tuple":
-        return tuple(_convert(one, part) for one, part in zip(space.spaces, value, strict=True))
+        return tuple(_convert(inner, part) for inner, part in zip(space.spaces, value, strict=True))
     if kind == "Dict":
-        return {name: _convert(one, value[name]) for name, one in space.spaces.items()}
+        return {name: _convert(inner, value[name]) for name, inner in space.spaces.items()}
     if kind not in _NUMBERS:
         return value
-    import numpy  # what has such spaces has numpy
+    import numpy  # an environment with such spaces has numpy
 
     exact = numpy.asarray(value)
     action = exact.astype(space.dtype)
     if action.dtype.kind in "iu" and (exact != action).any():
-        raise ValueError("a number that is no integer")
+        raise ValueError("a number that is not an integer")
     return action

@@ -1,12 +1,12 @@
-"""Plays environments of Gymnasium's interface (github.com/Farama-Foundation/Gymnasium): `reset`
-with a seed, `step` with an action.
+"""Plays environments with Gymnasium's interface (github.com/Farama-Foundation/Gymnasium).
 
-    python gym_play.py play CONFIG     plays an episode for row.json; leaves result.json
+    python gym_play.py play CONFIG     plays an episode for row.json, and writes result.json
 
-CONFIG is `rollout.environment.gym`, as JSON. `load` and `play` are what a nursery (fork_server.py)
-calls to do that without a start of Python for each episode. This runs in an interpreter that has
-the environment, and need not have sluice: beside its neighbours it imports the standard library
-alone.
+CONFIG is `rollout.environment.gym` as JSON. A fork server (fork_server.py) calls `load` and `play`
+to do the same without starting Python for each episode.
+
+This runs in an interpreter that has the environment and may not have sluice. It imports the modules
+in its folder and the standard library only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 
 def _load_file(file: Path, name: str) -> ModuleType:
-    """The module of a file, whatever else is called so."""
+    """Import a file under a name, even if another module has that name."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -44,15 +44,13 @@ else:
         for name in ("gym_actions", "gym_text")
     )
 
-RESET = "reset"
-"""Key of a row's metadata: what the environment is reset with, a seed, say."""
+RESET = "reset"  # key of a row's metadata: options of the environment's reset, such as a seed
 _TOO_LONG = "context_length_exceeded"
-_MOST_SEEDS = 2**32
-"""numpy takes no larger one."""
+_MOST_SEEDS = 2**32  # numpy's limit
 
 
 class HistoryFullError(Exception):
-    """A request that does not fit any more."""
+    """The history does not fit the model's context."""
 
 
 class LoadedEnvironment(NamedTuple):
@@ -71,26 +69,27 @@ class LoadedEnvironment(NamedTuple):
 
 
 def load(config: dict[str, Any]) -> LoadedEnvironment:
-    """The environment of a configuration. Ends the program where there is none, or none that a
-    model can play.
+    """Make the environment of a configuration.
+
+    Ends the program if it cannot be made, or if a model cannot play it.
     """
     env = _environment(config)
     own = _user_object(config, env)
     show = getattr(own, "observation", None) or partial(_default_text, env)
-    act, words = getattr(own, "action", None), ""
+    act, description = getattr(own, "action", None), ""
     names = config.get("actions")
     if act is None:
         actions = _actions(env, names)
-        act, words = actions.parse, actions.words
+        act, description = actions.parse, actions.description
     elif names is not None:
-        raise SystemExit("gym.actions: function has an action() of its own: leave actions out")
-    loaded = LoadedEnvironment(env, show, act, words, config.get("maxTurns"))
+        raise SystemExit("gym.actions: the function has an action(): leave actions out")
+    loaded = LoadedEnvironment(env, show, act, description, config.get("maxTurns"))
     _check(loaded)
     return loaded
 
 
 def _environment(config: dict[str, Any]) -> Any:
-    """The environment. One that can draw itself as text does: its observation is a number then."""
+    """Make the environment, which draws itself as text (render_mode ansi) if it can."""
     args = config.get("args") or {}
     if config.get("make"):
         name, make = config["make"], _load_named("make", config["make"])
@@ -109,7 +108,7 @@ def _environment(config: dict[str, Any]) -> Any:
 
 
 def _user_object(config: dict[str, Any], env: Any) -> Any:
-    """The object of the user's function, for this environment; None without one."""
+    """Call the user's function, if there is one, for its observation() and action()."""
     if not config.get("function"):
         return None
     own = _load_named("function", config["function"])(env)
@@ -131,7 +130,7 @@ def _actions(env: Any, names: list[str] | None) -> gym_actions.Actions:
 
 
 def _load_named(field: str, dotted: str) -> Any:
-    """The user's class or function: package.module.name, package.module:name, file.py:name."""
+    """Load a class or function: package.module.name, package.module:name or file.py:name."""
     module, _, name = dotted.rpartition(":") if ":" in dotted else dotted.rpartition(".")
     return _callable(field, _import_module(field, module), name)
 
@@ -140,7 +139,7 @@ def _import_module(field: str, name: str) -> Any:
     try:
         if not name.endswith(".py"):
             return importlib.import_module(name)
-        sys.path.append(str(Path(name).resolve().parent))  # its neighbours
+        sys.path.append(str(Path(name).resolve().parent))  # so that it can import its neighbours
         return _load_file(Path(name), f"sluice_custom_{Path(name).stem}")
     except Exception as error:  # a module may raise anything
         raise SystemExit(
@@ -162,18 +161,19 @@ def _cause(error: BaseException) -> str:
 
 
 def _default_text(env: Any, observation: Any, info: dict[str, Any]) -> str:
-    """The environment's drawing where it makes one, else its observation; in what it says around
-    that (GEM's `prefix` and `suffix`).
+    """Return the environment's drawing or its observation as text.
+
+    The info's `prefix` and `suffix` surround it (a convention of GEM).
     """
     picture = env.render() if getattr(env, "render_mode", None) == "ansi" else None
     text = gym_text.drawn(picture) if isinstance(picture, str) else gym_text.shown(observation)
     around = [info.get(name) for name in ("prefix", "suffix")]
-    before, after = (one if isinstance(one, str) else "" for one in around)
+    before, after = (text if isinstance(text, str) else "" for text in around)
     return "\n".join(part.strip("\n") for part in (before, text, after) if part)
 
 
 def observation_text(loaded: LoadedEnvironment, observation: Any, info: dict[str, Any]) -> str:
-    """An observation as text. Ends the program where it has none."""
+    """Return an observation as text. Ends the program if that fails."""
     try:
         text = loaded.show(observation, info)
     except gym_text.NoTextError as error:
@@ -184,7 +184,7 @@ def observation_text(loaded: LoadedEnvironment, observation: Any, info: dict[str
 
 
 def _check(loaded: LoadedEnvironment) -> None:
-    """End the program where the environment cannot be reset, or shows what no text stands for."""
+    """End the program if the environment cannot be reset or its observation cannot be text."""
     try:
         observation, info = loaded.env.reset(seed=0)
     except Exception as error:  # an environment may raise anything
@@ -196,8 +196,9 @@ def _check(loaded: LoadedEnvironment) -> None:
 
 
 def play(loaded: LoadedEnvironment) -> None:
-    """Play for row.json, and leave result.json. A history that does not fit ends the program,
-    behind the rewards that there were until then.
+    """Play the episode of row.json, and write result.json.
+
+    If the history becomes too long, the rewards so far are written before the program fails.
     """
     row = json.loads(Path("row.json").read_text())
     rewards: list[float] = []
@@ -216,7 +217,7 @@ def play(loaded: LoadedEnvironment) -> None:
 def _play(
     loaded: LoadedEnvironment, row: dict[str, Any], rewards: list[float], metadata: dict[str, Any]
 ) -> None:
-    """Play until the environment ends, or maxTurns. rewards: one is added for each turn."""
+    """Play until the environment ends, or for maxTurns. Fills `rewards` and `metadata`."""
     env = loaded.env
     observation, info = env.reset(**reset_options(row))
     messages = opening(row, observation_text(loaded, observation, info), loaded.action_description)
@@ -228,40 +229,41 @@ def _play(
             action = loaded.act(answer.get("content") or "")
         except ValueError as error:
             metadata["refused"] += 1
-            words = f"error: {error}"
+            content = f"error: {error}"
         else:
             metadata["steps"] += 1
             observation, reward, terminated, truncated, info = env.step(action)
             metadata |= {"terminated": bool(terminated), "truncated": bool(truncated)}
-            words = "" if terminated or truncated else observation_text(loaded, observation, info)
+            content = "" if terminated or truncated else observation_text(loaded, observation, info)
         rewards.append(float(reward))
-        messages.append({"role": "user", "content": words})
+        messages.append({"role": "user", "content": content})
         if len(rewards) == loaded.max_turns and not metadata["terminated"]:
             metadata["truncated"] = True
 
 
 def reset_options(row: dict[str, Any]) -> dict[str, Any]:
-    """The options of reset. All samples of a prompt have the same seed, so that they play the same
-    and can be compared.
+    """Return the options of reset.
+
+    All samples of a prompt have the same seed, so that they can be compared.
     """
     return {"seed": row["group"] % _MOST_SEEDS, **(row["metadata"].get(RESET) or {})}
 
 
-def opening(row: dict[str, Any], observation: str, words: str) -> list[dict[str, Any]]:
-    """The first messages: the row's; the observation and the actions behind the user's words."""
+def opening(row: dict[str, Any], observation: str, description: str) -> list[dict[str, Any]]:
+    """Make the first messages: the row's, with observation and actions in the user's last one."""
     messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
     *before, last = messages
-    asked = last["content"] if last.get("role") == "user" else None
-    if not isinstance(asked, str):
-        asked, before, last = "", messages, {"role": "user"}
-    parts = [asked, observation, words and f"Answer with {words}."]
+    question = last["content"] if last.get("role") == "user" else None
+    if not isinstance(question, str):
+        question, before, last = "", messages, {"role": "user"}
+    parts = [question, observation, description and f"Answer with {description}."]
     return [*before, last | {"content": "\n\n".join(part for part in parts if part)}]
 
 
 def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The model's message. Raises HistoryFullError.
+    """Ask the model for its message. Raises HistoryFullError.
 
-    It has no limit of its own: the worker ends an episode that takes too long.
+    The request has no timeout, because the worker ends an episode that takes too long.
     """
     body = {"model": os.environ["SLUICE_MODEL"], "messages": messages}
     request = urllib.request.Request(  # noqa: S310 - the gateway's address
@@ -272,7 +274,9 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
             "Content-Type": "application/json",
         },
     )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # the gateway is on this machine
     try:
         with direct.open(request) as response:
             message = json.load(response)["choices"][0]["message"]
@@ -280,13 +284,13 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
         refusal = json.load(error)["error"]
         if refusal.get("code") == _TOO_LONG:
             raise HistoryFullError(refusal["message"]) from error
-        raise SystemExit(f"the gateway refuses: {refusal['message']}") from error
+        raise SystemExit(f"the gateway refuses the request: {refusal['message']}") from error
     return {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
 
 
-def main(what: str, config: str) -> None:
-    """Play. What environments print as they load goes to standard error."""
-    assert what == "play"
+def main(command: str, config: str) -> None:
+    """Play. Output of the environment while it loads goes to standard error."""
+    assert command == "play"
     with contextlib.redirect_stdout(sys.stderr):
         loaded = load(json.loads(config))
     play(loaded)

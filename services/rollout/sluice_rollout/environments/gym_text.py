@@ -1,5 +1,6 @@
-"""Observations of an environment of Gymnasium's interface, as a model reads them. Pure; the
-standard library alone, since it runs in the environment's interpreter.
+"""Writes observations of an environment with Gymnasium's interface as text for a model.
+
+Pure. It uses the standard library only, because it runs in the environment's interpreter.
 """
 
 from __future__ import annotations
@@ -9,36 +10,37 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+# An observation with more numbers is a picture, or of as little use to a model.
 MOST_NUMBERS = 512
-"""Of an observation. One with more is a picture, or as little use to a model as one."""
 _STYLE = re.compile(r"\x1b\[([\d;]*)m")
 _MARKS = {"background": "[{}]", "bold": "*{}*", "colour": "<{}>"}
 
 
 class NoTextError(Exception):
-    """An observation that no text stands for. The message says what it is."""
+    """An observation that cannot be written as text. The message says what it is."""
 
 
 def shown(observation: Any) -> str:
-    """An observation as the model reads it: a text as it is, a dict as lines, all else as JSON.
+    """Write an observation as text: texts unchanged, dicts as lines, all else as JSON.
 
     Raises NoTextError.
     """
     value = plain(observation)
     if (size := _numbers(value)) > MOST_NUMBERS:
-        raise NoTextError(f"an observation of {size} numbers, as a picture has them")
+        raise NoTextError(f"an observation of {size} numbers, as in a picture")
     if isinstance(value, dict):
-        return "\n".join(f"{name}: {_line(of_name)}" for name, of_name in value.items())
+        return "\n".join(f"{name}: {_line(part)}" for name, part in value.items())
     return _line(value)
 
 
 def plain(value: Any) -> Any:
-    """The value in types of JSON, floats to six digits. numpy's arrays and numbers become lists and
-    numbers. Raises NoTextError.
+    """Convert a value to types of JSON, floats to six digits. Raises NoTextError.
+
+    Arrays and numbers of numpy become lists and numbers.
     """
     if hasattr(value, "tolist"):
         if getattr(value, "size", 0) > MOST_NUMBERS:
-            raise NoTextError(f"an observation of {value.size} numbers, as a picture has them")
+            raise NoTextError(f"an observation of {value.size} numbers, as in a picture")
         value = value.tolist()
     match value:
         case str() | bool() | int() | None:
@@ -46,15 +48,16 @@ def plain(value: Any) -> Any:
         case float():
             return float(f"{value:.6g}")
         case list() | tuple():
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
         case dict():
-            return {str(name): plain(one) for name, one in value.items()}
+            return {str(name): plain(item) for name, item in value.items()}
     raise NoTextError(f"an observation with a {type(value).__name__}")
 
 
 def drawn(picture: str) -> str:
-    """A drawing for a terminal, without its colours: [x] had a background, *x* was bold, <x> had
-    another colour.
+    """Replace the styles of a terminal drawing by marks.
+
+    [x] had a background, *x* was bold, <x> had a colour.
     """
     styles: list[str] = []
     parts = []
@@ -70,7 +73,7 @@ def drawn(picture: str) -> str:
 
 
 def _styles(codes: str) -> Iterator[str]:
-    """The style of an escape sequence. gymnasium writes a colour's, and bold or not, in one."""
+    """Yield the style of an escape sequence. gymnasium writes colour and bold in one sequence."""
     numbers = [int(code) for code in codes.split(";") if code]
     if 1 in numbers:
         yield "bold"

@@ -1,4 +1,4 @@
-"""Inputs of a program: variables, and its row as a file."""
+"""Inputs of a program: environment variables, and its row as a file."""
 
 from __future__ import annotations
 
@@ -13,27 +13,34 @@ from sluice_rollout.environments.orphan_reaper import MARK
 from sluice_rollout.gateway.endpoint import Gateway
 
 TEMPORARY = "tmp"
+# The variable by which `sluice run` finds and ends the processes of a pod.
 POD = "SLUICE_POD_ID"
-"""The variable by which `sluice run` finds, and ends, what a pod has left behind."""
+# Variables of the worker that its programs have as well.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", POD)
-"""Variables of the worker that its programs have too."""
+# Bytes of a variable. Linux does not start a program with a variable of 128 KiB.
 _LONGEST = 100_000
-"""Bytes of a variable; Linux starts no program with one of 128 KiB."""
 
 
 def inherited_variables(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
-    """Variables of every program of a job. further: rollout.environment.env."""
+    """Return the variables of a job's programs that run on the worker's machine.
+
+    `further` is `rollout.environment.env`.
+    """
     return {name: worker[name] for name in INHERITED if name in worker} | dict(further)
 
 
 def image_variables(worker: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
-    """Variables of every program of a job that runs in an image. further: as above."""
+    """Return the variables of a job's programs that run in an image.
+
+    `further` is `rollout.environment.env`.
+    """
     return {name: worker[name] for name in (POD,) if name in worker} | dict(further)
 
 
 def engine_variables() -> dict[str, str]:
-    """Variables of this process that are not a job's, for what runs programs: where a container
-    engine has its socket and its settings.
+    """Return the variables for a container engine, which may name its socket and settings.
+
+    These are the worker's own, without those that sluice has set.
     """
     return {k: v for k, v in os.environ.items() if k == POD or not k.startswith("SLUICE_")}
 
@@ -41,7 +48,20 @@ def engine_variables() -> dict[str, str]:
 def episode_variables(
     prompt: Prompt, gateway: Gateway, directory: str, model: str
 ) -> dict[str, str]:
-    """Variables of one episode's program: where to ask, and what. prompt: as it may see it."""
+    """Return the variables of one episode's program.
+
+    Parameters
+    ----------
+    prompt
+        The row as the program may see it.
+    gateway
+        The endpoint for the model.
+    directory
+        The episode's directory.
+    model
+        Name of the model.
+
+    """
     variables = {
         "OPENAI_BASE_URL": gateway.base_url,
         "OPENAI_API_BASE": gateway.base_url,
@@ -54,7 +74,7 @@ def episode_variables(
 
 
 def directory_variables(directory: str) -> dict[str, str]:
-    """Variables of the directory that a program has."""
+    """Return the variables that name a program's directories."""
     return {
         "TMPDIR": f"{directory}/{TEMPORARY}",
         "SLUICE_ARTIFACTS": f"{directory}/{ARTIFACTS}",
@@ -63,15 +83,16 @@ def directory_variables(directory: str) -> dict[str, str]:
 
 
 def prompt_variables(prompt: Prompt) -> dict[str, str]:
-    """Variables that say what is asked. A text that no variable can hold is left out: the row has
-    it.
-    """
+    """Return the variables with prompt and label, except texts that no variable can hold."""
     texts = {"SLUICE_PROMPT": _question(prompt.prompt), "SLUICE_LABEL": _text(prompt.label)}
     return {name: text for name, text in texts.items() if _fits(text)}
 
 
 def row(prompt: Prompt, sample: int, seats: Sequence[str] = ()) -> dict[str, Any]:
-    """An episode's row, as JSON holds it. prompt: a text; messages: where the row has those."""
+    """Return an episode's row as a JSON object.
+
+    `prompt` is always a text; `messages` is there if the row has messages.
+    """
     messages = {} if isinstance(prompt.prompt, str) else {"messages": prompt.prompt}
     return {
         "prompt": _question(prompt.prompt),
@@ -89,11 +110,11 @@ def row(prompt: Prompt, sample: int, seats: Sequence[str] = ()) -> dict[str, Any
 
 
 def _question(prompt: str | Messages) -> str:
-    """The prompt as a text; of messages the user's last one."""
+    """Return the prompt as a text. Of messages, this is the user's last one."""
     if isinstance(prompt, str):
         return prompt
-    asked = [_text(message.get("content")) for message in prompt if message.get("role") == "user"]
-    return asked[-1] if asked else ""
+    texts = [_text(message.get("content")) for message in prompt if message.get("role") == "user"]
+    return texts[-1] if texts else ""
 
 
 def _text(value: Any) -> str:
@@ -105,5 +126,5 @@ def _text(value: Any) -> str:
 def _fits(text: str) -> bool:
     try:
         return len(text.encode()) <= _LONGEST and "\0" not in text
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # an unpaired surrogate
         return False

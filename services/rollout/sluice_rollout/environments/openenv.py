@@ -1,5 +1,7 @@
-"""Plays episodes in environments of OpenEnv (`rollout.environment.openenv`): reset, then actions of
-the model and observations of the environment in turn, until that is done.
+"""Plays episodes in environments of OpenEnv (`rollout.environment.openenv`).
+
+The environment is reset. Then the model's actions and the environment's observations take turns
+until the environment is done.
 """
 
 from __future__ import annotations
@@ -31,37 +33,47 @@ from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.interfaces.errors import TOO_LONG, too_long
 from sluice_rollout.health import EngineLostError
 
-RESET = "reset"
-"""Key of a row's metadata: options that the environment is reset with, a seed, say."""
+RESET = "reset"  # key of a row's metadata: options of the environment's reset, such as a seed
 _FIELD = "spec.rollout.environment.openenv"
+# A server may end because its pod does. Within this time the worker gets the signal as well.
 _LAST_SECONDS = 2.0
-"""A server that ends may do so because its pod does: in this time the worker hears of that too."""
 Message = dict[str, Any]
+# The user's function: (the model's message, the observation before it) -> action.
 ToAction = Callable[[Message, dict[str, Any]], dict[str, Any]]
-"""A user's function: (the model's message, the observation before it) -> the action."""
 
 
 class ServerLostError(EngineError):
-    """The server in this pod has ended. That may be no fault of an episode's: its group is played
-    again.
+    """The server in this pod has ended.
+
+    This may not be the episode's fault, so its group is played again.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEnv:
-    """Plays each episode in an environment behind a URL. model: its name."""
+    """Plays each episode in an environment behind a URL."""
 
     settings: OpenEnvironment
-    model: str
+    model: str  # name of the model
     to_action: ToAction | None = None
 
     @property
     def name(self) -> str:
+        """Name of the environment in messages."""
         return f"openenv {self.settings.image or self.settings.url}"
 
     async def __call__(self, episode: Episode) -> None:
-        """Play. Raises PlayFailedError where the server is to blame, EngineError where that is in
-        this pod and gone, GatewayError where the history is too long.
+        """Play an episode.
+
+        Raises
+        ------
+        PlayFailedError
+            The server failed.
+        EngineError
+            The server runs in this pod and has ended.
+        GatewayError
+            The history is too long.
+
         """
         url, seconds = self.settings.address.rstrip("/"), self.settings.timeout_seconds
         try:
@@ -73,14 +85,14 @@ class OpenEnv:
                 play = _EpisodePlay(self, episode, session, schema, episode.gateway, http, step)
                 await play.run()
         except ServerError as error:
-            raise await self._blamed(error, url) from error
+            raise await self._episode_error(error, url) from error
 
-    async def _blamed(self, error: ServerError, url: str) -> Exception:
-        """The error with which an episode ends whose server failed."""
+    async def _episode_error(self, error: ServerError, url: str) -> Exception:
+        """Return the error that ends an episode whose server failed."""
         if self.settings.image is not None:
             if isinstance(error, UnreachableError):
                 return EngineLostError(
-                    f"{_FIELD}: nothing has listened at {url} in this pod for "
+                    f"{_FIELD}: the server has not listened at {url} in this pod for "
                     f"{self.settings.timeout_seconds:g} s: see the log of the container openenv; "
                     "port has to be the one that its server listens on, and timeoutSeconds longer "
                     "than its start takes",
@@ -93,7 +105,7 @@ class OpenEnv:
 
 
 def openenv_of(settings: OpenEnvironment, model: str) -> OpenEnv:
-    """The environment of a job. Raises ConfigurationError where its function cannot be loaded."""
+    """Make the environment of a job. Raises ConfigurationError if its function cannot be loaded."""
     if settings.function is None:
         return OpenEnv(settings, model)
     try:
@@ -103,17 +115,18 @@ def openenv_of(settings: OpenEnvironment, model: str) -> OpenEnv:
 
 
 def options_of(prompt: Prompt) -> dict[str, Any]:
-    """The options that an episode's environment is reset with. All samples of a prompt have the
-    same seed, so that they play the same and can be compared.
+    """Return the options for an environment's reset.
+
+    All samples of a prompt have the same seed, so that they can be compared.
     """
     return {"seed": prompt.group_id} | (prompt.metadata.get(RESET) or {})
 
 
 @dataclass(slots=True)
 class _EpisodePlay:
-    """One episode."""
+    """An episode that is being played."""
 
-    by: OpenEnv
+    environment: OpenEnv
     episode: Episode
     session: OpenEnvSession
     schema: dict[str, Any]
@@ -123,14 +136,14 @@ class _EpisodePlay:
 
     async def run(self) -> None:
         tools = await self._tools()
-        messages = text.opening(self.episode.prompt.prompt, self._shown())
+        messages = text.opening(self.episode.prompt.prompt, self._observation_text())
         while not self.step.done:
             answer = await self._answer(messages, tools)
             messages.append(answer)
-            if tools and not answer.get("tool_calls") and self.by.to_action is None:
-                break  # the last word
-            messages += await self._act(answer)
-        self.episode.reward(0.0)  # all of it is its turns'
+            if tools and not answer.get("tool_calls") and self.environment.to_action is None:
+                break  # the model calls no tool: this is its final answer
+            messages += await self._respond(answer)
+        self.episode.reward(0.0)  # turns carry the rewards
 
     async def _tools(self) -> list[dict[str, Any]]:
         if not text.has_tools(self.schema):
@@ -141,49 +154,53 @@ class _EpisodePlay:
             raise ServerError(f"it does not list its tools: {error}") from error
         return text.definitions(listed.observation.get("tools") or [])
 
-    async def _act(self, answer: Message) -> list[Message]:
-        """Do what the model says; the messages that it is answered with."""
-        calls = [] if self.by.to_action else answer.get("tool_calls") or []
+    async def _respond(self, answer: Message) -> list[Message]:
+        """Take the model's actions. Returns the messages that answer it."""
+        calls = [] if self.environment.to_action else answer.get("tool_calls") or []
         if not calls:
-            return [{"role": "user", "content": await self._told(self._action, answer)}]
+            return [{"role": "user", "content": await self._take_action(self._action, answer)}]
         return [
             {
                 "role": "tool",
                 "tool_call_id": call["id"],
-                "content": await self._told(text.call_of, call),
+                "content": await self._take_action(text.call_of, call),
             }
             for call in calls
         ]
 
     def _action(self, answer: Message) -> dict[str, Any]:
-        if self.by.to_action is None:
+        if self.environment.to_action is None:
             words = answer.get("content") or ""
-            return text.action_of(words, self.schema, self.by.settings.action)
+            return text.action_of(words, self.schema, self.environment.settings.action)
         try:
-            return self.by.to_action(answer, self.step.observation)
+            return self.environment.to_action(answer, self.step.observation)
         except Exception as error:  # the user's function may raise anything
-            message = f"{self.by.settings.function} raised {error_summary.cause(error)}"
+            message = f"{self.environment.settings.function} raised {error_summary.cause(error)}"
             raise PlayFailedError("raised", message) from error
 
-    async def _told(self, action_of: Callable[[Message], dict[str, Any]], said: Message) -> str:
-        """The environment's answer to an action, or why it cannot take it."""
+    async def _take_action(
+        self, read_action: Callable[[Message], dict[str, Any]], message: Message
+    ) -> str:
+        """Take one action. Returns the environment's answer, or why the action is refused."""
         if self.step.done:
             return "error: the episode has ended"
         try:
-            self.step = await self.session.step(action_of(said))
+            self.step = await self.session.step(read_action(message))
         except (text.ActionError, RefusedActionError) as error:
             return f"error: {error}"
         if self.step.reward:
             self.episode.turn_reward(self.step.reward)
-        is_call = action_of is text.call_of
-        return text.result_of(self.step.observation) if is_call else self._shown()
+        is_call = read_action is text.call_of
+        return text.result_of(self.step.observation) if is_call else self._observation_text()
 
-    def _shown(self) -> str:
-        return text.shown(self.step.observation, self.by.settings.observation)
+    def _observation_text(self) -> str:
+        return text.shown(self.step.observation, self.environment.settings.observation)
 
     async def _answer(self, messages: list[Message], tools: list[dict[str, Any]]) -> Message:
-        """The model's message. Raises GatewayError where the history does not fit."""
-        body = {"model": self.by.model, "messages": messages} | ({"tools": tools} if tools else {})
+        """Ask the model for its message. Raises GatewayError if the history does not fit."""
+        body = {"model": self.environment.model, "messages": messages} | (
+            {"tools": tools} if tools else {}
+        )
         headers = {"Authorization": f"Bearer {self.gateway.api_key}"}
         url = f"{self.gateway.base_url}/chat/completions"
         timeout = aiohttp.ClientTimeout(total=None)
@@ -195,4 +212,4 @@ class _EpisodePlay:
         error = document["error"]
         if error["code"] == TOO_LONG:
             raise too_long(error["message"])
-        raise PlayFailedError("gateway", f"was refused at the gateway: {error['message']}")
+        raise PlayFailedError("gateway", f"was refused by the gateway: {error['message']}")

@@ -1,8 +1,8 @@
-"""A session with a server of OpenEnv (github.com/meta-pytorch/OpenEnv, openenv-core 0.3): one
-environment of its own, over a WebSocket.
+"""Sessions with a server of OpenEnv (github.com/meta-pytorch/OpenEnv, openenv-core 0.3).
 
-The protocol is small: {"type": "reset" | "step", "data": {...}} is answered by {"type":
-"observation", "data": {"observation", "reward", "done"}} or {"type": "error", ...}.
+A session is one environment behind a WebSocket. The client sends {"type": "reset" | "step",
+"data": {...}}. The server answers {"type": "observation", "data": {"observation", "reward",
+"done"}} or {"type": "error", ...}.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from sluice.runtime import error_summary
 from sluice.samples.episode_protocol import MOST_BYTES
 
 _FULL = {"CAPACITY_REACHED"}
-_MODELS_FAULT = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
-"""Codes of errors that an action may bring about."""
+_ACTION_ERRORS = {"VALIDATION_ERROR", "EXECUTION_ERROR"}  # codes of errors that actions cause
 _PAUSE_SECONDS = 1.0
 _CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 
 
 class ServerError(Exception):
-    """The server is not there, or does not do what it should. The message is for people."""
+    """The server cannot be reached or misbehaves. The message is for people."""
 
 
 class UnreachableError(ServerError):
-    """Nothing has taken a connection at the server's address."""
+    """No connection was accepted at the server's address."""
 
 
 class RefusedActionError(Exception):
-    """The environment cannot take an action. The message is for the model."""
+    """The environment refuses an action. The message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """An answer of the environment. reward: of the action before it."""
+    """An answer of the environment, with the reward of the action before it."""
 
     observation: dict[str, Any]
     reward: float = 0.0
@@ -51,36 +50,36 @@ class StepResult:
 
 @dataclass(slots=True)
 class OpenEnvSession:
-    """One episode's environment. seconds: of an answer."""
+    """A session with the environment of one episode."""
 
     socket: aiohttp.ClientWebSocketResponse
-    seconds: float
+    seconds: float  # time limit of an answer
 
     async def reset(self, options: dict[str, Any]) -> StepResult:
         """Begin an episode. Raises ServerError."""
         try:
-            return _step(await self._asked("reset", options))
+            return _step(await self._request("reset", options))
         except RefusedActionError as error:
             raise ServerError(f"it refuses to be reset with {options}: {error}") from error
 
     async def step(self, action: dict[str, Any]) -> StepResult:
-        """Act. Raises RefusedActionError, or ServerError."""
-        return _step(await self._asked("step", action))
+        """Take an action. Raises RefusedActionError or ServerError."""
+        return _step(await self._request("step", action))
 
     async def close(self) -> None:
-        """Have the server end the session: once this is over, it has room for another one.
+        """End the session on the server, so that it has room for another one.
 
-        A connection that is merely closed costs the server a traceback in its log: it closes the
-        socket once more.
+        If the connection were merely closed, the server would log a traceback, because it closes
+        the socket a second time.
         """
-        with contextlib.suppress(TimeoutError, ConnectionError):  # it has gone, or hangs
+        with contextlib.suppress(TimeoutError, ConnectionError):  # the server has ended or hangs
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self.socket.send_json({"type": "close"})
                 while not self.socket.closed:
                     await self.socket.receive()
         await self.socket.close()
 
-    async def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.seconds):
                 await self.socket.send_json({"type": kind, "data": data})
@@ -102,8 +101,22 @@ class _FullError(Exception):
 async def open_session(
     url: str, seconds: float
 ) -> AsyncIterator[tuple[OpenEnvSession, dict[str, Any]]]:
-    """A session, and the JSON schema of its actions. A server that is not there yet, or is full, is
-    asked again for this long. Raises ServerError; UnreachableError where nothing is there.
+    """Open a session. Yields it with the JSON schema of its actions.
+
+    Parameters
+    ----------
+    url
+        Address of the server.
+    seconds
+        Time limit of an answer. A server that is starting or full is asked again for as long.
+
+    Raises
+    ------
+    UnreachableError
+        No connection was accepted.
+    ServerError
+        The server failed in another way.
+
     """
     timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as http, contextlib.AsyncExitStack() as held:
@@ -112,11 +125,11 @@ async def open_session(
             try:
                 schema = await _schema(http, url)
                 socket = await http.ws_connect(f"{url}/ws", max_msg_size=MOST_BYTES)
-                await _settled(socket)
+                await _check_capacity(socket)
                 break
             except (aiohttp.ClientError, TimeoutError, _FullError) as error:
                 if time.monotonic() > end:
-                    raise _without(seconds, error) from error
+                    raise _no_session(seconds, error) from error
                 await asyncio.sleep(_PAUSE_SECONDS)
         session = OpenEnvSession(socket, seconds)
         held.push_async_callback(session.close)
@@ -124,7 +137,7 @@ async def open_session(
 
 
 async def is_listening(url: str) -> bool:
-    """True where something still takes connections at this address."""
+    """True if the server still accepts connections."""
     timeout = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         try:
@@ -132,19 +145,19 @@ async def is_listening(url: str) -> bool:
                 return True
         except aiohttp.ClientConnectionError:
             return False
-        except TimeoutError:  # it is there, and busy
+        except TimeoutError:  # the server is busy
             return True
 
 
-def _without(seconds: float, error: Exception) -> ServerError:
-    """The error of a session that was not to be had in this time."""
+def _no_session(seconds: float, error: Exception) -> ServerError:
+    """Make the error of a session that could not be opened in time."""
     words = str(error) if isinstance(error, _FullError) else error_summary.named(error)
     absent = isinstance(error, aiohttp.ClientConnectionError)
     return (UnreachableError if absent else ServerError)(f"no session in {seconds:g} s: {words}")
 
 
-async def _settled(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Raise _FullError where the server has no room for this session: it says so, and hangs up."""
+async def _check_capacity(socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Raise _FullError if the server has no room for this session."""
     await socket.send_json({"type": "state"})
     message = await socket.receive()
     if message.type is not aiohttp.WSMsgType.TEXT:
@@ -163,18 +176,18 @@ async def _schema(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 def _data(text: str) -> dict[str, Any]:
-    """The data of a message. Raises RefusedActionError, or ServerError."""
+    """Return the data of a message. Raises RefusedActionError or ServerError."""
     try:
         answer = json.loads(text)
         kind, data = answer["type"], answer["data"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ServerError(f"it answered with no message of OpenEnv's: {text[:200]!r}") from error
+        raise ServerError(f"its answer is not a message of OpenEnv: {text[:200]!r}") from error
     if kind != "error":
         return dict(data)
     words = str(data.get("message"))
     if data.get("errors"):
         words += f": {json.dumps(data['errors'], default=str)[:1000]}"
-    if data.get("code") in _MODELS_FAULT:
+    if data.get("code") in _ACTION_ERRORS:
         raise RefusedActionError(words)
     raise ServerError(f"{words} ({data.get('code')})")
 
@@ -185,4 +198,4 @@ def _step(data: dict[str, Any]) -> StepResult:
             data["observation"], float(data.get("reward") or 0.0), bool(data.get("done"))
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ServerError(f"it answered with no observation: {error!r}") from error
+        raise ServerError(f"its answer is not an observation: {error!r}") from error

@@ -1,5 +1,6 @@
-"""Between an environment of OpenEnv and a model: observations as text, answers as actions, tools as
-definitions of OpenAI's. Pure.
+"""Converts between an environment of OpenEnv and a model's messages.
+
+Observations become texts, answers become actions, and tools become definitions of OpenAI's. Pure.
 """
 
 from __future__ import annotations
@@ -12,48 +13,47 @@ from sluice.samples.sample import Messages
 
 LIST_TOOLS = {"type": "list_tools"}
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
-_OURS = ("metadata",)
-"""Fields of every action that no model fills in."""
+_IGNORED = ("metadata",)  # fields of every action that the model does not fill in
 
 
 class ActionError(Exception):
-    """An answer that is no action. The message is for the model."""
+    """An answer that is not an action. The message is for the model."""
 
 
 def opening(prompt: str | Messages, observation: str) -> Messages:
-    """The first messages: the row's, with an observation behind the user's last words."""
+    """Make the first messages: the row's, with an observation in the user's last message."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     last = messages[-1] if messages else {}
     if last.get("role") == "user" and isinstance(last.get("content"), str):
-        told = "\n\n".join(text for text in (last["content"], observation) if text)
-        return [*messages[:-1], last | {"content": told}]
+        content = "\n\n".join(text for text in (last["content"], observation) if text)
+        return [*messages[:-1], last | {"content": content}]
     return [*messages, {"role": "user", "content": observation}]
 
 
 def shown(observation: dict[str, Any], field: str | None = None) -> str:
-    """An observation as the model reads it: one field of it; else its only text, or all as JSON."""
+    """Write an observation as text: one field, its only text, or the whole as JSON."""
     if field is not None:
         value = observation.get(field, "")
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    told = {name: value for name, value in observation.items() if value not in (None, "", [], {})}
-    if len(told) == 1 and isinstance(text := next(iter(told.values())), str):
+    filled = {name: value for name, value in observation.items() if value not in (None, "", [], {})}
+    if len(filled) == 1 and isinstance(text := next(iter(filled.values())), str):
         return text
-    return json.dumps(told, ensure_ascii=False)
+    return json.dumps(filled, ensure_ascii=False)
 
 
 def has_tools(schema: dict[str, Any]) -> bool:
-    """True where the environment's actions are calls of tools. schema: of an action."""
+    """True if the environment's actions are calls of tools, by the schema of an action."""
     return {"tool_name", "arguments"} <= set(schema.get("properties", {}))
 
 
 def action_of(answer: str, schema: dict[str, Any], field: str | None = None) -> dict[str, Any]:
-    """The action in an answer, without the thoughts before it: the whole text as `field`, or as the
-    only field that an action needs where that is a text; else the answer's JSON object.
+    """Read the action in an answer, ignoring the thoughts before it.
 
-    Raises ActionError.
+    The whole text becomes `field`, or the only required field if that is a text. Otherwise the
+    answer must contain a JSON object. Raises ActionError.
     """
     text = answer.rpartition("</think>")[2].strip()
-    properties = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
+    properties = {k: v for k, v in schema.get("properties", {}).items() if k not in _IGNORED}
     needed = [name for name in schema.get("required", []) if name in properties] or list(properties)
     if field is None and len(needed) == 1 and properties[needed[0]].get("type") == "string":
         field = needed[0]
@@ -70,7 +70,7 @@ def action_of(answer: str, schema: dict[str, Any], field: str | None = None) -> 
 
 
 def definitions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tools of an environment, in OpenAI's form."""
+    """Convert an environment's tools to OpenAI's form."""
     return [
         {
             "type": "function",
@@ -85,22 +85,22 @@ def definitions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def call_of(call: dict[str, Any]) -> dict[str, Any]:
-    """The action that a tool call of the model is. Raises ActionError."""
+    """Convert a tool call of the model to an action. Raises ActionError."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
     except ValueError as error:
         raise ActionError(f"the arguments are not valid JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise ActionError("the arguments are no JSON object")
+        raise ActionError("the arguments are not a JSON object")
     return {"type": "call_tool", "tool_name": function["name"], "arguments": arguments}
 
 
 def result_of(observation: dict[str, Any]) -> str:
-    """The result of a tool call, as the model reads it."""
+    """Write the result of a tool call as text."""
     if error := observation.get("error"):
         return f"error: {error.get('message', error) if isinstance(error, dict) else error}"
     result = observation.get("result", observation)
-    if isinstance(result, dict) and "data" in result:  # FastMCP's whole answer
+    if isinstance(result, dict) and "data" in result:  # FastMCP's full answer
         result = result["data"]
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)

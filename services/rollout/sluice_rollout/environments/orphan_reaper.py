@@ -16,34 +16,32 @@ import sys
 import time
 from pathlib import Path
 
-MARK = "SLUICE_EPISODE"
-"""The variable that names an episode's directory."""
-LABEL = "sluice.dev/episodes"
-"""Label of a container: the directory in which those of all episodes of its worker are."""
+MARK = "SLUICE_EPISODE"  # variable of a process: its episode's directory
+LABEL = "sluice.dev/episodes"  # label of a container: the directory of its worker's episodes
 END_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 
 
 class SurvivorError(Exception):
-    """Processes cannot be ended. The message names them."""
+    """Processes do not end. The message names them."""
 
 
 def marked_processes(directory: str) -> list[int]:
-    """Living processes whose episode's directory is this one, or lies in it."""
-    at = f"{MARK}={directory}".encode()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _has_mark(name, at)]
+    """Return the processes whose episode's directory is this one or is inside it."""
+    mark = f"{MARK}={directory}".encode()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _has_mark(name, mark)]
 
 
 def _has_mark(pid: str, mark: bytes) -> bool:
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return False
-    return any(each == mark or each.startswith(mark + b"/") for each in variables)
+    return any(text == mark or text.startswith(mark + b"/") for text in variables)
 
 
 def end_processes(directory: str) -> None:
-    """Kill all of them, until none is left. Raises SurvivorError where that takes long."""
+    """Kill all processes with a mark until they are gone. Raises SurvivorError after a while."""
     deadline = time.monotonic() + END_SECONDS
     while pids := marked_processes(directory):
         if time.monotonic() > deadline:
@@ -55,15 +53,15 @@ def end_processes(directory: str) -> None:
 
 
 def end_containers(engine: str, directory: str) -> None:
-    """Remove all containers of a worker, whatever they do. Raises SurvivorError as `end` does."""
+    """Remove all containers of a worker. Raises SurvivorError if the engine does not answer."""
     label = f"label={LABEL}={directory}"
     if ids := run_engine(engine, "ps", "--all", "--quiet", "--filter", label).split():
         run_engine(engine, "rm", "--force", *ids)
 
 
 def run_engine(engine: str, *words: str) -> str:
-    """The output of podman or docker. Raises SurvivorError where it does not answer."""
-    import subprocess  # seldom needed, and as much to load as all the rest
+    """Run podman or docker. Returns its output. Raises SurvivorError if it does not answer."""
+    import subprocess  # rarely needed, and as large as everything else here
 
     try:
         done = subprocess.run(
@@ -76,7 +74,7 @@ def run_engine(engine: str, *words: str) -> str:
 
 
 def main(worker: int, directory: str, engine: str = "") -> None:
-    """Wait until this process's parent is no longer the worker; then end its programs."""
+    """Wait until the worker is no longer this process's parent, then end its programs."""
     while os.getppid() == worker:
         time.sleep(_LOOK_SECONDS)
     end_processes(directory)

@@ -28,7 +28,7 @@ def _gym_config(gym: Gym) -> dict[str, Any]:
 
 
 def _absolute(dotted: str) -> str:
-    """Make the path in `file.py:name` absolute: episodes run in directories of their own."""
+    """Make the path in `file.py:name` absolute: episodes run in other directories."""
     file, _, name = dotted.rpartition(":")
     return f"{Path(file).absolute()}:{name}" if file.endswith(".py") else dotted
 

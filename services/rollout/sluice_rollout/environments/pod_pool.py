@@ -1,4 +1,4 @@
-"""A warm pool: pods that have joined a worker, each of which runs one program for one episode."""
+"""A pool of pods that have joined a worker. Each pod runs one program for one episode."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ CLOSE_SECONDS = 2.0
 
 
 class EpisodePodError(EngineError):
-    """An episode has no pod, or has lost it. That is no fault of its program's: its group is played
-    again.
+    """An episode could not get a pod, or has lost it.
+
+    This is not the program's fault, so the group is played again.
     """
 
 
 @dataclass(slots=True, eq=False)
 class EpisodePod:
-    """A pod that has joined. left: what its program left behind, as the sidecar sends it."""
+    """A pod that has joined."""
 
     name: str
     socket: web.WebSocketResponse
+    # What the program has left, as the sidecar sends it.
     outcome: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     async def run(self, assignment: str) -> dict[str, Any]:
-        """Have it run its program. Raises EpisodePodError where it is lost."""
+        """Run the pod's program. Raises EpisodePodError if the pod is lost."""
         try:
             await self.socket.send_str(assignment)
         except ConnectionError as error:
@@ -41,7 +43,7 @@ class EpisodePod:
         return await self.outcome
 
     async def listen(self) -> None:
-        """Until the connection ends; where it breaks, this is cancelled."""
+        """Receive messages until the connection ends. Cancelled if it breaks."""
         try:
             async for message in self.socket:
                 if message.type is WSMsgType.TEXT and not self.outcome.done():
@@ -50,38 +52,34 @@ class EpisodePod:
             if not self.outcome.done():
                 text = f"{self.name} was lost before its program had ended"
                 self.outcome.set_exception(EpisodePodError(text))
-                self.outcome.exception()  # a pod that nobody waits for may go without a word
+                self.outcome.exception()  # retrieved, so that asyncio does not warn about it
 
 
 @dataclass(slots=True)
 class PodPool:
-    """Pods of one role that wait for an episode.
+    """Pods of one role that wait for an episode."""
 
-    role: episode, verifier. seconds: how long an episode waits for one. where: how a person finds
-    the pods, for messages.
-    """
-
-    role: str
-    seconds: float
-    where: str
+    role: str  # episode or verifier
+    seconds: float  # how long an episode waits for a pod
+    command: str  # lists the pods, for messages
     _free: list[EpisodePod] = field(default_factory=list)
-    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
     def waiting(self) -> int:
-        """Pods that have no episode yet."""
+        """The number of pods without an episode."""
         return len(self._free)
 
     async def serve_pod(self, name: str, request: web.Request) -> web.StreamResponse:
-        """A pod's whole life in this pool."""
+        """Serve a pod from its joining to its end."""
         socket = web.WebSocketResponse(
             timeout=CLOSE_SECONDS, heartbeat=wire.HEARTBEAT_SECONDS, max_msg_size=wire.MOST_BYTES
         )
         await socket.prepare(request)
         pod = EpisodePod(name, socket)
-        async with self._news:
+        async with self._changed:
             self._free.append(pod)
-            self._news.notify()
+            self._changed.notify()
         self._count()
         try:
             await pod.listen()
@@ -92,21 +90,21 @@ class PodPool:
         return socket
 
     async def next_free(self) -> EpisodePod:
-        """A pod that is free, for the one who asks. Raises EpisodePodError."""
+        """Take a free pod, waiting if necessary. Raises EpisodePodError."""
         try:
-            async with asyncio.timeout(self.seconds), self._news:
-                await self._news.wait_for(lambda: self._free)
+            async with asyncio.timeout(self.seconds), self._changed:
+                await self._changed.wait_for(lambda: self._free)
                 pod = self._free.pop(0)
         except TimeoutError:
             raise EpisodePodError(
-                f"no {self.role} pod was free within {self.seconds:g} s; `{self.where},"
+                f"no {self.role} pod was free within {self.seconds:g} s; `{self.command},"
                 f"sluice.dev/role={self.role}` says why"
             ) from None
         self._count()
         return pod
 
     async def run(self, pod: EpisodePod, assignment: str) -> dict[str, Any]:
-        """Have a pod run its program, and end the pod: the remains. Raises EpisodePodError."""
+        """Run a pod's program, then end the pod. Returns what it left. Raises EpisodePodError."""
         try:
             with metrics.EPISODE_PODS.labels(self.role, "playing").track_inprogress():
                 return await pod.run(assignment)

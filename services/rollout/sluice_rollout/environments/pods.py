@@ -1,9 +1,8 @@
-"""Episode pods, as the worker has them: each joins, plays one episode and ends; and so do the pods
-of a verifier.
+"""Plays episodes in pods, and runs verifiers in pods as well.
 
-Over a pod's WebSocket come, each once: what to play (to the pod), and what the program left (from
-it). The connection is also the sign of life, both ways: where it ends too early the pod is lost,
-and where the worker ends it the episode is over.
+A pod joins the worker over a WebSocket, plays one episode and ends. The worker sends one message
+with the episode, and the pod sends one message with what its program left. The connection is also
+the sign of life: if it breaks early, the pod is lost; if the worker closes it, the episode is over.
 """
 
 from __future__ import annotations
@@ -29,27 +28,36 @@ from sluice_rollout.gateway.interfaces.errors import refused_key
 
 @dataclass(frozen=True, slots=True)
 class EpisodePods:
-    """The pods of a worker.
+    """The episode pods and verifier pods of a worker."""
 
-    token: what a pod joins with. rules: of the verifier, which has pods of its own; None: there is
-    none.
-    """
-
-    token: str
+    token: str  # pods join with it
     episodes: PodPool
     verifiers: PodPool
-    rules: VerifierRules | None = None
+    rules: VerifierRules | None = None  # None: the job has no verifier
 
     @classmethod
     def create(
-        cls, token: str, seconds: float, where: str, rules: VerifierRules | None = None
+        cls, token: str, seconds: float, command: str, rules: VerifierRules | None = None
     ) -> EpisodePods:
-        """seconds, where: as the pools have them."""
-        episodes, verifiers = (PodPool(r, seconds, where) for r in (wire.EPISODE, wire.VERIFIER))
+        """Make empty pools.
+
+        Parameters
+        ----------
+        token
+            The token with which pods join.
+        seconds
+            How long an episode waits for a pod.
+        command
+            Command that lists the pods, for messages.
+        rules
+            Rules of the job's verifier, or None.
+
+        """
+        episodes, verifiers = (PodPool(r, seconds, command) for r in (wire.EPISODE, wire.VERIFIER))
         return cls(token, episodes, verifiers, rules)
 
     async def join(self, request: web.Request) -> web.StreamResponse:
-        """A pod's whole life at this worker."""
+        """Check the token of a pod and serve it until it ends. Raises GatewayError."""
         header = request.headers.get("Authorization", "")
         if not hmac.compare_digest(header.encode(), f"Bearer {self.token}".encode()):
             raise refused_key("expected the token of the job's episode pods")
@@ -60,17 +68,17 @@ class EpisodePods:
         return await pool.serve_pod(request.query.get("pod", "?"), request)
 
     async def __call__(self, episode: Episode) -> None:
-        """Play an episode in the next pod that is free. The program's time starts with it."""
-        prompt = self.rules.shown(episode.prompt) if self.rules else episode.prompt
-        own: dict[str, Any] = {
+        """Play an episode in the next free pod. Waiting for a pod does not count as its time."""
+        prompt = self.rules.visible(episode.prompt) if self.rules else episode.prompt
+        given: dict[str, Any] = {
             "key": episode.gateway.api_key,
             "artifacts": [] if self.rules else None,
         }
-        assignment = _assignment(episode, prompt, own)
+        assignment = _assignment(episode, prompt, given)
         with episode.clock.stopped():
             pod = await self.episodes.next_free()
         left = await self.episodes.run(pod, assignment)
-        await finish(episode, _ended(left), lambda: self._judge(episode, left))
+        await finish(episode, _program_exit(left), lambda: self._judge(episode, left))
 
     async def _judge(self, episode: Episode, left: dict[str, Any]) -> None:
         if self.rules is None:
@@ -78,31 +86,45 @@ class EpisodePods:
             return
         if left["artifacts_refused"] is not None:
             raise verifying.artifacts_refused(left["artifacts_refused"])
-        own = {"key": "", "artifacts": left["artifacts"]}
-        assignment = _assignment(episode, episode.prompt, own)
+        given = {"key": "", "artifacts": left["artifacts"]}
+        assignment = _assignment(episode, episode.prompt, given)
         with episode.clock.stopped():
             pod = await self.verifiers.next_free()
         async with self.rules.limited(episode):
             verdict = await self.verifiers.run(pod, assignment)
-        self.rules.take(episode, _ended(verdict), lambda: _result(verdict))
+        self.rules.take(episode, _program_exit(verdict), lambda: _result(verdict))
 
 
-def _assignment(episode: Episode, prompt: Prompt, own: dict[str, Any]) -> str:
-    """The message that tells a pod what to play. Raises PlayFailedError for a row too large.
+def _assignment(episode: Episode, prompt: Prompt, given: dict[str, Any]) -> str:
+    """Make the message that tells a pod what to play.
 
-    prompt: as this pod may see it. own: the key of the model, and the artifacts that its directory
-    begins with; None: it has none, and none are read at its end.
+    Parameters
+    ----------
+    episode
+        The episode.
+    prompt
+        The row as this pod may see it.
+    given
+        `key`: the key of the model. `artifacts`: the files in the pod's directory; None: the pod
+        neither gets nor leaves artifacts.
+
+    Raises
+    ------
+    PlayFailedError
+        The row is too large.
+
     """
     variables = list(inputs.prompt_variables(prompt).items())
     row = inputs.row(prompt, episode.sample.index, episode.seats)
-    text = json.dumps({**own, "variables": variables, "row": row})
+    text = json.dumps({**given, "variables": variables, "row": row})
     if len(text) > wire.MOST_BYTES:  # json.dumps writes ASCII
-        message = f"cannot have its row of {len(text)} bytes: at most {wire.MOST_BYTES} reach a pod"
+        limit = f"at most {wire.MOST_BYTES} can be sent to a pod"
+        message = f"cannot have its row of {len(text)} bytes: {limit}"
         raise PlayFailedError("row", message)
     return text
 
 
-def _ended(left: dict[str, Any]) -> ProgramExit:
+def _program_exit(left: dict[str, Any]) -> ProgramExit:
     killed = left["status"] is None
     return ProgramExit(
         -signal.SIGKILL if killed else int(left["status"]), "", left["errors"].strip()

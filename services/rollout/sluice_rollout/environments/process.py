@@ -1,4 +1,4 @@
-"""Runs one program to its end, and ends all that it has started."""
+"""Runs a program until it ends, then ends all processes that it has started."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from sluice_rollout.environments import orphan_reaper
 
-KEPT_BYTES = 16 * 1024
-"""Of what a program writes to one of its outputs; the last ones."""
+KEPT_BYTES = 16 * 1024  # of each output of a program
 _CLOSE_SECONDS = 5.0
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
@@ -22,17 +21,15 @@ _OUT, _ERR = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class ProgramExit:
-    """status: as a shell knows it; negative: the number of the signal that ended it. out, err: the
-    last that it wrote.
-    """
+    """The end of a program: its exit status, and the last of its outputs."""
 
-    status: int
+    status: int  # negative: the number of the signal that ended it
     out: str
     err: str
 
     @property
     def how(self) -> str:
-        """The end in words."""
+        """The status in words."""
         if self.status >= 0:
             return f"ended with status {self.status}"
         try:
@@ -42,7 +39,7 @@ class ProgramExit:
 
     @property
     def failure(self) -> str:
-        """The end of a program that failed: the last line of its errors, then those before it."""
+        """The status, the last line of the errors, and the lines before that."""
         lines = self.err.splitlines()[-_SHOWN_LINES:]
         last = f": {lines[-1]}" if lines else ""
         return "\n".join([self.how + last, *lines[:-1]])[:_SHOWN_CHARACTERS]
@@ -50,7 +47,7 @@ class ProgramExit:
 
 @dataclass
 class Tail:
-    """The last of what is written to an output."""
+    """The last bytes that are written to an output."""
 
     _kept: bytearray = field(default_factory=bytearray)
 
@@ -65,8 +62,9 @@ class Tail:
 
 @dataclass
 class ChildProcess(asyncio.SubprocessProtocol):
-    """A program in a session of its own. (asyncio's Process waits for the end of all that holds
-    its outputs open, its children among them.)
+    """A program in a new session.
+
+    asyncio's Process would wait for all processes that hold the outputs open, including children.
     """
 
     exited: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,7 +81,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self.closed.set()
 
     async def ended(self, transport: asyncio.SubprocessTransport) -> ProgramExit:
-        """The end of a program that has exited, with what it wrote last."""
+        """Return the end of a program that has exited."""
         if not await wait_closed(self.closed):
             transport.close()
         out, err = self.written[_OUT].text, self.written[_ERR].text
@@ -92,19 +90,20 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
 @dataclass
 class OutputPipe(asyncio.Protocol):
-    """An output of a process that is started elsewhere. end: the descriptor to write to it."""
+    """An output of a process that another process starts."""
 
-    end: int
+    end: int  # the descriptor to write to
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     tail: Tail = field(default_factory=Tail)
 
     @classmethod
     @asynccontextmanager
     async def open(cls) -> AsyncIterator[OutputPipe]:
-        ours, its = os.pipe()
-        output = cls(its)
+        """Open a pipe and read it."""
+        reading, writing = os.pipe()
+        output = cls(writing)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: output, os.fdopen(ours, "rb", 0)
+            lambda: output, os.fdopen(reading, "rb", 0)
         )
         try:
             yield output
@@ -119,14 +118,14 @@ class OutputPipe(asyncio.Protocol):
         self.closed.set()
 
     def hand_over(self) -> None:
-        """Leave the end to the process that has it by now."""
+        """Close the writing end here, after the other process has received it."""
         if self.end >= 0:
             os.close(self.end)
             self.end = -1
 
 
 async def wait_closed(*outputs: asyncio.Event) -> bool:
-    """Wait until they are. False: a process without our mark holds one."""
+    """Wait until outputs are closed. Returns False if a process without the mark holds one open."""
     try:
         async with asyncio.timeout(_CLOSE_SECONDS):
             for output in outputs:
@@ -137,10 +136,17 @@ async def wait_closed(*outputs: asyncio.Event) -> bool:
 
 
 async def run(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> ProgramExit:
-    """Run a program in its episode's directory until it ends, or this is cancelled; and end what
-    it has started.
+    """Run a program in its episode's directory until it ends or this task is cancelled.
 
-    Raises OSError where it cannot be started, SurvivorError where something does not end.
+    All processes that it has started are ended as well.
+
+    Raises
+    ------
+    OSError
+        The program cannot be started.
+    SurvivorError
+        A process of the program does not end.
+
     """
     transport, process = await asyncio.get_running_loop().subprocess_exec(
         ChildProcess,
@@ -159,6 +165,6 @@ async def run(command: Sequence[str], directory: str, variables: Mapping[str, st
 
 
 def kill_group(group: int) -> None:
-    """Kill what is left of a group of processes."""
-    with contextlib.suppress(ProcessLookupError):  # nobody of it is left
+    """Kill a group of processes, if it still exists."""
+    with contextlib.suppress(ProcessLookupError):  # the group has ended
         os.killpg(group, signal.SIGKILL)

@@ -1,5 +1,7 @@
-"""A program that plays episodes (`rollout.environment`): it is started for each, with the gateway's
-address and a key of its own, in a directory that is gone with it.
+"""Plays episodes with a program (`rollout.environment`).
+
+The program is started for each episode, with the gateway's address and a new key, in a directory
+that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class Program:
     _held: ExitStack = field(default_factory=ExitStack)
 
     async def check(self) -> None:
-        """Make room for the episodes, and try the program. Raises ConfigurationError."""
+        """Open the directory, pull images and start the fork server. Raises ConfigurationError."""
         self.open()
         for containers in (self.containers, self.verifier and self.verifier.containers):
             if containers:
@@ -98,7 +100,7 @@ class Program:
                 raise ConfigurationError(f"{_FIELD}: {error}") from error
 
     def open(self) -> None:
-        """Take a directory for the episodes, and remove those of workers that were killed."""
+        """Make the directory for episodes, and remove those of workers that were killed."""
         if not self._directory:
             engine = self.containers.engine if self.containers else None
             self._directory = self._held.enter_context(
@@ -106,15 +108,22 @@ class Program:
             )
 
     def close(self) -> None:
-        """End all programs, and remove what they have left."""
+        """End all programs and remove their directories."""
         if self.fork_server:
             self.fork_server.close()
         self._held.close()
         self._directory = ""
 
     async def __call__(self, episode: Episode) -> None:
-        """Run the program, and take its result. Raises PlayFailedError, or GatewayError where it
-        failed because its history was too long.
+        """Play an episode.
+
+        Raises
+        ------
+        PlayFailedError
+            The program or its verifier failed.
+        GatewayError
+            The program failed because its history was too long.
+
         """
         self.open()
         name = f"{episode.prompt.group_id}.{episode.sample.index}-"
@@ -126,7 +135,7 @@ class Program:
             if self.must_reward and episode.sample.reward is None:
                 raise PlayFailedError("result", "gave no reward, and the job has no spec.reward")
         finally:
-            with episode.clock.stopped():  # however much it has left
+            with episode.clock.stopped():  # a large directory takes time
                 await asyncio.shield(asyncio.to_thread(directories.remove, directory))
 
     async def _judge(self, episode: Episode, directory: str) -> None:
@@ -143,15 +152,15 @@ class Program:
         prompt = episode.prompt
         os.mkdir(f"{directory}/{inputs.TEMPORARY}")
         if self.verifier:
-            prompt = self.verifier.rules.shown(prompt)
+            prompt = self.verifier.rules.visible(prompt)
             artifacts.prepare(directory)
         Path(directory, ROW).write_text(
             json.dumps(inputs.row(prompt, episode.sample.index, episode.seats))
         )
-        ours = inputs.episode_variables(prompt, episode.gateway, directory, self.model)
+        variables = inputs.episode_variables(prompt, episode.gateway, directory, self.model)
         try:
             run = await self._runner(episode)
-            ended = await run(directory, {**self.variables, **ours})
+            ended = await run(directory, {**self.variables, **variables})
         except (OSError, orphan_reaper.SurvivorError) as error:
             raise PlayFailedError("start", f"cannot be run here: {error}") from error
         logs.get().debug(
@@ -161,7 +170,7 @@ class Program:
         return ended
 
     async def _runner(self, episode: Episode) -> Run:
-        """The way to run the program. Its time starts behind this."""
+        """Return the function that runs the program. This does not count as the program's time."""
         if self.fork_server is None:
             run = self.containers.run if self.containers else process.run
             return partial(run, self.command)
@@ -170,7 +179,7 @@ class Program:
 
 
 def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
-    """The program of a job. Raises ConfigurationError where there is none of its name here."""
+    """Make the program of a job. Raises ConfigurationError if it cannot be run here."""
     if containers := local_containers(environment.image):
         return _in_containers(containers, environment, spec)
     variables = inputs.inherited_variables(os.environ, environment.env)
@@ -196,13 +205,13 @@ def program_of(environment: RolloutEnvironment, spec: RLJobSpec) -> Program:
 def _in_containers(
     containers: Containers, environment: RolloutEnvironment, spec: RLJobSpec
 ) -> Program:
-    """The program of a job in its image, and so its verifier. The images have what they need."""
-    command, judge, verifier = environment.command or [], environment.verifier, None
-    if judge:
-        judges = replace(containers, image=judge.image or containers.image)
+    """Make the program of a job that runs in its image, as does its verifier."""
+    command, settings, verifier = environment.command or [], environment.verifier, None
+    if settings:
+        verifier_containers = replace(containers, image=settings.image or containers.image)
         variables = inputs.image_variables(os.environ, {})
-        rules = VerifierRules.for_job(judge, spec)
-        verifier = VerifierProcess(judge.command, variables, rules, judges)
+        rules = VerifierRules.for_job(settings, spec)
+        verifier = VerifierProcess(settings.command, variables, rules, verifier_containers)
     return Program(
         shlex.join(command)[:_LONGEST_NAME],
         command,
@@ -217,7 +226,7 @@ def _in_containers(
 def _fork_server(
     environment: RolloutEnvironment, variables: Mapping[str, str]
 ) -> ForkServerSupervisor | None:
-    """The interpreter of an environment that is a package; None for a command."""
+    """Make the fork server of an environment that is a package. None for a command."""
     if verifiers := environment.verifiers:
         python = _python(verifiers.python, variables, "verifiers.python")
         return package_environments.verifiers_fork_server(verifiers, python, variables)
@@ -227,8 +236,8 @@ def _fork_server(
     return None
 
 
-def _python(named: str | None, variables: Mapping[str, str], field: str) -> str:
-    (python,) = _checked_command([named or sys.executable], variables, field)
+def _python(name: str | None, variables: Mapping[str, str], field: str) -> str:
+    (python,) = _checked_command([name or sys.executable], variables, field)
     return python
 
 
@@ -241,16 +250,16 @@ def _verifier(environment: RolloutEnvironment, spec: RLJobSpec) -> VerifierProce
 
 
 def _checked_command(words: Sequence[str], variables: Mapping[str, str], field: str) -> list[str]:
-    """The words of a command whose first one can be run. Raises ConfigurationError."""
+    """Resolve the words of a command. Raises ConfigurationError if its program is missing."""
     command = _resolve_words(words)
     if shutil.which(command[0], path=variables.get("PATH", os.defpath)) is None:
         raise ConfigurationError(
-            f"{_FIELD}.{field}: there is no program {command[0]!r} that can be run here: expected "
-            "one on the PATH of the worker's image, or a file beside the manifest"
+            f"{_FIELD}.{field}: cannot run {command[0]!r} here: expected a program "
+            "on the PATH of the worker's image, or a file in the folder of the manifest"
         )
     return command
 
 
 def _resolve_words(words: Sequence[str]) -> list[str]:
-    """The words, with files of the working directory for those that name one."""
+    """Replace words that name a file of the working directory by its path."""
     return [command_word(word, Path.cwd()) for word in words]

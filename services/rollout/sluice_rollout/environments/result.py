@@ -1,4 +1,4 @@
-"""The result that a program leaves behind: `result.json`."""
+"""Reads the result that a program or a verifier writes: `result.json`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ _FIELDS = ("reward", "metadata", "rewards", "turn_rewards")
 
 
 class ResultError(Exception):
-    """A result that cannot be read. The message names the file, and what was expected."""
+    """A result is invalid. The message names the file and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """reward: None where the program gives none. metadata: for the sample's. rewards: of seats.
-    turn_rewards: of each seat's turns, "" where the job has none.
-    """
+    """The contents of a result."""
 
     reward: RewardValue | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    rewards: dict[str, RewardValue] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)  # added to the sample's
+    rewards: dict[str, RewardValue] = field(default_factory=dict)  # by seat
+    # Rewards of turns, by seat. Without `rollout.seats`, the only seat is "".
     turn_rewards: dict[str, list[float]] = field(default_factory=dict)
 
 
 def read(directory: str) -> Result:
-    """The result of the program that ran in this directory. Raises ResultError."""
+    """Read the result of the program that ran in a directory. Raises ResultError."""
     return parse_text(read_text(Path(directory) / RESULT))
 
 
 def parse_text(text: str | None) -> Result:
-    """The result in a file's text; None: there is no file. Raises ResultError."""
+    """Parse the text of a result. None (no file) is an empty result. Raises ResultError."""
     if text is None:
         return Result()
     try:
@@ -49,8 +48,9 @@ def parse_text(text: str | None) -> Result:
 
 
 def parse(document: Any) -> Result:
-    """The result in a document. Raises ResultError or InputError; the reward is checked when it is
-    set.
+    """Parse a result's JSON document. Raises ResultError or InputError.
+
+    The reward itself is checked when it is applied.
     """
     if not isinstance(document, dict) or document.keys() - set(_FIELDS):
         raise ResultError(
@@ -58,10 +58,12 @@ def parse(document: Any) -> Result:
             f"{shown(document)}"
         )
     metadata = _object(document, "metadata")
-    if ours := metadata.keys() & {TURNS, BRANCH_TURNS}:
-        raise ResultError(f"{RESULT}: metadata.{min(ours)} is sluice's own: take another name")
-    of_turns = document.get("turn_rewards") or {}
-    by_seat = {"": of_turns} if isinstance(of_turns, list) else _object(document, "turn_rewards")
+    if reserved := metadata.keys() & {TURNS, BRANCH_TURNS}:
+        raise ResultError(f"{RESULT}: metadata.{min(reserved)} is reserved: take another name")
+    turn_rewards = document.get("turn_rewards") or {}
+    by_seat = (
+        {"": turn_rewards} if isinstance(turn_rewards, list) else _object(document, "turn_rewards")
+    )
     for rewards in by_seat.values():
         if not isinstance(rewards, list) or any(isinstance(reward, bool) for reward in rewards):
             raise ResultError(
@@ -81,8 +83,9 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_text(file: Path) -> str | None:
-    """The file's text; None where there is none. Nothing but a plain file is read, and no link is
-    followed, whatever the program does meanwhile. Raises ResultError.
+    """Return a file's text, or None if it does not exist. Raises ResultError.
+
+    Only plain files are read, and no link is followed, whatever the program does meanwhile.
     """
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
@@ -97,4 +100,4 @@ def read_text(file: Path) -> str | None:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ResultError(f"{RESULT} is no UTF-8: {error}") from error
+        raise ResultError(f"{RESULT} is not UTF-8: {error}") from error

@@ -1,13 +1,13 @@
-"""Our container (`python -m sluice_rollout.environments.sidecar`) in an episode's pod, or its
-verifier's.
+"""The sidecar container (`python -m sluice_rollout.environments.sidecar`) of an episode pod.
 
-It joins a worker as soon as it runs, and waits for an episode: such pods are the warm pool. Then it
-writes the row for the user's container, whose shell has waited for it. The program there finds its
-model at an address that only this pod can reach: the episode's key is put in here, so that no
-program ever holds it. When the program has ended, this sends what it left behind, and ends too; as
-it does when the worker says that the episode is over, and whoever made the pod takes it away.
+It runs in pods of episodes and of verifiers. It joins a worker as soon as it starts, and waits for
+an episode: such pods are the warm pool. Then it writes the row, for which the shell of the user's
+container waits. The program finds its model at an address that only this pod can reach. The sidecar
+adds the episode's key to its requests, so that the program never holds the key. When the program
+ends, the sidecar sends what it left, and ends as well. It also ends when the worker says that the
+episode is over; the operator then deletes the pod.
 
-It knows nothing of Kubernetes, and needs no account.
+It does not use the Kubernetes API, and needs no service account.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from sluice.samples import episode_protocol as wire
 from sluice_rollout.environments import artifacts, result
 from sluice_rollout.relay import relay
 
-JOIN_SECONDS = 1800.0
-"""A worker listens once its engine has started."""
+JOIN_SECONDS = 1800.0  # a worker listens once its engine has started
 RETRY_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 TAKEN_SECONDS = 1.0
@@ -44,19 +43,18 @@ SHOWN_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """worker: the address of its gateway. role: episode, verifier. directory: what is shared with
-    the user's container. port: of the model, on the pod's loopback; None: a verifier has none.
-    """
+    """Settings of the sidecar, from its environment variables."""
 
-    worker: str
+    worker: str  # address of the worker's gateway
     token: str
     pod: str
-    role: str
-    directory: Path
-    port: int | None
+    role: str  # episode or verifier
+    directory: Path  # shared with the user's container
+    port: int | None  # of the model, on the pod's loopback; None for a verifier
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Settings:
+        """Read the settings. Raises KeyError if a variable is missing."""
         role = variables["SLUICE_ROLE"]
         return cls(
             variables["SLUICE_WORKER"],
@@ -70,21 +68,21 @@ class Settings:
 
 @dataclass(slots=True)
 class Sidecar:
-    """key: of the episode, once there is one. stop: set by SIGTERM."""
+    """Plays one episode in its pod."""
 
     settings: Settings
     session: aiohttp.ClientSession
-    key: str = ""
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    key: str = ""  # of the episode
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set by SIGTERM
 
     async def run(self) -> None:
-        """Play one episode. Raises OSError or ClientError where the worker cannot be joined."""
+        """Play one episode. Raises OSError or ClientError if the worker cannot be joined."""
         async with await self._join() as socket:
             if assignment := await self._next(socket):
                 await self._play(socket, assignment)
 
     async def _join(self) -> aiohttp.ClientWebSocketResponse:
-        """Try until the worker listens."""
+        """Join the worker, waiting until it listens."""
         end = time.monotonic() + JOIN_SECONDS
         while True:
             try:
@@ -101,7 +99,7 @@ class Sidecar:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _next(self, socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any] | None:
-        """The episode; None where the pod or the worker ends before there is one."""
+        """Wait for an episode. Returns None if the pod or the worker ends first."""
         message = await self._unless_stopped(socket.receive())
         if message is None or message.type is not aiohttp.WSMsgType.TEXT:
             return None
@@ -111,7 +109,7 @@ class Sidecar:
     async def _play(
         self, socket: aiohttp.ClientWebSocketResponse, assignment: dict[str, Any]
     ) -> None:
-        """Let the program play; then send what it left, unless nobody listens any more."""
+        """Let the program play, then send what it left to the worker."""
         directory, self.key = self.settings.directory, assignment["key"]
         lines = [f"export {name}={shlex.quote(text)}\n" for name, text in assignment["variables"]]
         (directory / wire.VARIABLES).write_text("".join(lines))
@@ -120,14 +118,16 @@ class Sidecar:
             await asyncio.to_thread(artifacts.prepare, str(directory), artifacts.from_json(files))
         new = directory / f"{wire.ROW}.new"
         new.write_text(json.dumps(assignment["row"]))
-        new.rename(directory / wire.ROW)  # the shell may look at any time
+        new.rename(directory / wire.ROW)  # atomic, because the shell may look at any time
         ended = asyncio.create_task(self._until_status(directory / wire.STATUS))
-        over = asyncio.create_task(socket.receive())  # nothing more is said: it is the end
+        over = asyncio.create_task(
+            socket.receive()
+        )  # the worker sends no other message: this is the end
         await self._unless_stopped(asyncio.wait({ended, over}, return_when="FIRST_COMPLETED"))
         for task in (ended, over):
             task.cancel()
         if self.stop.is_set() and await self._is_taken(directory / wire.TAKEN):
-            return  # the pod is lost, and nobody at fault
+            return  # the pod is lost; the program did not fail
         judged = files is not None and self.settings.role == wire.EPISODE
         left = await asyncio.to_thread(_left, directory, judged)
         with contextlib.suppress(ConnectionError):
@@ -138,17 +138,19 @@ class Sidecar:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _is_taken(self, file: Path) -> bool:
-        """The program was told to end too, as all of a pod is that is deleted. Where it was killed
-        alone, for its memory say, only this container is.
+        """Wait a moment to see whether the program was told to end as well.
+
+        This is so if the pod is deleted. If the program was killed alone, for example for its
+        memory, only this container is told to end.
         """
         end = time.monotonic() + TAKEN_SECONDS
         while not file.exists() and time.monotonic() < end:
             await asyncio.sleep(LOOK_SECONDS)
         return file.exists()
 
-    async def _unless_stopped(self, wanted: Any) -> Any:
-        """The outcome; None where SIGTERM comes first."""
-        task, stop = asyncio.ensure_future(wanted), asyncio.create_task(self.stop.wait())
+    async def _unless_stopped(self, awaitable: Any) -> Any:
+        """Wait for an awaitable. Returns None if SIGTERM comes first."""
+        task, stop = asyncio.ensure_future(awaitable), asyncio.create_task(self.stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when="FIRST_COMPLETED")
             return task.result() if task.done() else None
@@ -157,7 +159,7 @@ class Sidecar:
             stop.cancel()
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        """A request of the program's, with the episode's key."""
+        """Forward a request of the program to the gateway, with the episode's key."""
         url = f"{self.settings.worker}{request.path_qs}"
         body = request.content if request.can_read_body else None
         return await relay(
@@ -166,10 +168,22 @@ class Sidecar:
 
 
 def _left(directory: Path, judged: bool) -> dict[str, Any]:
-    """The remains of a program. status: None where it was killed. refused: why its result was not
-    read. judged: they are artifacts, in place of a result.
+    """Collect what a program has left.
+
+    Parameters
+    ----------
+    directory
+        The directory that the pod's containers share.
+    judged
+        True if a verifier judges the program: collect artifacts, not a result.
+
+    Returns
+    -------
+    `status` is None if the program was killed. `refused` and `artifacts_refused` say why the result
+    or the artifacts could not be read.
+
     """
-    status = _end_of(directory / wire.STATUS, len("255\n"))
+    status = _tail(directory / wire.STATUS, len("255\n"))
     text, refused, files, unread = None, None, None, None
     try:
         if judged:
@@ -182,7 +196,7 @@ def _left(directory: Path, judged: bool) -> dict[str, Any]:
         refused = str(error)
     return {
         "status": _status_of(status),
-        "errors": _end_of(directory / wire.ERRORS, SHOWN_BYTES) or "",
+        "errors": _tail(directory / wire.ERRORS, SHOWN_BYTES) or "",
         "result": text,
         "refused": refused,
         "artifacts": files,
@@ -191,15 +205,15 @@ def _left(directory: Path, judged: bool) -> dict[str, Any]:
 
 
 def _status_of(text: str | None) -> int | None:
-    """The exit status in its file. A program may write there too: what is none is a failure."""
+    """Parse the file of the exit status. Other contents, written by the program, are a failure."""
     if not text:
         return None
     status = int(text) if re.fullmatch(r"[0-9]+\n?", text) else 1
     return status if status < MOST_STATUS else 1
 
 
-def _end_of(path: Path, most: int) -> str | None:
-    """The last bytes of a plain file, as text; None where there is none."""
+def _tail(path: Path, most: int) -> str | None:
+    """Return the last bytes of a plain file as text, or None if there is no such file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
@@ -209,7 +223,7 @@ def _end_of(path: Path, most: int) -> str | None:
 
 
 async def serve(variables: Mapping[str, str]) -> None:
-    """Play one episode. Raises KeyError for a variable that is missing; else as Sidecar.run."""
+    """Play one episode. Raises KeyError if a variable is missing; else as Sidecar.run."""
     settings = Settings.read(variables)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -229,6 +243,7 @@ async def serve(variables: Mapping[str, str]) -> None:
 
 
 def main() -> int:
+    """Run the sidecar. Returns the exit status."""
     try:
         asyncio.run(serve(os.environ))
     except (OSError, aiohttp.ClientError) as error:

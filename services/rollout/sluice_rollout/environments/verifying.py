@@ -1,7 +1,8 @@
-"""The verifier of an environment: a program that judges what an episode's program has left.
+"""Runs the verifier of an environment: a program that judges what an episode's program has left.
 
-It starts when that has ended, in a place that it could not reach, with what it has left in
-`artifacts` and with the row's label, which only the verifier is shown. It has no way to the model.
+It starts after that program has ended, in a place that the program could not reach. It gets the
+program's `artifacts` and the row with its label, which only the verifier sees. It has no access to
+the model.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _WHO = "has a verifier that"
 
 
 def artifacts_refused(reason: object) -> PlayFailedError:
-    """The failure of a sample whose program has left what no verifier is given."""
+    """Make the failure of a sample whose artifacts cannot be handed to the verifier."""
     return PlayFailedError("artifacts", f"left artifacts that cannot be handed on: {reason}")
 
 
@@ -48,17 +49,18 @@ class VerifierRules:
 
     @classmethod
     def for_job(cls, verifier: Verifier, spec: RLJobSpec) -> VerifierRules:
+        """Read the rules from a job."""
         hidden = frozenset(verifier.hidden_metadata)
         return cls(verifier.timeout_seconds, hidden, spec.reward is None)
 
-    def shown(self, prompt: Prompt) -> Prompt:
-        """The row as the program that is judged may see it."""
+    def visible(self, prompt: Prompt) -> Prompt:
+        """Return the row as the judged program may see it."""
         metadata = {k: value for k, value in prompt.metadata.items() if k not in self.hidden}
         return replace(prompt, label=None, metadata=metadata)
 
     @asynccontextmanager
     async def limited(self, episode: Episode) -> AsyncIterator[None]:
-        """The time in which a verifier is at work. Raises PlayFailedError once it is over."""
+        """Limit the time of a verifier. Raises PlayFailedError if it takes longer."""
         try:
             with metrics.VERIFIER_SECONDS.time(), episode.clock.stopped():
                 async with asyncio.timeout(self.seconds):
@@ -69,7 +71,7 @@ class VerifierRules:
             raise PlayFailedError(REASON, text) from error
 
     def take(self, episode: Episode, ended: ProgramExit, read: Callable[[], result.Result]) -> None:
-        """Give the sample what its verifier says. Raises PlayFailedError where that failed."""
+        """Apply a verifier's result. Raises PlayFailedError if the verifier failed."""
         if ended.status:
             raise PlayFailedError(REASON, f"{_WHO} {ended.failure}")
         apply_result(episode, read, REASON, _WHO)
@@ -81,38 +83,38 @@ class VerifierRules:
 
 @dataclass(frozen=True, slots=True)
 class VerifierProcess:
-    """A verifier that runs beside the worker. variables: those of every episode. containers: it
-    runs in those; None: as a process.
-    """
+    """A verifier that runs on the worker's machine."""
 
     command: Sequence[str]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str]  # of every episode
     rules: VerifierRules
-    containers: Containers | None = None
+    containers: Containers | None = None  # None: it runs as a process
 
     async def __call__(self, episode: Episode, files: Sequence[Artifact], directory: str) -> None:
-        """Judge an episode, in a directory of its own in this one. Raises PlayFailedError."""
+        """Judge an episode, in a new directory inside `directory`. Raises PlayFailedError."""
         name = f"{episode.prompt.group_id}.{episode.sample.index}-verifier-"
-        own = tempfile.mkdtemp(prefix=name, dir=directory)
+        workspace = tempfile.mkdtemp(prefix=name, dir=directory)
         try:
-            variables = await asyncio.to_thread(self._prepare, own, episode, files)
+            variables = await asyncio.to_thread(self._prepare, workspace, episode, files)
             run = self.containers.run if self.containers else process.run
             async with self.rules.limited(episode):
-                ended = await run(self.command, own, variables)
-            self.rules.take(episode, ended, lambda: result.read(own))
+                ended = await run(self.command, workspace, variables)
+            self.rules.take(episode, ended, lambda: result.read(workspace))
         except (OSError, ArtifactsError, SurvivorError) as error:
             raise PlayFailedError(REASON, f"{_WHO} cannot be run here: {error}") from error
         finally:
             with episode.clock.stopped():
-                await asyncio.shield(asyncio.to_thread(directories.remove, own))
+                await asyncio.shield(asyncio.to_thread(directories.remove, workspace))
 
-    def _prepare(self, own: str, episode: Episode, files: Sequence[Artifact]) -> dict[str, str]:
-        os.mkdir(f"{own}/{inputs.TEMPORARY}")
-        artifacts.prepare(own, files)
+    def _prepare(
+        self, workspace: str, episode: Episode, files: Sequence[Artifact]
+    ) -> dict[str, str]:
+        os.mkdir(f"{workspace}/{inputs.TEMPORARY}")
+        artifacts.prepare(workspace, files)
         row = inputs.row(episode.prompt, episode.sample.index, episode.seats)
-        Path(own, ROW).write_text(json.dumps(row))
+        Path(workspace, ROW).write_text(json.dumps(row))
         return {
             **self.variables,
             **inputs.prompt_variables(episode.prompt),
-            **inputs.directory_variables(own),
+            **inputs.directory_variables(workspace),
         }
