@@ -135,7 +135,7 @@ def _attention(normal: Callable[..., Tensor], heads: int, shared: int, width: in
     steps = torch.arange(longest, device=device, dtype=torch.int32)
     table = starts[:, None] + steps
     attend = partial(
-        invariant.attend, key_lengths=sizes, rows=rows, longest=longest, scale=width**-0.5
+        invariant.attention, key_lengths=sizes, rows=rows, longest=longest, scale=width**-0.5
     )
     at_once = partial(attend, q, k, v, starts=starts, lengths=sizes, table=table)
     whole = at_once()

@@ -57,7 +57,7 @@ COSTS = {
 
 class Tenth(PrefillBatching):
     def waits(self, waiting: int, running: int) -> bool:
-        return 0 < waiting < running * SHARE and self.waited < self.most
+        return 0 < waiting < running * SHARE and self.waited < self.max_passes
 
 
 RULES: dict[str, Callable[[], PrefillBatching]] = {

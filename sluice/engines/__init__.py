@@ -1,4 +1,4 @@
-"""Inference engines: how each is launched, asked for samples, and given weights."""
+"""Inference engines: how each is started, asked for samples, and given weights."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from sluice.engines.protocol import Engine
 from sluice.engines.sglang import Sglang
 from sluice.engines.vllm import Vllm
 
+# By the value of `rollout.engine`.
 _ENGINES: dict[str, Engine] = {"sglang": Sglang(), "vllm": Vllm()}
-"""By the word of `rollout.engine`."""
+# Names of engines, and of the distributions that they are installed from.
 NAMES = tuple(_ENGINES)
-"""Of engines, and of the distributions that they are installed from."""
+# Variables of engines' containers for which the environment decides, with the value that says so.
 UNDECIDED = {
     name: value for engine in _ENGINES.values() for name, value in engine.launch.undecided.items()
 }
-"""Variables of engines' containers, with the value that leaves it to the place what they say."""
 
 
 def engine_of(spec: RLJobSpec) -> Engine:
-    """The kind of engine that generates for the job."""
+    """Return the engine that generates for a job."""
     return _ENGINES[spec.rollout.engine]

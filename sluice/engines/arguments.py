@@ -1,4 +1,4 @@
-"""Names of arguments as command lines have them."""
+"""Arguments of engines' command lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from sluice.api.groups.engine_args import kebab
 
 
 def normalized(args: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument."""
+    """Return arguments by one spelling each.
+
+    `memFractionStatic`, `mem_fraction_static` and `mem-fraction-static` are one argument.
+    """
     return {aliases.get(name := kebab(key), name): value for key, value in args.items()}
 
 
 def brought_by_trainer(spec: RLJobSpec) -> bool:
-    """True if no engine needs to read the model's weights: the trainer sends its own before the
-    first request, so many engines would only read the same files at once.
+    """Return True if no engine needs to read the model's weights.
+
+    The trainer sends its weights before the first request, and many engines would read the same
+    files at once.
     """
     return not spec.debug.rollout_only or spec.model.init == "random"

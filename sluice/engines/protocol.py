@@ -1,8 +1,7 @@
-"""The parts of every inference engine: a launch, a client, a control of its weights, a layout of
-its tensors.
+"""Protocols of an inference engine: launch, client, control of its weights, layout of its tensors.
 
-The operator knows the launch, the rollout worker the client, the trainer control and layout; none
-of them knows which engine it is. `sluice.engines.engine_of` has the one that a job names.
+The operator uses the launch, the rollout worker the client, the trainer the control and the layout.
+None of them knows which engine it is: `sluice.engines.engine_of` returns the one that a job names.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Names that an engine that shares its GPUs gives its weights: while its memory is the trainer's,
+# and once it has allocated the memory of its weights again. The engine keeps the name, so a new
+# trainer and the worker can ask for it.
 RESTING, WAKING = "resting", "waking"
-"""Names that an engine that shares its GPUs gives its weights when its memory is the
-trainer's, and when it has taken back the part that its weights need. It keeps the name, so that
-whoever comes next knows: a new trainer, the worker beside it.
-"""
+# Version of weights that no trainer of sluice has sent, such as those of the engine's start.
 UNKNOWN_VERSION = -1
-"""Weights that are none of ours: what the engine had at its start."""
 
 
 class EngineError(Exception):
@@ -34,11 +32,11 @@ class EngineError(Exception):
 
 
 class RequestTimeoutError(EngineError):
-    """A request has no answer in time, and is given up."""
+    """A request was given up, because it had no answer in time."""
 
 
 class PromptRefusedError(EngineError):
-    """The engine will never take this prompt (too long, ...): no retry helps."""
+    """The engine will never take this prompt, which is too long, for example. No retry helps."""
 
 
 class ScoringError(Exception):
@@ -53,98 +51,103 @@ class ScoringError(Exception):
 
 
 class EngineRefusedError(Exception):
-    """The engine refused a control call, or is gone. The message says to which call, and why.
-
-    answered: True if the engine itself answered that it does not do what was asked.
-    """
+    """The engine refused a control call, or is gone. The message says which call, and why."""
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
+        # True if the engine itself answered that it does not do what was asked.
         self.answered = answered
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlacement:
-    """Where a server runs, as its command line says it; `$(NAME)` stands for a variable of its
-    container.
+    """The address and the model of a server, as its command line names them.
 
-    model: directory of the model. bind, port: of its HTTP server. index: number of its pod. head:
-    host:port at which the pods of an engine of several meet; None: it has one.
+    A value `$(NAME)` stands for a variable of the container.
     """
 
+    # Directory of the model.
     model: str
+    # Address and port of the HTTP server.
     bind: str
     port: str
+    # Number of the pod within its engine.
     index: str
+    # host:port at which the pods of one engine meet. None: the engine has one pod.
     head: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Files of ours that an engine's image does not have. An init container of the worker's image
-    brings them.
+    """Files of sluice that an engine's image lacks.
 
-    name: of the volume. directory: where it is mounted. command: what fills it.
+    An init container of the worker's image copies them to a volume.
     """
 
+    # Name of the volume.
     name: str
+    # Directory that the volume is mounted at.
     directory: str
+    # Command that fills the volume.
     command: tuple[str, ...]
 
 
 class Launch(Protocol):
-    """How a server is started. Every method is a pure function of the spec."""
+    """The start of a server. Every method is a pure function of the spec."""
 
     @property
     def health(self) -> str:
-        """HTTP path that says whether the server lives, at once, also while it is paused."""
+        """HTTP path that says at once whether the server lives, also while it is paused."""
 
     @property
     def undecided(self) -> Mapping[str, str]:
-        """Variables with a value that leaves it to the place what they say."""
+        """Variables for which the environment decides, with the value that says so."""
 
     def missing(self) -> str:
-        """One sentence on what this machine lacks to start it out of no image; empty: nothing."""
+        """Return in one sentence what this machine lacks to start the server without an image.
+
+        Empty if the server can be started.
+        """
 
     def plugin(self, spec: RLJobSpec) -> Plugin | None: ...
     def command(self, spec: RLJobSpec) -> list[str]: ...
     def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]: ...
     def env(self, spec: RLJobSpec) -> dict[str, str]: ...
     def caches(self, directory: str) -> dict[str, str]:
-        """Variables with which it keeps the kernels that it compiles in this directory."""
+        """Return variables that make the engine keep compiled kernels in this directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's word about itself. ranks: processes that hold weights. context_tokens: None: the
-    model's own.
-    """
+    """Facts that a server reports about itself."""
 
+    # Processes that hold weights.
     ranks: int
+    # Tokens of prompt and response together. None: as the model says.
     context_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer to one request. finish: stop, length or abort. spans: positions count from the
-    first new token. experts: of all tokens of request and answer but the last, where the engine was
-    started to tell.
-    """
+    """The answer to one request."""
 
     tokens: list[int]
     log_probs: list[float]
+    # Weight versions of the tokens. Positions count from the first new token.
     spans: list[WeightSpan]
+    # `stop`, `length` or `abort`.
     finish: str
     matched_stop: str | None
+    # Experts of all tokens of request and answer but the last. None: not requested.
     experts: Experts | None = None
 
 
 class Client(Protocol):
-    """One server, as a worker asks it. Used inside of `async with`. Methods raise EngineError."""
+    """A server, as a rollout worker uses it, inside `async with`. Methods raise EngineError."""
 
     url: str
+    # Valid once `wait_ready` has returned.
     info: ServerInfo
-    """Known once `wait_ready` has returned."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...
@@ -153,75 +156,86 @@ class Client(Protocol):
         """Wait until the server answers, and learn how it was started."""
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does
-        not.
+        """Return (healthy, reason).
+
+        With `generate` the engine has to make a token, which a hung scheduler does not.
         """
 
     async def rests(self) -> bool:
-        """True where it has given its memory to the trainer, whose turn it is: it answers nothing,
-        and is well.
+        """Return True if the engine has given its memory to the trainer.
+
+        It then answers no request, and is healthy.
         """
 
     async def paused_seconds(self) -> float:
-        """Seconds for which it has been seen paused, as it is for a weight update; 0: it is not."""
+        """Return how long the engine has been seen paused for a weight update; 0 if it is not."""
 
     async def answers(self) -> bool:
-        """True where the server's scheduler answers, which it does in a pause too."""
+        """Return True if the server's scheduler answers, which it does in a pause too."""
 
     async def generate(
         self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], *, cache: str = ""
     ) -> Generation:
-        """Generate from token ids. An aborted request returns what it has.
+        """Generate from token ids. An aborted request returns the tokens that it has.
 
-        sampling: by the names of SGLang's sampling parameters, whatever the engine.
-        cache: requests with different ones share no prefixes in the engine's cache.
+        Parameters
+        ----------
+        rid
+            Name of the request, for `abort`.
+        input_ids
+            Tokens of the prompt, and of the response so far.
+        sampling
+            Sampling parameters by SGLang's names, whatever the engine.
+        cache
+            Name of the prefix cache: requests with different names share no prefixes.
+
         """
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. They answer with what they have."""
+        """End one request, or all. They answer with the tokens that they have."""
 
 
 class Scorer(Protocol):
-    """A server that somebody runs, asked about tokens that others wrote. Methods raise
-    ScoringError.
-    """
+    """A server of the user's, which scores given tokens. Methods raise ScoringError."""
 
     async def close(self) -> None: ...
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token.
+        """Return the text of each token.
 
-        Raises aiohttp.ClientError, OSError or TimeoutError: nobody answers; ConfigurationError: it
-        is no such server.
+        Raises aiohttp.ClientError, OSError or TimeoutError if the server does not answer, and
+        ConfigurationError if it is another kind of server.
         """
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
-        """Log-probs of the last `count` of these tokens at temperature 1; nan where the server has
-        none.
-        """
+        """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown."""
 
 
 class CallParser(Protocol):
+    """A parser of tool calls."""
+
     def __call__(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-        """The text of a turn without its tool calls, and (name, arguments as JSON) of each."""
+        """Return the text without its tool calls, and (name, arguments as JSON) of each call."""
 
 
 class Control(Protocol):
-    """One server, as a weight update treats it. Methods raise EngineRefusedError."""
+    """A server, as a weight update uses it. Methods raise EngineRefusedError."""
 
+    # host:port
     address: str
-    """host:port"""
+    # True if the engine can pass a bucket on to another engine. Valid once `learn` has returned.
     passes_on: bool
-    """True where the engine can pass a bucket on to another one, once `learn` has returned."""
 
     @property
     def in_order(self) -> bool:
-        """True where it takes buckets in the order in which they were asked of it, so that one may
-        be asked for while others are on their way. Known once `learn` has returned.
+        """True if the engine takes buckets in the order of the requests for them.
+
+        The next bucket may then be requested while others are on their way. Valid once `learn` has
+        returned.
         """
 
     async def learn(self) -> None:
-        """Learn which interface the server has, where releases differ."""
+        """Learn which interface the server has, as releases differ."""
 
     async def init_group(
         self,
@@ -233,87 +247,92 @@ class Control(Protocol):
         *,
         first_rank: int = 1,
     ) -> None:
-        """Join a communicator of `world_size` ranks; returns once all have joined.
+        """Join a communicator of `world_size` ranks; return once all have joined.
 
-        first_rank: 1: the ranks of the engine follow a sender. 0: the engine is the sender, of a
-        link, over which it passes weights on. A link is made after the answer.
+        With `first_rank` 1 the ranks of the engine follow a sender. With 0 the engine is the sender
+        of a link, over which it passes weights on; a link is made after the answer.
         """
 
     async def pause(self, mode: str) -> None: ...
     async def resume(self) -> None: ...
 
     async def begin(self) -> None:
-        """Open an update over `receive` or `open`. One that is open already was left by who has
-        died.
+        """Open an update over `receive` or `open`.
+
+        An update that is open already belongs to a trainer that has died, and is closed.
         """
 
     async def end(self) -> None: ...
 
     def may_flush(self, pause_mode: str) -> bool:
-        """True where emptying the prefix cache inside the update is safe, whatever is running."""
+        """Return True if emptying the prefix cache inside the update is always safe."""
 
     async def try_flush(self) -> bool:
-        """Empty the prefix cache, whose entries were computed with the old weights. False: requests
-        are running.
+        """Empty the prefix cache, whose entries were computed with the old weights.
+
+        Returns False if requests are running.
         """
 
     async def rest(self) -> None:
-        """End what is running, and give the memory of weights and cache away."""
+        """End running requests, and release the memory of weights and cache."""
 
     async def wake(self) -> None:
-        """Take the memory of the weights back, with nothing in it."""
+        """Allocate the memory of the weights again. Its content is undefined."""
 
     async def wake_cache(self) -> None:
-        """Take the rest of the memory back."""
+        """Allocate the rest of the memory again."""
 
     async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
-        """Load a bucket out of the trainer's memory: a handle for each rank of the engine."""
+        """Load a bucket from the trainer's memory, by one handle for each rank of the engine."""
 
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
     ) -> None:
-        """Take part in one broadcast of a bucket. The version goes with the last bucket only.
+        """Take part in one broadcast of a bucket. Only the last bucket has a version.
 
-        group: of a communicator; or, where the engine passes weights on, the bucket's route.
+        `group` names a communicator or, if the engine passes weights on, the route of the bucket.
         """
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a Hugging Face checkpoint."""
 
     async def name_version(self, version: int | str) -> None:
-        """Give the weights that the engine has another name."""
+        """Rename the version of the engine's weights."""
 
     async def version(self) -> str: ...
 
 
 class StackName(Protocol):
-    def __call__(self, experts: str, *, gated: bool) -> str:
-        """The engine's name for all experts' first projections (gated: gate above up), or their
-        second.
+    """A function that names the stacked weights of a layer's experts."""
 
-        experts: name of the module, as `model.layers.3.mlp.experts`.
+    def __call__(self, experts: str, *, gated: bool) -> str:
+        """Return the engine's name of all experts' first projections, or of their second ones.
+
+        `experts` names the module, such as `model.layers.3.mlp.experts`. `gated` selects the first
+        projections, which have gate above up.
         """
 
 
 class Layout(Protocol):
-    """How an engine wants the tensors of a model."""
+    """The form in which an engine wants the tensors of a model."""
 
     @property
     def untied(self) -> Sequence[str]:
-        """model_type of families whose embedding the engine never shares with its output layer."""
+        """The `model_type` of families whose embedding is never the engine's output layer."""
 
     def takes_stacks(self, spec: RLJobSpec) -> bool:
-        """True where it takes all experts of a layer as one tensor."""
+        """Return True if the engine takes all experts of a layer as one tensor."""
 
     def stack_name(self, experts: str, *, gated: bool) -> str:
-        """A StackName."""
+        """Return the name of stacked experts, as a StackName does."""
 
     def inseparable(self, tensors: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-        """The tensors in their order, those together that must not come in two buckets."""
+        """Yield the tensors in order, in lists that must not be split between buckets."""
 
     def in_parts(self, tensors: Iterable[tuple[str, T]], max_bytes: int) -> Iterator[tuple[str, T]]:
-        """The same tensors; those that no bucket can hold in parts which the engine
-        puts together.
+        """Yield the tensors, with those that fit into no bucket in parts.
+
+        The engine joins the parts.
         """
 
 
@@ -328,20 +347,23 @@ class Engine(Protocol):
     def client(self, url: str) -> Client: ...
 
     def scorer(self, url: str, seconds: float) -> Scorer:
-        """seconds: of one request."""
+        """Return a scorer. `seconds` limits one request."""
 
     def call_parser(self, name: str) -> CallParser:
-        """The engine's own parser of tool calls.
+        """Return the engine's parser of tool calls.
 
-        Raises ImportError: not to be had in this process; ValueError: there is none of this name.
+        Raises ImportError if it is not available in this process, and ValueError if there is no
+        such parser.
         """
 
     def control(
         self, address: str, session: aiohttp.ClientSession, timeout: float, source: str
     ) -> Control:
-        """source: name and attempt of the trainer that calls, as `trainer-0/3`. timeout: seconds of
-        each call.
+        """Return the control of one server.
+
+        `source` is the name and attempt of the trainer that calls, such as `trainer-0/3`; `timeout`
+        limits each call, in seconds.
         """
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections for controls, any number of them."""
+        """Return connections for any number of controls."""

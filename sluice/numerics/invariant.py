@@ -1,13 +1,14 @@
-"""Functions of a dense model that give each token the same bits whatever else is in its batch.
+"""Functions of a dense model whose bits for a token do not depend on the rest of the batch.
 
-An engine computes a token alone, beside others' tokens, or a prompt at once; a trainer computes
-whole sequences. Libraries choose another kernel for each of these sizes, and so add up in another
-order. Here one kernel, with one size of tile, serves all of them: every sum over channels, words or
-earlier tokens is taken in the same order for every token (He et al., "Defeating Nondeterminism in
-LLM Inference", Thinking Machines 2025). Where trainer and engine both call these functions on equal
-weights, their log-probs are equal to the bit, given the same GPU and releases of torch and Triton.
+An engine computes a token alone, with other requests' tokens, or as part of a prompt; a trainer
+computes whole sequences. Libraries choose another kernel for each of these sizes, which sums in
+another order. Here one kernel with one tile size serves all of them: every sum over channels, the
+vocabulary or earlier tokens is taken in the same order for every token (He et al., "Defeating
+Nondeterminism in LLM Inference", Thinking Machines 2025). If trainer and engine both call these
+functions on equal weights, their log-probs are equal to the bit, given the same GPU and releases of
+torch and Triton.
 
-This file runs in engines' images too: it imports nothing but torch and Triton.
+This file runs in engines' images too, so it imports torch and Triton only.
 """
 
 import torch
@@ -18,18 +19,18 @@ from torch import Tensor
 from . import invariant_kernels as kernels
 
 _LOG2_E = 1.4426950408889634
+# Tile of a matrix product.
 _ROWS, _COLUMNS, _DEPTH = 128, 128, 64
-"""Tile of a matrix product."""
+# Tile of attention: rows of queries (of all heads that share keys), and keys.
 _QUERIES, _KEYS = 64, 64
-"""Tile of attention: rows of queries (of all heads that share keys), and keys."""
+# Logits that are read at a time.
 _WORDS = 4096
-"""Logits that are looked at together."""
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """X [..., k] times weight [n, k], + bias [n]: [..., n], in `out_dtype`, else as x."""
+    """Return x [..., k] times weight [n, k], plus bias [n]: [..., n], as x or `out_dtype`."""
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     out = torch.empty((len(rows), len(weight)), dtype=out_dtype or x.dtype, device=x.device)
@@ -57,7 +58,10 @@ def linear(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """X [..., n] by the root of its mean square, times weight [n], in float32 until the end."""
+    """Divide x [..., n] by its root mean square and multiply by weight [n], in float32.
+
+    The result has x's type.
+    """
     width = x.shape[-1]
     rows = x.reshape(-1, width)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -70,7 +74,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(x.shape)
 
 
-def attend(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -83,11 +87,25 @@ def attend(
     longest: int,
     scale: float,
 ) -> Tensor:
-    """Causal attention of each sequence's last tokens to all of it: [t, heads, d].
+    """Causal attention of each sequence's last tokens to the whole sequence: [t, heads, d].
 
-    q: [t, heads, d], the queries of sequence s from `starts[s]` on, `lengths[s]` of them, at most
-    `longest`. k, v: [slots, kv heads, d]: token i of sequence s, one of `key_lengths[s]`, lies in
-    slot `table[rows[s], i]`. d: the same for all, up to 256.
+    Parameters
+    ----------
+    q
+        [t, heads, d], the queries of sequence s from `starts[s]` on. d is at most 256.
+    k, v
+        [slots, kv heads, d]. Token i of sequence s is in slot `table[rows[s], i]`.
+    starts, lengths
+        First query and number of queries of each sequence.
+    key_lengths
+        Number of tokens of each sequence.
+    rows, table
+        Row of each sequence in the table of slots.
+    longest
+        Largest of `lengths`.
+    scale
+        Factor of the products of queries and keys.
+
     """
     heads, shared, width = q.shape[1], k.shape[1], q.shape[2]
     q, k, v = (x if x.stride()[1:] == (width, 1) else x.contiguous() for x in (q, k, v))
@@ -122,12 +140,13 @@ def attend(
     return out
 
 
-def statistics(
+def softmax_statistics(
     logits: Tensor, place: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of z = logits [n, words] x scales [n]: [n] float32 each.
+    """Return softmax statistics of z = logits [n, words] x scales [n]: four tensors [n], float32.
 
-    Largest z, sum of exp(z - largest), sum of that times (z - largest), z at `place` [n].
+    They are the largest z, the sum of exp(z - largest), the sum of that times (z - largest), and z
+    at `place` [n].
     """
     count, words = logits.shape
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
@@ -141,23 +160,26 @@ def statistics(
 
 
 def log_probs(logits: Tensor, tokens: Tensor, scales: Tensor) -> Tensor:
-    """Of `tokens` [n] under softmax(logits [n, words] x scales [n]): [n] float32."""
-    largest, total, _, target = statistics(logits, tokens, scales)
+    """Return log-probs [n] of `tokens` [n] under softmax(logits [n, words] x scales [n])."""
+    largest, total, _, target = softmax_statistics(logits, tokens, scales)
     return target - largest - total.log()
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """[t, heads, d], its first channels turned, in float32. cos, sin: [t, turned / 2]."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Apply rotary positions to the first channels of x [t, heads, d], in float32.
+
+    cos and sin are [t, rotated channels / 2].
+    """
     dim = 2 * cos.shape[-1]
-    turning = x[..., :dim].float()
-    a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+    channels = x[..., :dim].float()
+    a, b = (channels[..., 0::2], channels[..., 1::2]) if interleaved else channels.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     pairs = (a * cos - b * sin, b * cos + a * sin)
-    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
-    return torch.cat((turned.to(x.dtype), x[..., dim:]), dim=-1)
+    rotated = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat((rotated.to(x.dtype), x[..., dim:]), dim=-1)
 
 
-def gated(x: Tensor) -> Tensor:
-    """SiLU of the first half of the channels times the second half."""
+def silu_and_multiply(x: Tensor) -> Tensor:
+    """Multiply the SiLU of the first half of the channels by the second half."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up

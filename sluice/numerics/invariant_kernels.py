@@ -1,4 +1,4 @@
-"""Kernels of `invariant`: one size of tile for every batch, sums always in the same order."""
+"""Kernels of `invariant`: one tile size for every batch, and sums always in the same order."""
 
 import triton
 import triton.language as tl
@@ -21,7 +21,7 @@ def product(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n]: float32 until it is stored."""
+    """Compute out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], in float32."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     steps = tl.arange(0, DEPTH)
@@ -79,8 +79,9 @@ def attention(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Keys are looked at in blocks from the sequence's first on, whoever asks: a block that a query
-    does not see changes none of its sums.
+    """Read keys in blocks from the sequence's first on, whatever the query.
+
+    A block that a query does not see does not change its sums.
     """
     part, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
@@ -95,8 +96,8 @@ def attention(
     position = keys - length + token
     channels = tl.arange(0, BLOCK)
     place = (start + token)[:, None] * q_stride + (query_head * WIDTH)[:, None] + channels[None, :]
-    asked = (token < length)[:, None] & (channels < WIDTH)[None, :]
-    queries = tl.load(q + place, mask=asked, other=0.0)
+    is_query = (token < length)[:, None] & (channels < WIDTH)[None, :]
+    queries = tl.load(q + place, mask=is_query, other=0.0)
 
     largest = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((QUERIES,), dtype=tl.float32)
@@ -121,7 +122,7 @@ def attention(
     place = (
         (start + token)[:, None] * out_stride + (query_head * WIDTH)[:, None] + channels[None, :]
     )
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=asked)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=is_query)
 
 
 @triton.jit

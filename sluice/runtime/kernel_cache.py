@@ -1,6 +1,6 @@
-"""Where compilers of kernels keep what they have made.
+"""Directories in which compilers keep the kernels that they have made.
 
-Engines' plugins have this file too: it imports the standard library alone.
+Engines' plugins contain this file too, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import os
 import tempfile
 from collections.abc import MutableMapping
 
+# Names the directory that contains all others.
 VARIABLE = "SLUICE_KERNEL_CACHE"
-"""Names the directory below which all others are."""
 
 
 def caches(directory: str) -> dict[str, str]:
-    """Variables of Triton, torch.compile, FlashAttention 4 and CUDA, which engines and trainers
-    have in common. Each names what it keeps by a hash of the source and of its own release, so
-    processes may share.
+    """Return variables of Triton, torch.compile, FlashAttention 4 and CUDA.
+
+    Each cache names its entries by a hash of the source and of the compiler's release, so processes
+    may share it.
     """
     return {
         VARIABLE: directory,
@@ -28,16 +29,18 @@ def caches(directory: str) -> dict[str, str]:
 
 
 def leave_unwritable(environ: MutableMapping[str, str] = os.environ) -> str:
-    """Take variables back whose directories cannot be written: a compiler would end the process
-    there, where without it kernels are only compiled once more. What to tell of it, or nothing.
+    """Remove variables whose directories cannot be written, and return a warning about them.
+
+    A compiler would end the process there; without the variable, kernels are only compiled again.
+    Empty if all can be written.
     """
     root, refusals = environ.get(VARIABLE), list[str]()
-    for name, place in list(environ.items()) if root else []:
-        if name == VARIABLE or not f"{place}/".startswith(f"{root}/"):
+    for name, directory in list(environ.items()) if root else []:
+        if name == VARIABLE or not f"{directory}/".startswith(f"{root}/"):
             continue
         try:
-            os.makedirs(place, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=place) as file:
+            os.makedirs(directory, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=directory) as file:
                 file.write(b"0" * 4096)
         except OSError as error:
             refusals.append(str(error))
@@ -45,7 +48,8 @@ def leave_unwritable(environ: MutableMapping[str, str] = os.environ) -> str:
     if not refusals:
         return ""
     return (
-        f"kernelCache: kernels are compiled anew in this pod, user {os.getuid()} cannot write them "
-        f"to its volume ({refusals[0]}). Of a hostPath or an NFS export the directory has to be "
-        "that user's, or anybody's (chmod 1777); other volumes get its group by themselves"
+        f"kernelCache: this pod compiles its kernels again, because user {os.getuid()} cannot "
+        f"write to the volume ({refusals[0]}). The directory of a hostPath or an NFS export has to "
+        "belong to that user or be writable by everyone (chmod 1777); other volumes get the right "
+        "group"
     )

@@ -24,7 +24,7 @@ _TRANSIENT_STATUSES = (408, 429)
 
 
 class JsonEndpoint:
-    """One URL, with a pool of connections.
+    """A URL, with a pool of connections.
 
     Parameters
     ----------

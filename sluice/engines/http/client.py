@@ -1,4 +1,4 @@
-"""Requests to an engine that speaks HTTP: how one is sent, sent again, and taken back."""
+"""Requests to an engine that speaks HTTP: sent, repeated and taken back."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ from sluice.engines.http import connections
 from sluice.engines.protocol import UNKNOWN_VERSION, EngineError, Generation, RequestTimeoutError
 from sluice.telemetry import logs
 
+# Time limit of a request: REQUEST_SECONDS, in which it may be queued or sit through a pause, and
+# the time of the slowest engine for each token that it may generate. The limit finds a request that
+# a healthy engine has lost; an engine that is dead or hung is found within minutes (health.py).
 REQUEST_SECONDS = 1800.0
 SLOWEST_TOKENS_A_SECOND = 1.0
-"""Time for a request: `REQUEST_SECONDS`, in which it may wait for its turn or through a pause, and
-for each token that it may generate as long as the slowest engine takes. That finds a request that a
-healthy engine has lost; one that is dead or hung is found within minutes (health.py).
-"""
 PROBE_SECONDS = 3.0
 GET_SECONDS = 30.0
 POST_SECONDS = 10.0
 
 
 class HttpClient:
-    """One server. An engine's own says how a request and an answer of it look."""
+    """A server. Subclasses define how a request and an answer look."""
 
     generate_path: str
 
     def body(
         self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], cache: str
     ) -> dict[str, Any]:
-        """A request to generate."""
+        """Return the body of a request to generate."""
         raise NotImplementedError
 
     def read(self, status: int, text: str) -> Generation:
-        """The generation of an answer. Raises EngineError where it has none."""
+        """Return the generation of an answer. Raises EngineError if it is not one."""
         raise NotImplementedError
 
     async def learn(self) -> None:
-        """Learn how the server was started, which is healthy."""
+        """Learn how the server, which is healthy, was started."""
         raise NotImplementedError
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. They answer with what they have."""
+        """End one request, or all. They answer with the tokens that they have."""
         raise NotImplementedError
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        """(healthy, reason). `generate`: let the engine make a token."""
+        """Return (healthy, reason). With `generate` the engine has to make a token."""
         raise NotImplementedError
 
     def __init__(self, url: str, *, request_seconds: float = REQUEST_SECONDS) -> None:
@@ -90,15 +89,15 @@ class HttpClient:
     async def generate(
         self, rid: str, input_ids: list[int], sampling: Mapping[str, Any], *, cache: str = ""
     ) -> Generation:
-        """Generate from token ids. An aborted request returns what it has. Raises EngineError."""
+        """Generate from token ids. An aborted request returns its tokens. Raises EngineError."""
         tokens = int(sampling.get("max_new_tokens", 0))
         try:
             return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
         except (aiohttp.ClientError, OSError) as error:
             if not connections.has_ended(error):
                 raise self._lost(error) from error
-        # The engine may be at work on it, if only the answer was lost: under the same name it may
-        # be refused, and under one that begins with that name be taken back with it.
+        # If only the answer was lost, the engine may still work on the request. The same name may
+        # be refused, and a name that begins with it would be aborted with it.
         rid = f"again-{rid}"
         try:
             return await self._send(rid, self.body(rid, input_ids, sampling, cache), tokens)
@@ -106,7 +105,7 @@ class HttpClient:
             raise self._lost(error) from error
 
     async def _send(self, rid: str, body: dict[str, Any], tokens: int) -> Generation:
-        """Send a request for up to `tokens`, once. It is taken back where nobody waits for it."""
+        """Send a request for up to `tokens`, once. Abort it if it is cancelled or too slow."""
         seconds = self._request_seconds + tokens / SLOWEST_TOKENS_A_SECOND
         try:
             async with asyncio.timeout(seconds):
@@ -123,8 +122,9 @@ class HttpClient:
             raise
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
-        """Status and text of the answer to a request to generate. Raises what aiohttp raises, and
-        OSError; whoever asks has a deadline.
+        """Return status and text of the answer to a request to generate.
+
+        Raises what aiohttp raises, and OSError. The caller sets the deadline.
         """
         url, timeout = self.url + self.generate_path, aiohttp.ClientTimeout()
         async with self.session.post(url, json=body, timeout=timeout) as answer:
@@ -134,7 +134,7 @@ class HttpClient:
         return EngineError(f"engine {self.url}: {type(error).__name__} {error}")
 
     def _abort_soon(self, rid: str) -> None:
-        """Nobody wants this request's answer any more, but the engine would go on with it."""
+        """Abort a request whose answer is not needed, without waiting for it."""
         self._aborts.add(abort := asyncio.create_task(self._try_abort(rid)))
         abort.add_done_callback(self._aborts.discard)
 
@@ -151,19 +151,20 @@ class HttpClient:
         )
 
     async def status(self, method: str, path: str, seconds: float | None, **options: Any) -> int:
-        """The answer's status. Raises what aiohttp raises, TimeoutError and OSError."""
+        """Return the answer's status. Raises what aiohttp raises, TimeoutError and OSError."""
         async with self.request(method, path, seconds, **options) as answer:
             await answer.read()
             return answer.status
 
     async def post(self, path: str, body: Mapping[str, Any] | list[Any] | None = None) -> int:
-        """The answer's status. Raises EngineError where there is none."""
+        """Post a body and return the answer's status. Raises EngineError if there is no answer."""
         try:
             return await self.status("POST", path, POST_SECONDS, json=body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
 
     async def get(self, path: str, seconds: float = GET_SECONDS) -> dict[str, Any]:
+        """Return the JSON object at a path. Raises EngineError."""
         try:
             async with self.request("GET", path, seconds) as answer:
                 answer.raise_for_status()
@@ -173,7 +174,7 @@ class HttpClient:
             raise EngineError(f"engine {self.url}{path}: {type(error).__name__} {error}") from error
 
     async def healthy(self, path: str, timeout: float, **options: Any) -> tuple[bool, str]:
-        """(healthy, reason), where a request to this path is answered by 200."""
+        """Return (healthy, reason): healthy if a request to this path is answered by 200."""
         method = "POST" if options else "GET"
         try:
             status = await self.status(method, path, timeout, **options)
@@ -183,5 +184,5 @@ class HttpClient:
 
 
 def version_number(text: str) -> int:
-    """A weight version of ours is a number; what the engine started with has another name."""
+    """Return a weight version as a number; -1 for the name of the engine's first weights."""
     return int(text) if text.isdigit() else UNKNOWN_VERSION

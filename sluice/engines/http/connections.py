@@ -1,8 +1,9 @@
-"""HTTP to an engine's server: connections are used again, and a closed one costs nobody a request.
+"""HTTP connections to an engine's server, which are reused.
 
 Servers (uvicorn) close connections that were idle for 5 s. A client that was held up for so long
-has not noticed when it sends the next request on one, and cannot tell that from a server that has
-died.
+does not notice before it sends the next request on such a connection, and cannot tell that from a
+server that has died. So idle connections are closed earlier, and a request on a closed one is sent
+again.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 import aiohttp
 
+# Idle connections are closed before the server closes them.
 KEEP_ALIVE_SECONDS = 2.0
-"""Idle connections are given up before the server does it."""
 
 
 def session(**options: Any) -> aiohttp.ClientSession:
-    """A client for engines. options: aiohttp.TCPConnector's."""
+    """Return a client session for engines. `options` are aiohttp.TCPConnector's."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_SECONDS, **options)
     )
@@ -28,10 +29,10 @@ def session(**options: Any) -> aiohttp.ClientSession:
 async def request(
     client: aiohttp.ClientSession, method: str, url: str, **options: Any
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """As `client.request`, and again if the connection ended before the first byte of an answer.
+    """Send a request as `client.request` does, and again if the connection ended without an answer.
 
-    A server that has died refuses the second time, so a request reaches a handler that answers at
-    most once. A handler whose answer was lost may see it twice. Raises what aiohttp raises.
+    A server that has died refuses the second attempt, so at most one handler answers. A handler
+    whose answer was lost may see the request twice. Raises what aiohttp raises.
     """
     try:
         answer = await client.request(method, url, **options)
@@ -44,6 +45,6 @@ async def request(
 
 
 def has_ended(error: BaseException) -> bool:
-    """True where a connection that was there ended before an answer came."""
+    """Return True if an established connection ended before an answer came."""
     ended = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
     return ended and not isinstance(error, aiohttp.ClientConnectorError)

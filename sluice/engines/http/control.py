@@ -1,4 +1,4 @@
-"""Control calls to an engine that speaks HTTP, whichever it is: how one is made, and fails."""
+"""Control calls to an engine that speaks HTTP."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from sluice.engines.http import connections
 from sluice.engines.protocol import EngineRefusedError
 
 T = TypeVar("T")
+# Statuses of an engine that does not do what it was asked. Others say that it cannot do it now, or
+# that it is another server.
 _REFUSALS = (400, 422, 500)
-"""Statuses of an engine that does not do what it was asked. Others say that it cannot now, or that
-it is another server."""
+# Name and attempt of the trainer that calls. An engine with sluice's plugin refuses a trainer that
+# was replaced.
 SOURCE_HEADER = "x-sluice-source"
-"""Name and attempt of the trainer that calls: an engine with our plugin refuses a replaced one."""
 
 
 @dataclass(slots=True)
 class HttpControl:
-    """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`."""
+    """An engine, by its HTTP address (host:port), as one trainer calls it."""
 
     address: str
     session: aiohttp.ClientSession
+    # Limit of a call, in seconds.
     timeout: float
+    # Name and attempt of the trainer that calls, such as `trainer-0/3`.
     source: str
 
     def request(
@@ -41,7 +44,7 @@ class HttpControl:
         )
 
     async def ask(self, path: str, field: str, kind: type[T]) -> T:
-        """One field of what the engine tells about itself. Raises EngineRefusedError."""
+        """Return one field of what the engine reports about itself. Raises EngineRefusedError."""
         answer = await self.call("GET", path)
         value = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(value, kind):
@@ -59,9 +62,9 @@ class HttpControl:
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> Any:
-        """The answer, read from JSON; None: it is empty. Raises EngineRefusedError.
+        """Return the answer, read from JSON; None if it is empty. Raises EngineRefusedError.
 
-        seconds: to wait for it; None: as for any call.
+        `seconds` limits this call, in place of the limit of all calls.
         """
         started = time.monotonic()
         options = {"json": body, "headers": headers or {}, "seconds": seconds}
@@ -81,5 +84,5 @@ class HttpControl:
             raise EngineRefusedError(f"{path}: {type(error).__name__} {error}") from error
 
     def explained(self, refusal: str) -> str:
-        """A refusal, with what to do about it where that is known."""
+        """Return a refusal, with what to do about it if that is known."""
         return refusal

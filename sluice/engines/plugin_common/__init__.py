@@ -1,6 +1,6 @@
-"""Files that plugins of all engines share: each has links to those in `path`, and
-to `sluice/runtime/open_files.py` and `sluice/runtime/kernel_cache.py`.
+"""Files that the plugins of all engines share.
 
-They stand in engines' processes, and import the standard library and torch alone, so that they can
-be copied into any image.
+Each plugin has links to them, and to `sluice/runtime/open_files.py` and
+`sluice/runtime/kernel_cache.py`. They run in the engines' processes and import only the standard
+library and torch, so they can be copied into any image.
 """

@@ -1,12 +1,12 @@
-"""An engine does what the newest attempt of its trainer says, and refuses an older one.
+"""An engine obeys the newest attempt of its trainer and refuses older ones.
 
-A trainer that was replaced may still run, on a node that is cut off, or wake up in the middle of
-an update: its next bucket would change weights that its successor has brought and verified. So
-each call of a trainer says who makes it, and the first one of a new attempt ends the old one's say.
-Calls that do not name a trainer (requests, health checks, people) are not concerned.
+A trainer that was replaced may still run on a node that is cut off, or wake up in the middle of an
+update. Its next bucket would change weights that its successor has sent and verified. So each call
+of a trainer names the attempt that makes it, and the first call of a new attempt ends the rights of
+older ones. Calls that name no trainer (requests, health checks, people) always pass.
 
-This file stands in the HTTP process of every engine (a link from each plugin), with nothing of ours
-beside it but that plugin.
+This file runs in the HTTP process of every engine, linked from each plugin, and imports the
+standard library only.
 """
 
 import json
@@ -14,8 +14,8 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+# Name and attempt of a trainer: `trainer-0/3`.
 HEADER = b"x-sluice-source"
-"""`trainer-0/3`: name and attempt."""
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 
 
 class Fence:
-    """Stands before an engine's HTTP application. newest: attempt, by a trainer's name."""
+    """Middleware of an engine's HTTP application, which refuses replaced trainers."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self.app = app
+        # Newest attempt, by the trainer's name.
         self.newest: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +39,10 @@ class Fence:
         await self.app(scope, receive, send)
 
     def refusal(self, source: bytes) -> str:
-        """Why this source may not call; empty: it may, and older attempts may not from now on."""
+        """Return why this source may not call; empty if it may.
+
+        From then on, older attempts of the same trainer may not.
+        """
         name, _, number = source.decode("latin-1").rpartition("/")
         if not number.isdecimal():
             expected = "expected a trainer's name and attempt, as trainer-0/3"

@@ -1,4 +1,4 @@
-"""A plugin's files are copied to where an engine's container mounts them."""
+"""Copies a plugin's files to the directory that an engine's container mounts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 def install(source: Path, target: Path) -> None:
-    """Copy a directory, links as what they point at.
+    """Copy a directory, with links as the files that they point at.
 
-    On a laptop engines share the target: one may start while another's files come.
+    Each file is replaced at once: on a laptop engines share the target, so one may start while the
+    files of another are copied.
     """
     for file in source.rglob("*"):
         if not file.is_file() or file.parent.name == "__pycache__":

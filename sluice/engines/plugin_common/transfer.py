@@ -1,8 +1,8 @@
-"""A bucket of weights is received into one buffer, from a trainer that may die meanwhile.
+"""Receives a bucket of weights into one buffer, from a trainer that may die meanwhile.
 
-This file stands in the processes of every engine (a link from each plugin), with nothing of ours
-beside it but that plugin. NCCL does not notice that a sender on the same machine is gone: the
-engine would hang until torch's watchdog ends it after ten minutes.
+This file runs in the processes of every engine, linked from each plugin, and imports the standard
+library and torch only. NCCL does not notice that a sender on the same machine is gone: the engine
+would hang until torch's watchdog ends it after ten minutes.
 """
 
 import logging
@@ -17,21 +17,21 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+# A receiver checks after this time whether its sender lives. Most transfers have ended before.
 LOOK_SECONDS = 1.0
-"""Time after which a receiver looks whether its sender lives. Most transfers have ended before."""
+# Prefix of the names of communicators with a sluice trainer.
 GROUP_PREFIX = "sluice-"
-"""Of the names that our trainers give their communicators."""
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _settings = threading.Lock()
+# Groups that are being made without torch's watchdog.
 _making = 0
-"""Groups that are being made without torch's watchdog."""
+# The setting before the first of these groups.
 _before: str | None = None
-"""Its setting as it was before the first of them."""
 Named = list[tuple[str, torch.Tensor]]
 
 
 class Onward(Protocol):
-    """The way to the next engine, which gets every piece of a bucket as soon as it is here."""
+    """The link to the next engine, which gets every piece of a bucket as soon as it is received."""
 
     def start(self) -> None: ...
     def send(self, piece: torch.Tensor) -> None: ...
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def receive(names: Any, dtypes: Any, shapes: Any, group: Any, device: Any) -> Named:
-    """Take part in the broadcast of a bucket; its tensors, as views of the one buffer."""
+    """Take part in the broadcast of a bucket; return its tensors, as views of one buffer."""
     data = memory(dtypes, shapes, device)
     take(data, group)
     look_after(group, data)
@@ -50,15 +50,17 @@ def receive(names: Any, dtypes: Any, shapes: Any, group: Any, device: Any) -> Na
 
 
 def memory(dtypes: Any, shapes: Any, device: Any) -> torch.Tensor:
-    """One buffer for a bucket: 1-D uint8."""
+    """Allocate one buffer for a bucket: 1-D uint8."""
     _tell()
     size = sum(_sizes([_kind(kind) for kind in dtypes], shapes))
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def take(data: torch.Tensor, group: Any, piece: int = 0, onward: Onward | None = None) -> None:
-    """Take part in the broadcast of a bucket, piece by piece (0: in one), each of which goes onward
-    at once. NCCL: queued, and so is the loading that follows; gloo: waited for.
+    """Take part in the broadcast of a bucket, piece by piece, and pass each piece on at once.
+
+    With NCCL the work is queued on the current stream, and so is the loading that follows. With
+    gloo it is done on return. A `piece` of 0 bytes means the whole bucket.
     """
     if onward:
         onward.start()
@@ -71,13 +73,13 @@ def take(data: torch.Tensor, group: Any, piece: int = 0, onward: Onward | None =
 
 
 def pieces(data: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Views of a bucket's bytes, each of `size` but the last; 0: one of all."""
+    """Return views of a bucket's bytes, each of `size` but the last; 0 means one view of all."""
     step = size or max(len(data), 1)
     return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
 
 
 def look_after(group: Any, data: torch.Tensor) -> None:
-    """Watch the sender until what the current stream has been told to receive has come."""
+    """Watch the sender until all that the current stream has to receive has come."""
     if data.is_cuda:
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
@@ -90,7 +92,7 @@ def _tell() -> None:
 
 
 def unpack(data: torch.Tensor, names: Any, dtypes: Any, shapes: Any) -> Named:
-    """The tensors of a bucket, as views of its bytes. data: 1-D uint8, without padding."""
+    """Return the tensors of a bucket as views of its bytes, which are 1-D uint8 without padding."""
     kinds = [_kind(kind) for kind in dtypes]
     pieces = torch.split(data, _sizes(kinds, shapes))
     tensors = (_as(*what) for what in zip(pieces, kinds, shapes, strict=True))
@@ -103,7 +105,7 @@ def _kind(dtype: Any) -> torch.dtype:
 
 
 def _sizes(kinds: list[torch.dtype], shapes: Any) -> list[int]:
-    """Bytes of each tensor."""
+    """Return the bytes of each tensor."""
     return [k.itemsize * torch.Size(shape).numel() for k, shape in zip(kinds, shapes, strict=True)]
 
 
@@ -113,11 +115,11 @@ def _as(piece: torch.Tensor, kind: torch.dtype, shape: Any) -> torch.Tensor:
 
 
 def watch(arrived: torch.cuda.Event, group: Any) -> None:
-    """Abort the communicator if the sender dies before the broadcast ends, which holds its store.
+    """Abort the communicator if the sender, which holds its store, dies before the broadcast ends.
 
-    NCCL alone: gloo notices by itself. Then the weights are partly the new ones, though the request
-    has been answered; the engine stays paused, as it is out of the update, and the sender's
-    successor brings it all weights over a communicator of its own.
+    Only for NCCL; gloo notices by itself. The weights are then partly new, although the request was
+    answered. The engine stays paused, as it is out of the update, and the sender's successor sends
+    it all weights over another communicator.
     """
     store = group.get_group_store()
     while not arrived.query():  # type: ignore[no-untyped-call]
@@ -131,8 +133,10 @@ def watch(arrived: torch.cuda.Event, group: Any) -> None:
 
 
 def release(group: Any) -> threading.Thread | None:
-    """Give up a communicator without waiting for its other end. The thread that aborts it, on
-    GPUs: once it has ended, nothing of the communicator runs.
+    """Give up a communicator without waiting for its other end.
+
+    On GPUs, returns the thread that aborts it: once that has ended, no operation of the
+    communicator runs.
     """
     log.info("the communicator %s is released", group.group_name)
     dist.distributed_c10d._world.pg_group_ranks.pop(group, None)
@@ -152,10 +156,11 @@ def release(group: Any) -> threading.Thread | None:
 
 @contextmanager
 def without_watchdog() -> Iterator[None]:
-    """Torch's watchdog ends the process when a collective fails: right for the engine's own groups.
+    """Make a group without torch's watchdog, which ends the process when a collective fails.
 
-    Not for this one. The setting is read when a group is made, and groups may be made side by side:
-    the last one puts it back. (The sender has the same; nothing of it is beside this file.)
+    The watchdog is right for the engine's other groups, but not for one with a trainer. torch reads
+    the setting when a group is made, and groups may be made concurrently, so the last one restores
+    it. The trainer has the same function, because this file cannot import it.
     """
     global _making, _before
     with _settings:

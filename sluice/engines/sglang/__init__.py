@@ -1,5 +1,6 @@
-"""SGLang, unmodified, from its own image; with a plugin of ours in its process where the job does
-not forbid it.
+"""SGLang, unmodified, from its official image.
+
+A plugin of sluice runs in its processes unless the job forbids it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Sglang:
-    """An `Engine`. What speaks HTTP is imported only where it is used: the operator never asks an
+    """The engine SGLang.
+
+    Modules that speak HTTP are imported only when they are used: the operator never calls an
     engine.
     """
 

@@ -1,8 +1,8 @@
-"""The SGLang server beside this worker, over HTTP.
+"""The client of an SGLang server, over HTTP.
 
-Which weights sampled a token two releases tell in two ways: since 0.5.21 an answer has
-`weight_versions`, as spans; before, our plugin gives it a version for each token (SGLang itself
-tells only the version at the answer's end).
+Releases tell in two ways which weights sampled a token. From 0.5.21 on, an answer has
+`weight_versions`, as spans. Before, the plugin adds a version for each token; SGLang itself tells
+only the version at the answer's end.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from sluice.engines.sglang import request_batching
 from sluice.engines.sglang.request_batching import RequestBatcher
 from sluice.samples.sample import Experts, WeightSpan, compact
 
+# Key of the plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
+# update.
 _VERSIONS = "sluice_versions"
-"""Key of our plugin in an answer of SGLang before 0.5.21: a version for each token, None before any
-update."""
+# Every server refuses this at once, except in a pause, when it looks at no request.
 _IMPOSSIBLE = {"input_ids": [0], "sampling_params": {"temperature": -1.0, "max_new_tokens": 1}}
-"""Every server refuses this at once, except in a pause, when it looks at no request."""
+# SGLang 0.5.17 refuses a request that it has not begun in these words; for one that it has begun it
+# answers "abort".
 _ABORTED = re.compile(r"Request \S+ was aborted")
-"""Refusal by SGLang 0.5.17 of a request that it has not begun; of one that it has it says "abort".
-"""
 
 
 class Client(HttpClient):
-    """One SGLang server."""
+    """An SGLang server."""
 
     generate_path = "/generate"
 
@@ -54,45 +54,46 @@ class Client(HttpClient):
         self._probed_since = 0.0
         self.frozen = self._tells_experts = False
         self.info = ServerInfo(1, None)
-        self._together: RequestBatcher | None = None
+        self._batcher: RequestBatcher | None = None
 
     async def __aexit__(self, *_: object) -> None:
-        if self._together:
-            await self._together.close()
+        if self._batcher:
+            await self._batcher.close()
         if self._probe:
             self._probe.cancel()
             await asyncio.wait({self._probe})
         await super().__aexit__()
 
     async def learn(self) -> None:
-        told = await self.get("/server_info")
-        self.info = server_info(told)
-        self._tells_experts = bool(told.get("enable_return_routed_experts"))
+        facts = await self.get("/server_info")
+        self.info = server_info(facts)
+        self._tells_experts = bool(facts.get("enable_return_routed_experts"))
         self.frozen = await self._freeze()
         if await self.post(request_batching.PATH, []) == 200:
-            self._together = RequestBatcher(self.session, self.url)
+            self._batcher = RequestBatcher(self.session, self.url)
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
-        return await (self._together.ask(body) if self._together else super().ask(body))
+        return await (self._batcher.ask(body) if self._batcher else super().ask(body))
 
     async def _freeze(self) -> bool:
-        """Take its start out of its garbage collection. False: it refuses.
+        """Exclude the server's imports from its garbage collection. Returns False if it refuses.
 
-        Python looks through all that the server has imported, again and again: 0.4 s without a
-        token each time. SGLang 0.5.21 does so by itself. A server whose user keeps its admin key to
-        themselves refuses.
+        Otherwise Python looks through all imported modules again and again, 0.4 s without a token
+        each time. SGLang 0.5.21 does this by itself. A server with an admin key refuses.
         """
         return await self.post("/freeze_gc") == 200
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        """(healthy, reason). `generate`: let the engine make a token, which a hung scheduler does
-        not.
+        """Return (healthy, reason).
+
+        With `generate` the engine has to make a token, which a hung scheduler does not.
         """
         return await self.healthy("/health_generate" if generate else "/health", timeout)
 
     async def rests(self) -> bool:
-        """True where it has given its memory to the trainer, whose turn it is: it then answers
-        nothing, and is well.
+        """Return True if the engine has given its memory to the trainer.
+
+        It then answers no request, and is healthy.
         """
         try:
             return (await self.get("/model_info")).get("weight_version") in (RESTING, WAKING)
@@ -100,22 +101,20 @@ class Client(HttpClient):
             return False
 
     async def paused_seconds(self) -> float:
-        """How long it has been seen paused, as it is for a weight update; 0: it is not.
+        """Return how long the engine has been seen paused for a weight update; 0 if it is not.
 
-        A paused server answers no request until it goes on, so one that it would refuse stays with
-        it, and tells by its answer that the pause is over. This asks nothing of the scheduler,
+        A paused server answers no request until it resumes. So a request that it would refuse stays
+        pending, and its answer tells that the pause is over. This needs no answer of the scheduler,
         which may be waiting for weights.
         """
         if self._probe is None or self._probe.done():
-            self._probe, self._probed_since = (
-                asyncio.create_task(self._ask_impossible()),
-                time.monotonic(),
-            )
+            self._probe = asyncio.create_task(self._ask_impossible())
+            self._probed_since = time.monotonic()
         await asyncio.wait({self._probe}, timeout=PROBE_SECONDS)
         return 0.0 if self._probe.done() else time.monotonic() - self._probed_since
 
     async def answers(self) -> bool:
-        """True where the server's scheduler answers, which it does in a pause too."""
+        """Return True if the server's scheduler answers, which it does in a pause too."""
         try:
             return bool(await self.get("/server_info"))
         except EngineError:
@@ -126,7 +125,7 @@ class Client(HttpClient):
             await self.status("POST", self.generate_path, None, json=_IMPOSSIBLE)
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. They answer with what they have."""
+        """End one request, or all. They answer with the tokens that they have."""
         await self.post("/abort_request", {"rid": rid} if rid else {"abort_all": True})
 
     def body(
@@ -153,14 +152,15 @@ class Client(HttpClient):
 
 
 def server_info(body: Mapping[str, Any]) -> ServerInfo:
-    """From /server_info."""
+    """Read the answer of /server_info."""
     context = body.get("context_length")
     return ServerInfo(int(body.get("tp_size", 1)), int(context) if context else None)
 
 
 def refusal(status: int, text: str) -> Generation:
-    """An empty generation, where the request was aborted before it began. Raises for any other
-    answer but 200.
+    """Return an empty generation if the request was aborted before it began; raise otherwise.
+
+    For answers whose status is not 200.
     """
     try:
         message = json.loads(text)["error"]["message"]
@@ -173,7 +173,7 @@ def refusal(status: int, text: str) -> Generation:
 
 
 def generation(body: Any) -> Generation:
-    """The generation of an answer. Raises EngineError where it is none of SGLang's."""
+    """Return the generation of an answer. Raises EngineError if it is not SGLang's."""
     try:
         return _generation(body["meta_info"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -183,20 +183,19 @@ def generation(body: Any) -> Generation:
 
 
 def _generation(meta: dict[str, Any]) -> Generation:
-    """Raises EngineError where it does not tell which weights sampled its tokens."""
+    """Raises EngineError if the answer does not tell which weights sampled its tokens."""
     finish, entries = meta["finish_reason"], meta["output_token_logprobs"]
     spans = _spans(meta, len(entries))
     if spans is None:
         if finish["type"] != "abort":
             raise EngineError(
                 "engine: the answer does not tell which weights sampled its tokens. Before SGLang "
-                "0.5.21 our plugin "
-                "tells: set weightSync.enginePlugin to true, or take a later release"
+                "0.5.21 sluice's plugin adds this: set weightSync.enginePlugin to true, or take a "
+                "later release"
             )
-        spans, entries = (
-            [],
-            [],
-        )  # aborted in the queue, where a `retract` had put it: that answer has nothing of ours
+        # Aborted in the queue, in which a `retract` had put the request: the plugin adds no
+        # versions to that answer.
+        spans, entries = [], []
     matched = finish.get("matched")
     return Generation(
         [int(e[1]) for e in entries],
@@ -209,7 +208,7 @@ def _generation(meta: dict[str, Any]) -> Generation:
 
 
 def _experts(meta: dict[str, Any]) -> Experts | None:
-    """Numbers of experts as SGLang sends them: int32 [tokens but the last, layers, of a token]."""
+    """Read the experts of tokens: int32 [tokens but the last, layers, experts of a token]."""
     if not meta.get("routed_experts"):
         return None
     ids = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype="<i4")
@@ -217,20 +216,18 @@ def _experts(meta: dict[str, Any]) -> Experts | None:
 
 
 def _spans(meta: dict[str, Any], tokens: int) -> list[WeightSpan] | None:
-    """None: the answer does not tell."""
+    """Return the weight versions of the tokens; None if the answer does not tell them."""
     if "weight_versions" in meta:
-        told = meta["weight_versions"]
         return [
             WeightSpan(version_number(s["version"]), s["start"], s["end"])
-            for s in told
+            for s in meta["weight_versions"]
             if s["end"] > s["start"]
         ]
     versions = meta.get(_VERSIONS, [])
     if len(versions) != tokens:
         return None
-    if not any(
-        versions
-    ):  # no update yet: weights of the start, or the name that they were given since
+    if not any(versions):
+        # No update yet: these are the first weights, by the name that they have now.
         versions = [meta["weight_version"]] * tokens
     spans, start = [], 0
     for version, same in groupby(versions):

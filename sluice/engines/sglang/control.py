@@ -1,10 +1,13 @@
-"""The control calls of an SGLang server that a weight update needs, over HTTP.
+"""Control calls of a weight update to an SGLang server, over HTTP.
 
-Traps that this file knows (SGLang 0.5.17 to 0.5.23): an update runs inside begin/end where the
-server has them, and must not where it has not; a flush with running requests kills the server in an
-`in_place` pause, and before 0.5.21 in a `retract` pause too; an engine refuses with HTTP 400 at
-once and leaves the sender alone in its collective. A server that is to give up its memory and has
-requests, or is to take memory back that it has not given, ends.
+Traps of SGLang 0.5.17 to 0.5.23 that this file avoids:
+
+- An update runs inside begin/end if the server has these calls, and must not otherwise.
+- A flush with running requests kills the server in an `in_place` pause, and before 0.5.21 in a
+  `retract` pause too.
+- An engine that refuses answers HTTP 400 at once and leaves the sender alone in its collective.
+- A server ends if it has to release its memory while requests run, or to allocate memory that it
+  has not released.
 """
 
 from __future__ import annotations
@@ -20,21 +23,20 @@ from sluice.engines.http.control import HttpControl
 from sluice.engines.protocol import RESTING, WAKING, EngineRefusedError
 
 _FLUSH_POLL_SECONDS = 0.02
+# Path that the plugin adds to a server whose engine can pass weights on.
 _PASSES_ON = "/sluice_passes_on"
-"""Path that the plugin adds to a server whose engine can pass weights on."""
+# Communicator of a bucket, and the bucket's number there. An engine with the plugin takes buckets
+# in this order.
 BUCKET_HEADER = "x-sluice-bucket"
-"""What a bucket comes over, and its number there: an engine with our plugin takes them in order."""
+# A bucket that is requested ahead may wait for this many buckets, including itself.
 _TURNS = 3
-"""Buckets for which one may wait that is asked for ahead, its own time included."""
+# Error of SGLang's loader of single experts when it gets a tensor of all of them.
 _WITHOUT_PLUGIN = "missing 3 required positional arguments: 'weight_name'"
-"""Error of SGLang's loader of single experts that gets a tensor of all of them."""
 
 
 @dataclass(slots=True)
 class Control(HttpControl):
-    """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`, name and
-    attempt.
-    """
+    """An engine, by its HTTP address (host:port)."""
 
     has_session: bool | None = field(default=None)
     passes_on: bool = field(default=False)
@@ -43,10 +45,10 @@ class Control(HttpControl):
 
     @property
     def in_order(self) -> bool:
-        return self.passes_on  # both are the plugin's
+        return self.passes_on  # the plugin does both
 
     async def learn(self) -> None:
-        """Find out which of the two interfaces the server has, and that our plugin passes on."""
+        """Find out whether the server has update sessions, and whether it passes weights on."""
         if self.has_session is None:
             paths = await self.ask("/openapi.json", "paths", dict)
             self.passes_on = _PASSES_ON in paths
@@ -62,8 +64,9 @@ class Control(HttpControl):
         *,
         first_rank: int = 1,
     ) -> None:
-        """Join the communicator; the answer comes once every rank of it has joined, but for a
-        link, which the plugin makes afterwards.
+        """Join the communicator; return once every rank of it has joined.
+
+        For a link, return at once: the plugin makes links afterwards.
         """
         body = {
             "master_address": host,
@@ -79,15 +82,14 @@ class Control(HttpControl):
         await self.call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """The engine keeps the memory that the buckets took: giving it back costs milliseconds, now
-        and next time.
+        """Resume generation. The engine keeps the memory that the buckets took.
+
+        Releasing it would cost milliseconds, now and in the next update.
         """
         await self.call("POST", "/continue_generation", {"torch_empty_cache": False})
 
     async def begin(self) -> None:
-        """Open a session. One that is open is what an update that failed, or a trainer that died,
-        has left.
-        """
+        """Open a session, and close one that a failed update or a dead trainer has left open."""
         if not self.has_session:
             return
         try:
@@ -103,16 +105,15 @@ class Control(HttpControl):
             await self.call("POST", "/end_weight_update", {})
 
     def may_flush(self, pause_mode: str) -> bool:
-        """True where flushing the prefix cache inside the update is safe, whatever is running."""
+        """Return True if flushing the prefix cache inside the update is always safe."""
         return pause_mode == "abort" or (pause_mode == "retract" and bool(self.has_session))
 
     async def try_flush(self) -> bool:
-        """Empty the prefix cache, whose entries were computed with the old weights. False: requests
-        are running.
+        """Empty the prefix cache, whose entries were computed with the old weights.
 
-        Outside of an update this is safe: a server with running requests refuses, and then old
-        entries stay, as the pause mode says. Where nothing is running, as in synchronous training,
-        no old entry may survive an update.
+        Returns False if requests are running. Outside of an update this call is safe: a server with
+        running requests refuses, and old entries stay, as the pause mode says. If no request runs,
+        as in synchronous training, no old entry may survive an update.
         """
         try:
             async with self.request("POST", "/flush_cache") as answer:
@@ -122,17 +123,17 @@ class Control(HttpControl):
             raise EngineRefusedError(f"/flush_cache: {type(error).__name__} {error}") from error
 
     async def rest(self) -> None:
-        """End what is running, and give the memory of weights and cache away. Nothing is sent to it
-        until it wakes.
+        """End running requests, and release the memory of weights and cache.
+
+        The trainer sends no requests until the engine wakes.
         """
         state = await self.version()
         if state == RESTING:
             return
         await self.pause("abort")
         end = time.monotonic() + self.timeout
-        while (
-            not await self.try_flush()
-        ):  # a flush succeeds once nothing is running; in a pause nothing begins
+        # A flush succeeds once no request is running, and in a pause no request begins.
+        while not await self.try_flush():
             if time.monotonic() > end:
                 raise EngineRefusedError(
                     f"requests are still running {self.timeout:g} s after they were aborted"
@@ -143,8 +144,9 @@ class Control(HttpControl):
         await self.call("POST", "/release_memory_occupation", {"tags": tags})
 
     async def wake(self) -> None:
-        """Take the memory of the weights back, with nothing in it. An engine that has joined just
-        now never slept.
+        """Allocate the memory of the weights again. Its content is undefined.
+
+        An engine that has just joined has never released it.
         """
         state = await self.version()
         if state == RESTING:
@@ -158,9 +160,7 @@ class Control(HttpControl):
             self._cacheless = False
 
     async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
-        """Load a bucket out of the trainer's memory (ipc.py): a handle for each rank of the
-        engine.
-        """
+        """Load a bucket from the trainer's memory (ipc.py), by one handle for each rank."""
         body: dict[str, Any] = {
             "serialized_named_tensors": handles,
             "load_format": "flattened_bucket",
@@ -174,9 +174,7 @@ class Control(HttpControl):
     async def receive(
         self, group: str, names: Any, dtypes: Any, shapes: Any, *, version: int | None, flush: bool
     ) -> None:
-        """Take part in one broadcast of a flattened bucket. The version goes with the last bucket
-        only.
-        """
+        """Take part in one broadcast of a flattened bucket. Only the last bucket has a version."""
         body: dict[str, Any] = {
             "names": list(names),
             "dtypes": list(dtypes),
@@ -197,11 +195,10 @@ class Control(HttpControl):
         )
 
     async def load_from_disk(self, path: str, version: int, *, flush: bool) -> None:
-        """Load a Hugging Face checkpoint. `auto`: the engine may have been started with dummy
-        weights.
-        """
+        """Load a Hugging Face checkpoint."""
         body = {
             "model_path": path,
+            # The engine may have been started with dummy weights.
             "load_format": "auto",
             "weight_version": str(version),
             "flush_cache": flush,
@@ -209,7 +206,7 @@ class Control(HttpControl):
         await self.call("POST", "/update_weights_from_disk", body)
 
     async def name_version(self, version: int | str) -> None:
-        """Give the weights that the engine has another name."""
+        """Rename the version of the engine's weights."""
         await self.call(
             "POST",
             "/update_weight_version",
@@ -224,7 +221,7 @@ class Control(HttpControl):
             return refusal
         return (
             "the engine has not loaded the plugin sluice_sglang, which takes all experts of a "
-            "layer as one tensor (see its log; rollout.template may give it another command or "
-            "SGLANG_PLUGINS, or its SGLang has no plugins). Set weightSync.enginePlugin: false to "
-            f"send single experts. {refusal}"
+            "layer as one tensor. See the engine's log: rollout.template may set another command "
+            "or SGLANG_PLUGINS, or its SGLang may have no plugins. Set weightSync.enginePlugin: "
+            f"false to send single experts. {refusal}"
         )

@@ -1,6 +1,4 @@
-"""Command line and environment of the SGLang server, which runs out of its own image beside our
-worker.
-"""
+"""Command line and environment of an SGLang server, which runs in a container of its image."""
 
 from __future__ import annotations
 
@@ -16,27 +14,29 @@ _COMMAND = ["python3", "-m", "sglang.launch_server"]
 _COMMAND_WITH_PLUGIN = ["python3", f"{PLUGIN_DIR}/launch_server.py"]
 _PLUGIN = Plugin("sglang", PLUGIN_DIR, ("python", "-m", "sluice.engines.sglang.plugin", PLUGIN_DIR))
 _ENV = {
-    # /health then says that the server lives, at once, also while it is paused for an update; else
-    # it makes a token.
+    # Makes /health say at once that the server lives, also while it is paused for an update. The
+    # default generates a token.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
 }
+# NCCL's default, in a form that SGLang does not change: if the variable is missing it sets 0, which
+# also rules out NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an
+# update waits for ever. So both keep the default, unless a template sets it.
 UNDECIDED = {"NCCL_CUMEM_ENABLE": "-2"}
-"""NCCL's own default, in words that SGLang leaves alone: where it finds nothing it writes 0, which
-also rules out NVLink across hosts (MNNVL). Trainer and engine must agree, or the sender of an
-update waits for ever; so neither is told anything else, unless by a template."""
 _CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    # It would need a C++ compiler in the image, and costs more than it saves.
+    # Compiling needs a C++ compiler in the image, and costs more than it saves.
     "TORCH_COMPILE_DISABLE": "1",
     # With two OpenMP threads on a busy machine a tiny model is 10 to 40 times slower.
     "OMP_NUM_THREADS": "1",
 }
-_GRAPHS = "SLUICE_CUDA_GRAPH_MAX_BS"
-"""For our script, which knows how the image's release spells the argument."""
+# Read by the launch script, which knows how the image's release spells the argument.
+_GRAPHS_VARIABLE = "SLUICE_CUDA_GRAPH_MAX_BS"
+# Requests of the largest graph: SGLang's limit on the largest GPUs. Each graph costs memory and
+# time at the start.
 _MOST_GRAPHED = 512
-"""Requests of the largest graph: SGLang's own limit on the largest GPUs. Each graph costs memory
-and time at the start."""
-_OWN_GRAPHS = {
+# Arguments by which a user says for how many requests there are graphs. Others of similar names,
+# such as disable-piecewise-cuda-graph, concern prompts.
+_GRAPH_ARGS = {
     "cuda-graph-backend-decode",
     "cuda-graph-bs",
     "cuda-graph-bs-decode",
@@ -46,21 +46,19 @@ _OWN_GRAPHS = {
     "disable-cuda-graph",
     "disable-decode-cuda-graph",
 }
-"""Arguments by which a user says for how many requests there are graphs. Others of that name, such
-as disable-piecewise-cuda-graph, are about prompts."""
-_GATHERED = "SLUICE_PREFILL_PASSES"
-"""For our plugin: passes for which prompts wait for each other while others generate."""
+# Read by the plugin: passes for which prompts wait for each other while other requests generate.
+_PREFILL_VARIABLE = "SLUICE_PREFILL_PASSES"
+# So that many prompts share one pass: at 512 requests a step takes 8 to 12 ms, a prompt's pass 10
+# to 15 ms. A response begins at most this many tokens later.
 _PREFILL_PASSES = 8
-"""So that one prompt's time goes to many: at 512 requests a step takes 8 to 12 ms, a prompt's pass
-10 to 15. A response begins so many tokens later at most."""
-_OWN_PREFILL = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
-"""Arguments by which a user says himself what prompts wait for."""
-_EXACT = "SLUICE_DETERMINISTIC"
-"""For our plugin and our script: compute as the trainer does."""
-_EXACT_ARGS: dict[str, Any] = {
-    # The plugin's attention stands for this backend's.
+# Arguments by which a user says what prompts wait for.
+_PREFILL_ARGS = {"enable-mixed-chunk", "enable-prefill-delayer", "min-free-slots-delay"}
+# Read by the plugin and the launch script: compute as the trainer does.
+_DETERMINISTIC = "SLUICE_DETERMINISTIC"
+_DETERMINISTIC_ARGS: dict[str, Any] = {
+    # The plugin replaces this backend's attention.
     "attention-backend": "triton",
-    # A prompt's pass would be compiled, and compilers put functions together.
+    # Without this the pass of a prompt is compiled, and compilers fuse functions.
     "disable-prefill-cuda-graph": True,
 }
 _BIND = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -81,7 +79,7 @@ _ALIASES = {
 
 
 class Launch:
-    """How SGLang is started."""
+    """The start of SGLang."""
 
     health = "/health"
     undecided = UNDECIDED
@@ -90,21 +88,22 @@ class Launch:
         return _PLUGIN if spec.weight_sync.engine_plugin else None
 
     def command(self, spec: RLJobSpec) -> list[str]:
-        """SGLang as it is; with our plugin, by a script that adds a directory to its path."""
+        """Return SGLang's command or, with the plugin, a script that extends its path."""
         return _COMMAND_WITH_PLUGIN if spec.weight_sync.engine_plugin else _COMMAND
 
     def missing(self) -> str:
-        """Nothing: it is part of the environment that `make` sets up."""
+        """Return an empty text: `make` installs SGLang in sluice's environment."""
         return ""
 
     def env(self, spec: RLJobSpec) -> dict[str, str]:
-        """Variables of the server. On CPUs each tensor-parallel rank gets a core: SGLang wants a
-        NUMA node for each.
+        """Return variables of the server.
+
+        On CPUs each tensor-parallel rank gets a core, because SGLang wants a NUMA node for each.
         """
         rollout = spec.rollout
         if rollout.gpus_per_replica:
-            exact = {_EXACT: "1"} if spec.trainer.deterministic else {}
-            return _ENV | UNDECIDED | _graphs(spec) | _gathered(spec) | exact
+            deterministic = {_DETERMINISTIC: "1"} if spec.trainer.deterministic else {}
+            return _ENV | UNDECIDED | _graphs(spec) | _prefill_batching(spec) | deterministic
         several = rollout.nodes_per_replica > 1
         return (
             _ENV
@@ -113,7 +112,7 @@ class Launch:
         )
 
     def caches(self, directory: str) -> dict[str, str]:
-        """Of Triton, torch.compile and CUDA; of FlashInfer, DeepGEMM and SGLang's own kernels."""
+        """Return variables for the caches of compilers, FlashInfer, DeepGEMM and SGLang."""
         return kernel_cache.caches(directory) | {
             "FLASHINFER_WORKSPACE_BASE": directory,
             "SGLANG_CACHE_DIR": f"{directory}/sglang",
@@ -122,9 +121,9 @@ class Launch:
         }
 
     def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]:
-        """Arguments of the server: ours, with spec.rollout.engineArgs over them.
+        """Return the server's arguments: sluice's, overridden by spec.rollout.engineArgs.
 
-        Weights are not read from disk where the trainer brings them.
+        Weights are not read from disk if the trainer sends them.
         """
         rollout, chosen = spec.rollout, normalized(spec.rollout.engine_args)
         args: dict[str, Any] = {
@@ -146,11 +145,10 @@ class Launch:
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
-            args["enable-memory-saver"] = (
-                True  # so that it can give its memory away in the trainer's turn
-            )
+            # Lets the engine release its memory for the trainer.
+            args["enable-memory-saver"] = True
         if rollout.gpus_per_replica and spec.trainer.deterministic:
-            args |= _EXACT_ARGS
+            args |= _DETERMINISTIC_ARGS
         if place.head is not None:
             args |= {
                 "nnodes": rollout.nodes_per_replica,
@@ -161,34 +159,38 @@ class Launch:
 
 
 def _graphs(spec: RLJobSpec) -> dict[str, str]:
-    """CUDA graphs for as many requests as the worker keeps open: SGLang's own limit goes by the
-    GPU's memory, and what is above it runs kernel by kernel.
+    """Return the variable for CUDA graphs of as many requests as the worker keeps open.
 
-    Nothing where the user says how many there are to be.
+    SGLang's limit depends on the GPU's memory, and larger batches run kernel by kernel. Empty if
+    the user says how many graphs there are.
     """
     args = normalized(spec.rollout.engine_args)
-    if not spec.weight_sync.engine_plugin or not _OWN_GRAPHS.isdisjoint(args):
+    if not spec.weight_sync.engine_plugin or not _GRAPH_ARGS.isdisjoint(args):
         return {}
     requests = max(spec.rollout.concurrency // int(args.get("dp-size", 1)), 1)
-    return {_GRAPHS: str(min(requests, _MOST_GRAPHED))}
+    return {_GRAPHS_VARIABLE: str(min(requests, _MOST_GRAPHED))}
 
 
-def _gathered(spec: RLJobSpec) -> dict[str, str]:
-    """Prompts wait for each other (sluice_sglang/prefill_batching.py), unless the user says how."""
-    own = not _OWN_PREFILL.isdisjoint(normalized(spec.rollout.engine_args))
-    return {} if own or not spec.weight_sync.engine_plugin else {_GATHERED: str(_PREFILL_PASSES)}
+def _prefill_batching(spec: RLJobSpec) -> dict[str, str]:
+    """Return the variable that makes prompts wait for each other, unless the user says how.
+
+    See sluice_sglang/prefill_batching.py.
+    """
+    chosen = not _PREFILL_ARGS.isdisjoint(normalized(spec.rollout.engine_args))
+    if chosen or not spec.weight_sync.engine_plugin:
+        return {}
+    return {_PREFILL_VARIABLE: str(_PREFILL_PASSES)}
 
 
 def normalized(args: dict[str, Any]) -> dict[str, Any]:
-    """memFractionStatic, mem_fraction_static and mem-fraction-static are one argument; tp is
-    tp-size.
-    """
+    """Return arguments by one spelling and name each, such as `tp-size` for `tp`."""
     return arguments.normalized(args, _ALIASES)
 
 
 def render_args(args: dict[str, Any]) -> list[str]:
-    """`--name value`; True: the bare flag; False: left out; a list: all its values behind one
-    flag.
+    """Return words: `--name value`; the bare flag for True; no word for False.
+
+    A list has all its values after one flag.
     """
     words: list[str] = []
     for name, value in args.items():

@@ -1,5 +1,6 @@
-"""Tensors as SGLang wants them: all experts of a layer in one stack, which needs our
-plugin in it.
+"""The form in which SGLang takes tensors: all experts of a layer in one stack.
+
+Stacks need sluice's plugin in the engine.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from typing import Any, TypeVar
 from sluice.api import RLJobSpec
 
 T = TypeVar("T", bound=Any)
+# Suffixes of SGLang's names of stacks, in every family that can be trained: gate above up, and
+# down.
 STACKS = (".experts.w13_weight", ".experts.w2_weight")
-"""Ends of SGLang's names of them, in every family that we train: gate above up, and down."""
+# torch's kernels support 64 dimensions.
 _MOST_PARTS = 32
-"""torch's kernels know 64 dimensions."""
 
 
 class Layout:
-    """SGLang's."""
+    """The layout of SGLang."""
 
     untied = ("qwen3_moe", "glm4_moe")
 
@@ -28,9 +30,9 @@ class Layout:
         return f"{experts}.{'w13' if gated else 'w2'}_weight"
 
     def inseparable(self, tensors: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-        """The tensors of an attention layer together, all others each by itself.
+        """Yield the tensors of an attention layer together, all others alone.
 
-        SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and forgets the one whose other
+        SGLang joins DeepSeek's q_a_proj and kv_a_proj_with_mqa, and loses one of them if the other
         comes in another bucket.
         """
         together: list[tuple[str, T]] = []
@@ -44,12 +46,12 @@ class Layout:
             yield together
 
     def in_parts(self, tensors: Iterable[tuple[str, T]], max_bytes: int) -> Iterator[tuple[str, T]]:
-        """The same, but stacks larger than `max_bytes` in parts of equal numbers of experts: what a
-        bucket can hold.
+        """Yield the tensors, with stacks larger than `max_bytes` in parts that a bucket can hold.
 
-        A loader in SGLang is told a tensor and no more, so the tensor says which part it is: part i
-        of [experts, m, n] has i more dimensions, of size 1, in front. A layer's larger stack of
-        DeepSeek-V3 has 15 GB: no engine has room for it.
+        The parts have equal numbers of experts. SGLang tells a loader the tensor and no more, so
+        the tensor says which part it is: part i of [experts, m, n] has i more dimensions of size 1
+        in front. The larger stack of a layer of DeepSeek-V3 has 15 GB, for which no engine has
+        memory.
         """
         for name, tensor in tensors:
             if not name.endswith(STACKS):

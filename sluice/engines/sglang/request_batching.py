@@ -1,7 +1,7 @@
-"""Requests of one turn of the event loop go to SGLang in one, where our plugin takes them.
+"""Sends the requests of one turn of the event loop to SGLang together, if the plugin is there.
 
-Of a request that comes by itself SGLang's HTTP process makes three times the work. The plugin's
-`together.py` says how requests and answers look.
+SGLang's HTTP process does three times the work for a request that comes alone. The plugin's
+`http/request_batching.py` describes the form of requests and answers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import aiohttp
 from sluice.engines.protocol import EngineError
 
 PATH = "/sluice_generate"
+# More requests in one message are hardly cheaper, and a lost connection costs no more than these.
 _MOST_REQUESTS = 32
-"""More in one are hardly cheaper, and one connection that is lost costs no more than these."""
+# Limit of all prompts of a message, which the server reads in one go. A longer prompt goes alone.
 _MOST_TOKENS = 16_384
-"""Of all their prompts, which the server reads in one go; one that is longer goes alone."""
 
 
 class _Request(NamedTuple):
@@ -28,12 +28,12 @@ class _Request(NamedTuple):
     answer: asyncio.Future[tuple[int, str]]
 
 
+# By the requests' positions in the message.
 _Unanswered = dict[int, asyncio.Future[tuple[int, str]]]
-"""By their places in what was sent."""
 
 
 class RequestBatcher:
-    """One server's requests. url: of the server."""
+    """The batched requests to one server."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class RequestBatcher:
         self._sent: set[asyncio.Task[None]] = set()
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, str]:
-        """Status and text of the answer. Raises what aiohttp raises, and OSError."""
+        """Return status and text of the answer. Raises what aiohttp raises, and OSError."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send)
@@ -60,9 +60,9 @@ class RequestBatcher:
         requests = [request for request in self._waiting if not request.answer.done()]
         self._waiting.clear()
         for some in portions(requests):
-            # Until the last of them is done these bytes are kept, and no prompt or answer beside.
+            # These bytes are kept until the last answer; prompts and answers are not.
             data = json.dumps([request.body for request in some]).encode()
-            unanswered = {place: request.answer for place, request in enumerate(some)}
+            unanswered = {index: request.answer for index, request in enumerate(some)}
             task = asyncio.create_task(self._answer(data, unanswered))
             self._sent.add(task)
             task.add_done_callback(self._sent.discard)
@@ -70,7 +70,7 @@ class RequestBatcher:
                 request.answer.add_done_callback(partial(_cancel_unwanted, task, unanswered))
 
     async def _answer(self, data: bytes, unanswered: _Unanswered) -> None:
-        """Every request has its answer, or an error, when this has ended."""
+        """Send some requests. On return, each of them has its answer or an error."""
         error: Exception | None = None
         try:
             await self._read(data, unanswered)
@@ -79,8 +79,8 @@ class RequestBatcher:
         except (aiohttp.ClientError, OSError) as broken:
             error = broken
         except Exception as unreadable:
-            said = f"{type(unreadable).__name__} {unreadable}"
-            error = EngineError(f"engine {self._url}: not an answer of our plugin: {said}")
+            reason = f"{type(unreadable).__name__} {unreadable}"
+            error = EngineError(f"engine {self._url}: not an answer of sluice's plugin: {reason}")
         finally:
             lost = error or aiohttp.ServerDisconnectedError(
                 "the connection ended before the answer"
@@ -95,38 +95,38 @@ class RequestBatcher:
         async with post as response:
             if response.status != 200:
                 text = await response.text()
-                for place in list(unanswered):
-                    _resolve(unanswered.pop(place), response.status, text)
+                for index in list(unanswered):
+                    _resolve(unanswered.pop(index), response.status, text)
                 return
             while line := await response.content.readline():
-                place, status, length = map(int, line.split())
+                index, status, length = map(int, line.split())
                 content = await response.content.readexactly(length)
-                _resolve(unanswered.pop(place), status, content.decode(errors="replace"))
-                del content  # the next one may come in an hour
+                _resolve(unanswered.pop(index), status, content.decode(errors="replace"))
+                del content  # the next answer may take an hour
 
 
 def _resolve(answer: asyncio.Future[tuple[int, str]], status: int, text: str) -> None:
-    if not answer.done():  # or nobody waits for it any more
+    if not answer.done():  # its caller may have been cancelled
         answer.set_result((status, text))
 
 
 def _cancel_unwanted(
     task: asyncio.Task[None], unanswered: _Unanswered, ended: asyncio.Future[tuple[int, str]]
 ) -> None:
-    """End the connection where the last of its requests was given up."""
+    """Close the connection if the last of its requests was cancelled."""
     if ended.cancelled() and all(answer.done() for answer in unanswered.values()):
         task.cancel()
 
 
 def portions(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
-    """As many at a time as go together."""
+    """Yield the requests in lists that are sent together."""
     some, tokens = list[_Request](), 0
     for request in requests:
-        own = len(request.body["input_ids"])
-        if some and (len(some) == _MOST_REQUESTS or tokens + own > _MOST_TOKENS):
+        length = len(request.body["input_ids"])
+        if some and (len(some) == _MOST_REQUESTS or tokens + length > _MOST_TOKENS):
             yield some
             some, tokens = [], 0
         some.append(request)
-        tokens += own
+        tokens += length
     if some:
         yield some

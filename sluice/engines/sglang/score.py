@@ -1,6 +1,6 @@
-"""An SGLang server that somebody runs, as a teacher: log-probs of given tokens.
+"""An SGLang server of the user's as a teacher: log-probs of given tokens.
 
-slime's protocol: a request that generates nothing, and asks for the log-probs of its input. SGLang
+slime's protocol: a request that generates no token and asks for the log-probs of its input. SGLang
 scores given tokens at temperature 1, whatever the request says.
 """
 
@@ -15,12 +15,12 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire.json_endpoint import JsonEndpoint
 
 _CONNECTIONS = 256
+# Some 40 bytes a token, so no context is too long.
 _LARGEST_ANSWER = 1 << 27
-"""Some 40 bytes a token, so that no context is too long for it."""
 
 
 class Scorer:
-    """One server. url: without path. seconds: of one request."""
+    """A server, by its URL without a path. `seconds` limits one request."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url = url.rstrip("/")
@@ -38,7 +38,10 @@ class Scorer:
         await self._detokenize.close()
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Raises ScoringError where it refuses: it has no tokenizer, say."""
+        """Return the text of each token.
+
+        Raises ScoringError if the server refuses, for example because it has no tokenizer.
+        """
         answer = await self._detokenize.once(
             {"tokens": [[i] for i in ids], "skip_special_tokens": False}
         )
@@ -58,8 +61,9 @@ class Scorer:
 
 
 def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
-    """Log-probs of these tokens, the last that SGLang was given; nan where it has none. Raises
-    ScoringError.
+    """Return the log-probs of these tokens, the last of the request; nan if unknown.
+
+    Raises ScoringError.
     """
     try:
         entries = answer["meta_info"]["input_token_logprobs"][-len(tokens) :]
@@ -70,12 +74,12 @@ def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
         raise ScoringError(
             f"not an answer of SGLang's /generate: {type(error).__name__} {error}", "invalid"
         ) from error
-    # SGLang calls the last words of its vocabulary 0, and scores them as what they are.
+    # SGLang reports the last tokens of its vocabulary as 0, but scores them correctly.
     if len(scored) != len(tokens) or any(
-        said not in (token, 0) for (said, _), token in zip(scored, tokens, strict=True)
+        token_id not in (token, 0) for (token_id, _), token in zip(scored, tokens, strict=True)
     ):
         raise ScoringError(
-            f"log-probs of {len(scored)} other tokens than the {len(tokens)} that were asked for",
+            f"log-probs of {len(scored)} other tokens than the {len(tokens)} requested ones",
             "invalid",
         )
     return [value for _, value in scored]

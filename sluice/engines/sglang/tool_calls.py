@@ -1,4 +1,4 @@
-"""SGLang's own parsers of tool calls, by their names."""
+"""SGLang's parsers of tool calls, by their names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NAME_FIRST = re.compile(r"\s*(to=[\w.-]+)\s*<\|channel\|>commentary")
 
 
 def parser(name: str) -> CallParser:
-    """The parser of this name.
+    """Return the parser of this name.
 
-    Raises ImportError where SGLang is not installed beside the worker, and ValueError where it
-    knows no such parser.
+    Raises ImportError if SGLang is not installed in this environment, and ValueError if it has no
+    such parser.
     """
     from sglang.srt.entrypoints.openai.protocol import Tool
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
@@ -23,20 +23,21 @@ def parser(name: str) -> CallParser:
     FunctionCallParser([], name)
 
     def parse(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
-        own = FunctionCallParser([Tool.model_validate(tool) for tool in tools], name)
+        call_parser = FunctionCallParser([Tool.model_validate(tool) for tool in tools], name)
         turn = harmony(text) if name == "gpt-oss" else text
-        if not own.has_tool_call(turn):
+        if not call_parser.has_tool_call(turn):
             return text, []
-        rest, calls = own.parse_non_stream(turn)
+        rest, calls = call_parser.parse_non_stream(turn)
         return rest, [(call.name or "", call.parameters) for call in calls]
 
     return parse
 
 
 def harmony(text: str) -> str:
-    """A turn of gpt-oss as SGLang's parser expects it: with the role that its prompt opens, the
-    tool's name behind the channel's (the model writes either order), and the end of a call, which
-    is the turn's.
+    """Return a turn of gpt-oss as SGLang's parser expects it.
+
+    It begins with the role that the prompt opens, has the tool's name after the channel's (the
+    model writes either order), and ends with the end of a call, which is the end of the turn.
     """
     whole = text if text.startswith(_ASSISTANT) else _ASSISTANT + text
     whole = _NAME_FIRST.sub(r"<|channel|>commentary \1", whole)

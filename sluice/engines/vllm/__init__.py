@@ -1,4 +1,4 @@
-"""vLLM 0.32, unmodified, from its own image, with a plugin of ours in its processes."""
+"""vLLM 0.32, unmodified, from its official image, with a plugin of sluice in its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Vllm:
-    """An `Engine`. What speaks HTTP is imported only where it is used."""
+    """The engine vLLM. Modules that speak HTTP are imported only when they are used."""
 
     def __init__(self) -> None:
         self.launch, self.layout = Launch(), Layout()
@@ -30,7 +30,7 @@ class Vllm:
         return Scorer(url, seconds)
 
     def call_parser(self, name: str) -> CallParser:
-        """None: its parsers want the server's own request and tokenizer. Raises ImportError."""
+        """Raise ImportError: vLLM's parsers need its server's request and tokenizer."""
         raise ImportError("vLLM's parsers of tool calls run inside its server only")
 
     def control(

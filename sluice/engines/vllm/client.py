@@ -1,7 +1,7 @@
-"""The vLLM server beside this worker, over HTTP: `/inference/v1/generate`, tokens in and out.
+"""The client of a vLLM server, over HTTP: `/inference/v1/generate`, tokens in and tokens out.
 
-An answer tells which weights sampled which of its tokens, as spans. Which log-probs it has, the
-server was told at its start (`launch.logprobs_mode`).
+An answer tells as spans which weights sampled which of its tokens. The server's arguments decide
+which log-probs it has (`launch.logprobs_mode`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from sluice.engines.protocol import (
 )
 from sluice.samples.sample import WeightSpan
 
+# vLLM's prefix of a request's name.
 _REQUEST = "generate-tokens-"
-"""Prefix of vLLM before the name of a request."""
 _PROBE = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "ignore_eos": True}}
+# vLLM's names of sampling parameters, by SGLang's.
 _NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -46,13 +47,12 @@ _NAMES = {
         )
     },
 }
-"""SGLang's names of sampling parameters, and vLLM's."""
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 _FINISHES = ("stop", "length", "abort")
 
 
 class Client(HttpClient):
-    """One vLLM server."""
+    """A vLLM server."""
 
     generate_path = "/inference/v1/generate"
     info = ServerInfo(1, None)
@@ -62,13 +62,16 @@ class Client(HttpClient):
         self.info = server_info(world, await self.get("/v1/models"))
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        """(healthy, reason). `generate`: let the engine make a token, which a hung one does not."""
+        """Return (healthy, reason).
+
+        With `generate` the engine has to make a token, which a hung one does not.
+        """
         if generate:
             return await self.healthy(self.generate_path, timeout, json=_PROBE)
         return await self.healthy("/health", timeout)
 
     async def rests(self) -> bool:
-        """True where it has given its memory to the trainer, whose turn it is: it is well."""
+        """Return True if the engine has given its memory to the trainer. It is then healthy."""
         try:
             answer = await self.get("/weight_info", PROBE_SECONDS)
         except EngineError:
@@ -76,10 +79,10 @@ class Client(HttpClient):
         return answer.get("weight_version") in (RESTING, WAKING)
 
     async def paused_seconds(self) -> float:
-        """How long it has been paused, as it is for a weight update; 0: it is not.
+        """Return how long the engine has been paused for a weight update; 0 if it is not.
 
-        Our plugin knows in the process that serves HTTP, and asks nothing of the scheduler, which
-        may be waiting for weights.
+        The plugin answers in the process that serves HTTP, without the scheduler, which may be
+        waiting for weights.
         """
         try:
             return float((await self.get("/sluice/paused", PROBE_SECONDS)).get("seconds", 0.0))
@@ -87,14 +90,14 @@ class Client(HttpClient):
             return 0.0
 
     async def answers(self) -> bool:
-        """True where the server's scheduler answers, which it does in a pause too."""
+        """Return True if the server's scheduler answers, which it does in a pause too."""
         try:
             return "is_paused" in await self.get("/is_paused")
         except EngineError:
             return False
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all. They answer with what they have."""
+        """End one request, or all. They answer with the tokens that they have."""
         await self.post("/abort_requests", {"request_ids": [_REQUEST + rid]} if rid else {})
 
     def body(
@@ -117,7 +120,10 @@ class Client(HttpClient):
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters of vLLM, from SGLang's. Raises PromptRefusedError for what it lacks."""
+    """Translate SGLang's sampling parameters to vLLM's.
+
+    Raises PromptRefusedError for a parameter that vLLM lacks.
+    """
     translated: dict[str, Any] = {}
     for name, value in sampling.items():
         if value is None:
@@ -135,13 +141,13 @@ def sampling_params(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def server_info(world: Mapping[str, Any], models: Mapping[str, Any]) -> ServerInfo:
-    """From /get_world_size and /v1/models."""
+    """Read the answers of /get_world_size and /v1/models."""
     context = next((model.get("max_model_len") for model in models.get("data", [])), None)
     return ServerInfo(int(world.get("world_size", 1)), int(context) if context else None)
 
 
 def generation(text: str) -> Generation:
-    """The generation of an answer. Raises EngineError where it is none of vLLM's."""
+    """Return the generation of an answer. Raises EngineError if it is not vLLM's."""
     try:
         [choice] = json.loads(text)["choices"]
         return _generation(choice)

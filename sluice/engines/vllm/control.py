@@ -1,9 +1,12 @@
-"""The control calls of a vLLM server that a weight update needs, over HTTP.
+"""Control calls of a weight update to a vLLM server, over HTTP.
 
-Traps that this file knows (vLLM 0.32): a pause that clears caches puts running requests back, and
-they are computed again with the new weights; `keep` with its caches leaves them as they are. The
-calls that bring weights are `collective_rpc` to our worker extension: vLLM's own transfer engines
-know NCCL alone, and pack a bucket in another way. An engine that wakes its last memory resumes.
+Traps of vLLM 0.32 that this file avoids:
+
+- A pause that clears caches puts running requests back, and computes them again with the new
+  weights; `keep` without clearing leaves them as they are.
+- vLLM's transfer engines support NCCL only, and pack a bucket in another way. So the calls that
+  bring weights are `collective_rpc` to sluice's worker extension.
+- An engine that allocates its last memory again resumes generation.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ _WITHOUT_DEVELOPMENT = "/collective_rpc answered 404"
 
 @dataclass(slots=True)
 class Control(HttpControl):
-    """One engine, by its HTTP address (host:port). source: who calls it, as `trainer-0/3`."""
+    """An engine, by its HTTP address (host:port)."""
 
     passes_on: bool = field(default=False, init=False)
     in_order: bool = field(default=False, init=False)
     _sleeps: bool | None = field(default=None)
     _cacheless: bool = field(default=False)
+    # Version that the present update brings.
     _coming: str | None = field(default=None)
-    """The version that the update on its way brings."""
 
     async def learn(self) -> None:
-        """Learn whether it can give its memory away, and that it has our plugin."""
+        """Learn whether the engine can release its memory. Fails if the plugin is missing."""
         if self._sleeps is None:
             [state, *_] = await self._rpc("sluice_state")
             self._sleeps = bool(state["sleeps"])
@@ -50,7 +53,7 @@ class Control(HttpControl):
         *,
         first_rank: int = 1,
     ) -> None:
-        """Join the communicator; the answer comes once every rank of the engine has joined."""
+        """Join the communicator; return once every rank of the engine has joined."""
         if first_rank != 1:
             raise EngineRefusedError("vLLM passes no weights on to other engines")
         await self._rpc(
@@ -64,7 +67,10 @@ class Control(HttpControl):
         )
 
     async def pause(self, mode: str) -> None:
-        """Nothing runs until a resume. One that rests is paused, and keeps what has come since."""
+        """Pause until a resume.
+
+        An engine that rests is paused already, and keeps the requests that have come since.
+        """
         if mode == "abort" and await self.version() in (RESTING, WAKING):
             return
         await self.call("POST", f"/pause?{_PAUSES[mode]}")
@@ -73,28 +79,28 @@ class Control(HttpControl):
         await self.call("POST", "/resume")
 
     async def begin(self) -> None:
-        """Open an update. The plugin forgets one that is open."""
+        """Open an update. The plugin drops an update that is open already."""
         self._coming = None
         await self._rpc("sluice_begin")
 
     async def end(self) -> None:
-        """Close it; only then the weights have another name."""
+        """Close the update. Only then the weights get the name of their version."""
         await self._rpc("sluice_end")
         if self._coming is not None:
             await self.name_version(self._coming)
             self._coming = None
 
     def may_flush(self, pause_mode: str) -> bool:
-        """True where the pause has emptied the prefix cache."""
+        """Return True if the pause has emptied the prefix cache."""
         return pause_mode != "in_place"
 
     async def try_flush(self) -> bool:
-        """Empty the prefix cache, with its old entries. False: requests are running."""
+        """Empty the prefix cache, with its old entries. Returns False if requests are running."""
         answer = await self.call("POST", "/reset_prefix_cache")
         return bool(answer["success"])
 
     async def rest(self) -> None:
-        """End what is running, and give the memory of weights and cache away."""
+        """End running requests, and release the memory of weights and cache."""
         await self.learn()
         if await self.version() == RESTING:
             return
@@ -104,7 +110,7 @@ class Control(HttpControl):
             await self.call("POST", "/sleep?level=2&mode=abort")
 
     async def wake(self) -> None:
-        """Take the memory of the weights back. An engine that has joined just now never slept."""
+        """Allocate the memory of the weights again. An engine that has just joined never slept."""
         await self.learn()
         state = await self.version()
         if state == RESTING:
@@ -119,7 +125,7 @@ class Control(HttpControl):
         self._cacheless = False
 
     async def open(self, handles: list[str], *, version: int | None, flush: bool) -> None:
-        """Load a bucket out of the trainer's memory: a handle for each rank of the engine."""
+        """Load a bucket from the trainer's memory, by one handle for each rank of the engine."""
         await self._rpc("sluice_open", handles=handles)
         self._note(version)
 
@@ -144,7 +150,7 @@ class Control(HttpControl):
         self._note(version)
 
     def _note(self, version: int | None) -> None:
-        """The version comes with the last bucket; it is the weights' own once the update ends."""
+        """Remember the version, which comes with the last bucket, until the update ends."""
         if version is not None:
             self._coming = str(version)
 
@@ -154,14 +160,14 @@ class Control(HttpControl):
         await self.name_version(version)
 
     async def name_version(self, version: int | str) -> None:
-        """Give the weights that the engine has another name."""
+        """Rename the version of the engine's weights."""
         await self.call("POST", "/update_weight_version", {"new_version": str(version)})
 
     async def version(self) -> str:
         return await self.ask("/weight_info", "weight_version", str)
 
     async def _rpc(self, method: str, **arguments: Any) -> list[Any]:
-        """Call a method of our extension on all ranks; their answers."""
+        """Call a method of sluice's extension on all ranks, and return their answers."""
         body = {"method": method, "kwargs": arguments}
         answer = await self.call("POST", "/collective_rpc", body)
         results: list[Any] = answer["results"]

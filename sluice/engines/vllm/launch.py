@@ -1,4 +1,4 @@
-"""Command line and environment of the vLLM server, which runs out of its own image."""
+"""Command line and environment of a vLLM server, which runs in a container of its image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON_FINDER = Path(__file__).parent / "plugin" / "path" / "sluice_vllm" / "pyt
 _COMMAND = ["python3", f"{PLUGIN_DIR}/launch_server.py"]
 _PLUGIN = Plugin("vllm", PLUGIN_DIR, ("python", "-m", "sluice.engines.vllm.plugin", PLUGIN_DIR))
 _ENV = {
-    # The calls that pause it, change its weights and put it to sleep are there only with this.
+    # Enables the calls that pause it, change its weights and put it to sleep.
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -29,8 +29,8 @@ _CPU_ENV = {
     "OMP_NUM_THREADS": "1",
 }
 _ARGS: dict[str, Any] = {
-    "enable-scale-out": True,  # without it there is no /inference/v1/generate
-    "disable-uvicorn-access-log": True,  # it has a line for each request and each probe
+    "enable-scale-out": True,  # enables /inference/v1/generate
+    "disable-uvicorn-access-log": True,  # it logs each request and each probe
     "worker-extension-cls": "sluice_vllm.worker.Weights",
     "middleware": ["sluice_vllm.attempt_fence.Fence", "sluice_vllm.pauses.Pauses"],
 }
@@ -47,12 +47,12 @@ _ALIASES = {
     "pp-size": "pipeline-parallel-size",
     "context-length": "max-model-len",
 }
+# The only argument that is repeated before each of its values.
 _REPEATED = "middleware"
-"""The one argument that stands before each of its values."""
 
 
 class Launch:
-    """How vLLM is started."""
+    """The start of vLLM."""
 
     health = "/health"
     undecided: Mapping[str, str] = MappingProxyType({})
@@ -64,7 +64,7 @@ class Launch:
         return _COMMAND
 
     def missing(self) -> str:
-        """One sentence, where neither this Python nor that of `make vllm` has vLLM."""
+        """Return one sentence if neither this Python nor that of `make vllm` has vLLM."""
         find = runpy.run_path(str(PYTHON_FINDER))["other_python"]
         try:
             find()
@@ -76,16 +76,16 @@ class Launch:
         return _ENV if spec.rollout.gpus_per_replica else _ENV | _CPU_ENV
 
     def caches(self, directory: str) -> dict[str, str]:
-        """Of Triton, torch.compile and CUDA; of FlashInfer and vLLM's own."""
+        """Return variables for the caches of compilers, FlashInfer and vLLM."""
         return kernel_cache.caches(directory) | {
             "FLASHINFER_WORKSPACE_BASE": directory,
             "VLLM_CACHE_ROOT": f"{directory}/vllm",
         }
 
     def args(self, spec: RLJobSpec, place: ServerPlacement) -> list[str]:
-        """Arguments of the server: ours, with spec.rollout.engineArgs over them.
+        """Return the server's arguments: sluice's, overridden by spec.rollout.engineArgs.
 
-        Weights are not read from disk where the trainer brings them.
+        Weights are not read from disk if the trainer sends them.
         """
         rollout, chosen = spec.rollout, normalized(spec.rollout.engine_args, _ALIASES)
         args: dict[str, Any] = {
@@ -101,26 +101,30 @@ class Launch:
         if spec.model.trust_remote_code:
             args["trust-remote-code"] = True
         if spec.model.fp32_lm_head:
-            # By its path: vLLM joins these, so other overrides of engineArgs stay.
+            # Set by its path: vLLM merges such arguments, so other overrides of engineArgs stay.
             args["hf-overrides.head_dtype"] = "float32"
         if rollout.gpus_per_replica == 0:
             args |= _CPU_ARGS
         elif spec.trainer.colocate:
-            args["enable-sleep-mode"] = True  # so that it can give its memory to the trainer
+            args["enable-sleep-mode"] = True  # lets it release its memory for the trainer
         return render_args(args | chosen)
 
 
 def logprobs_mode(sampling: Sampling) -> str:
-    """Log-probs as the trainer has them: of all tokens, with logits divided by the temperature.
+    """Return vLLM's mode for log-probs as the trainer computes them.
 
-    vLLM has those of the distribution that it samples from, without what top-p and top-k leave out;
-    or those of the model, without temperature. The API refuses a job that would need a third kind.
+    Those are of all tokens, with logits divided by the temperature. vLLM has log-probs of the
+    distribution that it samples from, in which top-p and top-k leave tokens out, or of the model's,
+    without temperature. The API refuses a job that needs a third kind.
     """
     return "raw_logprobs" if sampling.truncated else "processed_logprobs"
 
 
 def render_args(args: dict[str, Any]) -> list[str]:
-    """`--name value`; True, False: `--name`, `--no-name`; a list: its values behind one flag."""
+    """Return words: `--name value`; for True and False `--name` and `--no-name`.
+
+    A list has all its values after one flag.
+    """
     words: list[str] = []
     for name, value in args.items():
         if isinstance(value, bool):

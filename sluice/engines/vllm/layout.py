@@ -1,7 +1,7 @@
-"""Tensors as vLLM wants them: by the names of a Hugging Face checkpoint, one by one.
+"""The form in which vLLM takes tensors: one by one, by their names in a Hugging Face checkpoint.
 
-An update goes through vLLM's layerwise reload, which keeps what a layer has until it has all of it,
-so nothing has to come in one bucket.
+An update uses vLLM's layerwise reload, which keeps the tensors of a layer until it has all of them,
+so no tensors have to come in one bucket.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Layout:
-    """vLLM's."""
+    """The layout of vLLM."""
 
     untied = ("deepseek_v3", "glm4_moe")
 
@@ -26,9 +26,9 @@ class Layout:
         raise NotImplementedError("vLLM takes experts one by one")
 
     def inseparable(self, tensors: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
-        """Each by itself."""
-        return ([one] for one in tensors)
+        """Yield each tensor alone."""
+        return ([tensor] for tensor in tensors)
 
     def in_parts(self, tensors: Iterable[tuple[str, T]], max_bytes: int) -> Iterator[tuple[str, T]]:
-        """The tensors as they are: a bucket has at least one, however large."""
+        """Return the tensors as they are: a bucket has at least one, however large."""
         return iter(tensors)

@@ -1,7 +1,7 @@
-"""A vLLM server that somebody runs, as a teacher: log-probs of given tokens.
+"""A vLLM server of the user's as a teacher: log-probs of given tokens.
 
-By the OpenAI completions that every vLLM serves: a request for one token, and for the log-probs of
-its prompt, which are at temperature 1 unless the server has another `--logprobs-mode`.
+Uses the OpenAI completions that every vLLM serves: a request for one token, and for the log-probs
+of its prompt. Those are at temperature 1 unless the server has another `--logprobs-mode`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.wire.json_endpoint import JsonEndpoint
 
 _CONNECTIONS = 256
+# Some 100 bytes a token, so no context is too long.
 _LARGEST_ANSWER = 1 << 27
-"""Some 100 bytes a token, so that no context is too long for it."""
 
 
 class Scorer:
-    """One server. url: without path. seconds: of one request."""
+    """A server, by its URL without a path. `seconds` limits one request."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self._url = url = url.rstrip("/")
@@ -39,7 +39,7 @@ class Scorer:
         await self._detokenize.close()
 
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token. Raises ScoringError where it refuses."""
+        """Return the text of each token. Raises ScoringError if the server refuses."""
         return list(await asyncio.gather(*map(self._token_text, ids)))
 
     async def _token_text(self, token: int) -> str:
@@ -50,13 +50,13 @@ class Scorer:
         return text
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
-        """Log-probs of the last `count` of these tokens at temperature 1; nan where it has none."""
+        """Return the log-probs of the last `count` tokens at temperature 1; nan if unknown."""
         body = {"prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         return read_answer(await self._complete.post(body), tokens[-count:])
 
 
 def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
-    """Log-probs of these tokens, the last of the prompt. Raises ScoringError."""
+    """Return the log-probs of these tokens, the last of the prompt. Raises ScoringError."""
     try:
         entries = answer["choices"][0]["prompt_logprobs"][-len(tokens) :]
         values = [_value(entry, token) for entry, token in zip(entries, tokens, strict=True)]
@@ -69,5 +69,5 @@ def read_answer(answer: Any, tokens: Sequence[int]) -> list[float]:
 
 
 def _value(entry: dict[str, Any] | None, token: int) -> float:
-    """The first token of a prompt has none."""
+    """Return a token's log-prob; nan for the first token of a prompt."""
     return math.nan if entry is None else float(entry[str(token)]["logprob"])

@@ -207,7 +207,7 @@ def test_it_starts_anew_where_a_variable_has_changed_that_was_looked_at(
     assert one["prepared"]
     assert not one.was_imported_before()
     assert one["looked_at"] == ("1" if name == "LOOKED_AT" else "")
-    assert f"{name} had been looked at before the server changed it" in words
+    assert f"{name} was read before the server changed it" in words
 
 
 @pytest.mark.skipif(not MEMORY_MAY_BE_BOUND, reason="set_mempolicy is not permitted here")
@@ -260,7 +260,7 @@ def test_none_is_prepared_where_the_memory_saver_is_not_there(directory: Path) -
     process.kill()
     _, words = process.communicate(timeout=30)
     assert children == []
-    assert "no process of the engine is prepared: no saver" in words
+    assert "cannot prepare processes of the engine: no saver" in words
 
 
 def test_it_starts_anew_where_it_could_not_import_everything(directory: Path) -> None:

@@ -249,7 +249,7 @@ def test_sglang_looks_up_the_communicator_of_a_route(receive: ModuleType) -> Non
 
     call = {"names": [], "group_name": "sluice-a|sluice-link-b|64"}
     assert receive.along_route(original, None, **call) == "sluice-a"
-    assert receive._ways == {"sluice-a": ("sluice-a", "sluice-link-b", 64, 0)}
+    assert receive._routes == {"sluice-a": ("sluice-a", "sluice-link-b", 64, 0)}
 
 
 def test_a_late_bucket_over_a_link_that_was_replaced_does_not_end_an_engine_of_0_5_17(

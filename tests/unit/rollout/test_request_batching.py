@@ -295,7 +295,7 @@ async def test_a_connection_that_ends_costs_those_that_have_no_answer(words: byt
 )
 async def test_an_answer_that_is_none_of_the_plugins_is_said(answer: bytes) -> None:
     async with saying(HEAD + chunk(answer) + chunk(b"")) as url, asking(url) as engine:
-        with pytest.raises(EngineError, match="not an answer of our plugin"):
+        with pytest.raises(EngineError, match="not an answer of sluice's plugin"):
             await engine.ask(body(0))
 
 

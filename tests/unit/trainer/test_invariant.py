@@ -59,7 +59,7 @@ tokens, longest, rows = sum(lengths), max(lengths), torch.arange(3, dtype=torch.
 q, k, v = half(tokens, heads, width), half(tokens, shared, width), half(tokens, shared, width)
 table = starts[:, None] + torch.arange(longest, dtype=torch.int32)
 common = {"key_lengths": sizes, "scale": width**-0.5}
-whole = invariant.attend(
+whole = invariant.attention(
     q, k, v, starts=starts, lengths=sizes, rows=rows, table=table, longest=longest, **common
 )
 reference = torch.cat([
@@ -74,7 +74,7 @@ keys, values = half(2 * tokens, shared, width), half(2 * tokens, shared, width)
 keys[slots], values[slots] = k, v
 paged = slots[table.clamp(max=tokens - 1).long()].int()
 last = (starts + sizes - 1).long()
-alone = invariant.attend(
+alone = invariant.attention(
     q[last], keys, values, starts=rows, lengths=torch.ones_like(sizes), rows=rows, table=paged,
     longest=1, **common,
 )

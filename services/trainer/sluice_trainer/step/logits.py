@@ -25,7 +25,7 @@ def _statistics(
     """
     if COMPILED:
         scales = torch.full((len(logits),), scale, dtype=torch.float32, device=logits.device)
-        fast: tuple[Tensor, Tensor, Tensor, Tensor] = deterministic.functions().statistics(
+        fast: tuple[Tensor, Tensor, Tensor, Tensor] = deterministic.functions().softmax_statistics(
             logits, place, scales
         )
         return fast

@@ -1,7 +1,7 @@
 """`python -m sluice.engines.sglang.cpu`: let this Python environment serve SGLang on its CPU.
 
-Writes one .pth file, which puts the `path` directory beside this file on every interpreter's path.
-A GPU environment does not need it and must not have it.
+Writes a .pth file, which adds the directory `path` of this package to the path of every
+interpreter. A GPU environment does not need the file and must not have it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""`python -m sluice.engines.sglang.plugin TARGET`: put the plugin, and the script that starts
-SGLang with it, there.
-"""
+"""`python -m sluice.engines.sglang.plugin TARGET`: copy the plugin and its launch script there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thing of ours inside of vLLM's own image: a plugin, which the trainer needs.
+"""The plugin of vLLM's image, which the trainer needs.
 
 `path` is a directory that goes on the engine's Python path. It imports only what vLLM itself
 imports, so it can be copied into any image: `python -m sluice.engines.vllm.plugin TARGET` does so,

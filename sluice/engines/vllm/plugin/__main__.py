@@ -1,4 +1,4 @@
-"""`python -m sluice.engines.vllm.plugin TARGET`: put the plugin, and vLLM's start script, there."""
+"""`python -m sluice.engines.vllm.plugin TARGET`: copy the plugin and vLLM's launch script there."""
 
 from __future__ import annotations
 

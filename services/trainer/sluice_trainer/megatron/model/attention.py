@@ -106,7 +106,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
             weight, epsilon = (norm.weight, norm.epsilon) if norm else (None, 0.0)
             return norm_rotary.norm_and_rotate(x, weight, epsilon, *cos_sin)
         x = norm.normalised(x) if norm else x
-        function = deterministic.functions().turn if deterministic_mode else rotate
+        function = deterministic.functions().rotate if deterministic_mode else rotate
         result: Tensor = function(x, *cos_sin, interleaved)
         return result
 
@@ -132,7 +132,7 @@ def _deterministic_attention(
     paged = packed.paged
 
     def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = deterministic.functions().attend(
+        out: Tensor = deterministic.functions().attention(
             q,
             k,
             v,

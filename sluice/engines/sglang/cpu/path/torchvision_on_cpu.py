@@ -1,9 +1,9 @@
-"""Makes torchvision importable beside a CPU build of torch, in every process of the environment.
+"""Makes torchvision importable with a CPU build of torch, in every process of the environment.
 
-SGLang and transformers import torchvision where it is installed. Its wheel on PyPI is a CUDA build:
-beside CPU torch its operators do not load, and its import then fails because it registers fake
-kernels for two operators that do not exist. Declaring their schemas just before the first import is
-enough; no kernel is added, so calling them raises.
+SGLang and transformers import torchvision if it is installed. Its wheel on PyPI is a CUDA build:
+with a CPU torch its operators do not load, and the import fails because it registers fake kernels
+for two operators that do not exist. Declaring their schemas before the first import is enough. No
+kernel is added, so calling them raises.
 """
 
 import importlib.abc

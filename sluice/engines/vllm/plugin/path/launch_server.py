@@ -1,12 +1,12 @@
-"""vLLM's server, with this directory at the end of the path, where it finds our plugin.
+"""Start vLLM's server with this directory at the end of the path, so that it finds the plugin.
 
-Not PYTHONPATH: an image, or the user, may have one already, and a pod's variable would stand in its
-place. A laptop has vLLM in an environment of its own, whose Python takes over here.
+PYTHONPATH is not used: an image or the user may set it, and a pod's variable would replace theirs.
+A laptop has vLLM in a separate environment, whose Python takes over here.
 
-A server that ends by itself, as it does when its engine has died, ends with 1: the first process of
-a container that ends with 0 has nothing to tell to the pod's status. And one that is told to end
-while it starts does so at once: the first process of a container ignores signals that it has no
-handler for, so that only the end of the pod's grace would end it.
+A server that ends by itself, for example because its engine has died, exits with 1: the pod's
+status has no message of a first process that exits with 0. A server that is told to end while it
+starts does so at once: the first process of a container ignores signals that it does not handle, so
+only the end of the pod's grace period would end it.
 """
 
 import importlib
@@ -19,34 +19,35 @@ from typing import Any
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
 if (os.environ.get("VLLM_TARGET_DEVICE"), os.environ.get("OMP_NUM_THREADS")) == ("cpu", "1"):
-    # On CPUs vLLM spawns its processes, and each imports all of it again: most of a small engine's
-    # start. With one OpenMP thread there is no pool that a fork would break.
+    # On CPUs vLLM spawns its processes, and each imports all modules again: most of the start of a
+    # small engine. With one OpenMP thread there is no pool that a fork would break.
     _context = multiprocessing.get_context
     forked: Any = lambda method=None: _context(method and "fork")  # noqa: E731
     multiprocessing.get_context = forked
 
-told: list[int] = []
+# Signals that have told the server to end.
+received_signals: list[int] = []
 _install = signal.signal
 
 
 def end(number: int, _: Any) -> None:
-    """End a server that has no handler of its own yet."""
-    if not told:
+    """End a server that does not handle SIGTERM yet."""
+    if not received_signals:
         os._exit(128 + number)
 
 
 def noting(number: int, handler: Any) -> Any:
-    """signal.signal, which writes down that SIGTERM has come, whoever handles it."""
+    """Replace signal.signal, and note that SIGTERM has come, whoever handles it."""
 
     def noted(*arguments: Any) -> Any:
-        told.append(number)
+        received_signals.append(number)
         return handler(*arguments)
 
     return _install(number, noted if number == signal.SIGTERM and callable(handler) else handler)
 
 
 def serve() -> int:
-    """The exit code of vLLM's server."""
+    """Run vLLM's server and return its exit code."""
     from vllm.entrypoints.launchers.api_server.entry import main
 
     try:
@@ -54,11 +55,11 @@ def serve() -> int:
     except SystemExit as end:
         if end.code:
             return end.code if isinstance(end.code, int) else 1
-    return 0 if told else 1
+    return 0 if received_signals else 1
 
 
 def main() -> int:
-    """Serve here, or give way to the Python that can; the exit code."""
+    """Serve here, or in the Python that has vLLM; return the exit code."""
     try:
         python = importlib.import_module("sluice_vllm.python").other_python()
     except LookupError as error:
@@ -71,7 +72,7 @@ def main() -> int:
     signal.signal = noting  # type: ignore[assignment]
     if warning := importlib.import_module("sluice_vllm.kernel_cache").leave_unwritable():
         print(warning, file=sys.stderr, flush=True)
-    # vLLM asks for 65,535, and takes nothing where it may have fewer.
+    # vLLM asks for 65,535 open files, and keeps the old limit if it may not have that many.
     importlib.import_module("sluice_vllm.open_files").raise_limit()
     return serve()
 

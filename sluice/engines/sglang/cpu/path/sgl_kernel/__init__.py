@@ -1,8 +1,8 @@
-"""Stands where SGLang's CPU kernels would be, of which PyPI has no build.
+"""A replacement of SGLang's CPU kernels, of which PyPI has no build.
 
 SGLang imports the names below when its CPU engine starts, though only speculative decoding calls
-them. Everything that text generation needs has a path in plain torch, which SGLang takes because
-this package registers no AMX operators.
+them. All that text generation needs has a path in plain torch, which SGLang takes because this
+package registers no AMX operators.
 """
 
 from typing import Any, NoReturn

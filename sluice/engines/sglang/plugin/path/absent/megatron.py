@@ -1,7 +1,7 @@
-"""A module in Megatron's place, which cannot be imported.
+"""A replacement of Megatron, which cannot be imported.
 
-SGLang's dumper imports Megatron in each of SGLang's processes, where it is installed: seconds of
-each start, for a look at models that no engine has.
+SGLang's dumper imports an installed Megatron in each of SGLang's processes, which takes seconds of
+each start and serves only to inspect models that no engine has.
 """
 
 raise ImportError("an engine does without Megatron")

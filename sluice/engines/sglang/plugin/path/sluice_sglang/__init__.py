@@ -1,7 +1,8 @@
-"""A plugin for SGLang 0.5.17 and later: what a weight update from our trainer costs an engine, and
-what it survives; and that nobody but the engine reaches the store in which its processes meet.
+"""A plugin for SGLang 0.5.17 and later.
 
-This package runs in SGLang's image, with nothing of ours beside it.
+It makes weight updates from a sluice trainer cheap, lets the engine survive a lost trainer, and
+closes the store in which the engine's processes meet to everyone else. This package runs in
+SGLang's image and cannot import sluice.
 """
 
 import logging
@@ -28,4 +29,5 @@ def register() -> None:
 
 @cache
 def tell_once(what: str) -> None:
+    """Log a fact the first time it is true."""
     logging.getLogger(__name__).info(what)

@@ -1,6 +1,6 @@
 """An engine on a CPU keeps the experts of its tokens in ordinary memory.
 
-SGLang registers that memory with CUDA, whatever device it runs on, and there is none.
+SGLang registers that memory with CUDA, whatever device it runs on, and a CPU engine has no CUDA.
 """
 
 import os
@@ -18,4 +18,4 @@ def register() -> None:
 
 
 def leave(original: Any, *_: Any, **__: Any) -> None:
-    """Around SGLang's function: nothing is to be registered."""
+    """Replace SGLang's function, and register no memory."""

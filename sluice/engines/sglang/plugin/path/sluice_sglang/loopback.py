@@ -1,7 +1,7 @@
-"""The processes of an engine in one pod meet on the loopback, in a store that serves nobody else.
+"""The processes of an engine in one pod meet on the loopback, in a private store.
 
-torch's store listens on all addresses of the machine, whatever address it is told, and asks nobody
-for a password.
+torch's store listens on all addresses of the machine, whatever address it is given, and asks for no
+password.
 """
 
 import ipaddress
@@ -27,7 +27,10 @@ def create_store(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Around torch's function: the rank that serves the store binds it, all others just connect."""
+    """Wrap torch's function: the rank that serves the store binds it to the loopback.
+
+    All other ranks just connect.
+    """
     loopback = loopback_of(host)
     if rank != 0 or loopback is None:
         return original(host, port, rank, size, timeout, *args, **kwargs)
@@ -41,10 +44,9 @@ def create_store(
 
 
 def loopback_of(host: str) -> str | None:
-    """The loopback's address that stands for `host`; None: other pods of the engine meet there,
-    too.
+    """Return the loopback address to use for `host`; None if other pods of the engine meet there.
 
-    SGLang has its processes meet at the address of its HTTP server, which is 0.0.0.0 in a pod.
+    SGLang's processes meet at the address of its HTTP server, which is 0.0.0.0 in a pod.
     """
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)

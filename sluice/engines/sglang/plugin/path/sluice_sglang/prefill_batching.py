@@ -1,15 +1,15 @@
-"""Prompts wait a few passes for each other, while others generate.
+"""Prompts wait a few passes for each other while other requests generate.
 
-SGLang stops all that generates for each prompt that comes, for about as long as a token of theirs
-takes: both passes read all weights. Where responses have very different lengths one ends with
-nearly every token, and an engine that is kept full spends half of its time with prompts, one or two
-at a time. But a prompt that waits leaves its place empty. So prompts wait until the empty places
-have cost as many tokens as their pass will. Whenever they come, that loses at most twice what it
-has to (as acknowledgements in TCP: Dooly, Goldman and Scott, STOC 1998). SGLang's own
+SGLang stops all generation for each prompt that comes, for about as long as one token of the
+running requests takes: both passes read all weights. If responses have very different lengths, one
+ends with nearly every token, and a full engine spends half of its time on prompts, one or two at a
+time. But a prompt that waits leaves its place empty. So prompts wait until the empty places have
+cost as many tokens as the pass of the prompts will. Whenever they come, that loses at most twice
+the minimum (as acknowledgements in TCP: Dooly, Goldman and Scott, STOC 1998). SGLang's
 `--enable-prefill-delayer` waits for a share of the requests with some models, and ends the engine
 of others.
 
-All ranks of an engine have the same requests, so that they decide alike without a word.
+All ranks of an engine have the same requests, so they decide alike without communication.
 """
 
 import os
@@ -30,24 +30,23 @@ def register() -> None:
 
 
 class PrefillBatching:
-    """Around the scheduler's choice of the prompts that run next.
+    """Wraps the scheduler's choice of the prompts that run next."""
 
-    most: passes that one waits. waited: passes since the first of those that wait came. empty:
-    tokens that their places have not generated meanwhile.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.waited = self.empty = 0
+    def __init__(self, max_passes: int) -> None:
+        self.max_passes = max_passes
+        # Passes since the first of the waiting prompts came.
+        self.waited = 0
+        # Tokens that the places of waiting prompts have not generated meanwhile.
+        self.lost_tokens = 0
 
     def __call__(self, original: Any, scheduler: Any, running: Any) -> Any:
         waiting = scheduler.waiting_queue
-        # A prompt in parts is on its way. With attention in data-parallel ranks these go together.
+        # The parts of a chunked prompt, and the ranks of data-parallel attention, go together.
         bound = scheduler.chunked_req is not None or scheduler.enable_dp_attention
         if not self.one_more(0 if bound else len(waiting), len(running.reqs)):
             return original(scheduler, running)
         tell_once("prompts wait for each other while others generate")
-        # SGLang sees no prompt and goes on generating. It may add one whose grammar is ready.
+        # Without prompts SGLang goes on generating. It may add one whose grammar is ready.
         scheduler.waiting_queue = []
         try:
             return original(scheduler, running)
@@ -55,11 +54,14 @@ class PrefillBatching:
             scheduler.waiting_queue = waiting + scheduler.waiting_queue
 
     def one_more(self, waiting: int, running: int) -> bool:
-        """Decide for this pass, and count it. True where prompts wait it out."""
+        """Decide for this pass, and count it. Return True if prompts wait."""
         waits = self.waits(waiting, running)
-        self.waited, self.empty = (self.waited + 1, self.empty + waiting) if waits else (0, 0)
+        self.waited = self.waited + 1 if waits else 0
+        self.lost_tokens = self.lost_tokens + waiting if waits else 0
         return waits
 
     def waits(self, waiting: int, running: int) -> bool:
-        """True where so many prompts wait one pass more beside so many requests that generate."""
-        return waiting > 0 and self.empty + waiting < running and self.waited < self.most
+        """Return True if waiting prompts wait one more pass while others generate."""
+        return (
+            waiting > 0 and self.lost_tokens + waiting < running and self.waited < self.max_passes
+        )

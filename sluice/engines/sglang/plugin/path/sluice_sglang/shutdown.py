@@ -1,4 +1,4 @@
-"""An engine that is told to end does so as soon as it has nothing left to do."""
+"""Ends an engine as soon as it has answered its requests, once it is told to end."""
 
 import asyncio
 import time
@@ -6,10 +6,10 @@ from typing import Any
 
 TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 LOOK_SECONDS = 0.1
+# Time without requests, after which the last answers are on their way.
 REST_SECONDS = 0.5
-"""Without requests: the last answers are then on their way."""
+# SGLang's interval. After it, SGLang's rules for requests that do not end apply.
 PATIENCE_SECONDS = 5.0
-"""SGLang's own step: after it, its own rules for requests that do not end hold."""
 
 
 def register() -> None:
@@ -19,13 +19,16 @@ def register() -> None:
 
 
 async def end_soon(original: Any, tokenizer: Any) -> None:
-    """SGLang looks every five seconds whether it has been told to end, and then whether its
-    requests have ended.
+    """Wrap SGLang's wait for the end.
+
+    SGLang checks every five seconds whether it has been told to end, and then whether its requests
+    have ended. This function checks more often.
     """
     while not tokenizer.gracefully_exit:
         await asyncio.sleep(LOOK_SECONDS)
-    told = busy = time.monotonic()
-    while (now := time.monotonic()) - told < PATIENCE_SECONDS and now - busy < REST_SECONDS:
+    busy = time.monotonic()
+    end = busy + PATIENCE_SECONDS
+    while (now := time.monotonic()) < end and now - busy < REST_SECONDS:
         busy = now if tokenizer.rid_to_state else busy
         await asyncio.sleep(LOOK_SECONDS)
     await original(tokenizer)

@@ -1,5 +1,5 @@
-"""A plugin for vLLM 0.32: what a weight update from our trainer needs inside of an engine.
+"""A plugin for vLLM 0.32, which a weight update from a sluice trainer needs.
 
-This package runs in vLLM's image, with nothing of ours beside it. `worker.Weights` is its
-`--worker-extension-cls`; `attempts.Fence` and `pauses.Pauses` are `--middleware`.
+This package runs in vLLM's image and cannot import sluice. `worker.Weights` is the server's
+`--worker-extension-cls`; `attempt_fence.Fence` and `pauses.Pauses` are `--middleware`.
 """

@@ -1,6 +1,6 @@
-"""The engine's HTTP process tells since when it has been paused, without asking its scheduler.
+"""The engine's HTTP process tells how long it has been paused, without asking the scheduler.
 
-The scheduler answers nothing while it waits for weights, which is when a worker wants to know.
+The scheduler answers no call while it waits for weights, which is when a worker needs the answer.
 """
 
 import json
@@ -16,7 +16,11 @@ PAUSE, RESUME = "/pause", "/resume"
 
 
 class Pauses:
-    """Answers `GET /sluice/paused`: seconds since the first `/pause` after a `/resume`; 0: none."""
+    """Middleware that answers `GET /sluice/paused`.
+
+    The answer has the seconds since the first `/pause` after a `/resume`; 0 if the engine is not
+    paused.
+    """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self.app = app
@@ -32,7 +36,7 @@ class Pauses:
         await self.app(scope, receive, self.watched(send) if path == RESUME else send)
 
     def watched(self, send: Send) -> Send:
-        """`send`, which notes that a resume has been answered with 200."""
+        """Wrap `send`, and note that a resume has been answered with 200."""
 
         async def noting(message: Any) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:

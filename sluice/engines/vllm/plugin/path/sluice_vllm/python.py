@@ -1,4 +1,4 @@
-"""The Python that has vLLM, where that is an environment of its own, as on a laptop."""
+"""The Python that has vLLM, if that is a separate environment, as on a laptop."""
 
 import importlib.util
 import os
@@ -9,7 +9,10 @@ VARIABLE = "SLUICE_VLLM_PYTHON"
 
 
 def other_python() -> Path | None:
-    """Its path; None: this Python has vLLM. Raises LookupError, a sentence, where there is none."""
+    """Return its path; None if this Python has vLLM.
+
+    Raises LookupError, with a sentence, if no Python has it.
+    """
     if importlib.util.find_spec("vllm") is not None:
         return None
     default = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"

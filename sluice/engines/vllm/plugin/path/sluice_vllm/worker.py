@@ -1,9 +1,9 @@
-"""Weights come into vLLM's workers: over a communicator, out of the trainer's memory, from a disk.
+"""Loads weights into vLLM's workers: from a communicator, the trainer's memory or a disk.
 
-vLLM changes weights once they are loaded: it packs them for the CPU's kernels, quantizes them, puts
-experts in another order. So an update goes through its layerwise reload: `begin` gives each layer
-the tensors of a checkpoint again, which are loaded and processed as soon as they are complete, and
-copied to where the layer had its own.
+vLLM changes weights after loading: it packs them for the CPU's kernels, quantizes them, reorders
+experts. So an update uses its layerwise reload: `begin` lets each layer take the tensors of a
+checkpoint again. They are loaded and processed as soon as a layer is complete, and copied into the
+layer's existing memory.
 """
 
 import base64
@@ -27,14 +27,15 @@ from torch.multiprocessing import reductions
 
 from .transfer import receive, release, unpack, without_watchdog
 
+# Index of the device among the arguments of `rebuild_cuda_tensor`. The trainer's handles have a
+# uuid there.
 _DEVICE = 6
-"""Index of the device among the arguments of `rebuild_cuda_tensor`: from our trainer a uuid."""
+# By name. There is at most one, as an engine has one sender at a time.
 _groups: dict[str, Any] = {}
-"""By their names: at most one, as an engine has one sender at a time."""
 
 
 class Weights:
-    """Methods of vLLM's worker, which `collective_rpc` calls on all ranks; `self` is the worker."""
+    """Methods that `collective_rpc` calls on all ranks. vLLM adds them to its worker class."""
 
     vllm_config: Any
     model_runner: Any
@@ -42,7 +43,7 @@ class Weights:
     rank: int
 
     def sluice_state(self) -> dict[str, Any]:
-        """Facts of the engine that a trainer has to know."""
+        """Return facts about the engine that a trainer has to know."""
         return {"sleeps": bool(self.vllm_config.model_config.enable_sleep_mode)}
 
     def sluice_join(
@@ -55,7 +56,7 @@ class Weights:
             release(_groups.pop(name))
 
     def sluice_begin(self) -> None:
-        """Open an update. An open one was left by a trainer that has died, and is forgotten."""
+        """Open an update. Drop one that a dead trainer has left open."""
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(self.vllm_config):
@@ -68,7 +69,7 @@ class Weights:
         self.sluice_take(receive(names, dtypes, shapes, _groups[group], self.device))
 
     def sluice_open(self, handles: list[str]) -> None:
-        """Load a bucket out of the trainer's memory. handles: one for each rank."""
+        """Load a bucket from the trainer's memory. `handles` has one for each rank."""
         bucket = _Unpickler(io.BytesIO(base64.b64decode(handles[self.rank]))).load()
         meta = bucket["metadata"]
         tensors = unpack(
@@ -77,7 +78,8 @@ class Weights:
             [m.dtype for m in meta],
             [m.shape for m in meta],
         )
-        # A layer that is not complete keeps what it has until the next bucket: this is gone then.
+        # A layer that is not complete keeps its tensors until the next bucket, when this memory has
+        # been reused.
         self.sluice_take([(name, tensor.clone()) for name, tensor in tensors])
         _wait(self.device)
 
@@ -89,7 +91,7 @@ class Weights:
             self.model_runner.get_model().load_weights(tensors)
 
     def sluice_end(self) -> None:
-        """Close the update: what layers have not had all of their tensors for is processed now."""
+        """Close the update, and process the layers that did not get all of their tensors."""
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
@@ -97,7 +99,7 @@ class Weights:
         _wait(self.device)
 
     def sluice_load(self, path: str) -> None:
-        """Load a checkpoint. Every file is opened before any weight is touched."""
+        """Load a checkpoint. Every file is opened before any weight is changed."""
         from safetensors import safe_open
 
         files = sorted(Path(path).glob("*.safetensors"))
@@ -114,10 +116,10 @@ class Weights:
 def join(
     group: str, host: str, port: int, rank: int, world_size: int, backend: str, seconds: float
 ) -> Any:
-    """A process group outside of torch's default one, as the trainer makes its side of it."""
+    """Return a process group outside of torch's default one, as the trainer makes its side."""
     timeout = timedelta(seconds=seconds)
     store = PrefixStore(group, TCPStore(host, port, world_size, False, timeout))
-    name: Any = group  # a type of its own in newer torch, a string for all that it does
+    name: Any = group  # newer torch has a type for it, which is a string as well
     with without_watchdog():
         process_group, _ = _new_process_group_helper(
             world_size, rank, [], Backend(backend), store, group_name=name, timeout=timeout
@@ -127,23 +129,23 @@ def join(
 
 
 def begin(model: Any) -> None:
-    """Layers take the tensors of a checkpoint, from the first on."""
+    """Let layers take the tensors of a checkpoint, from the first on."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     for layer in model.modules():
         info = get_layerwise_info(layer)
-        if info.can_load():  # in the middle of an update that nobody ends
+        if info.can_load():  # in the middle of an update that will not be ended
             info.loaded_weights.clear()
             info.load_numel = 0
     initialize_layerwise_reload(model)
 
 
 def end(model: Any, model_config: Any) -> None:
-    """Layers have their weights as their kernels want them.
+    """Put the weights of layers into the form of their kernels.
 
-    An output layer that shares the embedding's weights gets none of its own. vLLM leaves it alone
-    then, with what it has packed of the old ones for the CPU's kernels.
+    An output layer that shares the embedding's weights gets no tensor. vLLM then skips it and keeps
+    what it has packed from the old weights for the CPU's kernels, so it is processed here.
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -160,25 +162,25 @@ def end(model: Any, model_config: Any) -> None:
 
 
 def _wait(device: Any) -> None:
-    """Until the GPU has done what it was told."""
+    """Wait until the GPU has done all queued work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class _Unpickler(pickle.Unpickler):
-    """Opens a handle of the trainer's, and nothing else. A GPU is named by its uuid there."""
+    """Opens a handle of the trainer's, and refuses any other type. It names GPUs by uuid."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = _KNOWN.get((module, name))
-        if known is not None:
-            return known
+        allowed = _ALLOWED_TYPES.get((module, name))
+        if allowed is not None:
+            return allowed
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         raise pickle.UnpicklingError(f"a bucket has no {module}.{name}")
 
 
 def _rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
-    """torch's, for a device that is named by its uuid."""
+    """Call torch's function for a device that is named by its uuid."""
     uuid = arguments[_DEVICE]
     devices = range(torch.cuda.device_count())
     device = next(i for i in devices if str(torch.cuda.get_device_properties(i).uuid) == uuid)
@@ -187,7 +189,7 @@ def _rebuild_cuda_tensor(*arguments: Any) -> torch.Tensor:
     return tensor
 
 
-_KNOWN: dict[tuple[str, str], Any] = {
+_ALLOWED_TYPES: dict[tuple[str, str], Any] = {
     ("types", "SimpleNamespace"): SimpleNamespace,
     ("torch", "Size"): torch.Size,
     ("torch", "Tensor"): torch.Tensor,

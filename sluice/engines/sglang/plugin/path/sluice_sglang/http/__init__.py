@@ -1,1 +1,1 @@
-"""Around SGLang's HTTP application: who may call, and in which order calls begin."""
+"""Middlewares of SGLang's HTTP application: who may call, and in which order calls begin."""

@@ -1,7 +1,4 @@
-"""SGLang's HTTP application stands behind the fence of `attempts`, begins with requests `in_turn`,
-takes them `together`, takes buckets `in_order` and passes them on `ahead`, and says what the plugin
-can.
-"""
+"""Adds the middlewares of this package, and what they need, to SGLang's HTTP application."""
 
 import json
 import logging
@@ -26,17 +23,17 @@ def register() -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput
     except ImportError as error:
         log.warning(
-            "this SGLang serves HTTP in a way of its own, and does not refuse a trainer that was "
+            "this SGLang serves HTTP in an unknown way, so it does not refuse a trainer that was "
             "replaced: %s",
             error,
         )
         return
-    turns = RequestQueue(paused=lambda: get_global_state().tokenizer_manager.is_pause)
+    queue = RequestQueue(paused=lambda: get_global_state().tokenizer_manager.is_pause)
     app.add_middleware(OrderedBuckets)
     app.add_middleware(Fence)
-    app.add_middleware(ControlPriority, turns=turns)
+    app.add_middleware(ControlPriority, queue=queue)
     app.add_middleware(
-        RequestBatching, turns=turns, generate=_by(generate_request, GenerateReqInput)
+        RequestBatching, queue=queue, generate=_by(generate_request, GenerateReqInput)
     )
     if receive.updater_hooks():
         app.add_api_route(receive.PASSES_ON, lambda: {"passes_on": True})
@@ -44,7 +41,7 @@ def register() -> None:
 
 
 def _by(answer: Callable[[Any, Any], Awaitable[Any]], request: Callable[..., Any]) -> Generate:
-    """How one of many is answered: by SGLang's own function behind `/generate`."""
+    """Return a function that answers one of many requests with SGLang's handler of `/generate`."""
     from fastapi import HTTPException, Request
 
     async def generate(fields: dict[str, Any], scope: Scope, receive: Receive) -> tuple[int, bytes]:

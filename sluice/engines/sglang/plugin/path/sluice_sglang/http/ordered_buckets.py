@@ -1,9 +1,9 @@
 """Buckets are received in the order in which they are sent.
 
-The request for a bucket is with the engine while the one before it is loaded, on a connection of
-its own. A server that was held up for a moment finds both at once and may begin with the later one,
-while the bytes that come are the earlier one's: buckets of one size would become each other's
-weights. So each says its number, and waits for those before it.
+The request for a bucket reaches the engine while the bucket before is loaded, on another
+connection. A server that was held up for a moment finds both requests at once and may begin with
+the later one, while the bytes that arrive are those of the earlier one: buckets of one size would
+get each other's weights. So each request has a number, and waits for those before it.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ from typing import Any
 
 from .attempt_fence import Receive, Scope, Send, refuse
 
+# Communicator of a bucket, and the bucket's number there, from 0: `sluice-link-rollout-0-.../3`.
 HEADER = b"x-sluice-bucket"
-"""`sluice-link-rollout-0-.../3`: what a bucket comes over, and its number there, from 0."""
+# Limit of the wait for the bucket before, which was requested earlier. The trainer gives up a lost
+# one.
 WAIT_SECONDS = 10.0
-"""For the bucket before, whose request was made earlier. The trainer gives up one that is lost."""
+# Communicators whose numbers are kept. An engine has one sender at a time.
 _KEPT = 8
-"""Communicators that are remembered: an engine has one sender at a time."""
 
 
 class OrderedBuckets:
-    """Stands before an engine's HTTP application. following: the number of the next bucket, by what
-    it comes over.
-    """
+    """Middleware of an engine's HTTP application, which orders requests for buckets."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self.app = app
+        # Number of the next bucket, by communicator.
         self.following: dict[str, int] = {}
         self._taken = asyncio.Condition()
 
@@ -45,7 +45,7 @@ class OrderedBuckets:
         if refusal := await self._wait(source, number):
             await refuse(scope, send, refusal)
             return
-        # From here on the application takes requests in the order in which they come to it.
+        # From here on the application takes requests in the order of their arrival.
         first: list[Any] = [{"type": "connections.request", "body": body, "more_body": False}]
 
         async def replay() -> Any:
@@ -60,7 +60,7 @@ class OrderedBuckets:
             await self._next(source, number)
 
     async def _wait(self, source: str, number: int) -> str:
-        """Wait for the bucket's turn. Why it is refused; empty: it is its turn."""
+        """Wait for the bucket's turn. Returns why it is refused; empty if it is its turn."""
         self.following[source] = self.following.pop(source, 0)
         while len(self.following) > _KEPT:
             del self.following[next(iter(self.following))]
@@ -82,7 +82,7 @@ class OrderedBuckets:
 
 
 async def whole(receive: Receive) -> bytes:
-    """A request's body. What of it came before its client left, where one has."""
+    """Return a request's body, or the part that came before its client left."""
     parts = list[bytes]()
     while True:
         message = await receive()

@@ -1,12 +1,13 @@
-"""Requests for responses come many in one, and each is answered as it is done.
+"""Requests to generate come many in one message, and each is answered once it is done.
 
-SGLang serves HTTP in one process, which needs half a millisecond, or a whole one, for a request
-that comes by itself: of 512 short ones the first are answered before the last begin. Two thirds of
-that are HTTP and the checks of FastAPI, and are saved here.
+SGLang serves HTTP in one process, which needs half a millisecond to a whole one for a request that
+comes alone: of 512 short requests the first are answered before the last begin. Two thirds of that
+time are HTTP and the checks of FastAPI, which this middleware saves.
 
-A request is a JSON list of what `/generate` takes. The answer is a sequence: for each, as soon as
-it is done, a line `INDEX STATUS LENGTH` and as many bytes, which are what `/generate` answers.
-INDEX is its place in the list, from 0. An empty list asks if the server can do this.
+A message is a JSON list of bodies of `/generate`. The answer is a sequence: for each request, once
+it is done, a line `INDEX STATUS LENGTH` and as many bytes, which are the answer of `/generate`.
+INDEX is the request's position in the list, from 0. An empty list asks whether the server supports
+this.
 """
 
 import asyncio
@@ -20,22 +21,22 @@ from .control_priority import RequestQueue
 from .ordered_buckets import whole
 
 PATH = "/sluice_generate"
+# Returns status and body of the answer to one request.
 Generate = Callable[[dict[str, Any], Scope, Receive], Awaitable[tuple[int, bytes]]]
-"""Status and body of the answer to one request."""
 log = logging.getLogger(__name__)
 
 
 class RequestBatching:
-    """Stands before an engine's HTTP application."""
+    """Middleware of an engine's HTTP application, which answers batched requests."""
 
     def __init__(
         self,
         app: Callable[[Scope, Receive, Send], Awaitable[None]],
-        turns: RequestQueue,
+        queue: RequestQueue,
         generate: Generate,
     ) -> None:
         self.app = app
-        self.turns = turns
+        self.queue = queue
         self.generate = generate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,39 +56,39 @@ class RequestBatching:
     async def _answer(
         self, requests: list[dict[str, Any]], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answers that are done in one turn of the loop go back in one piece."""
-        done, news = list[bytes](), asyncio.Event()
+        """Answer all requests. Answers that are done in one turn of the loop are sent together."""
+        done, has_answers = list[bytes](), asyncio.Event()
 
-        async def one(index: int, request: dict[str, Any]) -> None:
-            await self.turns.come()
+        async def answer_one(index: int, request: dict[str, Any]) -> None:
+            await self.queue.wait()
             try:
                 status, answer = await self.generate(request, scope, receive)
             except Exception as error:
                 log.exception("request %s", request.get("rid"))
                 status, answer = 500, f"{type(error).__name__}: {error}".encode()
             done.append(b"%d %d %d\n%b" % (index, status, len(answer), answer))
-            news.set()
+            has_answers.set()
 
         missing = len(requests)
         async with asyncio.TaskGroup() as tasks:
             for index, request in enumerate(requests):
-                tasks.create_task(one(index, request))
-            requests.clear()  # a prompt is not kept until the last of them is answered
+                tasks.create_task(answer_one(index, request))
+            requests.clear()  # frees each prompt once its request is answered
             while missing:
-                await news.wait()
-                news.clear()
+                await has_answers.wait()
+                has_answers.clear()
                 missing -= len(done)
                 body = b"".join(done)
                 done.clear()
                 await send({"type": "http.response.body", "body": body, "more_body": missing > 0})
-                del body  # the next one may come in an hour
+                del body  # the next answer may take an hour
 
 
 def _requests(body: bytes) -> list[dict[str, Any]] | None:
-    """None: there are none in it."""
+    """Return the requests of a body; None if it is not a list of objects."""
     try:
         requests = json.loads(body)
     except ValueError:
         return None
-    is_list = isinstance(requests, list) and all(isinstance(one, dict) for one in requests)
+    is_list = isinstance(requests, list) and all(isinstance(request, dict) for request in requests)
     return requests if is_list else None

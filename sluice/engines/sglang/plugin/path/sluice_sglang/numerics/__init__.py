@@ -1,1 +1,1 @@
-"""`trainer.deterministic`: layers that compute the same bits as the trainer's."""
+"""Layers for `trainer.deterministic`, which compute the same bits as the trainer's."""

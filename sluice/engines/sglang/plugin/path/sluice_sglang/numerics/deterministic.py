@@ -1,7 +1,7 @@
 """`trainer.deterministic`: the engine computes each token as the trainer does, to the bit.
 
-SGLang's own deterministic modes make an engine agree with itself. Here functions of dense models
-give way to those that the trainer calls too (`invariant`). Read in 0.5.17 and 0.5.21.
+SGLang's deterministic modes make an engine agree with itself. This plugin replaces functions of
+dense models by those that the trainer calls too (`invariant`). Written for 0.5.17 to 0.5.21.
 """
 
 import os
@@ -21,10 +21,10 @@ def register() -> None:
         return
     replaced: dict[str, Callable[..., Any]] = {
         f"{_LAYERS}.quantization.unquant.UnquantizedLinearMethod.apply": linear,
-        f"{_LAYERS}.layernorm.RMSNorm.forward_cuda": norm,
-        f"{_LAYERS}.activation.SiluAndMul.forward_cuda": gated,
-        f"{_LAYERS}.logits_processor.LogitsProcessor._compute_lm_head": head,
-        f"{_ROTARY}.forward_cuda": turn,
+        f"{_LAYERS}.layernorm.RMSNorm.forward_cuda": rms_norm,
+        f"{_LAYERS}.activation.SiluAndMul.forward_cuda": silu_and_multiply,
+        f"{_LAYERS}.logits_processor.LogitsProcessor._compute_lm_head": lm_head,
+        f"{_ROTARY}.forward_cuda": rotate,
         f"{_ATTENTION}.forward_extend": extend,
         f"{_ATTENTION}.forward_decode": decode,
         "sglang.srt.models.utils.apply_qk_norm": norm_heads,
@@ -41,17 +41,17 @@ def linear(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
     return invariant.linear(x, layer.weight, bias)
 
 
-def head(processor: Any, hidden: Any, lm_head: Any, embedding_bias: Any = None) -> Any:
-    """Logits, in float32 where `model.fp32LmHead` says so."""
+def lm_head(processor: Any, hidden: Any, head: Any, embedding_bias: Any = None) -> Any:
+    """Return logits, in float32 if `model.fp32LmHead` is set."""
     import torch
 
     from . import invariant
 
     dtype = torch.float32 if processor.use_fp32_lm_head else None
-    return invariant.linear(hidden, lm_head.weight, embedding_bias, dtype)
+    return invariant.linear(hidden, head.weight, embedding_bias, dtype)
 
 
-def norm(layer: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
+def rms_norm(layer: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
     from . import invariant
 
     if addition is not None:
@@ -65,22 +65,22 @@ def norm(layer: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
 def norm_heads(
     q: Any, k: Any, q_norm: Any, k_norm: Any, head_dim: int, *_: Any, **__: Any
 ) -> tuple[Any, Any]:
-    """Queries and keys of each head, [t, heads * d], through their norms."""
+    """Normalize queries and keys of each head, [t, heads * d]."""
     return tuple(
         layer(x.reshape(-1, head_dim)).view(x.shape) for x, layer in ((q, q_norm), (k, k_norm))
     )
 
 
-def gated(layer: Any, x: Any) -> Any:
+def silu_and_multiply(layer: Any, x: Any) -> Any:
     from . import invariant
 
-    return invariant.gated(x)
+    return invariant.silu_and_multiply(x)
 
 
 def set_frequencies(result: Any, layer: Any, *_: Any, **__: Any) -> None:
-    """As the trainer works them out, on the CPU: a GPU's powers differ in the last bit.
+    """Compute frequencies on the CPU, as the trainer does: a GPU's powers differ in the last bit.
 
-    A buffer: SGLang keeps those, and no other tensors, where an engine gives its memory away.
+    They are kept in a buffer. SGLang keeps no other tensors when an engine releases its memory.
     """
     import torch
 
@@ -91,26 +91,26 @@ def set_frequencies(result: Any, layer: Any, *_: Any, **__: Any) -> None:
     )
 
 
-def turn(
+def rotate(
     layer: Any, positions: Any, query: Any, key: Any, offsets: Any = None, fused: Any = None
 ) -> tuple[Any, Any]:
     from . import invariant
 
     if type(layer).__name__ != "RotaryEmbedding" or fused is not None:
         raise NotImplementedError(
-            f"trainer.deterministic: {type(layer).__name__}: rotary positions that trainer and "
-            "engine do not compute alike"
+            f"trainer.deterministic: {type(layer).__name__}: trainer and engine compute such "
+            "rotary positions differently"
         )
     positions = positions if offsets is None else positions + offsets
     angles = positions.flatten().float()[:, None] * layer.sluice_inverse
     cos, sin = angles.cos(), angles.sin()
-    turned = [
-        invariant.turn(
+    rotated = [
+        invariant.rotate(
             x.view(len(cos), -1, layer.head_size), cos, sin, not layer.is_neox_style
         ).view(x.shape)
         for x in (query, key)
     ]
-    return turned[0], turned[1]
+    return rotated[0], rotated[1]
 
 
 def extend(
@@ -123,7 +123,7 @@ def extend(
     save_kv_cache: bool = True,
     **_: Any,
 ) -> Any:
-    """Attention of prompts' tokens, or of what a cut-off response had already."""
+    """Attention of the tokens of prompts, or of what a cut-off response had already."""
     metadata = backend.forward_metadata
     starts = metadata.qo_indptr
     return _attend(
@@ -169,7 +169,7 @@ def _attend(
     lengths: Any,
     longest: int,
 ) -> Any:
-    """Put the new tokens' keys and values into the cache, and look at the cache."""
+    """Write the new tokens' keys and values to the cache, and attend to the cache."""
     from . import invariant
 
     pool = backend.token_to_kv_pool
@@ -178,7 +178,7 @@ def _attend(
         pool.set_kv_buffer(layer, _write(batch), k, v)
     keys, values = pool.get_kv_buffer(layer.layer_id)
     queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-    out = invariant.attend(
+    out = invariant.attention(
         queries,
         keys,
         values,
@@ -194,7 +194,7 @@ def _attend(
 
 
 def _write(batch: Any) -> Any:
-    """Where new tokens go, in this release's words."""
+    """Return the cache locations of new tokens, in the type of this release."""
     try:
         from sglang.srt.layers.attention.triton_backend import KVWriteLoc
     except ImportError:
@@ -205,7 +205,7 @@ def _write(batch: Any) -> Any:
 def sample(
     original: Callable[..., Any], sampler: Any, output: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Log-probs of what is sampled, from the logits as they were: sampling writes over them."""
+    """Compute log-probs of sampled tokens, from the logits before sampling overwrites them."""
     from . import invariant
 
     logits, info = output.next_token_logits.clone(), args[0]

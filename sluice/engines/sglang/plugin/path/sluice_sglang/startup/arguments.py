@@ -1,11 +1,12 @@
-"""The arguments of SGLang's server, as its launch script reads them before SGLang does."""
+"""Arguments of SGLang's server, as its launch script reads them before SGLang does."""
 
 from collections.abc import Sequence
 
 
 def last(arguments: Sequence[str], *names: str) -> str:
-    """The value that counts of an argument with these names, as `--name value` or `--name=value`:
-    the last one. Empty: it is not there.
+    """Return the last value of an argument with these names; empty if it is missing.
+
+    Both `--name value` and `--name=value` are read. The last one counts.
     """
     words = _words(arguments)
     values = [words[at + 1] for at, word in enumerate(words[:-1]) if word in names]
@@ -13,13 +14,16 @@ def last(arguments: Sequence[str], *names: str) -> str:
 
 
 def number(arguments: Sequence[str], default: int, *names: str) -> int:
-    """The same as a number. default: it is not there, or is none, which SGLang will refuse."""
+    """Return the last value as a number; `default` if it is missing or not a number.
+
+    SGLang refuses what is not a number.
+    """
     value = last(arguments, *names)
     return int(value) if value.isdecimal() else default
 
 
 def has(arguments: Sequence[str], flag: str) -> bool:
-    """True where this argument is there, with or without a value."""
+    """Return True if this argument is there, with or without a value."""
     return flag in _words(arguments)
 
 

@@ -1,7 +1,7 @@
-"""A process that runs is bound to a NUMA node as `numactl` binds a command that it starts.
+"""Binds a running process to a NUMA node, as `numactl` binds a command that it starts.
 
-Where a machine has several nodes SGLang puts `numactl` before the process that generates, in a
-script that stands for Python (`numa_utils.py`).
+On a machine with several nodes SGLang puts `numactl` before the process that generates, in a script
+that takes Python's place (`numa_utils.py`).
 """
 
 import ctypes
@@ -13,13 +13,13 @@ from pathlib import Path
 _SCRIPT = re.compile(r'#!/bin/sh\nexec numactl (?P<options>[^\n]*?) ?(?P<command>\S+) "\$@"\n?')
 _NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+# Numbers of MPOL_BIND and MPOL_PREFERRED.
 _POLICIES = {"--membind": 2, "--preferred": 1}
-"""Numbers of MPOL_BIND and MPOL_PREFERRED."""
 _PROCESSORS = ("--physcpubind", "--cpunodebind")
 
 
 def options(path: str, python: str) -> list[str]:
-    """Numactl's options in a script that starts this Python; empty: it is no such script."""
+    """Return numactl's options in a script that starts this Python; empty if it is another file."""
     try:
         script = _SCRIPT.fullmatch(Path(path).read_text())
     except (OSError, UnicodeDecodeError):
@@ -28,10 +28,10 @@ def options(path: str, python: str) -> list[str]:
 
 
 def bind(chosen: list[str]) -> bool:
-    """Bind all threads to processors, and what this one and later ones allocate to a node. False:
-    these options are not known, or not permitted.
+    """Bind all threads to processors, and later allocations of this thread to a node.
 
-    What has been allocated stays where it is.
+    Memory that is allocated already is not moved. Returns False if the options are unknown or not
+    permitted.
     """
     values = dict(option.partition("=")[::2] for option in chosen)
     if not all(
@@ -53,7 +53,7 @@ def bind(chosen: list[str]) -> bool:
 
 
 def allocate_at(node: int, policy: int) -> bool:
-    """Have memory come from a node. False: that is not permitted."""
+    """Allocate memory from a node. Returns False if that is not permitted."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None or node > 63:
         return False
@@ -63,7 +63,7 @@ def allocate_at(node: int, policy: int) -> bool:
 
 
 def processors_of(node: int) -> set[int]:
-    """A node's processors, which the kernel lists as 0-3,8."""
+    """Return a node's processors, which the kernel lists as 0-3,8."""
     ranges = (_NODES / f"node{node}/cpulist").read_text().strip().split(",")
-    ends = [each.partition("-")[::2] for each in ranges if each]
+    ends = [text.partition("-")[::2] for text in ranges if text]
     return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}

@@ -1,10 +1,10 @@
 """Processes that import SGLang while its server still does, and then become its parts.
 
-SGLang's server imports everything, spawns the process that generates, and that one imports it all
-again: a third of an engine's start. Here Python processes that have imported it stand ready for
-what the server spawns. Each takes its command's place, with its descriptors and its environment.
-Where anything that was looked at meanwhile has changed, or SGLang could not be imported, it starts
-anew, as a spawned process does: it replaces itself by the command.
+SGLang's server imports all modules and spawns the process that generates, which imports them again:
+a third of an engine's start. Here Python processes that have imported them are ready when the
+server spawns one. Each takes the place of a command, with its descriptors and its environment. If a
+variable that was read during the import has changed since, or SGLang could not be imported, the
+process replaces itself by the command and starts anew, as a spawned process does.
 """
 
 import ctypes
@@ -25,20 +25,20 @@ from typing import Any
 from . import numa
 from .arguments import has, number
 
+# Imported by spawned processes before they do anything else.
 MODULES = ("sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager")
-"""What spawned processes import before they do anything."""
+# Variables for CUDA, which may read them while modules are imported. SGLang's server sets the same
+# values, but later.
 PREPARED = {"CUDA_DEVICE_MAX_CONNECTIONS": "8", "CUDA_MODULE_LOADING": "AUTO"}
-"""Variables for CUDA, which may look at them while modules are imported. SGLang's server gives them
-these values in any case, but later."""
+# Limit for an engine on one machine. SGLang refuses more ranks than there are GPUs.
 MOST_RANKS = 64
-"""Of an engine on one machine. SGLang will refuse more than there are GPUs."""
+# Limit of the wait for a command. The server may have to download its model before.
 WAIT_SECONDS = 600.0
-"""For a command. The server may have to fetch its model before."""
+# Prefixes of variables that libraries read when they are loaded, unseen by Python.
 _LOADED = ("CUDA_", "GLIBC_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_")
-"""Of variables that libraries look at when they are loaded, unseen by Python."""
+# Descriptors that modules may not use while they are imported, because the command's have their
+# numbers.
 _RESERVED = 256
-"""Descriptors that modules may not open while they are imported: the command's have their numbers.
-"""
 _LENGTH = struct.Struct("!Q")
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 log = logging.getLogger(__name__)
@@ -48,29 +48,30 @@ log = logging.getLogger(__name__)
 
 
 def parts(arguments: list[str]) -> list[bool]:
-    """One for each process that a server with these arguments spawns on this machine, in their
-    order: whether the memory saver's library is loaded before all others in it.
+    """Return one entry for each process that a server with these arguments spawns, in order.
+
+    The entry is True if the memory saver's library is loaded before all others in that process.
     """
     tensor = number(arguments, 1, "--tp-size", "--tensor-parallel-size", "--tp")
     pipeline = number(arguments, 1, "--pp-size", "--pipeline-parallel-size")
     nodes = max(number(arguments, 1, "--nnodes"), 1)
-    one_controls = number(arguments, 1, "--dp-size", "--data-parallel-size", "--dp") > 1
-    ranks = 1 if one_controls else min(max(tensor * pipeline // nodes, 1), MOST_RANKS)
-    saves_memory = has(arguments, "--enable-memory-saver") and not one_controls
+    has_controller = number(arguments, 1, "--dp-size", "--data-parallel-size", "--dp") > 1
+    ranks = 1 if has_controller else min(max(tensor * pipeline // nodes, 1), MOST_RANKS)
+    saves_memory = has(arguments, "--enable-memory-saver") and not has_controller
     answers_here = number(arguments, 0, "--node-rank") == 0
     return [saves_memory] * ranks + [False] * answers_here
 
 
 def begin(processes: Sequence[bool]) -> None:
-    """Start so many, which take the places of the next processes that this one spawns.
+    """Start processes that take the places of the next ones that this process spawns.
 
-    processes: as from `parts`.
+    `processes` is what `parts` returns.
     """
     os.environ.update(PREPARED)
     try:
         ready = [start(saves_memory) for saves_memory in processes]
     except (ImportError, RuntimeError) as error:  # what SGLang will end with
-        log.warning("no process of the engine is prepared: %s", error)
+        log.warning("cannot prepare processes of the engine: %s", error)
         return
     spawn = multiprocessing.util.spawnv_passfds
 
@@ -88,7 +89,7 @@ def begin(processes: Sequence[bool]) -> None:
 
 
 def start(saves_memory: bool) -> tuple[int, socket.socket]:
-    """A process that prepares itself, and the line to it."""
+    """Start a process that imports SGLang; return its id and the socket to it."""
     ours, theirs = socket.socketpair()
     with theirs, memory_saver() if saves_memory else nullcontext():
         program = (
@@ -103,8 +104,9 @@ def start(saves_memory: bool) -> tuple[int, socket.socket]:
 
 
 def memory_saver() -> AbstractContextManager[None]:
-    """The environment in which SGLang starts a process that shall give its GPU's memory away: with
-    a library for the linker. Imports torch, as the server will.
+    """Return the environment of a process that must be able to release its GPU's memory.
+
+    The environment names a library for the linker. Imports torch, as the server does.
     """
     saver: AbstractContextManager[None] = importlib.import_module(
         "torch_memory_saver"
@@ -113,7 +115,7 @@ def memory_saver() -> AbstractContextManager[None]:
 
 
 def options() -> list[str]:
-    """This interpreter's own, which multiprocessing gives to those that it spawns."""
+    """Return this interpreter's options, which multiprocessing gives to spawned processes."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return flags
 
@@ -121,7 +123,7 @@ def options() -> list[str]:
 def hand_over(
     line: socket.socket, path: Any, arguments: Sequence[Any], descriptors: Sequence[int]
 ) -> bool:
-    """Have a prepared process take this command's place. False: it is gone."""
+    """Let a prepared process take this command's place. Returns False if it is gone."""
     numbers = sorted(map(int, descriptors))
     if numbers and numbers[-1] >= _RESERVED:
         return False
@@ -132,7 +134,7 @@ def hand_over(
         socket.send_fds(line, [_LENGTH.pack(len(message))], numbers)
         line.sendall(message)
     except OSError as error:
-        log.warning("a prepared process is gone, another one is spawned: %s", error)
+        log.warning("a prepared process is gone, so another is spawned: %s", error)
         return False
     return True
 
@@ -141,10 +143,10 @@ def hand_over(
 
 
 def program(descriptor: int, server: int) -> str:
-    """Import SGLang and wait for a command: its program, for this process to run in its place.
-    Ends where none comes, or where the server is gone.
+    """Import SGLang, wait for a command, and return the program to run in its place.
 
-    descriptor: of the line to the server. server: its process.
+    Ends the process if no command comes or the server is gone. `descriptor` is the socket to the
+    server, and `server` its process id.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_DEATH_SIGNAL, signal.SIGKILL)
@@ -159,30 +161,31 @@ def program(descriptor: int, server: int) -> str:
     path, arguments, numbers, environment, descriptors = command
     libc.prctl(_DEATH_SIGNAL, 0)
     line.close()
-    for one in reserved:
-        os.close(one)
+    for placeholder in reserved:
+        os.close(placeholder)
     take_places(descriptors, numbers)
-    own = [sys.executable, *options(), "-c"]
-    if reason := failure or unfit(path, arguments, own, adopt(environment), seen):
+    prefix = [sys.executable, *options(), "-c"]
+    if reason := failure or unfit(path, arguments, prefix, adopt(environment), seen):
         log.warning("a process of the engine starts anew: %s", reason)
         os.execve(path, arguments, environment)  # noqa: S606 - what the server spawns
-    sys.argv = ["-c", *arguments[len(own) + 1 :]]
-    code: str = arguments[len(own)]
+    sys.argv = ["-c", *arguments[len(prefix) + 1 :]]
+    code: str = arguments[len(prefix)]
     return code
 
 
 def reserve(taken: int) -> list[int]:
-    """Open all descriptors below _RESERVED but the standard ones and `taken`, which was open."""
-    one = os.open(os.devnull, os.O_RDONLY)
-    reserved = [one]
+    """Open all descriptors below _RESERVED but the standard ones and `taken`, which is open."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    reserved = [null]
     while reserved[-1] < _RESERVED - 1:
-        reserved.append(os.dup(one))
+        reserved.append(os.dup(null))
     return reserved
 
 
 def import_modules() -> tuple[set[str], str]:
-    """Import what spawned processes do. The variables that were looked at meanwhile, and why it
-    could not be done; empty: it was.
+    """Import the modules of spawned processes.
+
+    Returns the variables that were read meanwhile, and why the import failed; empty if it did not.
     """
     seen: set[str] = set()
     plain = type(os.environ)
@@ -197,7 +200,7 @@ def import_modules() -> tuple[set[str], str]:
     try:
         for module in MODULES:
             importlib.import_module(module)
-    except Exception as error:  # a command may have come already, and will meet what it meets
+    except Exception as error:  # the command, which runs anew then, will fail in the same way
         return seen, f"it could not import what it will need: {error}"
     finally:
         os.environ.__class__ = plain
@@ -205,7 +208,7 @@ def import_modules() -> tuple[set[str], str]:
 
 
 def received(line: socket.socket) -> Any:
-    """(path, arguments, numbers, environment, descriptors) of the command. None: there is none."""
+    """Return (path, arguments, numbers, environment, descriptors); None without a command."""
     line.settimeout(WAIT_SECONDS)
     try:
         header, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, _RESERVED)
@@ -223,7 +226,7 @@ def received(line: socket.socket) -> Any:
 
 
 def take_places(descriptors: list[int], numbers: list[int]) -> None:
-    """Give descriptors the numbers that they have in the command, for it and what it starts."""
+    """Give descriptors the numbers that they have in the command and its children."""
     for descriptor, its_number in zip(descriptors, numbers, strict=True):
         os.dup2(descriptor, its_number)
     for descriptor in descriptors:
@@ -231,23 +234,27 @@ def take_places(descriptors: list[int], numbers: list[int]) -> None:
 
 
 def adopt(environment: dict[str, str]) -> set[str]:
-    """Take the command's environment. Variables whose values it changes."""
-    own = dict(os.environ)
-    changed = {name for name in own | environment if own.get(name) != environment.get(name)}
-    for name in changed & own.keys():
+    """Take the command's environment. Returns the variables whose values changed."""
+    before = dict(os.environ)
+    names = before | environment
+    changed = {name for name in names if before.get(name) != environment.get(name)}
+    for name in changed & before.keys():
         del os.environ[name]
     os.environ.update({name: environment[name] for name in changed & environment.keys()})
     return changed
 
 
 def unfit(
-    path: str, arguments: list[str], own: list[str], changed: set[str], seen: set[str]
+    path: str, arguments: list[str], prefix: list[str], changed: set[str], seen: set[str]
 ) -> str:
-    """Why this process cannot take a command's place; empty: it can, and is bound as that is."""
+    """Return why this process cannot take a command's place.
+
+    Empty if it can; it is then bound to processors as the command would be.
+    """
     late = sorted(name for name in changed if name in seen or name.startswith(_LOADED))
     if late:
-        return f"{', '.join(late)} had been looked at before the server changed it"
-    is_this = path == own[0] or numa.bind(numa.options(path, own[0]))
-    if not is_this or arguments[1 : len(own)] != own[1:]:
-        return f"the command is {path}, and this is {own[0]}"
+        return f"{', '.join(late)} was read before the server changed it"
+    is_this = path == prefix[0] or numa.bind(numa.options(path, prefix[0]))
+    if not is_this or arguments[1 : len(prefix)] != prefix[1:]:
+        return f"the command is {path}, and this is {prefix[0]}"
     return ""

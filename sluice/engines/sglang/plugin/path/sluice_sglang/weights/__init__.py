@@ -1,1 +1,1 @@
-"""How SGLang's scheduler receives, passes on and loads the weights of an update."""
+"""Hooks that receive, pass on and load the weights of an update in SGLang's processes."""

@@ -1,8 +1,8 @@
-"""The request for a bucket goes on to the scheduler while it still loads the bucket before.
+"""Passes the request for a bucket to the scheduler while it still loads the bucket before.
 
-SGLang's HTTP process keeps a control request until the one before it is answered. Then the next
-bucket's way to the scheduler, and the answer's way back, lie between any two buckets: milliseconds
-in which nothing is received. Here the scheduler finds the next request when it comes back for it.
+SGLang's HTTP process keeps a control request until the one before it is answered. Then the way of
+the next request to the scheduler, and of the answer back, separate any two buckets: milliseconds
+without a transfer. Here the scheduler has the next request already when it is done with one.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ MANAGER = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
 COMMUNICATOR = "sglang.srt.managers.communicator.FanOutCommunicator"
 Waiting = deque[tuple[list[Any], "asyncio.Future[None]"]]
 log = logging.getLogger(__name__)
+# Answers that are still to come, in order, by communicator. The scheduler answers in the order of
+# the requests.
 _waiting: WeakKeyDictionary[Any, Waiting] = WeakKeyDictionary()
-"""Answers to requests that are on their way, in their order, by the communicator. The scheduler
-answers in the order in which it is asked."""
 
 
 def register() -> None:
@@ -29,8 +29,8 @@ def register() -> None:
 
     if not is_known():
         log.warning(
-            "this SGLang passes requests for weights on in a way of its own, one after the other, "
-            "and the plugin leaves it at that"
+            "this SGLang passes on requests for weights in an unknown way, so the plugin does not "
+            "send them ahead"
         )
         return
     HookRegistry.register(f"{MANAGER}.update_weights_from_distributed", ask, HookType.AROUND)
@@ -38,7 +38,10 @@ def register() -> None:
 
 
 def is_known() -> bool:
-    """True for SGLang's way of 0.5.17 to 0.5.23: both hooks are needed, or no answer would come."""
+    """Return True for the HTTP process of SGLang 0.5.17 to 0.5.23.
+
+    Both hooks are needed: with only one of them no answer would come.
+    """
     try:
         from sglang.srt.managers.communicator import FanOutCommunicator
         from sglang.srt.managers.tokenizer_control_mixin import TokenizerControlMixin
@@ -52,8 +55,9 @@ def is_known() -> bool:
 
 
 def goes_ahead(manager: Any, request: Any) -> bool:
-    """True for a bucket of ours that is not the last: that one names the version and flushes, and
-    SGLang treats it as it treats any.
+    """Return True for a sluice trainer's bucket that is not the last of its update.
+
+    The last one names the version and flushes, and SGLang treats it as usual.
     """
     last = request.weight_version is not None or request.flush_cache
     return manager.is_pause and request.group_name.startswith(GROUP_PREFIX) and not last
@@ -66,7 +70,7 @@ async def ask(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[bool, str]:
-    """Around SGLang's treatment of a request for a bucket. Answers (success, message)."""
+    """Wrap SGLang's treatment of a request for a bucket. Returns (success, message)."""
     if not goes_ahead(manager, request):
         return await original(manager, request, *args, **kwargs)
     tell_once("buckets are announced to the scheduler while it loads earlier ones")
@@ -74,7 +78,7 @@ async def ask(
     communicator = manager.update_weights_from_distributed_communicator
     answers: list[Any] = []
     whole = asyncio.get_running_loop().create_future()
-    async with communicator._queueing_lock:  # whoever holds it waits for an answer of its own
+    async with communicator._queueing_lock:  # held by requests that wait for another answer
         _waiting.setdefault(communicator, deque()).append((answers, whole))
         communicator._send(request)
     await whole
@@ -83,7 +87,7 @@ async def ask(
 
 
 def answered(original: Callable[..., None], communicator: Any, answer: Any) -> None:
-    """Around SGLang's receipt of a scheduler's answer."""
+    """Wrap SGLang's receipt of a scheduler's answer."""
     waiting = _waiting.get(communicator)
     if not waiting:
         original(communicator, answer)
@@ -92,5 +96,5 @@ def answered(original: Callable[..., None], communicator: Any, answer: Any) -> N
     answers.append(answer)
     if len(answers) == communicator._fan_out:
         waiting.popleft()
-        if not whole.done():  # its client may have gone
+        if not whole.done():  # its client may have left
             whole.set_result(None)

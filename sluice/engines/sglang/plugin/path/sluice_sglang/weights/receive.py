@@ -1,8 +1,9 @@
-"""Weights of a bucket are received into one buffer, while the bucket before is loaded, from a
-trainer or an engine that may die meanwhile, and passed on to the next engine.
+"""Receives the weights of a bucket into one buffer, while the bucket before is loaded.
 
-SGLang allocates each tensor of a bucket, copies them all into a second buffer only to know its
-size, and receives there: twice the memory, and a copy of all weights while nobody generates.
+The sender, a trainer or another engine, may die meanwhile. Each bucket is passed on to the next
+engine. SGLang allocates each tensor of a bucket, copies all of them into a second buffer only to
+know its size, and receives there: twice the memory, and a copy of all weights while generation is
+paused.
 """
 
 import inspect
@@ -27,11 +28,11 @@ from .transfer import (
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+# Path of the HTTP server that says that this engine passes weights on.
 PASSES_ON = "/sluice_passes_on"
-"""Path of the HTTP server that says that this engine passes weights on."""
 log = logging.getLogger(__name__)
-_ways: dict[str, Route] = {}
-"""The way of the bucket that is being received, by the name of what it comes over."""
+# Route of the bucket that is being received, by the name of its communicator.
+_routes: dict[str, Route] = {}
 
 
 class Buffers:
@@ -44,14 +45,14 @@ class Buffers:
 
     def __init__(self) -> None:
         self._stream: Any = None
+        # The bucket that was received last, which may still be loaded.
         self._latest: torch.Tensor | None = None
-        """The bucket that was received last: it may still be loaded."""
+        # The bucket before it, and the event behind the work that loads it.
         self._before: tuple[torch.Tensor, Any] | None = None
-        """The one before it, and the event behind what loads it."""
 
     @contextmanager
     def receiving(self, device: Any) -> Iterator[None]:
-        """Receive a bucket by what is queued inside. What is queued afterwards waits for that."""
+        """Receive a bucket with the work queued inside. Work queued later waits for it."""
         if torch.device(device).type != "cuda":
             yield
             return
@@ -59,7 +60,7 @@ class Buffers:
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         if self._before is not None:
-            self._stream.wait_event(self._before[1])  # its memory is this stream's again
+            self._stream.wait_event(self._before[1])  # then its memory may be reused
         self._before = None
         if self._latest is not None:
             self._before = (self._latest, loading.record_event())
@@ -72,7 +73,7 @@ class Buffers:
         self._latest = data if data.is_cuda else None
 
     def release(self) -> None:
-        """Give up the memory of both, once they have been loaded."""
+        """Free both buffers once they have been loaded."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._latest = self._before = None
@@ -88,7 +89,7 @@ def register() -> None:
     hooks = updater_hooks()
     if not hooks:
         log.warning(
-            "this SGLang receives weights in a way of its own, and the plugin leaves it at that"
+            "this SGLang receives weights in an unknown way, so the plugin does not change that"
         )
         return
     for name, hook in hooks.items():
@@ -98,7 +99,7 @@ def register() -> None:
 
 
 def updater_hooks() -> dict[str, Callable[..., Any]]:
-    """Hooks around the methods of SGLang's WeightUpdater; none: it is not one that we know."""
+    """Return hooks around the methods of SGLang's WeightUpdater; empty if it is not supported."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     join = {"init_weights_update_group": join_group}
@@ -117,19 +118,20 @@ def updater_hooks() -> dict[str, Callable[..., Any]]:
 
 
 def along_route(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around what SGLang 0.5.21 does with a request for a bucket, before it looks its communicator
-    up: a request of ours may have a route in the name's place.
+    """Wrap SGLang 0.5.21's handling of a request for a bucket, before it looks up a communicator.
+
+    A sluice trainer may put a route in place of the communicator's name.
     """
     call = inspect.signature(original).bind(updater, *args, **kwargs)
     way = route(call.arguments["group_name"])
     call.arguments["group_name"] = way.source
-    _ways.clear()
-    _ways[way.source] = way
+    _routes.clear()
+    _routes[way.source] = way
     return original(*call.args, **call.kwargs)
 
 
 def update_along_route(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same around SGLang 0.5.17's method. It must not raise: the engine would end."""
+    """Wrap SGLang 0.5.17's method in the same way. An exception would end the engine."""
     try:
         return along_route(original, updater, *args, **kwargs)
     except AssertionError as error:  # a communicator that another one has replaced
@@ -139,13 +141,13 @@ def update_along_route(original: Any, updater: Any, *args: Any, **kwargs: Any) -
 def receive_bucket(
     original: Any, updater: Any, *, names: Any, dtypes: Any, shapes: Any, group_name: str
 ) -> Named:
-    """In place of SGLang 0.5.21's method."""
+    """Replace SGLang 0.5.21's method."""
     source = updater._model_update_group[group_name]
     links.make_room()
     with buffers.receiving(updater.device):
         data = memory(dtypes, shapes, updater.device)
         buffers.keep(data)
-        links.begin(source, data, _ways.pop(group_name, Route(group_name)))
+        links.begin(source, data, _routes.pop(group_name, Route(group_name)))
         if not isinstance(source, Link):
             look_after(source, data)
     return unpack(data, names, dtypes, shapes)
@@ -154,8 +156,8 @@ def receive_bucket(
 def load_whole(original: Any, updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
     """Load a bucket as SGLang 0.5.21 does, while it may still be coming.
 
-    Where it has not come the engine is told so, and will get it again: it has loaded what was in
-    the memory.
+    If it has not come whole, the trainer is told so and sends it again: the engine has loaded what
+    was in the memory.
     """
     with same_parameters(updater):
         success, message = original(updater, *args, **kwargs)
@@ -164,7 +166,7 @@ def load_whole(original: Any, updater: Any, *args: Any, **kwargs: Any) -> tuple[
 
 
 def failed_link() -> str:
-    """Why the bucket that is being loaded has not come to every rank; empty: it has."""
+    """Return why the bucket that is being loaded has not come to every rank; empty if it has."""
     came_over_link = links.comes_over_link
     failure = links.failure()
     if came_over_link and (ranks := engine_ranks()) is not None:
@@ -176,7 +178,7 @@ def failed_link() -> str:
 
 
 def engine_ranks() -> Any:
-    """The group of this engine's ranks, for what is on the CPU. None: there is one."""
+    """Return the CPU group of this engine's ranks; None if there is one rank."""
     from sglang.srt.distributed import get_tp_group
 
     ranks = get_tp_group()
@@ -186,7 +188,7 @@ def engine_ranks() -> Any:
 def update_bucket(
     original: Any, updater: Any, names: Any, dtypes: Any, shapes: Any, group_name: str
 ) -> tuple[bool, str]:
-    """In place of SGLang 0.5.17's method, which loads the weights, too."""
+    """Replace SGLang 0.5.17's method, which also loads the weights."""
     try:
         bucket = receive_bucket(
             None, updater, names=names, dtypes=dtypes, shapes=shapes, group_name=group_name
@@ -202,17 +204,16 @@ def update_bucket(
 
 
 def join_group(original: Any, updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Join a communicator with a trainer or with another engine, in place of any older one: an
-    engine has one sender at a time, and one engine to which it sends.
+    """Join a communicator with a trainer or another engine, in place of any older one.
 
-    A link is made beside what the engine does, as an engine that generates must not wait for
-    another one; the trainer waits until it is.
+    An engine has one sender at a time, and sends to one engine. A link is made in the background,
+    as a generating engine must not wait for another one; the trainer waits for the link.
     """
     bound = inspect.signature(original).bind(updater, *args, **kwargs)
     bound.apply_defaults()
     call = bound.arguments
     groups, name = updater._model_update_group, call["group_name"]
-    older = [each for each in groups if each.startswith(GROUP_PREFIX)]
+    older = [group for group in groups if group.startswith(GROUP_PREFIX)]
     if not name.startswith(LINK_PREFIX):
         with without_watchdog():
             answer = original(updater, *args, **kwargs)
@@ -248,24 +249,21 @@ def link(call: dict[str, Any], rank: int) -> Link:
 
 
 def pass_on_over(call: dict[str, Any], rank: int) -> None:
-    """Have a new link to the next engine. Every rank has all of a bucket: the first passes it
-    on.
-    """
+    """Use a new link to the next engine. Every rank has all of a bucket, and rank 0 sends it."""
     if links.onward:
         links.onward.give_up("another one takes its place")
     links.onward = link(call, 0) if rank == 0 else None
 
 
 def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) -> Any:
-    """Empty the prefix cache, but keep the memory that the buckets took, unless it is to be given
-    to a trainer.
+    """Empty the prefix cache, but keep the buckets' memory unless it is released for a trainer.
 
-    An engine's prefix cache is emptied after each update. SGLang then also gives its spare memory
-    back, and asks for as much in the next update: both take milliseconds in which nobody generates.
-    Where requests run or wait it refuses to empty the cache. What nobody uses of it goes all the
-    same, and who looks something up from then on finds nothing of the rest: the requests that wait,
-    as all do after a `retract`, and all that come (`in_new_cache`), also those whose sender knows
-    nothing of the update.
+    An engine's prefix cache is emptied after each update. SGLang then also frees its spare memory,
+    and allocates as much in the next update: both take milliseconds without generation. If requests
+    run or wait, SGLang refuses to empty the cache. Its unused entries are dropped all the same, and
+    later lookups do not find the rest: neither those of requests that wait, as all do after a
+    `retract`, nor those of new ones (`in_new_cache`), even if their sender does not know of the
+    update.
     """
     buffers.release()
     if not scheduler.is_fully_idle():
@@ -279,18 +277,19 @@ def flush_cache(original: Any, scheduler: Any, empty_cache: bool | None = None) 
 
 
 def drop_unused(scheduler: Any) -> None:
-    """Old entries that stay would fill the memory; SGLang then looks through all of them for each
-    token's place.
+    """Drop unused entries of the prefix cache.
+
+    Old entries would fill the memory, and SGLang would search all of them for each token's place.
     """
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     memory = scheduler.token_to_kv_pool_allocator
-    memory.free_group_begin()  # or each entry's memory is given back by itself
+    memory.free_group_begin()  # frees the memory of all entries at once
     scheduler.tree_cache.evict(EvictParams(num_tokens=scheduler.max_total_num_tokens))
     memory.free_group_end()
 
 
 def in_new_cache(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Entries of the prefix cache have names: a request finds those of its own name only."""
+    """Rename the request's cache. A request finds only cache entries of the same name."""
     if refusals := getattr(scheduler, "sluice_refusals", 0):
         request.extra_key = f"{request.extra_key or ''}|{refusals}"

@@ -1,12 +1,13 @@
-"""Weights are passed on from engine to engine: a link is a communicator between two of them.
+"""Passes weights on from engine to engine, over links: communicators between two engines.
 
 The trainer sends to the first engine of a chain. Each engine passes every piece of a bucket on to
 the next one as soon as it has it, while it receives the next piece and loads the bucket.
 
-An engine must survive the death, or the hanging, of the one before it and of the one after it. So
-whatever can block in a link happens in a thread of the link's own, on a stream of its own; the
-scheduler polls. A link's store is the trainer's, which closes it to give the link up: both ends see
-that within `LOOK_SECONDS`, and who waits for a bucket then says that it is not whole.
+An engine must survive the death, or the hanging, of the engine before and of the engine after it.
+So everything in a link that can block runs in a separate thread, on a separate stream, and the
+scheduler polls. The store of a link is the trainer's, which closes it to give the link up. Both
+ends see that within `LOOK_SECONDS`, and a rank that waits for a bucket then reports that it is not
+whole.
 """
 
 import contextlib
@@ -26,48 +27,49 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from .transfer import release, take, without_watchdog
 
+# Prefix of the names of links. Communicators with a trainer have other names.
 LINK_PREFIX = "sluice-link-"
-"""Of the names of links. Those of communicators with a trainer begin otherwise."""
+# Time between two checks whether the trainer still wants a link.
 LOOK_SECONDS = 0.1
-"""Time between two looks whether the trainer still wants a link."""
 POLL_SECONDS = 0.0001
 CONNECT = timedelta(seconds=60)
 ABORT_SECONDS = 30.0
+# Buckets that may be on their way to the next engine when memory is allocated for another one.
 _ON_THEIR_WAY = 1
-"""Buckets that may be on their way to the next engine when memory is taken for another one."""
 log = logging.getLogger(__name__)
 
 
 class Route(NamedTuple):
-    """The way of a bucket through this engine. A trainer's request says it in place of the name of
-    a communicator, as `source|onward|piece` or `source|onward|piece|ahead`.
+    """The way of a bucket through this engine.
 
-    source: the communicator or link that the bucket comes over. onward: the link to the next
-    engine; empty: this is the last one. piece: bytes; 0: a bucket comes in one. ahead: buckets of a
-    link that may still be coming when the engine answers, this one included.
+    A trainer's request has it in place of a communicator's name, as `source|onward|piece` or
+    `source|onward|piece|ahead`.
     """
 
+    # Communicator or link that the bucket comes over.
     source: str
+    # Link to the next engine; empty if this is the last one.
     onward: str = ""
+    # Bytes of a piece; 0: the bucket comes in one.
     piece: int = 0
+    # Buckets of a link that may still be coming when the engine answers, including this one.
     ahead: int = 0
 
 
 def route(name: str) -> Route:
-    """The route in a request. The name of a communicator alone: nothing is passed on."""
+    """Read the route of a request. The name of a communicator alone passes no weights on."""
     source, *rest = name.split("|")
     return Route(source, rest[0], *map(int, rest[1:])) if rest else Route(source)
 
 
 class Link:
-    """One end of a communicator from an engine, which is its rank 0, to all ranks of the next one.
-
-    failure: why it cannot be used any more; empty: it can, or is being made.
-    """
+    """An end of a link, from an engine (rank 0) to all ranks of the next engine."""
 
     def __init__(self, name: str, host: str, port: int, rank: int, size: int, backend: str) -> None:
-        """host, port: of the trainer's store, in which both ends meet."""
-        self.name, self.failure = name, ""
+        """Begin to make the link. Both ends meet at the trainer's store (host, port)."""
+        self.name = name
+        # Why the link cannot be used any more; empty while it can, or is being made.
+        self.failure = ""
         self._device = torch.cuda.current_device() if backend == "nccl" else None
         self._group: Any = None
         self._stream: Any = None
@@ -86,10 +88,10 @@ class Link:
     # --- the end that receives
 
     def receive(self, data: torch.Tensor, piece: int, onward: "Link | None") -> Any:
-        """Begin to fill `data`, and to pass it on. `arrived` says what became of it.
+        """Begin to fill `data`, and to pass it on.
 
-        Returns when loading may be queued: on a GPU behind what comes, on a CPU after it. Answers
-        the event behind what comes; None on a CPU.
+        Returns when loading may be queued: on a GPU behind the transfer, on a CPU after it. Returns
+        the event behind the transfer; None on a CPU. `arrived` tells whether it succeeded.
         """
         issued = threading.Event()
         self._deadline = time.monotonic() + self._seconds
@@ -101,9 +103,9 @@ class Link:
         return self._arrived
 
     def arrived(self, event: Any) -> bool:
-        """Wait until a bucket that `receive` began has come. False: it never will, wholly.
+        """Wait until a bucket that `receive` began has come; return False if it never will.
 
-        Then nothing writes to its memory any more. event: what `receive` answered.
+        After that no transfer writes to its memory. `event` is what `receive` returned.
         """
         self._wait(lambda: event is None or event.query())
         if self._aborting:
@@ -113,28 +115,28 @@ class Link:
     # --- the end that sends
 
     def start(self) -> None:
-        """A bucket is to be passed on."""
+        """Note that a bucket is to be passed on."""
         self._on_their_way.append(None)
 
     def send(self, piece: torch.Tensor) -> None:
-        """Pass on a piece once the current stream has it, beside what that stream does next."""
+        """Pass on a piece once the current stream has it, concurrently with later work there."""
         if not self.dead():
             self._jobs.put(partial(self._send, piece, self._now()))
 
     def finish(self, data: torch.Tensor) -> None:
-        """All of a bucket has been given to `send`."""
+        """Note that all of a bucket has been given to `send`."""
         if not self.failure:
             self._jobs.put(partial(self._gone, data))
 
     def make_room(self) -> None:
-        """Wait until no more is on its way than an engine has memory for beside a new bucket."""
+        """Wait until few enough buckets are on their way to have memory for another one."""
         while len(self._on_their_way) > _ON_THEIR_WAY and not self.dead():
             time.sleep(POLL_SECONDS)
 
     # --- its life
 
     def dead(self) -> bool:
-        """True where it cannot be used any more. Looks after the trainer now and then."""
+        """Return True if the link cannot be used any more. Checks the trainer now and then."""
         now = time.monotonic()
         if not self.failure and self._store is not None and now > self._looked + LOOK_SECONDS:
             self._looked = now
@@ -145,7 +147,7 @@ class Link:
         return bool(self.failure)
 
     def give_up(self, reason: str) -> None:
-        """End it. Waits for nobody."""
+        """End the link, without waiting for either end."""
         with self._ending:
             if self.failure:
                 return
@@ -162,7 +164,7 @@ class Link:
             time.sleep(POLL_SECONDS)
 
     def _now(self) -> Any:
-        """An event behind all that the current stream has been told. None on a CPU: it is done."""
+        """Return an event behind all work of the current stream; None on a CPU."""
         if self._device is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -178,24 +180,26 @@ class Link:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             while not self.failure:
                 self._jobs.get()()
-        except Exception as error:  # the peer's end, or the trainer's: whoever waits hears of it
+        except Exception as error:  # the other end or the trainer has died
             self.give_up(f"{type(error).__name__}: {error}")
         with contextlib.suppress(queue.Empty):
             while True:
-                self._jobs.get_nowait()  # they hold buckets
+                self._jobs.get_nowait()  # jobs hold buckets
 
     def _join(self, host: str, port: int, rank: int, size: int, backend: str) -> None:
-        """Meet the others, and try the way: NCCL makes its communicator in the first broadcast,
-        which takes a second, while the engine generates.
+        """Meet the other end, and try the link.
+
+        NCCL makes its communicator in the first broadcast, which takes a second, while the engine
+        generates.
         """
         store = TCPStore(host, port, size, False, CONNECT, False)
         self._seconds = float(store.get("seconds"))
         self._deadline = time.monotonic() + self._seconds
-        self._store = store  # another connection than torch's own, which may wait in it
+        self._store = store  # torch uses another connection, which may block
         try:
             self._meet(host, port, rank, size, backend)
         except Exception as error:
-            with contextlib.suppress(RuntimeError):  # the store has gone: the trainer knows
+            with contextlib.suppress(RuntimeError):  # the trainer has closed the store
                 store.set(f"joined/{rank}", f"{type(error).__name__}: {error}")
             raise
         if not self.failure:
@@ -221,7 +225,7 @@ class Link:
         self._wait(lambda: tried is None or tried.query())
 
     def _own_stream(self, after: Any = None) -> Any:
-        """Where this link's work is queued, behind `after`."""
+        """Queue work on this link's stream, behind `after`."""
         if self._stream is None:
             return contextlib.nullcontext()
         if after is not None:
@@ -246,7 +250,7 @@ class Link:
             take(piece, self._group)
 
     def _gone(self, data: torch.Tensor) -> None:
-        """Keep the bucket's memory until it has gone."""
+        """Keep the bucket's memory until it has been sent."""
         with self._own_stream():
             sent = self._now()
         while sent is not None and not sent.query() and not self.dead():
@@ -255,14 +259,14 @@ class Link:
 
 
 class Links:
-    """The links of one rank of an engine: one that brings, and one that passes on."""
+    """The links of one rank of an engine: one that brings weights, and one that passes them on."""
 
     def __init__(self) -> None:
         self.onward: Link | None = None
+        # True if the bucket that was begun last comes over a link.
         self.comes_over_link = False
-        """True where the bucket that was begun last comes over a link."""
+        # Buckets that may not have come yet: the link, and the event behind the transfer.
         self._coming: deque[tuple[Link, Any]] = deque()
-        """Buckets of which it is not known that they have come: link, and the event behind it."""
         self._ahead = 0
 
     def begin(self, source: Any, data: torch.Tensor, way: Route) -> None:
@@ -276,8 +280,9 @@ class Links:
             take(data, source, way.piece, onward)
 
     def failure(self) -> str:
-        """Wait until all buckets but those that may be ahead have come. Why one has not; empty:
-        they have.
+        """Wait until all buckets have come, except those that may still be coming.
+
+        Returns why one has not come; empty if they have.
         """
         while len(self._coming) > self._ahead:
             link, event = self._coming.popleft()
@@ -286,8 +291,9 @@ class Links:
         return ""
 
     def _forget_all_but(self, source: Any) -> None:
-        """Buckets of a link that has been given up will be sent again. First nothing of them may
-        come any more.
+        """Drop buckets of links that were given up, which the trainer sends again.
+
+        First wait until no transfer writes to their memory.
         """
         while self._coming and self._coming[0][0] is not source:
             link, event = self._coming.popleft()

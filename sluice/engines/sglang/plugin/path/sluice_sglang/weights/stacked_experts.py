@@ -1,13 +1,13 @@
-"""All experts of a layer are loaded from one tensor, in one copy or two.
+"""Loads all experts of a layer from one tensor, in one copy or two.
 
-A checkpoint has three tensors for each expert, and SGLang looks each of them up and copies it by
-itself. A trainer has them stacked. It sends a stack under the name of SGLang's own parameter,
+A checkpoint has three tensors for each expert, and SGLang looks up and copies each of them
+separately. A trainer has them stacked. It sends a stack under the name of SGLang's parameter,
 `...experts.w13_weight` (gate above up: [experts, 2 * width, hidden]) or `...experts.w2_weight`
-(down: [experts, hidden, width]); the last branch of a model's `load_weights` then calls the
-parameter's loader with it alone, which SGLang itself never does.
+(down: [experts, hidden, width]). The last branch of a model's `load_weights` then calls the
+parameter's loader with the stack alone, which SGLang itself never does.
 
-A stack may come in parts of equal numbers of experts. Which part a tensor is, its dimensions say,
-as a loader is told nothing else: part i has i more of them, of size 1, in front.
+A stack may come in parts of equal numbers of experts. A loader gets only the tensor, so the
+tensor's dimensions say which part it is: part i has i more of them, of size 1, in front.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def load(original: Load, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Stands around `FusedMoE.weight_loader(param, loaded, name, shard_id, expert_id)`."""
+    """Wrap `FusedMoE.weight_loader(param, loaded, name, shard_id, expert_id)`."""
     if len(args) != 2 or kwargs:
         original(layer, *args, **kwargs)
         return
@@ -46,8 +46,8 @@ def load(original: Load, layer: Any, *args: Any, **kwargs: Any) -> None:
         _copy(layer, kind, param.data, stack, first)
         return
     tell_once(
-        "stacked experts are loaded one by one, as this engine does not hold them as a checkpoint "
-        "does"
+        "stacked experts are loaded one by one, because this engine does not hold them as a "
+        "checkpoint does"
     )
     for expert, tensor in enumerate(stack, first):
         shards = (
@@ -55,17 +55,22 @@ def load(original: Load, layer: Any, *args: Any, **kwargs: Any) -> None:
             if kind == "w2_weight"
             else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
         )
-        for shard, one in shards.items():
+        for shard, shard_tensor in shards.items():
             original(
-                layer, param, one, f"{layer.layer_name}.{kind}", shard_id=shard, expert_id=expert
+                layer,
+                param,
+                shard_tensor,
+                f"{layer.layer_name}.{kind}",
+                shard_id=shard,
+                expert_id=expert,
             )
 
 
 def _is_plain(layer: Any, kind: str, param: Any, stack: Any) -> bool:
-    """True where loading comes to a copy of this rank's slice: weights as they are in the
-    checkpoint, experts in order.
+    """Return True if loading is a copy of this rank's slice.
 
-    What SGLang's loader asks for before it copies, as read in 0.5.17 and 0.5.21.
+    That needs weights as they are in the checkpoint, and experts in order. These are the conditions
+    that SGLang's loader checks before it copies, as read in 0.5.17 and 0.5.21.
     """
     experts, width, hidden = (
         layer.num_local_experts,
@@ -96,8 +101,9 @@ def _is_plain(layer: Any, kind: str, param: Any, stack: Any) -> bool:
 
 
 def _in_order(layer: Any) -> bool:
-    """True where rank r has experts r * n to r * n + n - 1, each once: no redundant or
-    moved ones.
+    """Return True if rank r has experts r * n to r * n + n - 1, each once.
+
+    Otherwise there are redundant or moved experts.
     """
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
@@ -116,9 +122,9 @@ def _in_order(layer: Any) -> bool:
 
 
 def _copy(layer: Any, kind: str, target: Any, stack: Any, first: int) -> None:
-    """Copy what is this rank's of experts `first` to `first + len(stack) - 1`.
+    """Copy this rank's part of experts `first` to `first + len(stack) - 1`.
 
-    Behind the routed experts a layer may have the shared one, which comes under a name of its own.
+    After the routed experts a layer may have the shared one, which comes under another name.
     """
     start = layer.moe_ep_rank * layer._num_local_routed
     begin, end = max(first, start), min(first + len(stack), start + layer._num_local_routed)

@@ -1,9 +1,9 @@
-"""Each token says which weights sampled it, in SGLang before 0.5.21, which does not tell.
+"""Notes for each token which weights sampled it, for SGLang before 0.5.21, which does not tell.
 
-There an answer has the version that the server knows of when it passes the answer on, and tokens of
-the old weights may still be on their way then: they come through another process than the word that
-the weights are new. So the version is noted where tokens are sampled, as SGLang's
-`customized_info`: a list of its own beside the tokens, in `meta_info`.
+Such an SGLang adds to an answer the version that the server knows when it passes the answer on.
+Tokens of the old weights may still be on their way then: they come through another process than the
+news of an update. So the version is noted when tokens are sampled, as SGLang's `customized_info`: a
+separate list for the tokens, in `meta_info`.
 """
 
 from importlib.util import find_spec
@@ -15,8 +15,8 @@ COMPONENTS = "sglang.srt.managers.scheduler_components"
 UPDATER = f"{COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
 PROCESSOR = f"{COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
 UPDATES = ("disk", "distributed", "tensor")
+# Version of this process's weights; None before any update.
 _present: dict[str, str | None] = {"version": None}
-"""Of this process's weights. None: nobody has sent any."""
 
 
 def register() -> None:
@@ -31,22 +31,20 @@ def register() -> None:
 
 
 def updated(result: Any, updater: Any, request: Any) -> None:
-    """The last bucket of an update has the version; earlier ones have none."""
+    """Note the version, which comes with the last bucket of an update."""
     if result.success and request.weight_version is not None:
         _present["version"] = request.weight_version
 
 
 def before_pause(scheduler: Any, request: Any) -> None:
-    """Tokens that are sampled and not yet looked at: `in_place` looks at them after the update."""
+    """Mark sampled tokens that are not processed; `in_place` processes them after the update."""
     for _, result in getattr(scheduler, "result_queue", ()):
         if getattr(result, "logits_output", None) is not None:
             result.logits_output.sluice_version = _present["version"]
 
 
 def note(result: Any, processor: Any, i: int, request: Any, logits_output: Any) -> None:
-    """Once for each pass that gave the request tokens: one, or those of a draft that were
-    accepted.
-    """
+    """Note the version of a pass's tokens: one, or the accepted ones of a draft."""
     if request.customized_info is None:
         request.customized_info = {}
     version = getattr(logits_output, "sluice_version", _present["version"])
