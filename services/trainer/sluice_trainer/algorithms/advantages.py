@@ -164,7 +164,9 @@ def best_of_group(rewards: Tensor, groups: Tensor, *, normalize_std: bool) -> Te
     least = rewards.new_full((len(count),), float("-inf"))
     best = least.scatter_reduce(0, member, rewards, "amax")[member]
     leads = rewards == best
+    # Two equal best responses have no lead over each other.
     alone = _group_sum(leads.double(), member, count)[member] == 1
+    # The second best: the best of those that are not the best.
     second = least.scatter_reduce(0, member, torch.where(leads, float("-inf"), rewards), "amax")[
         member
     ]
@@ -302,6 +304,7 @@ class Moments:
     @property
     def variance(self) -> Tensor:
         """The unbiased variance; 0 for fewer than two values."""
+        # E[x^2] - E[x]^2, which rounding may make negative.
         spread = (self.squares / self.count.clamp(min=1) - self.mean * self.mean).clamp(min=0)
         return spread * self.count / (self.count - 1).clamp(min=1)
 

@@ -84,6 +84,7 @@ def token_weights(
     match aggregation:
         case "sequence_mean":
             size = int(sequence.max()) + 1 if sequence.numel() else 0
+            # All branches of a sample share one denominator.
             others = mask.new_tensor(other_tokens[:size] or [0.0] * size)
             unmasked = others.index_add_(0, sequence, mask).clamp(min=1)
             return mask / (unmasked[sequence] * max(totals.sequences, 1))

@@ -56,6 +56,7 @@ def clipped_surrogate(
     unclipped_loss = -ratio * advantages
     clipped_loss = -ratio.clamp(1 - low, 1 + high) * advantages
     loss = torch.maximum(unclipped_loss, clipped_loss)
+    # The larger loss is the pessimistic one; the clip decided if it is the clipped one.
     clipped = (clipped_loss > unclipped_loss).float()
     if dual is None:
         return PolicyLoss(loss, clipped)
@@ -122,6 +123,7 @@ def geo_mean_loss(
         The log ratio is clipped to [-low, high].
 
     """
+    # Clip only on the side where the objective would grow: above for A > 0, below for A < 0.
     sign = torch.sign(advantages)
     clipped = sign * torch.minimum(sign * log_ratio, sign * log_ratio.clamp(-low, high))
     ratio = torch.exp(sequence_average(clipped, mask, sequence))
@@ -144,6 +146,7 @@ def sapo_loss(ratio: Tensor, advantages: Tensor, *, positive: float, negative: f
         Temperature t for A > 0, and for the others.
 
     """
+    # The factor 4 / t makes the slope of the gate 1 at r = 1.
     temperature = torch.where(advantages > 0, positive, negative)
     gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
     return PolicyLoss(-gate * advantages, torch.zeros_like(advantages))
@@ -182,6 +185,7 @@ def dppo_loss(
 
     """
     detached = ratio.detach()
+    # Outside: the update would move the token further away than the bound.
     outside = ((advantages > 0) & (detached > 1) & (moved > high)) | (
         (advantages < 0) & (detached < 1) & (moved > low)
     )

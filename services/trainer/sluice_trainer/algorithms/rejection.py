@@ -158,6 +158,7 @@ def veto_mask(
 def _sequence_max(values: Tensor, mask: Tensor, sequence: Tensor) -> Tensor:
     """Return the largest unmasked value of each token's sequence; 0 if there is none."""
     size = int(sequence.max()) + 1 if sequence.numel() else 0
+    # A sequence without an unmasked token stays at -inf, which becomes 0 below.
     least = values.new_full((size,), float("-inf"))
     largest = least.scatter_reduce(
         0, sequence, torch.where(mask > 0, values, float("-inf")), "amax"

@@ -106,6 +106,7 @@ def gae(
     action_values = [value.double()[mask] for value, mask in zip(values, actions, strict=True)]
     earned = [reward.double()[mask] for reward, mask in zip(rewards, actions, strict=True)]
     padded = _pad(action_values)
+    # V_{t+1} of each action; 0 after the last one.
     following = torch.cat([padded[:, 1:], padded.new_zeros(len(padded), 1)], dim=1)[
         :, : padded.shape[1]
     ]
@@ -119,6 +120,7 @@ def gae(
 
 def _scan(values: Tensor, factor: float) -> Tensor:
     """Compute y_t = x_t + factor * y_{t+1} along the last dimension of [responses, tokens]."""
+    # A reversed cumulative sum needs no loop.
     if factor == 1.0:
         return values.flip(-1).cumsum(-1).flip(-1)
     result = values.clone()

@@ -99,6 +99,7 @@ def units_of_sample(key: SampleKey, sample: Sample) -> list[CreditUnit]:
         sequences = [sequence for sequence in sample.sequences if sequence.seat == seat]
         reward = sample.seat_rewards.get(seat, sample.reward or 0.0)
         trained = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+        # The first sequence is the longest branch.
         longest = sequences[0].response_length
         units.append(CreditUnit(*key, reward, trained, longest, seat, tuple(turns[seat])))
     return units
@@ -161,6 +162,7 @@ def turn_returns(
     first_turns: list[int] = []
     for unit, group, reward in zip(units, groups_of(units), rewards, strict=True):
         first_turns.append(len(values))
+        # The part of the reward that is not of a turn is earned at the last turn.
         returns, following = [], reward - sum(unit.turns)
         for position, turn_reward in enumerate(reversed(unit.turns)):
             following = turn_reward + (following if position == 0 else gamma * following)

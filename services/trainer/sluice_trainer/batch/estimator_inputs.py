@@ -77,6 +77,7 @@ def estimator_inputs(
     spec, ranks = policy.spec, policy.ranks
     valid = [s for s in batch if s.status != common.SAMPLE_STATUS_FAILED]
     samples = _valid_samples(valid, groups)
+    # Seats and turns are only in the samples, which must then be gathered from all ranks.
     if spec.rollout.seats or algorithm.turn_advantage:
         units = credit.units_of_samples(valid, samples, ranks)
     else:
@@ -87,12 +88,14 @@ def estimator_inputs(
         for (group, _), sample in samples.items()
         for sequence in TrainSequence.of(group, sample, 0.0, policy.step, routed=routed)
     ]
+    # The KL is needed as part of the reward, before advantages are estimated.
     sequences, kl = policy.with_kl(with_teacher_log_probs(sequences, samples, algorithm))
     masks = [torch.tensor(s.loss_mask) for s in sequences]
     kl = zero_masked(masks, kl)
     overlong = overlong_rewards(units, spec)
     index = {unit.key: i for i, unit in enumerate(units)}
     kind = algorithm.kind
+    # Some arguments are collective calls: all ranks must make them in the same order.
     responses = Responses(
         rewards=penalised_rewards(units, _kl_penalties(sequences, kl, algorithm, ranks)) + overlong,
         groups=torch.tensor(credit.groups_of(units)),
@@ -146,6 +149,7 @@ def with_teacher_log_probs(
     scored = []
     for sequence in sequences:
         sample = samples[sequence.group_id, sequence.index]
+        # Each branch was scored separately.
         values = sample.sequences[sequence.branch].teacher_log_probs
         if values is None and sequence.response_length:
             raise EstimatorError(

@@ -98,18 +98,22 @@ def prepare(
         ]
         return PreparedBatch(by_optimizer_step(batch, answers, steps), totals, {})
 
+    # Advantages of this rank's sequences, from the rewards of the whole batch.
     algorithm = _with_kl_coef(spec.algorithm, policy.kl_coef)
     inputs = estimator_inputs(policy, batch, groups, algorithm)
     estimates = estimate(inputs.responses, algorithm, custom)
     sums = _sum_over_ranks(policy.ranks, token_sums(inputs.responses, estimates))
+    # Whitening needs the mean and variance over the tokens of all ranks.
     if algorithm.whitens:
         advantages = [whiten(a, sums["advantages"]) for a in estimates.advantages]
         estimates = replace(estimates, advantages=advantages)
+    # Sequences for the optimizer steps, and what to record of them.
     sequences = _with_estimates(inputs, estimates)
     metrics = token_metrics(sums, algorithm) | credit.metrics(inputs.units)
     if algorithm.overlong:
         metrics |= overlong_metrics(inputs.overlong)
     if algorithm.kl.adaptive:
+        # The metric is the coefficient of this step; the new one counts from the next step on.
         metrics["rollout/kl_coef"] = policy.kl_coef
         _adapt_kl_coef(policy, float(sums["kl"].mean), inputs.valid_samples)
     return PreparedBatch(by_optimizer_step(batch, sequences, steps), totals, metrics)

@@ -175,6 +175,7 @@ def pack(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     free_tokens: list[int] = []
+    # Longest first; equal lengths in their order, so that all ranks pack alike.
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         fits = next((b for b, free in enumerate(free_tokens) if lengths[index] <= free), None)
         if fits is None:
@@ -203,6 +204,7 @@ def equalise(bins: list[list[int]], count: int) -> list[list[int]]:
     result = [list(members) for members in bins]
     while len(result) < count:
         largest = max(range(len(result)), key=lambda b: len(result[b]), default=None)
+        # A micro-batch of one sequence cannot be halved.
         if largest is None or len(result[largest]) < 2:
             result.append([])
             continue

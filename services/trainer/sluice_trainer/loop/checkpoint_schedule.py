@@ -69,6 +69,7 @@ class CheckpointSchedule:
         The checkpoint is valid once `finish` has completed it.
         """
         started = time.perf_counter()
+        # Only one checkpoint is written at a time.
         self.finish(wait=True)
         self.policy.begin_save(self.directory, step, background=self.spec.checkpoint.async_)
         self.step, self._began = step, started

@@ -112,6 +112,7 @@ class LastEvaluation:
             The trainer was told to stop.
 
         """
+        # Colocated engines evaluate only while they hold the GPUs, which an update gives them.
         if self.gpus.colocated and self.gpus.trainer_holds_gpus:
             self.weights.update(step)
         if self.ranks.rank == 0:
@@ -130,6 +131,7 @@ class LastEvaluation:
             return Action.END
         if self.stop.is_set():
             return Action.STOP
+        # Long responses generate tokens for a while before their group is finished.
         finished = self.clients.buffer.counters().get("evaluation_groups", 0)
         tokens = self.clients.engines.generated_tokens()
         if stall.over((finished, tokens), time.monotonic()):

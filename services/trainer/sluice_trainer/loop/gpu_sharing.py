@@ -39,10 +39,12 @@ class GpuSharing:
             if self.ranks.rank == 0:
                 self.clients.member.set_state("taking_turn")
                 self.clients.engines.rest()
+            # A barrier: no rank may allocate before all engines have freed their memory.
             self.ranks.gather(None)
             self.record_memory("resting")
             self.trainer_holds_gpus = True
         self.policy.restore(weights_only=weights_only)
+        # A step may acquire the GPUs twice; only the first time has engines to wait for.
         self.times.setdefault("perf/wake_up_time", time.perf_counter() - started)
 
     def acquire_for_weights(self) -> None:

@@ -137,13 +137,17 @@ class Loop:
         batch = self._next_batch(step - 1)
         if batch is None:
             return False
+        # Colocated engines must free their memory before the model is trained.
         self.gpus.acquire()
         record = self._train(step, batch)
         save = self.checkpoints.due(step, self.total_steps)
+        # Colocated, the update offloads what a checkpoint needs, so copy it before.
         if save and self.gpus.colocated:
             self._begin_checkpoint(step)
         self._update_engines(step)
+        # Prompts that are leased after the commit are generated with the new weights.
         self._commit(step, record)
+        # Engines already generate while the checkpoint is written.
         if save:
             self._save(step)
         return True
@@ -164,12 +168,15 @@ class Loop:
                 self._update_engines(step, joiners_only=True)
                 self._set_waiting()
             elif action is Action.SAVE:
+                # The buffer is full and waits for a checkpoint, which lets it delete samples.
                 self.checkpoints.warn_early(step)
                 self._save(step)
+                # The checkpoint took the GPUs, which the engines need for the next batch.
                 if self.gpus.colocated and self.gpus.trainer_holds_gpus:
                     self._update_engines(step)
                 self._set_waiting()
             elif action is Action.STOP:
+                # The next attempt continues from this step instead of the last checkpoint.
                 self._save(step)
                 self.checkpoints.finish(wait=True)
                 self.records.non_step_time("end", step)
@@ -180,6 +187,7 @@ class Loop:
 
     def _decide(self, step: int) -> tuple[Action, list[pb.Sequence]]:
         """Agree on the next action, and on the batch that follows `step` if there is one."""
+        # Only rank 0 asks the buffer: all ranks must take the same action.
         action, batch = Action.WAIT, b""
         if self.ranks.rank == 0:
             if self.stop.is_set():
@@ -200,6 +208,7 @@ class Loop:
     def _action_for(self, taken: pb.TakeBatchResponse, step: int) -> Action:
         """Return the action after the buffer's answer about the batch that follows `step`."""
         if taken.state == pb.TakeBatchResponse.STATE_FAILED:
+            # Write down why groups failed before the process ends.
             self.records.failures()
             raise ConfigurationError(taken.waiting_for)
         action = _ACTIONS[taken.state]
@@ -284,6 +293,7 @@ class Loop:
                 self.evaluations, self.clients, self.ranks, self.gpus, self.weights, self.stop
             ).wait(step)
         if self.spec.checkpoint.export_hf:
+            # The last evaluation may have left the weights on the host.
             self.gpus.acquire(weights_only=True)
             self._set_state("exporting")
             self.policy.export_hf(self.checkpoints.directory / "hf")

@@ -75,6 +75,7 @@ class RunRecords:
         metrics.count_samples(batch)
         colocated, pause = self.spec.trainer.colocate, self.spec.weight_sync.pause_mode
         in_place = pause == "in_place" and not colocated  # nothing runs while GPUs change hands
+        # Ranks that share a model hold the same samples, so one entry per data-parallel rank.
         shares = self.ranks.gather((self.ranks.data_parallel_rank, Provenance.of_groups(groups)))
         provenance = Provenance.merge(dict(shares).values())
         return (

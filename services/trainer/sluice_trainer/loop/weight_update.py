@@ -97,6 +97,7 @@ class WeightUpdates:
         """
         tracing.note(version=version, joiners_only=joiners_only)
         colocated = self.gpus.colocated
+        # Colocated engines can receive weights only once the trainer has offloaded all else.
         self.gpus.acquire_for_weights()
         if self.ranks.rank == 0:
             self.clients.member.set_state("publishing")
@@ -117,6 +118,7 @@ class WeightUpdates:
                 f"no engine takes the weights of this model; after {_REFUSALS} tries the engine "
                 f"says: {answer}"
             )
+        # An update is as slow as its slowest rank.
         for phase in outcomes[0].seconds:
             self.times[f"perf/update_weights/{phase}_time"] = max(
                 outcome.seconds[phase] for outcome in outcomes

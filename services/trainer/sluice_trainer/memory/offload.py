@@ -42,6 +42,7 @@ class OffloadableMemory:
         """Copy the memory to the host and free it; no-op if it is offloaded."""
         if self._offloaded:
             return
+        # Several tensors may be views of the same storage, which is moved once.
         storages = (tensor.untyped_storage() for tensor in self._tensors())
         on_device = {storage._cdata: storage for storage in storages if _is_on_device(storage)}
         if self._preserve:
@@ -54,6 +55,7 @@ class OffloadableMemory:
             finish_copies()
         self._offloaded = [(storage, storage.nbytes()) for storage in on_device.values()]
         for storage in on_device.values():
+            # Frees the memory, while all views of the storage stay valid objects.
             storage.resize_(0)
 
     def restore(self) -> None:

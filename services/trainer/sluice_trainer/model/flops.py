@@ -67,6 +67,7 @@ def model_flops(config: Mapping[str, Any]) -> ModelFlops | None:
 
     """
     config = config.get("text_config", config)
+    # These keys may indicate layers of other kinds, whose operations are not known here.
     if {"kv_lora_rank", "linear_num_key_heads", "layer_types", "ssm_cfg"} & set(config):
         kinds = set(config.get("layer_types") or ["linear"])
         if not kinds <= {"full_attention", "sliding_attention"} or "kv_lora_rank" in config:
@@ -92,6 +93,7 @@ def _feed_forward(config: Mapping[str, Any]) -> float:
         return dense
     size = float(config.get("moe_intermediate_size") or config["intermediate_size"])
     shared = float(config.get("shared_expert_intermediate_size") or 0)
+    # A token passes its chosen experts and the shared expert; the router is added below.
     passed = size * int(config["num_experts_per_tok"]) + shared
     chosen = 3.0 * hidden * passed + hidden * int(experts)
     dense_layers = len(config.get("mlp_only_layers") or ())

@@ -156,6 +156,7 @@ def _describe(path: Path, dtype: torch.dtype) -> None:
     """
     config = json.loads(path.read_text())
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    # transformers 5 calls it dtype, version 4 torch_dtype.
     config[key] = str(dtype).removeprefix("torch.")
     if config.get("num_nextn_predict_layers"):
         config["num_nextn_predict_layers"] = 0

@@ -248,6 +248,7 @@ class LearningPolicy(ABC):
         if self._teacher and not self._teacher_divergence:
             teacher = self._teacher.log_probs(shard)
             shard = [replace(s, teacher_log_probs=v) for s, v in zip(shard, teacher, strict=True)]
+        # Restore the split into optimizer steps.
         remaining = iter(shard)
         return [[next(remaining) for _ in part] for part in parts]
 
@@ -328,6 +329,7 @@ class LearningPolicy(ABC):
         if self.ranks.rank == 0:
             save_hf(tensors, directory, self.model_dir)
         else:
+            # Iterating is collective: the other ranks contribute their parts.
             for _ in tensors:
                 pass
         dist.barrier()

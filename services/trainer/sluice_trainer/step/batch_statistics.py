@@ -172,6 +172,7 @@ def with_covariance_mask(
         log_prob=[(current * kept).sum()],
         advantage=[(advantages * kept).sum()],
     )
+    # The covariance is relative to the means over the whole step.
     count = max(sums["count"], 1)
     covariance = covariances(
         current, advantages, sums["log_prob"] / count, sums["advantage"] / count
@@ -183,6 +184,7 @@ def with_covariance_mask(
         keys = random_keys(seed, step.run_number, identity)
     else:
         keys = -covariance.numpy()
+    # Select the smallest keys of all ranks: random ones for clip_cov, else largest covariance.
     (candidates,) = np.nonzero(mask.numpy())
     count = share_of(int(sums["count"]), settings.ratio)
     selected = _select(keys[candidates], identity[candidates], count, ranks)
@@ -226,6 +228,7 @@ def _select(keys: Keys, identity: Identity, count: int, ranks: Ranks) -> Identit
     all_keys, all_identities = (
         np.concatenate([by_rank[rank][part] for rank in sorted(by_rank)]) for part in (0, 1)
     )
+    # All ranks have the same keys now, and make the same choice.
     best = smallest_keys(all_keys, all_identities, count)
     mine: Identity = local[indices[best[owners[best] == ranks.data_parallel_rank]]]
     return mine

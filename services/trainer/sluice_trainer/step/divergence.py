@@ -73,6 +73,7 @@ class TeacherDivergence:
         start = 0
         with torch.no_grad():
             teacher = self.head(hidden)
+            # A larger vocabulary is split at other words: take the words of this rank from all.
             if group is not None and teacher.shape[-1] != columns:
                 teacher, start = _all_words(teacher, group), columns * group.rank()
             teacher = teacher[:, start : start + student.shape[-1]]
@@ -175,6 +176,7 @@ def _over_ranks(log_total: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Return the logarithm of the sum of exp over the words of all ranks, from this rank's."""
     if group is None:
         return log_total
+    # Subtract the largest before exp, so that it does not overflow.
     highest = log_total.clone()
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
     total = (log_total - highest).exp()

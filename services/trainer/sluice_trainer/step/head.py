@@ -100,6 +100,7 @@ class _ScoreRequest:
 
     def chunks(self, hidden: Tensor, words: int) -> Iterator[_Chunk]:
         """Yield all tokens in chunks of as many as `CHUNK_ELEMENTS` allows."""
+        # At least one token, however large the vocabulary.
         size = max(CHUNK_ELEMENTS // words, 1)
         hiddens, targets = torch.split(hidden, size), torch.split(self.targets, size)
         teachers: tuple[Tensor, ...] | list[None] = [None] * len(targets)
@@ -123,6 +124,7 @@ class _Scores(torch.autograd.Function):
         chunks = list(request.chunks(hidden, len(weight)))
         ctx.save_for_backward(hidden, weight, bias)
         ctx.request, ctx.kept = request, None
+        # Several chunks would need too much memory: compute their logits again in backward.
         if len(chunks) > 1 or not any(ctx.needs_input_grad):
             scores = [request.score(head(h), targets, teacher) for h, targets, teacher in chunks]
             return torch.cat(scores, dim=1)
@@ -145,6 +147,7 @@ class _Scores(torch.autograd.Function):
             end = start + len(chunk[0])
             logits, scores = kept or _logits_and_scores(request.score, head, *chunk)
             (gradient,) = torch.autograd.grad(scores, logits, grad_scores[:, start:end])
+            # Free the chunk before the products below allocate.
             kept = logits = scores = None
             if grad_bias is not None:
                 grad_bias += gradient.sum(0, dtype=torch.float32)

@@ -24,6 +24,7 @@ def _statistics(
     for bit.
     """
     if COMPILED:
+        # The kernel takes a scale for each row, as in the engine.
         scales = torch.full((len(logits),), scale, dtype=torch.float32, device=logits.device)
         fast: tuple[Tensor, Tensor, Tensor, Tensor] = deterministic.functions().softmax_statistics(
             logits, place, scales
@@ -85,6 +86,7 @@ class _LogProbEntropy(torch.autograd.Function):
         largest, total, mean, target = _statistics(logits, place, scale)
         if group is not None:
             largest, total, mean = _over_ranks(largest, total, mean, group)
+            # Only one rank has the target; the others add 0.
             target = _all_reduce(torch.where(is_local, target, 0.0), dist.ReduceOp.SUM, group)
         log_total = total.log()
         entropy = log_total - mean / total
@@ -105,6 +107,7 @@ def _over_ranks(
     largest: Tensor, total: Tensor, mean: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Combine the statistics of all ranks' shares of the vocabulary."""
+    # Bring all shares to the same largest value before they are added.
     highest = _all_reduce(largest.clone(), dist.ReduceOp.MAX, group)
     down = largest - highest
     both = torch.stack((total, mean + down * total)) * down.exp()

@@ -93,6 +93,7 @@ class MicroBatchSize:
                 fullest = max((memory for _, memory in reports), key=lambda m: m.peak / m.usable)
                 logs.get().info(_growth_message(size, fullest))
             self._settled = size == MOST_TOKENS
+        # A rank has no memory for more: the size is final.
         elif self.tokens in sizes:
             self._settled = True
 

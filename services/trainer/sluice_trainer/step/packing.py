@@ -127,6 +127,7 @@ def packed_row(
     if padding := -sum(len(row) for row in rows) % multiple:
         rows.append(np.zeros(padding, np.int32))
     lengths = [len(row) for row in rows]
+    # The position before a token predicts it, so a response is predicted by the last n positions.
     ends = np.cumsum(lengths)
     responses = [s.response_length for s in chosen]
     predicting = [np.arange(end - n, end) for end, n in zip(ends, responses, strict=False)]
@@ -150,6 +151,7 @@ def _experts(chosen: Seq[Sequence], lengths: list[int], device: torch.device) ->
         return None
     if len(widths := {experts.shape[1] for _, experts in recorded}) > 1:
         raise ValueError(f"experts of a token in one step: {sorted(widths)} numbers")
+    # -1 marks tokens whose experts are not known, such as padding.
     row = np.full((sum(lengths), widths.pop()), -1, np.int16)
     starts = np.cumsum([0, *lengths])
     for i, experts in recorded:

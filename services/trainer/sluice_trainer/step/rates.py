@@ -39,6 +39,7 @@ def learning_rate(step: int, spec: Optimizer, total_steps: int | None) -> float:
             f"trainer.optimizer.schedule {spec.schedule} needs decaySteps: "
             "the run's length is not known"
         )
+    # Fraction of the decay in [0, 1].
     done = min((step - spec.warmup_steps) / max(end - spec.warmup_steps, 1), 1.0)
     left = 1 - done if spec.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return spec.min_lr + (spec.lr - spec.min_lr) * left
