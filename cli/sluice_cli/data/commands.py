@@ -148,7 +148,10 @@ def inspect(
     columns: Columns,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a prompt file holds. Exits with 1 if some rows are unusable."""
+    """Show what a prompt file holds.
+
+    The exit code is 1 if some rows are unusable.
+    """
     from sluice.data.inspection import inspect as inspect_rows
     from sluice_cli.data.view import answers_of, lengths_of, show
 
@@ -248,7 +251,11 @@ def split(
     seed: Annotated[int, typer.Option(help="Seed of the random choice.")] = 42,
     writing: Writing,
 ) -> None:
-    """Hold out random rows. Both files keep the order of the rows."""
+    """Split a prompt file into a training file and a held-out file.
+
+    The held-out rows are chosen at random; the same seed gives the same files. Both files keep the
+    order of the rows.
+    """
     with _input_errors():
         total = sum(1 for _ in read_source(source))
         held_out = round(test_rows * total) if test_rows < 1 else round(test_rows)

@@ -45,7 +45,10 @@ def explain(
     ] = "spec",
     output: Output = Format.TEXT,
 ) -> None:
-    """Explain a field of an RLJob: meaning, type, default, limits and when it may change."""
+    """Explain a field of an RLJob.
+
+    Prints its type, default, limits and meaning, and when it may change.
+    """
     with manifest_errors():
         from sluice.api.schema.explain import find
         from sluice_cli.output import written

@@ -34,7 +34,9 @@ def model_of(run: Path) -> list[str]:
     """
     directory = run if (run / JOB).exists() else RUNS / run
     if not (directory / JOB).exists():
-        raise ManifestError(f"--from {run}: it has no {JOB}; expected the directory of a run")
+        raise ManifestError(
+            f"--from {run}: {directory} has no {JOB}; expected the directory or the name of a run"
+        )
     model = directory / CHECKPOINTS / EXPORTED
     if not (model / "config.json").exists():
         model = _converted(directory)

@@ -49,7 +49,10 @@ def status(
     ] = False,
     output: Output = Format.TEXT,
 ) -> None:
-    """Show a job: its state and progress, what it waits for, its last failure and what to do."""
+    """Show a job's state, progress and last failure.
+
+    Also shows what the job waits for, and what to do about the failure.
+    """
     with read_errors():
         from sluice_cli.status.status import print_status
 
@@ -74,7 +77,7 @@ def logs(
     ] = None,
     attempt: Annotated[
         int | None,
-        typer.Option(help="Show only this attempt. A cluster keeps only the current attempt."),
+        typer.Option(help="Show only this attempt. A cluster keeps only the newest one."),
     ] = None,
     tail: Annotated[
         int | None, typer.Option(min=0, help="Show the last lines of each log. Default: all.")

@@ -27,7 +27,7 @@ def list_text(directory: Path, namespace: str | None, *, everywhere: bool, form:
     jobs += [cluster_job(document) for document in stored]
     if form is not Format.TEXT:
         return written([job.facts() for job in jobs], form)
-    text = _table(jobs) if jobs else f"no runs in {directory}, and no jobs in a cluster"
+    text = _table(jobs) if jobs else f"no runs in {directory}/ and no jobs in a cluster"
     return f"{text}\nnote: {failure}" if failure else text
 
 

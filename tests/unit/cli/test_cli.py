@@ -530,7 +530,7 @@ def test_a_run_starts_from_another_ones_model(job: Path, tmp_path: Path) -> None
     write_model(other / "checkpoints/hf", (), unit="bytes", context=2048)
     spec = load_job(job, model_of(other)).spec
     assert (spec.model.path, spec.model.init) == (str(other / "checkpoints/hf"), "pretrained")
-    with pytest.raises(ManifestError, match=r"--from nowhere: it has no job\.json"):
+    with pytest.raises(ManifestError, match=r"--from nowhere: runs/nowhere has no job\.json"):
         model_of(Path("nowhere"))
 
 

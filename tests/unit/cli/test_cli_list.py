@@ -116,7 +116,7 @@ def test_nothing_to_list_is_said(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert sluice("list").output == "no runs in runs, and no jobs in a cluster\n"
+    assert sluice("list").output == "no runs in runs/ and no jobs in a cluster\n"
     asked = sluice("list", "-n", "team")
     assert asked.exit_code == 1
     assert "error: no API server is known" in asked.output
