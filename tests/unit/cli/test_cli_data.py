@@ -1,4 +1,4 @@
-"""`sluice data`: what it says of files, and what it writes."""
+"""`sluice data`: inspect prompt files and make others from them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [located.row for located in read_source(str(path))]
 
 
-def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
+def test_inspect_counts_rows_formats_and_lengths(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "rows.jsonl", [VERL, SLIME, SLIME, {"text": "x"}, {"prompt": "no label"}]
     )
@@ -68,7 +68,7 @@ def test_inspect_counts_what_is_there(tmp_path: Path) -> None:
     assert stats["lengths"]["max"] == len(json.dumps(VERL["prompt"]))
 
 
-def test_inspect_is_for_people_too(tmp_path: Path) -> None:
+def test_inspect_as_text(tmp_path: Path) -> None:
     result = run("inspect", lines(tmp_path / "rows.jsonl", [VERL, VERL]))
     assert result.exit_code == 0
     for text in (
@@ -142,7 +142,7 @@ def test_verl_rows_become_slime_rows_and_come_back() -> None:
         st.sampled_from(["data_source", "ability", "rm_type", "x", "index"]), st.text(min_size=1)
     ),
 )
-def test_nothing_that_a_reward_sees_is_lost_on_the_way_to_verl(
+def test_a_reward_sees_the_same_after_conversion_to_verl(
     prompt: Any, label: Any, metadata: dict[str, str]
 ) -> None:
     before = parse_row({"prompt": prompt, "label": label, "metadata": metadata}, SOURCE)
@@ -156,7 +156,7 @@ def test_nothing_that_a_reward_sees_is_lost_on_the_way_to_verl(
     )
 
 
-def test_convert_names_the_row_that_cannot_be_read(tmp_path: Path) -> None:
+def test_convert_names_the_unusable_row(tmp_path: Path) -> None:
     result = run(
         "convert",
         lines(tmp_path / "rows.jsonl", [SLIME, {"x": 1}]),
@@ -172,7 +172,7 @@ def test_convert_names_the_row_that_cannot_be_read(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
-def test_no_file_is_overwritten_unless_asked(tmp_path: Path) -> None:
+def test_files_are_overwritten_only_with_force(tmp_path: Path) -> None:
     path = lines(tmp_path / "rows.jsonl", [SLIME])
     (tmp_path / "out.json").write_text("mine")
     refused = run("convert", path, tmp_path / "out.json")
@@ -188,7 +188,7 @@ def test_a_file_may_be_converted_into_itself(tmp_path: Path) -> None:
     assert rows_of(Path(path)) == [SLIME] * 2
 
 
-def test_a_uid_is_the_rows_own(tmp_path: Path) -> None:
+def test_uids_depend_on_prompt_and_label(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "rows.jsonl", [VERL, SLIME, VERL, SLIME | {"metadata": {"uid": "mine"}}]
     )
@@ -203,11 +203,11 @@ def test_a_uid_is_the_rows_own(tmp_path: Path) -> None:
 
 @settings(max_examples=50)
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 5))
-def test_exactly_as_many_are_chosen_as_wanted(total: int, wanted: int, seed: int) -> None:
-    wanted = min(wanted, total)
-    choices = list(chosen(total, wanted, seed))
-    assert (len(choices), sum(choices)) == (total, wanted)
-    assert list(chosen(total, wanted, seed)) == choices
+def test_a_choice_has_the_requested_size(total: int, count: int, seed: int) -> None:
+    count = min(count, total)
+    choices = list(chosen(total, count, seed))
+    assert (len(choices), sum(choices)) == (total, count)
+    assert list(chosen(total, count, seed)) == choices
 
 
 def test_every_row_is_chosen_equally_often() -> None:
@@ -240,7 +240,7 @@ def test_a_split_has_every_row_once(
     ("options", "message"),
     [(["--test-rows", "5"], "5 of 2 rows"), (["--test-rows", "0.01"], "0 of 2 rows")],
 )
-def test_a_split_that_leaves_nothing_is_refused(
+def test_a_split_with_an_empty_part_is_refused(
     tmp_path: Path, options: list[str], message: str
 ) -> None:
     path = lines(tmp_path / "rows.jsonl", [SLIME, SLIME])
@@ -270,7 +270,7 @@ def nobody():
 """
 
 
-def test_own_code_becomes_a_file(tmp_path: Path) -> None:
+def test_materialise_writes_the_rows_of_a_function(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(GENERATOR)
     result = run("materialise", f"{tmp_path}/mine.py:counting", tmp_path / "out.jsonl", "--rows", 3,
                  "--arg", "start=5", "--arg", "word=max")  # fmt: skip
@@ -278,7 +278,7 @@ def test_own_code_becomes_a_file(tmp_path: Path) -> None:
     assert [row["prompt"] for row in rows_of(tmp_path / "out.jsonl")] == ["max 5", "max 6", "max 7"]
 
 
-def test_seeds_are_rows(tmp_path: Path) -> None:
+def test_seeds_writes_a_row_for_each_seed(tmp_path: Path) -> None:
     words = ["--rows", 3, "--first", 40, "--prompt", "Cross the lake."]
     result = run("seeds", tmp_path / "rows.jsonl", *words)
     assert result.exit_code == 0, result.output
@@ -299,7 +299,7 @@ def test_seeds_are_rows(tmp_path: Path) -> None:
         ("nobody", [], "nobody yielded no rows"),
     ],
 )
-def test_own_code_that_gives_no_rows_is_refused(
+def test_materialise_refuses_functions_without_rows(
     tmp_path: Path, name: str, arguments: list[str], message: str
 ) -> None:
     (tmp_path / f"mine_{name}.py").write_text(GENERATOR)
@@ -331,7 +331,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_inspect_counts_tokens_with_the_models_own_template(tmp_path: Path, model: Path) -> None:
+def test_inspect_counts_tokens_with_the_template_of_the_model(tmp_path: Path, model: Path) -> None:
     rows = [{"prompt": "a b c"}, VERL, SLIME | {"prompt": "x " * 20, "tools": [{"name": "f"}]}]
     path = lines(tmp_path / "rows.jsonl", rows)
     stats = json.loads(
@@ -369,7 +369,9 @@ def test_a_prompt_that_the_template_refuses_is_a_problem(tmp_path: Path, model: 
         (["{rows}@[5:]"], "no rows"),
     ],
 )
-def test_what_cannot_be_inspected_is_said(tmp_path: Path, words: list[str], message: str) -> None:
+def test_inspect_refuses_what_it_cannot_read(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
     path = lines(tmp_path / "rows.jsonl", [SLIME])
     result = run("inspect", *(word.format(rows=path) for word in words))
     assert (result.exit_code, message in result.output) == (2, True), result.output
@@ -379,7 +381,7 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, words: list[str], mess
     ("module", "options", "extra"),
     [("pyarrow", [], "buffer"), ("transformers", ["--model", "."], "rollout")],
 )
-def test_a_library_that_is_missing_is_named_with_its_extra(
+def test_data_names_a_missing_library_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, options: list[str], extra: str
 ) -> None:
     (tmp_path / "rows.parquet").touch()

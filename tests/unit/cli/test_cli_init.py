@@ -1,4 +1,4 @@
-"""`sluice init`: what it writes is a task that runs."""
+"""`sluice init` writes tasks that can run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_new_task_is_valid(tmp_path: Path, sluice: Sluice) -> None:
     assert "RLJob default/my-task is valid: grpo, 7 steps of 32 x 8 samples" in checked.output
 
 
-def test_a_tiny_model_takes_any_text(tmp_path: Path, sluice: Sluice) -> None:
+def test_the_tiny_model_can_read_any_text(tmp_path: Path, sluice: Sluice) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"question": "Größe von 3 Äpfeln?", "answer": 3}) + "\n")
     assert sluice("init", tmp_path / "mine", "--data", rows, "-y").exit_code == 0
@@ -103,7 +103,7 @@ def test_prompts_are_held_out(
 @pytest.mark.parametrize(
     ("gpus", "shared", "trainer"), [(0, False, 0), (1, True, 1), (4, False, 3)], ids=str
 )
-def test_gpus_are_shared_out(
+def test_gpus_are_divided_between_trainer_and_engine(
     tmp_path: Path, written_task: Path, sluice: Sluice, gpus: int, shared: bool, trainer: int
 ) -> None:
     words = ("init", tmp_path / "mine", "--model", written_task / "model", "--gpus", gpus, "-y")
@@ -114,7 +114,9 @@ def test_gpus_are_shared_out(
     assert "What is " in (tmp_path / "mine/train.jsonl").read_text()
 
 
-def test_a_model_that_chats_is_asked_so(tmp_path: Path, written_task: Path, sluice: Sluice) -> None:
+def test_a_model_with_a_chat_template_uses_it(
+    tmp_path: Path, written_task: Path, sluice: Sluice
+) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
@@ -146,7 +148,7 @@ def test_a_model_that_chats_is_asked_so(tmp_path: Path, written_task: Path, slui
         ),
     ],
 )
-def test_what_cannot_be_begun_is_told(
+def test_init_refuses_what_it_cannot_use(
     tmp_path: Path, sluice: Sluice, words: list[str], message: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')

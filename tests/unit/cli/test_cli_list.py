@@ -1,4 +1,4 @@
-"""`sluice list` and `sluice status` for programs: the same shape wherever a job runs."""
+"""`sluice list` and `sluice status`: runs of this machine and jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_runs_are_listed(runs: Path, sluice: Sluice) -> None:
     ]
 
 
-def test_a_run_that_was_stopped_keeps_when_it_was_started(runs: Path, sluice: Sluice) -> None:
+def test_a_stopped_run_keeps_its_start_time(runs: Path, sluice: Sluice) -> None:
     stopped = run_state.State(job="default/digits", status={"state": "Suspended", "step": 3})
     run_state.StateFile(runs / "first").save(stopped)
     job = json.loads((runs / "first/job.json").read_text())
@@ -64,7 +64,7 @@ def test_a_run_that_was_stopped_keeps_when_it_was_started(runs: Path, sluice: Sl
     assert json.loads((runs / "first/job.json").read_text()) == job, "it goes on"
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(runs: Path, sluice: Sluice) -> None:
+def test_the_error_for_a_missing_run_names_the_existing_runs(runs: Path, sluice: Sluice) -> None:
     result = sluice("status", "frist")
     assert result.exit_code == 1
     assert "error: there is no run in runs/frist (runs: first), and no API server" in (
@@ -72,7 +72,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(runs: Path, sluice:
     )
 
 
-async def test_a_run_that_goes_on_is_listed_so(runs: Path, sluice: Sluice) -> None:
+async def test_an_active_run_is_locked(runs: Path, sluice: Sluice) -> None:
     held = await run_state.lock(runs / "first", 0)
     try:
         assert run_state.is_locked(runs / "first")
@@ -81,7 +81,7 @@ async def test_a_run_that_goes_on_is_listed_so(runs: Path, sluice: Sluice) -> No
     assert not run_state.is_locked(runs / "first")
 
 
-def test_a_list_for_programs(runs: Path, sluice: Sluice) -> None:
+def test_list_as_json(runs: Path, sluice: Sluice) -> None:
     (runs / "broken").mkdir()
     (runs / "broken/job.json").write_text("{")
     nothing = {"step": None, "totalSteps": None, "reward": None, "restarts": 0, "started": None}
@@ -100,7 +100,7 @@ def test_a_list_for_programs(runs: Path, sluice: Sluice) -> None:
     ]
 
 
-def test_a_job_of_a_cluster_has_the_same_shape() -> None:
+def test_a_job_of_a_cluster_has_the_same_fields_as_a_run() -> None:
     stored = {"metadata": {"name": "gsm8k", "namespace": "team"}, "status": STATUS}
     listed = cluster_job(stored).facts()
     assert (listed["where"], listed["state"], listed["totalSteps"]) == (
@@ -110,19 +110,19 @@ def test_a_job_of_a_cluster_has_the_same_shape() -> None:
     )
 
 
-def test_nothing_to_list_is_said(
+def test_an_empty_list_says_so(
     tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert sluice("list").output == "no runs in runs/ and no jobs in a cluster\n"
-    asked = sluice("list", "-n", "team")
-    assert asked.exit_code == 1
-    assert "error: no API server is known" in asked.output
+    result = sluice("list", "-n", "team")
+    assert result.exit_code == 1
+    assert "error: no API server is known" in result.output
 
 
-def test_a_status_for_programs(runs: Path, sluice: Sluice) -> None:
+def test_status_as_json(runs: Path, sluice: Sluice) -> None:
     result = sluice("status", "first", "-o", "json")
     assert result.exit_code == 0, result.output
     status = json.loads(result.stdout)
@@ -130,3 +130,11 @@ def test_a_status_for_programs(runs: Path, sluice: Sluice) -> None:
     assert status["job"]["kind"] == "RLJob"
     assert status["job"]["status"]["step"] == 3
     assert status["where"] == "run directory runs/first"
+
+
+@pytest.mark.usefixtures("no_cluster")
+def test_a_missing_job_is_reported_for_runs_and_the_cluster(sluice: Sluice) -> None:
+    result = sluice("status", "mine")
+    assert result.exit_code == 1
+    assert "error: there is no run in runs/mine, and no API server is known" in result.output
+    assert "Config not found" not in result.output

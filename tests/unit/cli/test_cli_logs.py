@@ -1,4 +1,4 @@
-"""The logs of a job as one."""
+"""`sluice logs`: several logs merged by time."""
 
 from __future__ import annotations
 
@@ -39,25 +39,27 @@ def stream(
 TRAINER, ENGINE = stream(), stream("rollout", container="engine")
 
 
-def test_lines_come_in_the_order_of_time() -> None:
+def test_logs_are_merged_by_time() -> None:
     lines = merged([(TRAINER, [(at(1), "a"), (at(3), "c")]), (ENGINE, [(at(2), "b")])])
     assert [line.text for line in lines] == ["a", "b", "c"]
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1000), max_size=20), max_size=5))
-def test_nothing_is_lost_and_each_log_keeps_its_order_whatever_its_times(
+def test_a_merge_keeps_every_line_and_the_order_of_each_log(
     logs: list[list[float]],
 ) -> None:
     streams = [stream(replica=number) for number in range(len(logs))]
     given_lines = [[(at(time), f"{number}") for number, time in enumerate(times)] for times in logs]
     shown = list(merged([*zip(streams, given_lines, strict=True)]))
     assert [line.time for line in shown] == sorted(line.time for line in shown)
-    for each, lines in zip(streams, given_lines, strict=True):
-        assert [line.text for line in shown if line.stream == each] == [text for _, text in lines]
+    for stream_, lines in zip(streams, given_lines, strict=True):
+        assert [line.text for line in shown if line.stream == stream_] == [
+            text for _, text in lines
+        ]
 
 
-def test_a_line_that_carries_no_time_belongs_to_the_one_before_it() -> None:
+def test_a_line_without_a_time_has_the_time_of_the_line_before_it() -> None:
     lines = [
         "import",
         "2026-01-31T12:00:05Z error boom",
@@ -74,7 +76,7 @@ def test_a_line_that_carries_no_time_belongs_to_the_one_before_it() -> None:
     ]
 
 
-def test_sglangs_times_are_this_machines() -> None:
+def test_times_of_sglang_are_local_times() -> None:
     local = at(5).astimezone().strftime("[%Y-%m-%d %H:%M:%S TP0] decode")
     assert list(stamp([local])) == [(at(5), local)]
 
@@ -95,7 +97,7 @@ def test_a_line_is_named_after_its_pod_and_container() -> None:
         pytest.param("\x1b[32mINFO\x1b[0m up", "INFO up", id="colours are left out"),
     ],
 )
-async def test_what_a_terminal_would_act_on_is_written_out(written: str, shown: str) -> None:
+async def test_control_characters_are_shown_as_text(written: str, shown: str) -> None:
     reader = Fake()
     reader.logs = {ENGINE: [(at(1), written)]}
     view, out, _ = printer(reader)
@@ -114,7 +116,7 @@ async def test_what_a_terminal_would_act_on_is_written_out(written: str, shown: 
     ],
     ids=["ours", "ours as JSON", "last words", "below a line of ours", "an engine's"],
 )
-def test_lines_that_are_not_ours_are_dim(text: str, ours: bool) -> None:
+def test_lines_in_another_format_are_dim(text: str, ours: bool) -> None:
     styles = [span.style for span in rendered(LogLine(TRAINER, START, text), 20).spans]
     assert ("dim" not in styles) is ours
 
@@ -138,7 +140,7 @@ def test_lines_that_are_not_ours_are_dim(text: str, ours: bool) -> None:
         "other attempt",
     ],
 )
-def test_logs_are_chosen_by_role_replica_container_and_attempt(
+def test_logs_are_selected_by_role_replica_container_and_attempt(
     selected: LogFilter, taken: bool
 ) -> None:
     assert selected.selects(ENGINE) is taken
@@ -173,7 +175,7 @@ def printer(reader: Fake, **selected: Any) -> tuple[Printer, io.StringIO, io.Str
     return Printer(reader, LogFilter(**selected), *consoles), out, err
 
 
-async def test_one_log_that_cannot_be_read_does_not_hide_the_others() -> None:
+async def test_an_unreadable_log_does_not_hide_the_others() -> None:
     reader = Fake()
     waiting = stream("buffer", silent="ImagePullBackOff: no such image")
     reader.logs = {
@@ -190,14 +192,14 @@ async def test_one_log_that_cannot_be_read_does_not_hide_the_others() -> None:
     ]
 
 
-async def test_where_no_log_can_be_read_that_is_an_error() -> None:
+async def test_it_is_an_error_if_no_log_can_be_read() -> None:
     reader = Fake()
     reader.logs = {ENGINE: "no log of rollout-0-1-0/engine: gone"}
     with pytest.raises(ReadError, match="gone"):
         await printer(reader)[0].once()
 
 
-async def test_where_nothing_is_chosen_that_is_an_error() -> None:
+async def test_it_is_an_error_if_no_log_is_selected() -> None:
     reader = Fake()
     reader.logs = {TRAINER: []}
     with pytest.raises(ReadError, match="there are no logs with role buffer, replica 3"):
@@ -207,7 +209,7 @@ async def test_where_nothing_is_chosen_that_is_an_error() -> None:
         await printer(reader)[0].once()
 
 
-async def test_followed_logs_take_in_pods_that_appear_later(
+async def test_followed_logs_include_pods_that_start_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
@@ -231,7 +233,7 @@ async def test_followed_logs_take_in_pods_that_appear_later(
     ]
 
 
-def test_a_container_that_waits_says_for_what() -> None:
+def test_a_waiting_container_says_what_it_waits_for() -> None:
     state = {
         "waiting": {
             "reason": "CreateContainerConfigError",

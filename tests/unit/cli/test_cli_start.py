@@ -1,4 +1,4 @@
-"""The command line begins quickly, quietly, and with words on every command."""
+"""The command line starts quickly, ends quietly and has help on every command."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def python(text: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 def loaded(text: str, modules: list[str]) -> list[str]:
     done = python(f"{text}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))")
     assert done.returncode == 0, done.stderr
-    return [each for each in modules if each in json.loads(done.stdout.splitlines()[-1])]
+    return [module for module in modules if module in json.loads(done.stdout.splitlines()[-1])]
 
 
-def test_help_needs_nothing_heavy() -> None:
+def test_help_imports_nothing_slow() -> None:
     text = "from typer.testing import CliRunner\nfrom sluice_cli.main import app\n"
     assert loaded(f"{text}assert not CliRunner().invoke(app, ['--help']).exit_code", HEAVY) == []
 
 
-def test_a_run_of_this_machine_needs_no_client_of_kubernetes() -> None:
+def test_a_local_run_does_not_import_the_kubernetes_client() -> None:
     assert loaded("import sluice_cli.run.command", ["kubernetes", "kopf", "torch"]) == []
 
 
-def test_a_look_at_a_task_needs_no_torch(task: Path) -> None:
+def test_checking_a_task_does_not_import_torch(task: Path) -> None:
     """It would cost seconds before a run begins, and be in memory until the run's end."""
     text = (
         "from pathlib import Path\nfrom sluice.api import load_job\n"
@@ -100,19 +100,20 @@ def test_the_version_is_the_distributions(sluice: Sluice) -> None:
     assert (result.exit_code, result.output.strip()) == (0, project["version"])
 
 
-def test_what_is_installed_by_name_is_ours() -> None:
-    """`sluice` is another project's distribution: extras are asked for by our own name."""
+def test_extras_are_named_after_our_distribution() -> None:
+    """Another project owns the name `sluice`, so an extra must name `sluice-rl`."""
     name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
     folders = ("cli", "client", "docker", "docs", "operator", "services", "sluice")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = [path.read_text() for path in files if path.suffix in ("", ".md", ".py")]
     names = r"operator|buffer|rollout|trainer|wandb|local|\{extra\}"
-    extras = re.compile(rf"([\w-]+)\[(?:{names})[],](?!\()")
-    assert {each for text in texts for each in extras.findall(text)} == {name}
+    # What follows tells an extra from a subscript in Python code.
+    extras = re.compile(rf"([\w-]+)\[(?:{names})[],](?![(),])")
+    assert {extra for text in texts for extra in extras.findall(text)} == {name}
 
 
 @pytest.mark.parametrize("name", sorted(set(get_command(app).commands) - {"reference"}))  # type: ignore[attr-defined]
-def test_every_command_shows_how_it_is_used(name: str, sluice: Sluice) -> None:
+def test_every_command_has_help_with_an_example(name: str, sluice: Sluice) -> None:
     result = sluice(name, "--help")
     assert result.exit_code == 0
     group = name in ("convert", "data", "import")
@@ -135,7 +136,7 @@ def test_a_shell_completes_runs_and_fields(
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "told"),
+    ("module", "words", "expected"),
     [
         ("tokenizers", "init new -y", f"tokenizers is missing: {install_command('rollout')}"),
         (
@@ -146,15 +147,15 @@ def test_a_shell_completes_runs_and_fields(
         ("cryptography", "list", f"cryptography is missing: {install_command('operator')}"),
     ],
 )
-def test_a_library_that_is_not_installed_is_told_in_a_line(
-    module: str, words: str, told: str, task: Path, tmp_path: Path
+def test_a_missing_library_is_a_one_line_error(
+    module: str, words: str, expected: str, task: Path, tmp_path: Path
 ) -> None:
     text = f"import sys\nsys.modules['{module}'] = None\nfrom sluice_cli.entry import main\n"
     text += "sys.argv[0] = 'sluice'\nmain()"
     command = [sys.executable, "-c", text, *words.format(task=task).split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode in (Exit.INVALID, Exit.FAILED)
-    assert done.stderr.splitlines()[-1] == f"error: {told}"
+    assert done.stderr.splitlines()[-1] == f"error: {expected}"
     assert "Traceback" not in done.stderr
 
 

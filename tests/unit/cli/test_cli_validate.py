@@ -1,4 +1,4 @@
-"""`sluice validate`: each fault that a run would die of is told, with its place."""
+"""`sluice validate`: every fault that would end a run, with its place."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def config(task: Path, **changes: object) -> None:
 
 def without(task: Path, key: str) -> None:
     file = task / "model/config.json"
-    known = json.loads(file.read_text())
-    del known[key]
-    file.write_text(json.dumps(known))
+    config = json.loads(file.read_text())
+    del config[key]
+    file.write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def without(task: Path, key: str) -> None:
         ),
     ],
 )
-def test_what_a_run_would_die_of_is_told(
+def test_validate_reports_what_would_end_a_run(
     task: Path, sluice: Sluice, harm: Break, message: str
 ) -> None:
     harm(task)
@@ -137,7 +137,7 @@ def test_what_a_run_would_die_of_is_told(
     assert "is valid" not in result.output
 
 
-def test_some_prompts_that_are_too_long_are_only_noted(task: Path, sluice: Sluice) -> None:
+def test_some_prompts_that_are_too_long_are_a_note(task: Path, sluice: Sluice) -> None:
     row(task, 2, json.dumps({"prompt": "max " + "1 " * 70 + "=", "label": "1"}))
     result = sluice("validate", task / "job.yaml")
     assert result.exit_code == 0, result.output
@@ -147,7 +147,7 @@ def test_some_prompts_that_are_too_long_are_only_noted(task: Path, sluice: Sluic
     assert "such prompts are skipped" in result.output
 
 
-def test_one_prompt_that_fits_is_enough(task: Path, sluice: Sluice) -> None:
+def test_a_source_with_one_prompt_that_fits_is_valid(task: Path, sluice: Sluice) -> None:
     config(task, max_position_embeddings=8)
     row(task, 1000, '{"prompt": "max 1", "label": "1"}')
     result = sluice("validate", task / "job.yaml")
@@ -194,7 +194,7 @@ def test_deep_shows_prompts_and_a_reward(task: Path, sluice: Sluice) -> None:
     assert (trial["reward"]["label"], trial["reward"]["reward"]) == ("0", 1.0)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_embedding_is_told_of(
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_a_note(
     task: Path, sluice: Sluice
 ) -> None:
     config(task, vocab_size=7)
@@ -209,7 +209,7 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_is_told_of(
     assert "and the model's embedding has 7 tokens (vocab_size of its config.json)" in result.output
 
 
-def test_deep_tells_what_the_reward_raised(task: Path, sluice: Sluice) -> None:
+def test_deep_reports_what_the_reward_raised(task: Path, sluice: Sluice) -> None:
     (task / "reward.py").write_text("def score(sample):\n    return sample.labell\n")
     result = sluice("validate", task / "job.yaml", "--deep")
     assert result.exit_code == 2
@@ -270,7 +270,7 @@ def grouped(task: Path) -> None:
     YAML().dump(document, task / "job.yaml")
 
 
-def test_errors_come_last(task: Path, sluice: Sluice) -> None:
+def test_errors_are_printed_last(task: Path, sluice: Sluice) -> None:
     row(task, 2, json.dumps({"prompt": "max " + "1 " * 70 + "=", "label": "1"}))
     (task / "reward.py").write_text("def score(sample):\n    return sample.labell\n")
     broken = task / "broken.yaml"
@@ -283,7 +283,7 @@ def test_errors_come_last(task: Path, sluice: Sluice) -> None:
     assert lines[-1].startswith(f"error: {task / 'job.yaml'}: spec.reward: ")
 
 
-def test_answers_for_programs_name_bad_files_too(task: Path, sluice: Sluice) -> None:
+def test_json_includes_invalid_files(task: Path, sluice: Sluice) -> None:
     result = sluice("validate", "/no/such.yaml", task / "job.yaml", "-o", "yaml")
     assert result.exit_code == 2
     bad, good = YAML(typ="safe").load(result.stdout)
@@ -292,9 +292,24 @@ def test_answers_for_programs_name_bad_files_too(task: Path, sluice: Sluice) -> 
     assert (good["valid"], good["job"]["name"], good["problems"]) == (True, "digits", [])
 
 
-def test_run_refuses_it_before_anything_starts(task: Path, sluice: Sluice, tmp_path: Path) -> None:
+def test_run_refuses_an_invalid_task_before_it_starts(
+    task: Path, sluice: Sluice, tmp_path: Path
+) -> None:
     row(task, 3, "{")
     result = sluice("run", task / "job.yaml", "--run-dir", tmp_path / "run")
     assert result.exit_code == 2
     assert "train.jsonl:3:1: not valid JSON" in result.output
     assert not (tmp_path / "run").exists()
+
+
+def test_validate_describes_a_valid_job(job_file: Path, sluice: Sluice) -> None:
+    result = sluice("validate", job_file)
+    assert result.exit_code == 0
+    assert "RLJob default/tiny is valid: grpo, 3 steps of 32 x 8 samples" in result.output
+
+
+def test_validate_goes_on_after_a_missing_file(job_file: Path, sluice: Sluice) -> None:
+    result = sluice("validate", "/no/such.yaml", job_file)
+    assert result.exit_code == 2
+    assert "/no/such.yaml: No such file" in result.output
+    assert "is valid" in result.output

@@ -1,4 +1,4 @@
-"""A model that no layout brings into this machine is refused before anything starts."""
+"""A model that cannot fit into this machine is refused before a run starts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_parameters_by_the_configuration(
     assert count / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-def test_parameters_of_files_go_before_the_configuration(tmp_path: Path) -> None:
+def test_safetensors_take_precedence_over_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     for number, shape in enumerate([[1000, 300], [7], []]):
         tensor = {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}
@@ -66,7 +66,7 @@ def test_parameters_of_files_go_before_the_configuration(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("config", ["{", "{}", '{"hidden_size": 8}', '{"kv_lora_rank": 4}'])
-def test_what_cannot_be_counted_is_left_to_other_checks(config: str, tmp_path: Path) -> None:
+def test_an_unknown_configuration_has_no_count(config: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)
     assert parameters(tmp_path) is None
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_counted_is_left_to_other_checks(config: str, tmp_path: P
     ],
     ids=["CPU", "three engines", "GPUs", "all in the host", "optimizer in the host", "no trainer"],
 )
-def test_the_least_that_a_job_takes(groups: dict[str, Any], expected: MemoryNeeds) -> None:
+def test_lower_bounds_of_memory(groups: dict[str, Any], expected: MemoryNeeds) -> None:
     million = 10**6
     least = needs(spec(**groups), million)
     assert (least.memory, least.engine_gpu) == (
@@ -139,11 +139,13 @@ def test_the_least_that_a_job_takes(groups: dict[str, Any], expected: MemoryNeed
     ],
     ids=["too large", "may fit", "too large for a GPU", "nothing tells the GPU's memory"],
 )
-def test_a_shortage_is_told(groups: dict[str, Any], machine: MachineMemory, sentence: str) -> None:
+def test_a_shortage_is_one_sentence(
+    groups: dict[str, Any], machine: MachineMemory, sentence: str
+) -> None:
     assert shortage_on(spec(**groups), 8 * 10**9, machine) == sentence
 
 
-def test_a_run_of_a_model_that_is_far_too_large_is_refused(task: Path, sluice: Sluice) -> None:
+def test_run_refuses_a_model_that_is_far_too_large(task: Path, sluice: Sluice) -> None:
     file = task / "model/config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps(config | {"num_hidden_layers": 10**9}))

@@ -105,7 +105,7 @@ def test_the_checkpoint_computes_what_the_file_does(
     assert len({path.stat().st_mode for path in (tmp_path / "hf").iterdir()}) == 1
 
 
-def test_tokens_template_and_end_are_the_files(tmp_path: Path) -> None:
+def test_tokens_template_and_end_token_come_from_the_file(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     gguf_to_hf(tmp_path / "tiny.gguf", tmp_path / "hf")
     read = AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -124,7 +124,7 @@ def test_tokens_template_and_end_are_the_files(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_told(
+def test_an_unreadable_gguf_is_a_one_line_error(
     tmp_path: Path, harm: Callable[[Path], object], message: str
 ) -> None:
     harm(tmp_path / "tiny.gguf")
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_told(
     assert not (tmp_path / "hf").exists()
 
 
-def test_a_model_that_is_there_as_gguf_alone_is_one_error_with_its_cure(
+def test_a_directory_with_only_a_gguf_is_one_error_with_a_remedy(
     tmp_path: Path, written_task: Path
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf")

@@ -1,5 +1,7 @@
-"""The view of `sluice status`, against golden files. `SLUICE_UPDATE_GOLDEN=1 pytest` writes them
-anew."""
+"""The view of `sluice status`, compared with golden files.
+
+`SLUICE_UPDATE_GOLDEN=1 pytest` writes them again.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from rich.console import Console
 
 from sluice.api import LastFailure
 from sluice_client.advice import advice
-from sluice_client.status_view import pod_state, render_status
+from sluice_client.status_view import duration, pod_state, render_status
 from sluice_operator.cluster.view import JobEvent, JobSnapshot
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -199,7 +201,7 @@ def test_a_job_is_shown_as_in_its_golden_file(name: str) -> None:
     assert text(PICTURES[name]) == file.read_text()
 
 
-def test_it_says_which_split_of_the_gpus_would_be_faster() -> None:
+def test_status_suggests_a_faster_split_of_the_gpus() -> None:
     states = {
         "rollout/generating": 60,
         "rollout/idle": 340,
@@ -215,7 +217,7 @@ def test_it_says_which_split_of_the_gpus_would_be_faster() -> None:
     assert "plan" not in text(JobSnapshot("here", job({"step": 10})))
 
 
-def test_it_says_what_the_last_responses_of_a_batch_cost() -> None:
+def test_status_shows_the_cost_of_a_batchs_last_responses() -> None:
     states = {
         "rollout/generating": 15,
         "rollout/tail": 50,
@@ -257,7 +259,7 @@ def test_a_status_of_another_version_is_shown_as_far_as_it_can_be_read() -> None
     )
 
 
-def test_words_in_brackets_are_not_taken_for_markup() -> None:
+def test_brackets_are_not_markup() -> None:
     assert "[/red] [bold]" in text(
         JobSnapshot("x", job({"conditions": [condition("Running", "True", "A", "[/red] [bold]")]}))
     )
@@ -270,7 +272,7 @@ def failure(**more: Any) -> LastFailure:
 
 
 @pytest.mark.parametrize(
-    ("last_failure", "told"),
+    ("last_failure", "expected"),
     [
         (
             failure(reason="OOMKilled", exit_code=137, container="trainer"),
@@ -294,19 +296,19 @@ def failure(**more: Any) -> LastFailure:
         (failure(reason="Error", exit_code=1), "sluice logs demo trainer -n team"),
     ],
 )
-def test_a_failure_comes_with_what_to_do(last_failure: LastFailure, told: str) -> None:
-    assert told in advice(last_failure, RUNNING.job, None)
+def test_advice_on_a_failure_in_a_cluster(last_failure: LastFailure, expected: str) -> None:
+    assert expected in advice(last_failure, RUNNING.job, None)
 
 
 @pytest.mark.parametrize("code", [1, 2, 137, 139, 143])
 @pytest.mark.parametrize("reason", ["Error", "OOMKilled", "SystemOOM", "ProgressDeadlineExceeded"])
-def test_advice_on_a_run_of_this_machine_names_no_cluster(code: int, reason: str) -> None:
+def test_advice_on_a_local_run_does_not_mention_kubectl(code: int, reason: str) -> None:
     last = failure(reason=reason, exit_code=code, container="trainer")
     assert "kubectl" not in advice(last, RUNNING.job, Path("/elsewhere/run"))
 
 
 @pytest.mark.parametrize(
-    ("last_failure", "directory", "told"),
+    ("last_failure", "directory", "expected"),
     [
         (
             failure(reason="Error", exit_code=137, container="trainer"),
@@ -318,10 +320,8 @@ def test_advice_on_a_run_of_this_machine_names_no_cluster(code: int, reason: str
     ],
     ids=["killed", "ended", "in another directory"],
 )
-def test_advice_on_a_run_of_this_machine(
-    last_failure: LastFailure, directory: str, told: str
-) -> None:
-    assert told in advice(last_failure, RUNNING.job, Path(directory))
+def test_advice_on_a_local_run(last_failure: LastFailure, directory: str, expected: str) -> None:
+    assert expected in advice(last_failure, RUNNING.job, Path(directory))
 
 
 def test_an_attempt_that_never_ran_is_not_shown() -> None:
@@ -353,5 +353,10 @@ def test_an_attempt_that_never_ran_is_not_shown() -> None:
     ],
     ids=["runs", "waits in a queue", "failed"],
 )
-def test_a_pods_state_is_a_word_and_a_reason(body: dict[str, Any], state: tuple[str, str]) -> None:
+def test_pod_states_and_their_reasons(body: dict[str, Any], state: tuple[str, str]) -> None:
     assert pod_state(body) == state
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3700, "1:01:40")])
+def test_a_duration_has_hours_only_from_one_hour_on(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -15,7 +15,15 @@ from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
 from sluice_cli.run.monitor import Snapshot
 from sluice_cli.run.run_files import RunFiles
-from sluice_cli.run.view import LiveView, PlainView, numbers, progress, roles, sample_text
+from sluice_cli.run.view import (
+    LiveView,
+    PlainView,
+    numbers,
+    progress,
+    roles,
+    sample_text,
+    sparkline,
+)
 
 
 def drawn(part: RenderableType) -> list[str]:
@@ -47,24 +55,24 @@ def at(step: int, total: int = 100, **more: Any) -> Snapshot:
     return Snapshot(stats=buffer_pb2.BufferStats(step=step, total_steps=total, **more))
 
 
-def test_the_time_left_is_that_of_the_steps(files: RunFiles) -> None:
+def test_the_time_left_follows_from_the_step_times(files: RunFiles) -> None:
     assert files.seconds_left(5, 100) == 190.0
     assert "0:10 elapsed, 3:10 left" in drawn(progress(at(5), files, elapsed=10.0))[0]
 
 
-def test_a_restart_does_not_lengthen_the_steps_to_come(files: RunFiles, tmp_path: Path) -> None:
+def test_a_restart_does_not_change_the_time_left(files: RunFiles, tmp_path: Path) -> None:
     write_step(tmp_path, 6, 600.0)
     files.read()
     assert files.seconds_left(6, 100) == 188.0
     assert "11:00 elapsed, 3:08 left" in drawn(progress(at(6), files, elapsed=660.0))[0]
 
 
-def test_before_the_first_step_nobody_knows(tmp_path: Path) -> None:
+def test_the_time_left_is_unknown_before_the_first_step(tmp_path: Path) -> None:
     assert "step 0 of 100" in drawn(progress(at(0), RunFiles(tmp_path), elapsed=1.0))[0]
     assert "0:01 elapsed, ? left" in drawn(progress(at(0), RunFiles(tmp_path), elapsed=1.0))[0]
 
 
-def test_evaluations_have_a_course_and_responses_a_length(files: RunFiles, tmp_path: Path) -> None:
+def test_the_panel_shows_evaluations_and_response_lengths(files: RunFiles, tmp_path: Path) -> None:
     for version, value in ((0, 0.0), (10, 0.5), (20, 1.0)):
         for name in ("one", "two"):
             record = {"version": version, "dataset": name, f"eval/{name}": value}
@@ -136,7 +144,7 @@ FAILURE = {"role": "trainer", "pod": "x-trainer-0-1-0", "time": "2026-01-31T12:0
         pytest.param(status("Suspended", 0), ["ended", "ended", "ended", "ended"], id="stopped"),
     ],
 )
-def test_roles_end_as_ended(status: RLJobStatus, doing: list[str]) -> None:
+def test_roles_of_an_ended_job(status: RLJobStatus, doing: list[str]) -> None:
     members = {"buffer-0": "training", "trainer-0": "training"}
     entries = [
         rendezvous_pb2.LedgerEntry(
@@ -173,7 +181,7 @@ def waits(state: str, message: str) -> RLJobStatus:
     return RLJobStatus.model_validate({"state": state, "conditions": [running]})
 
 
-def test_a_job_that_starts_tells_each_thing_it_waits_for_once(tmp_path: Path) -> None:
+def test_a_starting_job_prints_each_reason_to_wait_once(tmp_path: Path) -> None:
     text = io.StringIO()
     view = PlainView(Console(file=text, width=120, color_system=None))
     for state, message in (
@@ -192,3 +200,18 @@ def test_a_job_that_starts_tells_each_thing_it_waits_for_once(tmp_path: Path) ->
         "state Starting: pods are running; no engine has started yet",
         "state Running",
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], ""), ([1.0], ""), ([0.0, 1.0], "▁█"), ([2.0, 2.0], "▁▁"), ([0.0, 0.5, 1.0], "▁▅█")],
+    ids=str,
+)
+def test_a_sparkline_scales_from_the_lowest_to_the_highest_value(
+    values: list[float], expected: str
+) -> None:
+    assert sparkline(values) == expected
+
+
+def test_a_long_sparkline_keeps_its_width() -> None:
+    assert len(sparkline([float(i) for i in range(1000)], width=40)) == 40

@@ -1,4 +1,4 @@
-"""A function of a session as a module of its own."""
+"""Functions of an interactive session are written into modules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def session(tmp_path: Path) -> dict[str, Any]:
     return names
 
 
-def test_the_module_works_on_its_own(session: dict[str, Any], tmp_path: Path) -> None:
+def test_the_written_module_can_be_imported(session: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "packed.py").write_text(source_of(session["reward"]))
     check = (
         "import json, types, packed\n"
@@ -83,7 +83,7 @@ def test_the_module_works_on_its_own(session: dict[str, Any], tmp_path: Path) ->
         ),
     ],
 )
-def test_what_cannot_be_written_down_is_refused(
+def test_functions_that_cannot_be_written_are_refused(
     session: dict[str, Any], choose: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
     with pytest.raises(ClientError, match=message):
@@ -94,6 +94,6 @@ def of_this_file(sample: RewardInput) -> float:
     return float(bool(sample.response))
 
 
-def test_a_function_of_a_file_is_named_by_it(session: dict[str, Any]) -> None:
+def test_a_function_of_a_module_is_named_by_its_file(session: dict[str, Any]) -> None:
     assert file_of(of_this_file) == Path(__file__).resolve()
     assert file_of(session["reward"]) is None

@@ -25,12 +25,12 @@ def runs(tmp_path: Path) -> Path:
     (run / "samples").mkdir(parents=True)
     job = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "first"}}
     (run / "job.json").write_text(json.dumps(job | {"spec": {}}))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in METRICS))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in METRICS))
     (run / "samples/step_0000002.jsonl").write_text('{"prompt": "a", "reward": 1.0}\n')
     return tmp_path / "runs"
 
 
-def test_metrics_are_records_of_each_step(runs: Path) -> None:
+def test_metrics_has_a_record_for_each_step(runs: Path) -> None:
     with Client.local(runs) as client:
         job = client.get("first")
         assert job.metrics() == [METRICS[0], METRICS[2]]
@@ -46,7 +46,7 @@ def test_records_become_a_data_frame(runs: Path) -> None:
 
 
 def test_records_need_no_pandas(runs: Path) -> None:
-    """In a process of its own, in which pandas cannot be imported."""
+    """The test runs in a separate process, in which pandas cannot be imported."""
     text = f"""
 import sys
 sys.modules["pandas"] = None

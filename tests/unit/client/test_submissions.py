@@ -1,4 +1,4 @@
-"""A job as the client sends it."""
+"""Jobs as the client submits them: paths, functions and rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def submitted(job: Any = QUICKSTART, *, local: bool = True, **more: Any) -> Subm
     return submission(job, local=local, **arguments | more)
 
 
-def test_paths_are_of_this_machine_where_the_job_runs_here() -> None:
+def test_paths_are_absolute_only_for_a_local_job() -> None:
     spec = submitted(name="mine", overrides={"trainer.steps": 3}).document()["spec"]
     assert spec["model"]["path"] == str(QUICKSTART.parent / "model")
     assert spec["trainer"]["steps"] == 3
@@ -30,7 +30,9 @@ def test_paths_are_of_this_machine_where_the_job_runs_here() -> None:
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "job", "built", "plain"])
-def test_a_job_may_be_given_in_many_ways(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_may_be_a_path_a_model_or_plain_data(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(QUICKSTART.parent)
     job = load_job(QUICKSTART)
     typed = {"apiVersion": "sluice.dev/v1alpha1", "kind": "RLJob", **manifest(job)}
@@ -43,7 +45,7 @@ def test_a_job_may_be_given_in_many_ways(kind: str, monkeypatch: pytest.MonkeyPa
     assert sent.document()["spec"] == submitted().document()["spec"]
 
 
-def test_rows_and_functions_come_along() -> None:
+def test_rows_and_functions_become_files() -> None:
     sent = submitted(prompts=ROWS, reward="reward.py:positions", local=False)
     assert sent.files == {PROMPTS_FILE: '{"prompt": "max 1 2 3 =", "label": "3"}\n'}
     placed = sent.placed(CODE_DIR)
@@ -53,12 +55,12 @@ def test_rows_and_functions_come_along() -> None:
     assert placed.spec.reward.function == "reward.py:positions"
 
 
-def test_a_wrong_field_is_one_message() -> None:
+def test_an_unknown_field_is_an_error() -> None:
     with pytest.raises(ClientError, match=r"trainer\.stepz"):
         submitted(overrides={"trainer.stepz": 3})
 
 
-def test_steps_are_read_from_a_trainers_log() -> None:
+def test_steps_are_parsed_from_the_log_of_a_trainer() -> None:
     line = '{"event": "step 3/10", "raw_reward": "0.5", "loss": "-0.01", "role": "trainer"}'
     assert step_of(line) == {"step": 3, "raw_reward": 0.5, "loss": -0.01}
     assert step_of("Traceback (most recent call last):") is None
