@@ -23,7 +23,7 @@ from sluice_migrate.bash.lexer import ScriptError
 from sluice_migrate.bash.reading import read
 from sluice_migrate.bash.script import Argument, Script
 from sluice_migrate.draft import Draft, ImportFailedError
-from sluice_migrate.manifest import settle
+from sluice_migrate.manifest import drop_refused_fields
 from sluice_migrate.slime.importer import import_slime
 from sluice_migrate.slime.importer import launch as slime_launch
 from sluice_migrate.verl.importer import import_command
@@ -114,7 +114,7 @@ def _wrong_fields(project: str, ours: Script, theirs: Script, name: str) -> list
         draft, real = _draft(project, ours, name), _draft(project, theirs, name)
     except Exception as error:
         return [] if isinstance(error, ImportFailedError) else [f"{type(error).__name__}"]
-    settle(draft), settle(real)
+    drop_refused_fields(draft), drop_refused_fields(real)
     mine, wanted = dict(_flat(draft.spec, "")), dict(_flat(real.spec, ""))
     paths = [path for path in mine | wanted if mine.get(path) != wanted.get(path)]
     named = [f"{note.subject} {note.text}" for note in draft.notes if note not in real.notes]
@@ -152,7 +152,7 @@ def _result(project: str, script: Script, name: str) -> str:
         return f"refused: {str(error).partition(': ')[2]}"
     except Exception as error:
         return f"error: {type(error).__name__}"
-    wrong = settle(draft)
+    wrong = drop_refused_fields(draft)
     return "a valid job" if not wrong else "a job that lacks something"
 
 

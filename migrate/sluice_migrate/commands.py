@@ -144,7 +144,7 @@ def _import(
     force: bool,
     as_json: bool,
 ) -> None:
-    from sluice_migrate.manifest import settle, to_text
+    from sluice_migrate.manifest import drop_refused_fields, to_text
 
     try:
         if out and out.exists() and not force:
@@ -155,7 +155,7 @@ def _import(
     except (ImportFailedError, ScriptError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(_INVALID) from error
-    wrong = settle(draft)
+    problem = drop_refused_fields(draft)
     text = to_text(draft, source)
     if as_json:
         notes = [
@@ -163,7 +163,7 @@ def _import(
             for n in draft.notes
         ]
         text = (
-            json.dumps({"manifest": text, "notes": notes, "problem": wrong}, ensure_ascii=False)
+            json.dumps({"manifest": text, "notes": notes, "problem": problem}, ensure_ascii=False)
             + "\n"
         )
     if out:
@@ -171,8 +171,8 @@ def _import(
     else:
         typer.echo(text, nl=False)
     _report(draft)
-    if wrong:
-        typer.echo(f"error: the job is not valid yet:\n{wrong}", err=True)
+    if problem:
+        typer.echo(f"error: the job is not valid yet:\n{problem}", err=True)
         raise typer.Exit(_FAILED)
 
 

@@ -17,7 +17,7 @@ def last_launch(
 ) -> tuple[ScriptCommand, int]:
     """Return the last training that the script starts, and the position of its entry point.
 
-    Raises ImportFailedError if there is none, with `expected` as its message.
+    Raises ImportFailedError if the script starts no training, with `expected` as its message.
     """
     launches = [
         (command, at)

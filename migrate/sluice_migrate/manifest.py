@@ -38,7 +38,7 @@ _WIDTH = 118
 _ROUNDS = 20
 
 
-def settle(draft: Draft) -> str:
+def drop_refused_fields(draft: Draft) -> str:
     """Remove fields that a rule of the API refuses, with a note for each.
 
     Returns what is still wrong, or "".

@@ -207,7 +207,7 @@ def set_field(
     path
         The field, below `spec`.
     setting
-        Its source; None sets nothing.
+        Its source; if None, the field is not set.
     convert
         Converts the value; raises ValueError with the reason if it cannot.
     note

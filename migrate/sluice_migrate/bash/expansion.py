@@ -137,7 +137,7 @@ class Expander:
         fields = _Fields(word.line)
         parts = [part for part in word.parts if part.text or part.kind is not PartKind.TEXT]
         if not any(self._is_list(part) for part in parts):
-            parts = word.parts  # "" is a word, but "${EMPTY[@]}" is none
+            parts = word.parts  # "" is a word, "${EMPTY[@]}" is not
         for position, part in enumerate(parts):
             if self._is_list(part):
                 chosen = self._chosen(part)

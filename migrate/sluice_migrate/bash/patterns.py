@@ -84,7 +84,7 @@ def expand_braces(word: Word) -> list[Word]:
 
 
 def _first_braces(word: Word) -> list[Word]:
-    """Expand the first braces of a word; empty if it has none."""
+    """Expand the first braces of a word; empty if it has no braces."""
     for at, part in enumerate(word.parts):
         match = _BRACES.search(part.text)
         if match is None or part.quoted or part.kind is not PartKind.TEXT:

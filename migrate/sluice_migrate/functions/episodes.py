@@ -1,4 +1,4 @@
-"""Facts of a job that foreign functions ask for, and the samples that they return."""
+"""The parts that adapters share: the source of a row, and the sample that a function returns."""
 
 from __future__ import annotations
 
@@ -13,27 +13,44 @@ if TYPE_CHECKING:
 
 
 class UnsupportedError(Exception):
-    """A function does what is not to be had here. The message says what, and what to do."""
+    """The function does something that sluice does not support. The message says what to do."""
 
 
 def source_of(spec: RLJobSpec, dataset: str) -> PromptSource | None:
-    """The source of a row's data set."""
+    """Return the prompt source of a data set."""
     held_out = spec.evaluation.datasets if spec.evaluation else []
     return next((s for s in [*spec.data.prompts, *held_out] if s.source_name == dataset), None)
 
 
-def keep(episode: Episode, tokens: Sequence[int], mask: Sequence[int]) -> bool:
-    """Train these tokens of prompt and response; True where the response was cut to its limit.
+def claim_tokens(episode: Episode, tokens: Sequence[int], mask: Sequence[int]) -> bool:
+    """Set the tokens of the sample.
 
-    Raises ClaimError where one was not sampled so.
+    Parameters
+    ----------
+    episode
+        The episode.
+    tokens
+        Ids of prompt and response.
+    mask
+        1 for each token of the response that is trained, else 0.
+
+    Returns
+    -------
+    True if the response was cut to the limit of the job.
+
+    Raises
+    ------
+    ClaimError
+        If the engine did not sample a token that is trained.
+
     """
-    most = int(episode.sampling["max_new_tokens"])
-    over = max(len(mask) - most, 0)
-    episode.gateway.claim_sample(list(tokens)[: len(tokens) - over], list(mask)[:most])
-    return over > 0
+    limit = int(episode.sampling["max_new_tokens"])
+    excess = max(len(mask) - limit, 0)
+    episode.gateway.claim_sample(list(tokens)[: len(tokens) - excess], list(mask)[:limit])
+    return excess > 0
 
 
-def note(episode: Episode, metadata: dict[str, Any]) -> None:
-    """Add to the sample's metadata what its row does not say already."""
+def add_metadata(episode: Episode, metadata: dict[str, Any]) -> None:
+    """Add metadata to the sample, except values that its row has already."""
     row = episode.prompt.metadata
     episode.metadata.update({k: v for k, v in metadata.items() if k not in row or row[k] != v})

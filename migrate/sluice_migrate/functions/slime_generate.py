@@ -1,8 +1,7 @@
-"""slime's generate functions (custom_generate_function_path): `async def generate(args, sample,
-sampling_params)`, which returns the sample.
+"""Runs slime's generate functions (`--custom-generate-function-path`).
 
-The function asks `http://{args.sglang_router_ip}:{args.sglang_router_port}/generate`, which is the
-episode's gateway. Each episode has an `args` of its own.
+A function is `async def generate(args, sample, sampling_params)` and returns the sample. It asks
+`http://{args.sglang_router_ip}:{args.sglang_router_port}/generate`, which is the episode's gateway.
 """
 
 from __future__ import annotations
@@ -15,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 from sluice.api import RLJobSpec
 from sluice.data import chat
 from sluice.samples.sample import Purpose, SampleStatus
-from sluice_migrate.functions.episodes import UnsupportedError, keep, note, source_of
+from sluice_migrate.functions.episodes import (
+    UnsupportedError,
+    add_metadata,
+    claim_tokens,
+    source_of,
+)
 from sluice_migrate.stubs.slime.types import Sample, Status
 
 if TYPE_CHECKING:
     from sluice_rollout.episode import Episode
 
 _PARAMETERS = ["args", "sample"]
-_ENDS = {Status.COMPLETED: SampleStatus.COMPLETED, Status.TRUNCATED: SampleStatus.TRUNCATED}
+_STATUSES = {Status.COMPLETED: SampleStatus.COMPLETED, Status.TRUNCATED: SampleStatus.TRUNCATED}
 
 
 def is_generate(function: Callable[..., Any]) -> bool:
@@ -31,7 +35,7 @@ def is_generate(function: Callable[..., Any]) -> bool:
         return False
     try:
         names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a C function nothing is known
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return False
     return len(names) >= 3 and names[:2] == _PARAMETERS
 
@@ -42,19 +46,20 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 class Args(SimpleNamespace):
-    """slime's arguments, as far as generate functions read them; those of rollout.functionArgs go
-    before ours.
+    """The arguments of slime that generate functions read, for one episode.
+
+    Values of rollout.functionArgs win.
     """
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"args.{name}: sluice has no such argument of slime's; set it in "
+            f"args.{name}: sluice does not set this argument of slime; set it in "
             "spec.rollout.functionArgs"
         )
 
 
 def args_of(spec: RLJobSpec, episode: Episode, sampling_params: dict[str, Any]) -> Args:
-    """The arguments of one episode."""
+    """Return the arguments of an episode."""
     host, port = episode.gateway.router
     source = source_of(spec, episode.prompt.dataset)
     context = spec.rollout.engine_args.get("context-length")
@@ -83,7 +88,7 @@ def args_of(spec: RLJobSpec, episode: Episode, sampling_params: dict[str, Any]) 
         "apply_chat_template_kwargs": dict(source.chat_template_args) if source else {},
         "reward_key": spec.reward.key if spec.reward else None,
         "custom_generate_function_path": spec.rollout.function,
-        # A function is played again from its start, and never sees half of a response.
+        # An interrupted function starts again, so it never continues a partial response.
         "partial_rollout": False,
         "mask_offpolicy_in_partial_rollout": False,
         "group_rm": False,
@@ -96,7 +101,7 @@ def args_of(spec: RLJobSpec, episode: Episode, sampling_params: dict[str, Any]) 
 
 
 def sampling_of(episode: Episode) -> dict[str, Any]:
-    """SGLang's parameters as slime passes them: texts whole, with special tokens and stops."""
+    """Return SGLang's parameters as slime passes them: special tokens and stops stay in texts."""
     form = {
         "stop_token_ids": None,
         "skip_special_tokens": False,
@@ -107,25 +112,26 @@ def sampling_of(episode: Episode) -> dict[str, Any]:
 
 
 class Generate:
-    """Plays an episode with one of slime's functions."""
+    """Plays an episode with a generate function of slime."""
 
     def __init__(self, function: Callable[..., Any], spec: RLJobSpec) -> None:
         self.function, self.spec = function, spec
-        self.knows_purpose = "evaluation" in inspect.signature(function).parameters
+        self.takes_evaluation = "evaluation" in inspect.signature(function).parameters
 
     async def __call__(self, episode: Episode) -> None:
+        """Play the episode. Raises UnsupportedError and ClaimError."""
         params = sampling_of(episode)
         evaluation = episode.prompt.purpose is Purpose.EVALUATE
         returned = await self.function(
             args_of(self.spec, episode, dict(params)),
             self._sample(episode),
             params,
-            **({"evaluation": evaluation} if self.knows_purpose else {}),
+            **({"evaluation": evaluation} if self.takes_evaluation else {}),
         )
-        settle(episode, _one(returned))
+        set_sample(episode, _single_sample(returned))
 
     def _sample(self, episode: Episode) -> Sample:
-        """The episode's sample, before anything was generated."""
+        """Return the sample before generation."""
         prompt = episode.prompt
         source = source_of(self.spec, prompt.dataset)
         text = prompt.prompt
@@ -144,14 +150,14 @@ class Generate:
         )
 
 
-def _one(returned: Any) -> Sample:
-    """The one sample of an episode. Raises UnsupportedError."""
+def _single_sample(returned: Any) -> Sample:
+    """Return the sample of the episode. Raises UnsupportedError."""
     if isinstance(returned, list) and len(returned) == 1:
         (returned,) = returned
     if isinstance(returned, list):
         raise UnsupportedError(
-            f"the function returned {len(returned)} samples: an episode is one here. Return the "
-            "one to train, or play several ways with episode.branch (docs/rollout.md)"
+            f"the function returned {len(returned)} samples, but an episode has one. Return the "
+            "one to train, or use episode.branch for several (docs/rollout.md)"
         )
     if not hasattr(returned, "loss_mask"):
         raise UnsupportedError(
@@ -160,10 +166,16 @@ def _one(returned: Any) -> Sample:
     return returned  # type: ignore[no-any-return]
 
 
-def settle(episode: Episode, sample: Sample) -> None:
-    """Take what the function says of its sample: tokens, mask, end, reward, metadata.
+def set_sample(episode: Episode, sample: Sample) -> None:
+    """Set the episode's tokens, mask, status, reward and metadata from slime's sample.
 
-    Raises UnsupportedError where it failed, and ClaimError where a trained token was not sampled.
+    Raises
+    ------
+    UnsupportedError
+        If the sample failed, or is inconsistent.
+    ClaimError
+        If the engine did not sample a token that is trained.
+
     """
     status = Status(getattr(sample.status, "value", sample.status))
     if status in (Status.FAILED, Status.ABORTED):
@@ -172,14 +184,14 @@ def settle(episode: Episode, sample: Sample) -> None:
     mask = [1] * n if sample.loss_mask is None else list(sample.loss_mask)
     if len(mask) != n:
         raise UnsupportedError(
-            f"sample.loss_mask has {len(mask)} entries, sample.response_length is {n}: expected "
-            "as many"
+            f"sample.loss_mask has {len(mask)} entries, but sample.response_length is {n}: "
+            "expected the same number"
         )
-    cut = keep(episode, sample.tokens, [0] * n if sample.remove_sample else mask)
-    if status in _ENDS or cut:
-        episode.sample.status = SampleStatus.TRUNCATED if cut else _ENDS[status]
+    cut = claim_tokens(episode, sample.tokens, [0] * n if sample.remove_sample else mask)
+    if status in _STATUSES or cut:
+        episode.sample.status = SampleStatus.TRUNCATED if cut else _STATUSES[status]
     episode.sample.response = sample.response
     if sample.reward is not None:
         episode.reward(sample.reward)
     extras = sample.extras() if isinstance(sample, Sample) else {}
-    note(episode, {k: v for k, v in sample.metadata.items() if k != "tools"} | extras)
+    add_metadata(episode, {k: v for k, v in sample.metadata.items() if k != "tools"} | extras)

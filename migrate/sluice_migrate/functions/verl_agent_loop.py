@@ -1,7 +1,7 @@
-"""verl's agent loops: subclasses of `AgentLoopBase`, whose `run` returns an AgentLoopOutput.
+"""Runs verl's agent loops: subclasses of `AgentLoopBase` whose `run` returns an AgentLoopOutput.
 
 A loop asks `server_manager.generate(request_id=, prompt_ids=, sampling_params=)`, which is the
-episode's gateway. Each episode has a loop of its own, as verl's have.
+episode's gateway. Each episode has a new loop, as in verl.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.api import RLJobSpec
 from sluice.samples.sample import Purpose, SampleStatus
-from sluice_migrate.functions.episodes import UnsupportedError, keep, note, source_of
+from sluice_migrate.functions.episodes import (
+    UnsupportedError,
+    add_metadata,
+    claim_tokens,
+    source_of,
+)
 from sluice_migrate.stubs.http import post
 from sluice_migrate.stubs.verl.agent_loop import AgentLoopOutput, DictConfigWrap
 from sluice_migrate.stubs.verl.replica import TokenOutput
@@ -22,20 +27,20 @@ if TYPE_CHECKING:
     from sluice_rollout.gateway.endpoint import Gateway
 
 _BASE = "AgentLoopBase"
-_NAMES = {"max_tokens": "max_new_tokens"}
-_UNASKED = ("logprobs", "prompt_logprobs")
-"""Parameters of verl's that are always so here."""
+_RENAMED = {"max_tokens": "max_new_tokens"}
+# verl's sampling parameters that are dropped: the gateway always returns log-probs.
+_DROPPED = ("logprobs", "prompt_logprobs")
 
 
 def is_agent_loop(value: Any) -> bool:
-    """True for a subclass of verl's AgentLoopBase, of ours or of an installed verl."""
+    """Tell whether this is a subclass of AgentLoopBase, the stub's or that of an installed verl."""
     return inspect.isclass(value) and any(
         base.__name__ == _BASE and base is not value for base in value.__mro__
     )
 
 
 class Config(dict[str, Any]):
-    """verl's configuration, as far as agent loops read it: by attributes, by keys, by `get`."""
+    """The part of verl's configuration that agent loops read: by attributes, by keys, by `get`."""
 
     def __init__(self, values: Mapping[str, Any], path: str = "config") -> None:
         super().__init__(
@@ -51,13 +56,13 @@ class Config(dict[str, Any]):
             return self[name]
         path = object.__getattribute__(self, "_path")
         raise AttributeError(
-            f"{path}.{name}: sluice has no such key of verl's; set it in "
-            "spec.rollout.functionArgs, below `config`"
+            f"{path}.{name}: sluice does not set this key of verl; set it in "
+            "spec.rollout.functionArgs, under `config`"
         )
 
 
 def config_of(spec: RLJobSpec, dataset: str) -> Config:
-    """The configuration of a row's data set, with rollout.functionArgs.config over it."""
+    """Return the configuration for a data set; values of rollout.functionArgs.config win."""
     source, sampling = source_of(spec, dataset), spec.rollout.sampling
     rollout = {
         "name": spec.rollout.engine,
@@ -87,21 +92,21 @@ def config_of(spec: RLJobSpec, dataset: str) -> Config:
             "apply_chat_template_kwargs": dict(source.chat_template_args) if source else {},
         },
     }
-    return Config(_over(base, spec.rollout.function_args.get("config") or {}))
+    return Config(_merged(base, spec.rollout.function_args.get("config") or {}))
 
 
-def _over(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """`other` over `base`, key by key."""
-    both = {k: _over(v, other[k]) for k, v in base.items() if _mappings(v, other.get(k))}
+def _merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings key by key; values of `other` win."""
+    both = {k: _merged(v, other[k]) for k, v in base.items() if _all_mappings(v, other.get(k))}
     return {**base, **other, **both}
 
 
-def _mappings(*values: Any) -> bool:
+def _all_mappings(*values: Any) -> bool:
     return all(isinstance(value, Mapping) for value in values)
 
 
 class ServerManager:
-    """The engine as a loop asks it: token ids in, token ids out."""
+    """The engine as a loop asks it, with token ids in and out."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._url = "http://{}:{}/generate".format(*gateway.router)
@@ -114,14 +119,15 @@ class ServerManager:
         sampling_params: dict[str, Any],
         **media: Any,
     ) -> TokenOutput:
-        """The model's turn behind these tokens. Raises PostError, and UnsupportedError for
-        pictures.
+        """Generate a turn after these tokens.
+
+        Raises PostError, and UnsupportedError for images, sound and video.
         """
         if any(media.get(name) for name in ("image_data", "video_data", "audio_data")):
             raise UnsupportedError(
-                "server_manager.generate: pictures, sound and video are not here"
+                "server_manager.generate: sluice does not support images, sound and video"
             )
-        params = {_NAMES.get(k, k): v for k, v in sampling_params.items() if k not in _UNASKED}
+        params = {_RENAMED.get(k, k): v for k, v in sampling_params.items() if k not in _DROPPED}
         payload = {"input_ids": [int(i) for i in prompt_ids], "sampling_params": params}
         meta = (await post(self._url, payload))["meta_info"]
         entries = meta["output_token_logprobs"]
@@ -133,12 +139,13 @@ class ServerManager:
 
 
 class AgentLoop:
-    """Plays an episode with one of verl's agent loops."""
+    """Plays an episode with an agent loop of verl."""
 
     def __init__(self, loop: Any, spec: RLJobSpec) -> None:
         self.loop, self.spec = loop, spec
 
     async def __call__(self, episode: Episode) -> None:
+        """Play the episode. Raises UnsupportedError and ClaimError."""
         config = config_of(self.spec, episode.prompt.dataset)
         arguments = {k: v for k, v in self.spec.rollout.function_args.items() if k != "config"}
         loop = self.loop(
@@ -151,11 +158,11 @@ class AgentLoop:
             **arguments,
         )
         params = {k: episode.sampling[k] for k in ("temperature", "top_p", "top_k", "stop")}
-        settle(episode, await loop.run(params | {"repetition_penalty": 1.0}, **row_of(episode)))
+        set_sample(episode, await loop.run(params | {"repetition_penalty": 1.0}, **row_of(episode)))
 
 
 def row_of(episode: Episode) -> dict[str, Any]:
-    """The fields of a row as verl's data set has them."""
+    """Return the fields of a row as verl's data set has them."""
     prompt = episode.prompt
     messages = prompt.prompt
     if isinstance(messages, str):
@@ -172,8 +179,8 @@ def row_of(episode: Episode) -> dict[str, Any]:
     }
 
 
-def settle(episode: Episode, output: AgentLoopOutput) -> None:
-    """Take what a loop returned: tokens, mask, reward, extra fields.
+def set_sample(episode: Episode, output: AgentLoopOutput) -> None:
+    """Set the episode's tokens, mask, reward and metadata from the loop's output.
 
     Raises UnsupportedError and ClaimError.
     """
@@ -185,10 +192,10 @@ def settle(episode: Episode, output: AgentLoopOutput) -> None:
     if len(mask) != len(output.response_ids):
         raise UnsupportedError(
             f"response_mask has {len(mask)} entries for {len(output.response_ids)} response_ids: "
-            "expected as many"
+            "expected the same number"
         )
-    if keep(episode, [*output.prompt_ids, *output.response_ids], mask):
+    if claim_tokens(episode, [*output.prompt_ids, *output.response_ids], mask):
         episode.sample.status = SampleStatus.TRUNCATED
     if output.reward_score is not None:
         episode.reward(output.reward_score)
-    note(episode, output.extra_fields | {"num_turns": output.num_turns})
+    add_metadata(episode, output.extra_fields | {"num_turns": output.num_turns})

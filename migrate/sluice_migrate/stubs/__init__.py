@@ -1,8 +1,7 @@
-"""Stand-ins for the modules of slime and verl that a user's generate function imports.
+"""Stubs of the modules of slime and verl that generate functions import.
 
-Functions that were written for those projects ask their engine through a router or a server
-manager; here that is the episode's own gateway. So the modules that know the way are replaced, in
-the processes that load a user's code, and whatever else of the two packages is installed stays as
-it is. Names and signatures are those of slime 0.3 and verl 0.9 and their main branches of autumn
-2026.
+Functions of these projects reach their engine through a router or a server manager. In sluice that
+is the gateway of the episode, so processes that load user code replace the modules involved. Other
+modules of the two packages stay as they are, if the packages are installed. Names and signatures
+are those of slime 0.3 and verl 0.9, and of their main branches of autumn 2026.
 """

@@ -1,4 +1,4 @@
-"""JSON over HTTP as the functions of slime and verl ask it of their engine."""
+"""slime.utils.http_utils: JSON requests to the engine. verl's functions use it too."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 
 _PAUSE_SECONDS = 1.0
+# Longer than any request that the gateway accepts.
 _REQUEST_SECONDS = 7200.0
-"""Longer than any request that the gateway lets wait."""
 
 
 class PostError(Exception):
-    """An answer that is an error. status: of HTTP. code: that of OpenAI's errors, if it has one."""
+    """An error response, with its HTTP status and the code of an OpenAI error, if it has one."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -24,27 +24,45 @@ class PostError(Exception):
 async def post(
     url: str, payload: Any, max_retries: int = 60, headers: dict[str, str] | None = None
 ) -> Any:
-    """The answer to a request: its JSON, else its text.
+    """Post JSON; returns the response as JSON, or as text if it is not JSON.
 
-    max_retries: attempts where the server is away, or says that it may be asked again. Raises
-    PostError, or aiohttp.ClientError where no server answers.
+    Parameters
+    ----------
+    url
+        The address.
+    payload
+        The value that is sent as JSON.
+    max_retries
+        Attempts in all if the server does not respond, or responds with 429, 502 or 504.
+    headers
+        Additional headers.
+
+    Raises
+    ------
+    PostError
+        The server responds with an error.
+    aiohttp.ClientError
+        The server does not respond.
+
     """
-    for left in reversed(range(max(max_retries, 1))):
+    for remaining in reversed(range(max(max_retries, 1))):
         try:
-            return await _asked("POST", url, payload, headers)
+            return await _request("POST", url, payload, headers)
         except (PostError, aiohttp.ClientError) as error:
-            if not left or (isinstance(error, PostError) and error.status not in (429, 502, 504)):
+            if not remaining or (
+                isinstance(error, PostError) and error.status not in (429, 502, 504)
+            ):
                 raise
         await asyncio.sleep(_PAUSE_SECONDS)
     raise AssertionError("the last attempt returns or raises")
 
 
 async def get(url: str) -> Any:
-    """The JSON, or the text, behind an address. Raises as `post` does."""
-    return await _asked("GET", url, None, None)
+    """Get an address; returns and raises as `post` does."""
+    return await _request("GET", url, None, None)
 
 
-async def _asked(method: str, url: str, payload: Any, headers: dict[str, str] | None) -> Any:
+async def _request(method: str, url: str, payload: Any, headers: dict[str, str] | None) -> Any:
     limit = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
     async with (
         aiohttp.ClientSession(timeout=limit, headers=headers) as session,

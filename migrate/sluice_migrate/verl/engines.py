@@ -27,7 +27,7 @@ _MANDATORY = "???"
 
 
 def _several(value: Any) -> bool:
-    """Convert to vLLM's switch: it spreads experts over all ranks of an engine, or over none."""
+    """Convert to vLLM's switch: it spreads experts over all ranks of an engine, or not at all."""
     return as_integer(value) > 1
 
 

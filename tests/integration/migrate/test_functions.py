@@ -1,4 +1,4 @@
-"""Functions of slime's and verl's kind on a real engine: what it sampled is what is trained."""
+"""Functions of slime and verl on a real engine: the trained tokens are those that it sampled."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def function_job(dotted: str, talkative: Path, directory: Path, tokens: int = 20
 async def play(
     dotted: str, engine: Client, talkative: Path, directory: Path, tokens: int = 200
 ) -> Sample:
-    """One sample, as the job's worker plays it."""
+    """Play a sample as the worker of the job does."""
     spec = function_job(dotted, talkative, directory, tokens).spec
     encoder = PromptEncoder(spec, talkative)
-    named = loading.load_function(dotted, spec)
-    assert named
+    loaded = loading.load_function(dotted, spec)
+    assert loaded
     async with EpisodeRegistry.for_job(spec, encoder) as registry:
         player = EpisodeRunner(
-            named[1], named[0], generator(engine, talkative), encoder.tokenizer, 60.0, None,
+            loaded[1], loaded[0], generator(engine, talkative), encoder.tokenizer, 60.0, None,
             registry.open_gateway,
         )  # fmt: skip
         params = {
@@ -81,20 +81,20 @@ async def play(
 
 
 def check_tokens(sample: Sample, seen: Seen, turns: int) -> None:
-    """The engine's own ids, each in the context that it saw; what lies between is not trained."""
+    """Check that the trained ids are those that the engine sampled, each in its context."""
     tokens, at, learned = sample.tokens.tolist(), sample.prompt_length, []
     for turn in sample.metadata[TURNS]:
         if turn["by"] == "model":
             learned.append((tokens[:at], tokens[at : at + turn["length"]]))
         at += turn["length"]
-    assert learned == [(asked, answer.tokens) for asked, answer in seen.answers]
+    assert learned == [(prompt, answer.tokens) for prompt, answer in seen.answers]
     assert len(learned) == turns
     assert sample.trainable_tokens == sum(len(answer.tokens) for _, answer in seen.answers)
     assert sample.trainable_tokens < sample.response_length == at - sample.prompt_length
 
 
 @ALL
-async def test_the_engines_ids_masks_and_log_probs(
+async def test_a_sample_has_the_ids_and_log_probs_of_the_engine(
     dotted: str, engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
     seen = Seen(engine)
@@ -105,7 +105,7 @@ async def test_the_engines_ids_masks_and_log_probs(
     check(sample, {0: model})
 
 
-async def test_what_functions_say_beside_the_tokens(
+async def test_status_reward_and_metadata_of_functions_reach_the_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     search = await play(SEARCH, engine, talkative, tmp_path)
@@ -122,7 +122,7 @@ async def test_what_functions_say_beside_the_tokens(
 
 
 @ALL
-async def test_a_response_that_is_full_ends_there(
+async def test_a_response_is_cut_at_its_limit(
     dotted: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     sample = await play(dotted, engine, talkative, tmp_path, tokens=15)
@@ -142,9 +142,9 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     talkative: Path,
     source: Callable[..., Any],
 ) -> None:
-    """A turn goes on under the new weights, and each token knows its own."""
+    """A turn continues with the new weights, and every token has the version that sampled it."""
     long = {key: 250 if key == "turn_tokens" else value for key, value in ARGUMENTS[dotted].items()}
-    one = house(
+    job_house = house(
         model__path=str(talkative),
         rollout__function=dotted,
         rollout__functionArgs=long | ({"max_tool_calls": 60} if dotted == RETOOL else {}),
@@ -152,7 +152,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
         rollout__mode="async",
         rollout__maxStaleness=1,
     )
-    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+    async with await job_house.start_buffer() as client, job_house.working(engine) as (worker, end):
         await leases(worker, 4)
         await sglang.generated(8 * 60)
         await publish(source(timeoutSeconds=30), 1, other_model)
@@ -167,7 +167,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
         check(sample, {0: model, 1: other_model})
 
 
-async def test_a_reward_of_slimes_sees_what_the_function_has_set(
+async def test_a_reward_function_of_slime_sees_attributes_of_the_generate_function(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     sample = await play(SEARCH, engine, talkative, tmp_path)

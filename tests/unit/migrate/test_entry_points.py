@@ -1,5 +1,4 @@
-"""Sluice finds the importer and the adapters by entry point, and says what to install if they are
-missing."""
+"""Sluice finds the importer and the adapters by entry point, or says what to install."""
 
 from __future__ import annotations
 

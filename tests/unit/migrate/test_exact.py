@@ -120,7 +120,7 @@ def test_a_script_can_do_no_harm(
 def test_the_kernel_limits_processes_and_they_end_with_the_script(
     bash: ConfinedBash, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far fewer are asked for than would hurt anybody where the limit did not hold."""
+    """Start few enough processes that a missing limit does no harm."""
     monkeypatch.setattr(sandboxed, "SECONDS", 3.0)
     marker = f"wait_{secrets.token_hex(8)}"
     waits = f"{marker}() {{ printf '2\\0child\\0here\\0' >&3; read -r line <&7; }}"

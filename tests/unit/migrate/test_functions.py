@@ -1,4 +1,4 @@
-"""Functions of slime's and verl's kind: told apart, and told what is not to be had."""
+"""Functions of slime and verl are recognized and run; what sluice does not support is reported."""
 
 from __future__ import annotations
 
@@ -103,23 +103,25 @@ class Uneven(Loop):
 
 
 async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
-    """The sample that a function of this text plays."""
-    path = directory / f"theirs_{name}.py"
+    """Play a sample with a function of this code."""
+    path = directory / f"function_{name}.py"
     path.write_text(code)
-    async with desk(directory, **changes) as one:
-        named = loading.load_function(f"{path}:{name}", one.spec)
-        assert named
-        guest = player(named[1], Script(ids("one two")))
-        guest.open_gateway, guest.tokenizer = one.open_gateway, one.encoder.tokenizer
-        guest.generator.decode = one.encoder.decode
+    async with desk(directory, **changes) as gateway:
+        loaded = loading.load_function(f"{path}:{name}", gateway.spec)
+        assert loaded
+        runner = player(loaded[1], Script(ids("one two")))
+        runner.open_gateway, runner.tokenizer = gateway.open_gateway, gateway.encoder.tokenizer
+        runner.generator.decode = gateway.encoder.decode
         params = PARAMS | {"max_new_tokens": 50, "top_p": 1.0, "top_k": -1, "stop": None}
-        return await guest(Prompt(3, "hi"), [1], Sample(0), params)
+        return await runner(Prompt(3, "hi"), [1], Sample(0), params)
 
 
 @pytest.mark.parametrize(
     ("code", "name"), [(SLIME, "plain"), (VERL, "Loop")], ids=["slime", "verl"]
 )
-async def test_a_function_is_known_by_what_it_is(code: str, name: str, tmp_path: Path) -> None:
+async def test_a_function_of_another_project_is_recognized(
+    code: str, name: str, tmp_path: Path
+) -> None:
     sample = await run(code, name, tmp_path)
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
     assert sample.tokens[sample.prompt_length :].tolist() == ids("one two")
@@ -135,25 +137,25 @@ async def test_a_removed_sample_trains_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [
-        (SLIME, "several", "returned 2 samples: an episode is one here"),
+        (SLIME, "several", "returned 2 samples, but an episode has one"),
         (SLIME, "failed", "the status 'failed'"),
         (SLIME, "invented", "the engine has not sampled it there"),
-        (SLIME, "argument", "args.max_turns: sluice has no such argument"),
+        (SLIME, "argument", "args.max_turns: sluice does not set this argument of slime"),
         (SLIME, "nothing", "returned NoneType: expected slime's Sample"),
         (SLIME, "picture", "image_data: not supported"),
         (SLIME, "stranger", "the key does not belong to an episode"),
         (SLIME, "short", "before the model generated a token"),
-        (VERL, "Asks", "config.trainer: sluice has no such key of verl's"),
-        (VERL, "Pictures", "pictures, sound and video are not here"),
+        (VERL, "Asks", "config.trainer: sluice does not set this key of verl"),
+        (VERL, "Pictures", "sluice does not support images, sound and video"),
         (VERL, "Uneven", "response_mask has 0 entries for 1 response_ids"),
     ],
     ids=[
-        "several samples", "failed", "tokens of its own", "an unknown argument", "no sample",
-        "a picture", "another episode's key", "no token", "an unknown key", "verl's pictures",
-        "an uneven mask",
+        "slime: several samples", "slime: failed status", "slime: tokens not sampled",
+        "slime: unknown argument", "slime: no sample", "slime: image", "slime: unknown key",
+        "slime: no token", "verl: unknown key", "verl: image", "verl: mask of another length",
     ],
 )  # fmt: skip
-async def test_what_is_not_to_be_had_is_one_message(
+async def test_a_function_that_is_not_supported_fails_its_sample_with_a_reason(
     code: str, name: str, message: str, tmp_path: Path
 ) -> None:
     sample = await run(code, name, tmp_path)
@@ -167,7 +169,7 @@ async def test_arguments_of_the_job_reach_the_function(tmp_path: Path) -> None:
     assert "returned int: expected slime's Sample" in sample.error
 
 
-async def test_arguments_of_a_function_of_ours(tmp_path: Path) -> None:
+async def test_arguments_of_the_job_reach_a_function_of_sluice(tmp_path: Path) -> None:
     code = """
 async def play(episode, *, answer):
     await episode.generate()
@@ -186,7 +188,7 @@ def test_a_function_that_is_not_async(tmp_path: Path) -> None:
         loading.load_function(f"{path}:late", make_job(tmp_path).spec)
 
 
-def test_kinds_are_not_mistaken() -> None:
+def test_other_functions_are_not_mistaken_for_those_of_slime_and_verl() -> None:
     async def play(episode: Any) -> None: ...
 
     async def two(args: Any, sample: Any) -> None: ...
@@ -200,14 +202,16 @@ def test_kinds_are_not_mistaken() -> None:
     assert not verl_agent_loop.is_agent_loop(AgentLoopBase)
 
 
-def test_a_module_that_is_not_here_is_named() -> None:
+def test_a_module_without_a_stub_is_named() -> None:
     import_hooks.install()
-    with pytest.raises(ImportError, match=r"slime\.rollout\.data_source is not here: of slime"):
+    with pytest.raises(
+        ImportError, match=r"slime\.rollout\.data_source is not installed, and sluice has no stub"
+    ):
         importlib.import_module("slime.rollout.data_source")
 
 
-def test_what_is_installed_of_the_project_stays(tmp_path: Path) -> None:
-    """In a process of its own, whose `slime` is the one of this directory."""
+def test_other_modules_of_an_installed_project_are_used(tmp_path: Path) -> None:
+    """Run in a new process, in which `slime` is the package of this directory."""
     package = tmp_path / "slime" / "utils"
     package.mkdir(parents=True)
     for path in (package.parent, package):
@@ -221,7 +225,7 @@ import slime, slime.utils.words
 from slime.utils.types import Sample
 print(slime.__file__ is not None, slime.utils.words.WORD, Sample.__module__)
 """
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == ["True", "theirs", "sluice_migrate.stubs.slime.types"]
+    assert result.stdout.split() == ["True", "theirs", "sluice_migrate.stubs.slime.types"]

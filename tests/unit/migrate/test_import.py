@@ -42,7 +42,7 @@ def test_a_script_becomes_its_manifest(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
-    """With the files where the manifest says: `sluice validate` looks for them."""
+    """Create the files that the manifest names, because `sluice validate` checks them."""
     project, *options = SCRIPTS[name]
     target = tmp_path / "job.yaml"
     assert run(project, GOLDEN / name, *options, "-o", target).exit_code == 0

@@ -81,14 +81,14 @@ def test_every_name_of_the_page_is_translated(
     )
     code = code.replace("{_CORRECTION}", "algorithm.rollout_correction")
     code = code.replace("{prefix}", "custom_reward_function")
-    known = [name for names, _ in rows(heading) for name in names]
-    unknown = [
+    documented = [name for names, _ in rows(heading) for name in names]
+    untranslated = [
         n
-        for n in known
+        for n in documented
         if n not in table.entries and f'"{n}"' not in code and not n.startswith("--sglang-")
     ]
-    assert unknown == []
-    lost = [n for n in known if isinstance(table.entries.get(n), Unsupported)]
+    assert untranslated == []
+    lost = [n for n in documented if isinstance(table.entries.get(n), Unsupported)]
     assert lost == []
 
 

@@ -1,1 +1,1 @@
-"""slime's modules, as far as generate functions use them."""
+"""Stubs of slime's modules, with the names that generate functions use."""

@@ -7,6 +7,6 @@ from typing import Any
 
 
 def load_function(path: str) -> Any:
-    """The object behind `package.module.name`."""
+    """Import the object `package.module.name`."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""slime.rollout.sglang_rollout: what a generate function asks of the worker's state."""
+"""slime.rollout.sglang_rollout: the state of the rollout worker."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class GenerateState:
-    """The tokenizer and the sampling parameters of an episode, from the `args` that it was given.
+    """Tokenizer and sampling parameters of an episode, taken from its `args`.
 
-    semaphore: open as wide as slime's; it is the worker that limits requests.
+    The semaphore is as wide as slime's; the worker limits requests.
     """
 
     def __init__(self, args: Any) -> None:
@@ -22,10 +22,10 @@ class GenerateState:
 
 
 def get_model_url(args: Any, model_name: str = "", endpoint: str = "/generate") -> str:
-    """The address of the policy's engine. ValueError for any other model: a job has one."""
+    """Return the address of the policy's engine. Raises ValueError for any other model."""
     if model_name not in ("", "default", "actor", "policy"):
         raise ValueError(
-            f"get_model_url: {model_name!r}; expected the policy (default): other models are "
-            "servers of your own, asked by their addresses"
+            f"get_model_url: {model_name!r}; expected the policy (default). Ask servers of other "
+            "models by their own address"
         )
     return f"http://{args.sglang_router_ip}:{args.sglang_router_port}{endpoint}"

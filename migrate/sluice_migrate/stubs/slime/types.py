@@ -1,4 +1,4 @@
-"""slime.utils.types: the sample that a generate function fills, and a reward function reads."""
+"""slime.utils.types: the sample of generate functions and reward functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Status(enum.Enum):
-    """Where a sample stands."""
+    """Status of a sample."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -19,10 +19,10 @@ class Status(enum.Enum):
 
 @dataclass
 class Sample:
-    """slime's sample, without pictures, experts and top-p sets.
+    """slime's sample, without images, experts and top-p sets.
 
-    tokens: ids of prompt and response; loss_mask, rollout_log_probs: [response_length]. Further
-    attributes may be set, and reach the reward.
+    tokens: ids of prompt and response. loss_mask, rollout_log_probs: [response_length]. The reward
+    function also sees attributes that the generate function adds.
     """
 
     group_index: int | None = None
@@ -51,11 +51,11 @@ class Sample:
 
     @property
     def effective_response_length(self) -> int:
-        """Tokens that are trained."""
+        """Number of tokens that are trained."""
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     def get_reward_value(self, args: Any) -> Any:
-        """The reward, or the part of it that `args.reward_key` names."""
+        """Return the reward, or its part that `args.reward_key` names."""
         return self.reward if not args.reward_key else self.reward[args.reward_key]
 
     def append_response_tokens(
@@ -69,10 +69,10 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Add tokens of the model (with their log-probs), or of the world (`trainable=False`).
+        """Add tokens of the model with their log-probs, or of the environment (trainable=False).
 
         The status follows the finish reason of `meta_info`, unless `update_terminal_info` is False.
-        Raises ValueError where tokens and log-probs do not go together.
+        Raises ValueError if the numbers of tokens and log-probs differ.
         """
         ids = [int(token) for token in tokens] if tokens is not None else []
         numbers = _log_probs(ids, log_probs, trainable=trainable)
@@ -86,26 +86,28 @@ class Sample:
         self.rollout_log_probs += numbers
         self.response_length += len(ids)
         if meta_info and update_terminal_info:
-            self._note_end(meta_info)
+            self._update_status(meta_info)
 
-    def _note_end(self, meta_info: dict[str, Any]) -> None:
-        ends = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
+    def _update_status(self, meta_info: dict[str, Any]) -> None:
+        statuses = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
         finish = str((meta_info.get("finish_reason") or {}).get("type"))
-        self.status = ends.get(finish, self.status)
+        self.status = statuses.get(finish, self.status)
 
     def extras(self) -> dict[str, Any]:
-        """Attributes that the function has set beside slime's."""
-        known = {one.name for one in fields(self)}
-        return {name: value for name, value in vars(self).items() if name not in known}
+        """Return attributes that the function added to slime's."""
+        names = {field.name for field in fields(self)}
+        return {name: value for name, value in vars(self).items() if name not in names}
 
 
 def _log_probs(ids: list[int], log_probs: Any, *, trainable: bool) -> list[float]:
-    """A number for each token. Raises ValueError."""
+    """Return a log-prob for each token. Raises ValueError."""
     if not trainable:
         if log_probs is not None:
             raise ValueError("tokens that are not trainable have no log-probs")
         return [0.0] * len(ids)
     numbers = [float(number) for number in log_probs] if log_probs is not None else []
     if len(numbers) != len(ids):
-        raise ValueError(f"{len(numbers)} log-probs for {len(ids)} trainable tokens")
+        raise ValueError(
+            f"{len(numbers)} log-probs for {len(ids)} trainable tokens: expected the same number"
+        )
     return numbers

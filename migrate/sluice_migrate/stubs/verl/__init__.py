@@ -1,1 +1,1 @@
-"""verl's modules, as far as agent loops use them."""
+"""Stubs of verl's modules, with the names that agent loops use."""

@@ -1,4 +1,4 @@
-"""verl.experimental.agent_loop.agent_loop: the base of agent loops, and what they return."""
+"""verl.experimental.agent_loop.agent_loop: the base class of agent loops, and their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ids = list[int]
 
 
 class AgentLoopMetrics(BaseModel):
-    """Seconds of a loop."""
+    """Seconds that a loop spent."""
 
     generate_sequences: float = 0.0
     tool_calls: float = 0.0
@@ -26,7 +26,7 @@ class AgentLoopMetrics(BaseModel):
 
 
 class AgentLoopOutput(BaseModel):
-    """A loop's sample. response_mask: 1 for what the model wrote, 0 for the rest."""
+    """The sample of a loop. response_mask: 1 for tokens of the model, 0 for others."""
 
     prompt_ids: Ids
     response_ids: Ids
@@ -43,27 +43,27 @@ class AgentLoopOutput(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class DictConfigWrap:
-    """A configuration, in a wrapper."""
+    """Wraps a configuration."""
 
     config: Any
 
 
 @dataclass(frozen=True, slots=True)
 class ToolListWrap:
-    """Tools, in a wrapper."""
+    """Wraps tools."""
 
     tools: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MergedTokens:
-    """The tokens of a conversation so far, with those that were added."""
+    """The tokens of a conversation, including the new ones."""
 
     token_ids: Ids
 
 
 def register(agent_name: str) -> Callable[[_Loop], _Loop]:
-    """Decorates an agent loop. Here a job names the class itself: `rollout.function`."""
+    """Decorate an agent loop. It has no effect: `rollout.function` names the class."""
 
     def keep(loop: _Loop) -> _Loop:
         return loop
@@ -72,10 +72,10 @@ def register(agent_name: str) -> Callable[[_Loop], _Loop]:
 
 
 class AgentLoopBase(ABC):
-    """The base of an agent loop: it has the server manager, the tokenizer and the configuration.
+    """Base class of agent loops, with server manager, tokenizer and configuration.
 
-    Tokens of a conversation are those that the engine has seen and sampled; only what is new is
-    encoded, as the chat template writes it behind them (verl's continuous tokens).
+    A conversation keeps the tokens that the engine got and sampled. Only new messages are encoded,
+    as the chat template renders them after those tokens (verl's continuous tokens).
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class AgentLoopBase(ABC):
 
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Play one sample. kwargs: the fields of its row, `raw_prompt` among them."""
+        """Play a sample. kwargs: the fields of its row, including `raw_prompt`."""
 
     async def process_vision_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """The pictures of the messages: none. Raises ValueError where there are some."""
+        """Return no media. Raises ValueError if the messages have images, sound or video."""
         for message in messages:
             content = message.get("content")
             parts = content if isinstance(content, list) else []
             if any(part.get("type") not in (None, "text") for part in parts):
-                raise ValueError("messages: pictures, sound and video are not trained here")
+                raise ValueError("messages: sluice does not train on images, sound and video")
         return {}
 
     process_multi_modal_info = process_vision_info
 
     def _assert_mm_supported(self, has_multi_modal: bool) -> None:
         if has_multi_modal:
-            raise ValueError("messages: pictures, sound and video are not trained here")
+            raise ValueError("messages: sluice does not train on images, sound and video")
 
     def _get_mm_processor_kwargs(self, audio_data: Any = None) -> dict[str, Any]:
         return {}
@@ -128,9 +128,9 @@ class AgentLoopBase(ABC):
         remove_system_prompt: bool = False,
         **media: Any,
     ) -> Ids:
-        """Ids of the messages, opened for an answer.
+        """Encode the messages, up to the start of an answer.
 
-        remove_system_prompt: without what the template writes before the first message.
+        remove_system_prompt: drop what the template writes before the first message.
         """
         self._assert_mm_supported(any(media.values()))
         ids = self._encoded(messages, tools)
@@ -144,18 +144,17 @@ class AgentLoopBase(ABC):
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
 
     def _opening(self) -> Ids:
-        """Tokens that the template writes before the first message: those of one message, less as
-        many as a second one adds.
-        """
+        """Return the tokens that the template writes before the first message."""
+        # A second message adds the tokens of a message; the first one has the opening too.
         empty = {"role": "user", "content": ""}
-        one = self._encoded([empty], None, opened=False)
-        two = self._encoded([empty, empty], None, opened=False)
-        return one[: 2 * len(one) - len(two)]
+        first = self._encoded([empty], None, opened=False)
+        both = self._encoded([empty, empty], None, opened=False)
+        return first[: 2 * len(first) - len(both)]
 
     async def ct_build_initial_tokens(
         self, messages: list[dict[str, Any]], tools: Any = None, **media: Any
     ) -> Ids:
-        """Ids of the first prompt, at most `rollout.prompt_length` of them: the last."""
+        """Encode the first prompt; returns its last `rollout.prompt_length` tokens."""
         self._assert_mm_supported(any(media.values()))
         return self._encoded(messages, tools)[-int(self.rollout_config.prompt_length) :]
 
@@ -167,7 +166,7 @@ class AgentLoopBase(ABC):
         response_logprobs: list[float] | None = None,
         assistant_logprobs: list[float] | None = None,
     ) -> tuple[MergedTokens, list[int], list[float] | None]:
-        """Tokens, mask and log-probs with a turn of the model behind them."""
+        """Append a turn of the model to tokens, mask and log-probs."""
         return _merged(
             (runtime_token_ids, response_mask, response_logprobs),
             assistant_token_ids, 1, assistant_logprobs,
@@ -182,7 +181,7 @@ class AgentLoopBase(ABC):
         response_logprobs: list[float] | None = None,
         tools: Any = None,
     ) -> tuple[MergedTokens, list[int], list[float] | None]:
-        """Tokens, mask and log-probs with the new messages behind them, opened for an answer."""
+        """Append new messages to tokens, mask and log-probs, up to the start of an answer."""
         new = updated_messages[len(previous_messages) :]
         last = runtime_token_ids[-1] if runtime_token_ids else -1
         arguments = dict(self.apply_chat_template_kwargs)

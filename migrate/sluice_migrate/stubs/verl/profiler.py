@@ -1,4 +1,4 @@
-"""verl.utils.profiler: timers."""
+"""verl.utils.profiler: a timer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl.workers.rollout.replica: what the server manager answers."""
+"""verl.workers.rollout.replica: the output of the server manager."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pydantic import BaseModel
 
 
 class TokenOutput(BaseModel):
-    """A turn of the model. token_ids, log_probs: [n] as sampled. stop_reason: completed, or length
-    where the turn or the response was full.
+    """A turn of the model.
+
+    token_ids, log_probs: [n] as sampled. stop_reason: completed, or length if the turn or the
+    response reached its limit.
     """
 
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""verl.utils.rollout_trace: traces are the worker's own (OpenTelemetry), so nothing is added."""
+"""verl.utils.rollout_trace: a decorator without effect, as the worker records the traces."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def rollout_trace_op(func: _Function) -> _Function:
-    """The function, as it is."""
+    """Return the function unchanged."""
     return func

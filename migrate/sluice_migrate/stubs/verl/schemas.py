@@ -1,4 +1,4 @@
-"""verl.tools.schemas: tools in OpenAI's form, and their answers."""
+"""verl.tools.schemas: tools in OpenAI's form, and their responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 
 class OpenAIFunctionPropertySchema(BaseModel):
-    """A parameter."""
+    """A parameter of a function."""
 
     type: str | list[str]
     description: str | None = None
@@ -25,7 +25,7 @@ class OpenAIFunctionParametersSchema(BaseModel):
 
 
 class OpenAIFunctionSchema(BaseModel):
-    """A function."""
+    """A function that the model may call."""
 
     name: str
     description: str
@@ -36,21 +36,21 @@ class OpenAIFunctionSchema(BaseModel):
 
 
 class OpenAIFunctionToolSchema(BaseModel):
-    """A tool."""
+    """A tool of the model."""
 
     type: str
     function: OpenAIFunctionSchema
 
 
 class OpenAIFunctionParsedSchema(BaseModel):
-    """A call as the model wrote it. arguments: JSON."""
+    """A call as the model wrote it; the arguments are JSON text."""
 
     name: str
     arguments: str
 
 
 class OpenAIFunctionCallSchema(BaseModel):
-    """A call with its arguments."""
+    """A call with its arguments parsed."""
 
     name: str
     arguments: dict[str, Any]
@@ -59,7 +59,7 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """The call; and True where its arguments are no JSON object, and left out."""
+        """Parse a call; the second value is True if its arguments are not a JSON object."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except ValueError:
@@ -72,7 +72,7 @@ class OpenAIFunctionCallSchema(BaseModel):
 
 
 class OpenAIFunctionToolCall(BaseModel):
-    """A call with its name in the conversation."""
+    """A call with its id in the conversation."""
 
     id: str
     type: Literal["function"] = "function"
@@ -80,7 +80,7 @@ class OpenAIFunctionToolCall(BaseModel):
 
 
 class ToolResponse(BaseModel):
-    """The answer of a tool: text. (Pictures are kept, and refused where they would be shown.)"""
+    """The response of a tool. Images are kept, and refused when a message has them."""
 
     text: str | None = None
     image: list[Any] | None = None

@@ -1,4 +1,4 @@
-"""verl.experimental.agent_loop.tool_parser: tool calls in what the model has written."""
+"""verl.experimental.agent_loop.tool_parser: parsers of tool calls in responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class FunctionCall(BaseModel):
-    """A call. arguments: JSON."""
+    """A call; the arguments are JSON text."""
 
     name: str
     arguments: str
@@ -22,7 +22,7 @@ class FunctionCall(BaseModel):
 
 
 class ToolParser(ABC):
-    """A format of tool calls, by its name."""
+    """Base class of parsers, each for a format of tool calls."""
 
     _registry: ClassVar[dict[str, type[ToolParser]]] = {}
 
@@ -31,29 +31,29 @@ class ToolParser(ABC):
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """Ids that end a turn behind a call."""
+        """Ids of tokens that end a turn after a call."""
         return []
 
     @abstractmethod
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: Any = None
     ) -> tuple[str, list[FunctionCall]]:
-        """The text without its calls, and the calls."""
+        """Return the text without its calls, and the calls."""
 
     @classmethod
     def get_tool_parser(cls, name: str, tokenizer: Any) -> ToolParser:
-        """The parser of this name. Raises ValueError."""
+        """Return the parser of this name. Raises ValueError."""
         if name not in cls._registry:
-            known = ", ".join(sorted(cls._registry))
+            names = ", ".join(sorted(cls._registry))
             raise ValueError(
-                f"multi_turn.format: {name!r}; expected {known}, or a parser that the function's "
+                f"multi_turn.format: {name!r}; expected {names}, or a parser that the function's "
                 "file registers (ToolParser.register)"
             )
         return cls._registry[name](tokenizer)
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[ToolParser]], type[ToolParser]]:
-        """Decorates a parser, which then has this name."""
+        """Decorate a parser to register it under a name."""
 
         def add(parser: type[ToolParser]) -> type[ToolParser]:
             cls._registry[name] = parser
@@ -64,7 +64,7 @@ class ToolParser(ABC):
 
 @ToolParser.register("hermes")
 class HermesToolParser(ToolParser):
-    """Calls as Hermes and Qwen write them. One that is no JSON is left out."""
+    """Parses calls as Hermes and Qwen write them; calls that are not valid JSON are dropped."""
 
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: Any = None

@@ -1,4 +1,4 @@
-"""An agent loop as verl has them: arithmetic over several turns, with a tool between them."""
+"""An agent loop of verl: arithmetic over several turns, with a tool between them."""
 
 from typing import Any
 from uuid import uuid4
@@ -12,13 +12,13 @@ from verl.workers.rollout.replica import TokenOutput
 
 @register("gsm8k_agent")
 class Gsm8kLoop(AgentLoopBase):
-    """Asks, calls what the model calls, and shows it the result, a few times."""
+    """Generates a turn, calls its tools and shows their result, a few times."""
 
     def __init__(self, *args: Any, turn_tokens: int = 8, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.turn_tokens = turn_tokens
         turns = self.rollout_config.multi_turn
-        self.most, self.response_length = (
+        self.turns, self.response_length = (
             turns.max_assistant_turns,
             self.rollout_config.response_length,
         )
@@ -26,13 +26,13 @@ class Gsm8kLoop(AgentLoopBase):
 
     @rollout_trace_op  # type: ignore[untyped-decorator]
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """One sample; the row's `reward_model` has its answer."""
+        """Play a sample; the row's `reward_model` has its answer."""
         messages = list(kwargs["raw_prompt"])
         metrics: dict[str, Any] = {}
         ids = await self.ct_build_initial_tokens(messages, tools=None)
         mask: list[int] = []
         calls = 0
-        for _ in range(self.most):
+        for _ in range(self.turns):
             with simple_timer("generate_sequences", metrics):
                 output: TokenOutput = await self.server_manager.generate(
                     request_id=uuid4().hex,
@@ -52,7 +52,7 @@ class Gsm8kLoop(AgentLoopBase):
             response_ids=ids[len(ids) - len(mask) :][: self.response_length],
             response_mask=mask[: self.response_length],
             reward_score=float(kwargs["reward_model"]["ground_truth"]),
-            num_turns=self.most,
+            num_turns=self.turns,
             metrics=metrics,
             extra_fields={"calls": calls},
         )

@@ -1,6 +1,6 @@
-"""A file beside the function's, which it imports by its name."""
+"""A module in the folder of the function, which imports it by name."""
 
 
 def passages(question: str) -> str:
-    """Two words, chosen by the question."""
+    """Return two words that depend on the question."""
     return f"w{len(question) % 7:04d} w0002"

@@ -1,4 +1,4 @@
-"""A generate function as slime has them: a Python tool, and turns asked by token ids (retool)."""
+"""A generate function of slime: a Python tool, and turns requested by token ids (retool)."""
 
 from slime.rollout.sglang_rollout import GenerateState, get_model_url
 from slime.utils.http_utils import post
@@ -8,7 +8,7 @@ from slime.utils.types import Sample
 async def generate(  # type: ignore[no-untyped-def]
     args, sample: Sample, sampling_params, evaluation=False
 ) -> Sample:
-    """A prompt of its own; tokens put together by itself; a budget for the whole."""
+    """Use another prompt, and build the sample from tokens."""
     tokenizer = GenerateState(args).tokenizer
     prompt_ids = tokenizer("<user> w0005 <assistant>", add_special_tokens=False)["input_ids"]
     ids: list[int] = []

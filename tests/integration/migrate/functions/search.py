@@ -1,6 +1,6 @@
-"""A generate function as slime has them: a model that may search before it answers (search-R1).
+"""A generate function of slime: a model that may search before it answers (search-R1).
 
-Nothing here is sluice's.
+It imports no module of sluice.
 """
 
 from neighbour import passages  # type: ignore[import-not-found]
@@ -12,7 +12,7 @@ TURNS = 3
 
 
 async def generate(args, sample: Sample, sampling_params) -> Sample:  # type: ignore[no-untyped-def]
-    """The whole text goes to the engine each time; its answer's tokens are kept."""
+    """Send the whole text each turn, and keep the tokens of the response."""
     assert not args.partial_rollout
     state = GenerateState(args)
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -39,7 +39,7 @@ async def generate(args, sample: Sample, sampling_params) -> Sample:  # type: ig
 
 
 async def reward_func(args, sample, **kwargs):  # type: ignore[no-untyped-def]
-    """The number of searches, which the sample still has."""
+    """Return the number of searches, an attribute that `generate` set."""
     if not isinstance(sample, Sample):
         raise TypeError("expected slime's Sample")
     return float(getattr(sample, "searches", 0))
