@@ -1,1 +1,1 @@
-"""RLJob -> pods: a pure planner, a reconciler, and the clusters that it runs on."""
+"""The operator, which turns RLJobs into pods: planner, reconciler and clusters."""

@@ -1,8 +1,7 @@
-"""python -m sluice_operator: watch, wait for the lease, reconcile. Exit code 0 on SIGTERM, 1 when
-the lease is lost.
+"""The operator's process: watches, waits for the lease, and reconciles.
 
-A leader who lost the lease ends rather than steps back: a fresh process surely has no work of a
-former term in flight.
+It exits with code 0 on SIGTERM and with 1 if the lease is lost. A leader that loses the lease exits
+rather than becoming a follower: a fresh process cannot have work of an earlier term in flight.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ async def main() -> int:
     _stop_on_signals(stop)
     async with await Api.connect(metrics.request) as api:
         controller: Controller | None = None
-        territory: NamespaceLocks | None = None
+        locks: NamespaceLocks | None = None
         ready = asyncio.Event()
 
         pulse = endpoints.Pulse()
@@ -52,9 +51,7 @@ async def main() -> int:
             return pulse.check() or (controller.stuck() if controller else "")
 
         def is_ready() -> str:
-            return (
-                "not watching yet" if territory is None or not ready.is_set() else territory.refusal
-            )
+            return "not watching yet" if locks is None or not ready.is_set() else locks.refusal
 
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(pulse.beating())
@@ -69,26 +66,24 @@ async def main() -> int:
             cluster = await _until_either(_open(api, config), stop)
             if cluster is None:
                 return 0
-            territory = NamespaceLocks(
+            locks = NamespaceLocks(
                 api, f"{config.namespace}/{config.lease_name}", cluster.namespaces
             )
             controller = Controller(
-                cluster, config, metrics, Prober(cluster.keys), territory.is_ours
+                cluster, config, metrics, Prober(cluster.keys), locks.may_work_in
             )
-            return await _run(api, cluster, controller, territory, ready, stop)
+            return await _run(api, cluster, controller, locks, ready, stop)
 
 
 async def _run(
     api: Api,
     cluster: KubeCluster,
     controller: Controller,
-    territory: NamespaceLocks,
+    locks: NamespaceLocks,
     ready: asyncio.Event,
     stop: asyncio.Event,
 ) -> int:
-    """Watch and lead until told to stop; then finish what is being done, and hand the
-    lease over.
-    """
+    """Watch and lead until `stop` is set, then finish running passes and hand the lease over."""
     config, timing = controller.settings, Timing(controller.settings.lease_seconds)
     watches = handlers.Watches(controller, cluster)
     unwatch = asyncio.Event()
@@ -96,11 +91,11 @@ async def _run(
     leading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def lead() -> None:
-        """The election does not look at how this ends, so it is told to whoever waits below."""
+        # The election ignores how this ends, so the error is passed on through `leading`.
         try:
-            await territory.settle(config.namespaces or (ALWAYS,))
+            await locks.settle(config.namespaces or (ALWAYS,))
             async with asyncio.TaskGroup() as group:
-                group.create_task(territory.keep())
+                group.create_task(locks.keep())
                 group.create_task(controller.lead())
         except Exception as error:
             leading.set_exception(error)
@@ -123,17 +118,18 @@ async def _run(
         await asyncio.wait({watching}, timeout=10)
     for task in ended - {stopping}:
         if task.exception() is not None:
-            log.error("ends by an error", exc_info=task.exception())
+            log.error("stopped by an error", exc_info=task.exception())
     return 0 if stopping in ended else 1
 
 
 async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
-    """The cluster with our key and with all that there is.
+    """Return the cluster, with the operator's key and with all jobs and pods read.
 
     Waits for an API server that serves RLJobs.
     """
     keys = await _patiently(
-        lambda: operatorkey.read_or_make(api, config.namespace, config.key_secret), "our own key"
+        lambda: operatorkey.read_or_make(api, config.namespace, config.key_secret),
+        "the operator's key",
     )
     await _patiently(lambda: api.get(RLJOBS), "an API server that serves RLJobs")
     cluster = KubeCluster(api, config.identity, keys, config.namespace, config.job_defaults)
@@ -144,22 +140,20 @@ async def _open(api: Api, config: OperatorSettings) -> KubeCluster:
 
 
 async def _patiently(call: Callable[[], Awaitable[T]], what: str) -> T:
-    """Try until the API server answers; what is missing may be a right,
-    or a CRD, that comes later.
-    """
-    told = ""
+    """Try until the API server answers; a missing right or CRD may come later."""
+    logged = ""
     while True:
         try:
             return await call()
         except errors.ApiError as error:
-            if str(error) != told:
-                told = str(error)
-                log.warning(f"waiting for {what}", error=told)
+            if str(error) != logged:
+                logged = str(error)
+                log.warning(f"waiting for {what}", error=logged)
             await asyncio.sleep(AGAIN_SECONDS)
 
 
 async def _until_either(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """The work's result; None where we were told to stop first."""
+    """Return the work's result; None if `stop` is set first."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -175,8 +169,9 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 async def _take_signals_back(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """At its start kopf makes signals its own; but watches must end last,
-    after the passes and the lease.
+    """Replace the signal handlers that kopf installs at its start.
+
+    Watches have to end last, after the passes and the lease.
     """
     await ready.wait()
     _stop_on_signals(stop)

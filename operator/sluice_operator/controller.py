@@ -1,8 +1,9 @@
-"""Takes jobs from the work queue and reconciles them; asks running jobs for their progress; sweeps
-what watches missed.
+"""The controller: takes jobs from the work queue and reconciles them.
 
-Everything here is level-triggered: a key in the queue says only that something about the job may
-have changed. It knows no Kubernetes: what it needs of a cluster is the protocol `JobCluster`.
+It also asks running jobs for their progress, and compares its memory with the cluster from time to
+time. Everything is level-triggered: a key in the queue says only that something about the job may
+have changed. The controller does not know Kubernetes; the protocol `JobCluster` is what it needs of
+a cluster.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from sluice_operator.spec_acceptance import accept, parse
 from sluice_operator.user_notices import JobNotices, UserNotices
 from sluice_operator.work_queue import MAX_SECONDS, WorkQueue
 
+# A pass that runs for longer makes the process unhealthy.
 STUCK_SECONDS = 300.0
 DRAIN_SECONDS = 2.0
 SWEEP_SECONDS = 2.0
 FOLLOW_UP_SECONDS = 0.02
 STOP_SECONDS = 15.0
+# Errors whose cause people can remove.
 CURABLE = (
     errors.ForbiddenError,
     errors.InvalidError,
@@ -45,21 +48,21 @@ CURABLE = (
     errors.ServerFailedError,
     errors.ForeignObjectError,
 )
+# Pause while pods start. Why one does not start is in its events, which are not watched.
 STARTING_SECONDS = 15.0
-"""While pods start: why one does not, events say, and those are not watched."""
+# Longest pause after a curable error, so that people soon see that it is cured.
 CURE_SECONDS = 30.0
-"""Longest pause after an error that people can cure: they want to see it cured soon."""
+# Pause between two looks at whether another operator still works in a job's namespace.
 FOREIGN_SECONDS = 15.0
-"""Between two looks whether another operator still works in a job's namespace."""
-IsOurs = Callable[[str], Awaitable[bool]]
+MayWorkIn = Callable[[str], Awaitable[bool]]
+# Finalizer of `kubectl delete --cascade=orphan`, after which the pods stay without an owner.
 ORPHAN = "orphan"
-"""Finalizer of `kubectl delete --cascade=orphan`: the pods are to stay, without an owner."""
 
 log = structlog.get_logger(__name__)
 
 
 class JobCluster(Cluster, Protocol):
-    """A cluster with many jobs, as they are stored."""
+    """A cluster with many jobs, whose objects are as the API server stores them."""
 
     def stored(self, key: JobKey) -> KubeObject | None: ...
     def all_keys(self) -> list[JobKey]: ...
@@ -80,17 +83,30 @@ class Controller:
         settings: OperatorSettings,
         metrics: OperatorMetrics,
         prober: Prober,
-        is_ours: IsOurs | None = None,
+        may_work_in: MayWorkIn | None = None,
     ) -> None:
-        """is_ours: whether we may work in a namespace; None: in all."""
+        """Create a controller that does not lead yet.
+
+        Parameters
+        ----------
+        cluster
+            The jobs and their objects.
+        settings, metrics
+            Those of the operator.
+        prober
+            Asks jobs for their progress.
+        may_work_in
+            Tells whether a namespace belongs to this installation; None if all do.
+
+        """
         self.cluster, self.settings, self.metrics, self.prober = cluster, settings, metrics, prober
-        self._is_ours = is_ours
+        self._may_work_in = may_work_in
         self.queue: WorkQueue[JobKey] = WorkQueue(metrics.queue)
         self.leading = False
         self._working: dict[JobKey, float] = {}
         metrics.workers.set(settings.workers)
         metrics.active_workers.set_function(lambda: len(self._working))
-        self.teller = UserNotices(cluster)
+        self.notices = UserNotices(cluster)
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -98,25 +114,23 @@ class Controller:
     # ----------------------------------------------------------------------------------------------
 
     def changed(self, key: JobKey) -> None:
-        """Something about the job may have changed. A follower only keeps its memory up to date."""
+        """Enqueue a job that may have changed."""
+        # A follower only keeps its memory up to date.
         if self.leading:
             self.queue.add(key)
 
     def deleted(self, stored: KubeObject) -> None:
-        """The job is gone. Another one of its name may be there already."""
+        """Forget a job that is gone. Another job of the same name may exist already."""
         key = key_of(stored)
         self.cluster.forget(stored)
         self.prober.forget(uid(stored))
-        self.teller.forget(stored)
+        self.notices.forget(stored)
         self.queue.forget(key)
         self.metrics.forget(key)
         self.changed(key)
 
     async def lead(self) -> None:
-        """Work until cancelled.
-
-        The cluster's memory is complete before this is called.
-        """
+        """Work until cancelled. The cluster's memory has to be complete before this is called."""
         log.info("leading", identity=self.settings.identity)
         self.leading = True
         self.metrics.leading.labels(self.settings.lease_name).set(1)
@@ -129,7 +143,7 @@ class Controller:
             group.create_task(self._every(self.settings.resync_seconds, self.sweep))
 
     async def stop(self) -> None:
-        """Take no more work; let the passes that run come to their end, for a while."""
+        """Take no more work, and give running passes some time to end."""
         self._stopping, self.leading = True, False
         self.metrics.leading.labels(self.settings.lease_name).set(0)
         end = time.monotonic() + STOP_SECONDS
@@ -137,12 +151,12 @@ class Controller:
             await asyncio.sleep(0.05)
 
     def stuck(self) -> str:
-        """Why this process should be restarted; empty: it is well."""
+        """Return why this process should be restarted; empty if it is healthy."""
         longest = max((time.monotonic() - since for since in self._working.values()), default=0.0)
         return f"a pass has been running for {longest:.0f} s" if longest > STUCK_SECONDS else ""
 
     def sweep_soon(self) -> None:
-        """A watch has read a list anew: it tells what is there, but not what has gone."""
+        """Schedule a sweep after a watch has read a list: a list does not tell what is gone."""
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.create_task(self._sweep_after(SWEEP_SECONDS))
 
@@ -151,7 +165,7 @@ class Controller:
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Find out what has gone while a watch was away."""
+        """Find objects that were deleted while a watch was interrupted."""
         try:
             lost = await self.cluster.resync(self.settings.namespaces or (None,))
         except errors.ApiError as error:
@@ -167,8 +181,9 @@ class Controller:
         self._look_again_at_starting()
 
     def _look_again_at_starting(self) -> None:
-        """Pods that do not start may lack an object of the job that somebody deleted, and those are
-        not watched.
+        """Enqueue jobs with pods that do not start.
+
+        Such a pod may lack an object of the job that was deleted, and these are not watched.
         """
         for key in self.cluster.all_keys():
             stored = self.cluster.stored(key)
@@ -204,7 +219,7 @@ class Controller:
             self.metrics.reconcile_seconds.labels(CONTROLLER).observe(time.monotonic() - start)
 
     async def _attempt(self, key: JobKey) -> str:
-        """One pass, whatever comes of it: how it ended, in controller-runtime's words."""
+        """Make one pass, and return how it ended in controller-runtime's terms."""
         try:
             after = await self.reconcile(key)
         except errors.StaleError:
@@ -212,7 +227,7 @@ class Controller:
             return "requeue"
         except errors.ConflictError as error:
             self.queue.retry(key)
-            log.info("somebody else wrote first", error=str(error))
+            log.info("another client wrote first", error=str(error))
             return "requeue"
         except (errors.ApiError, errors.ForeignObjectError) as error:
             return await self._failed(key, error)
@@ -221,7 +236,7 @@ class Controller:
             self.metrics.reconcile_errors.labels(CONTROLLER).inc()
             log.exception("pass failed", again_in=delay)
             if (stored := self.cluster.stored(key)) is not None:
-                await self.teller.of_ours(stored, error)
+                await self.notices.report_internal_error(stored, error)
             return "error"
         self.queue.succeeded(key)
         if after is None:
@@ -230,14 +245,18 @@ class Controller:
         return "requeue_after"
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Bring the job one step further; seconds after which to look again,
-        None: when something changes.
+        """Make one pass over a job.
+
+        Returns
+        -------
+        Seconds after which to look again; None if only a change of the job makes that necessary.
+
         """
         stored = self.cluster.stored(key)
         await self.cluster.release(key)
         if stored is None:
             return None
-        if self._is_ours is not None and not await self._is_ours(key[0]):
+        if self._may_work_in is not None and not await self._may_work_in(key[0]):
             return FOREIGN_SECONDS
         if stored["metadata"].get("deletionTimestamp"):
             return await self._drain(stored)
@@ -247,70 +266,68 @@ class Controller:
         try:
             accepted = accept(stored, config)
         except ManifestError as error:
-            await self.teller.invalid(stored, str(error))
+            await self.notices.report_invalid_spec(stored, str(error))
             return None
-        if spec_acceptance.is_mended(accepted.job.status):
+        if spec_acceptance.is_corrected(accepted.job.status):
             await self.cluster.store_status(stored, RLJobStatus())
             return 0.0
-        await self.teller.refused(stored, accepted.refused)
-        return await self._apply(key, stored, accepted.job, self.teller.told(stored))
+        await self.notices.report_refused_change(stored, accepted.refused)
+        return await self._apply(key, stored, accepted.job)
 
-    async def _apply(
-        self, key: JobKey, stored: KubeObject, job: RLJob, told: JobNotices
-    ) -> float | None:
+    async def _apply(self, key: JobKey, stored: KubeObject, job: RLJob) -> float | None:
+        notices = self.notices.of_job(stored)
         progress = await self.prober.latest(self.cluster, stored)
         decision = await reconcile(
-            self.cluster, job, datetime.now(UTC), progress, self.settings.images, told.note
+            self.cluster, job, datetime.now(UTC), progress, self.settings.images, notices.note
         )
-        self._measure(key, job, decision, told)
-        cured = told.cured()
-        if not (decision.create or decision.delete or cured):
+        self._measure(key, job, decision, notices)
+        was_resolved = notices.resolve()
+        if not (decision.create or decision.delete or was_resolved):
             starting = any(map(podstate.is_starting, self.cluster.pods_of(stored)))
             return (
                 min(STARTING_SECONDS, decision.requeue_after or STARTING_SECONDS)
                 if starting
                 else decision.requeue_after
             )
-        # What was just made may be all that the next step waits for, and not everything is watched.
+        # The next pass may wait only for what was just created, and not everything is watched.
         return min(
-            FOLLOW_UP_SECONDS if decision.create or cured else DRAIN_SECONDS,
+            FOLLOW_UP_SECONDS if decision.create or was_resolved else DRAIN_SECONDS,
             decision.requeue_after or DRAIN_SECONDS,
         )
 
-    def _measure(self, key: JobKey, job: RLJob, decision: Plan, told: JobNotices) -> None:
+    def _measure(self, key: JobKey, job: RLJob, decision: Plan, notices: JobNotices) -> None:
         info = (job.metadata.uid, job.spec.rollout.engine, job.spec.weight_sync.transport or "")
         self.metrics.show(key, info, decision.status, advice_for(job.spec, decision.status))
         if (
-            spec_acceptance.runs_first(job.status, decision.status)
+            spec_acceptance.is_first_run(job.status, decision.status)
             and decision.status.start_time
-            and not told.has_run
+            and not notices.has_run
         ):
-            told.has_run = True
+            notices.has_run = True
             start = datetime.fromisoformat(decision.status.start_time)
             self.metrics.time_to_running.observe((datetime.now(UTC) - start).total_seconds())
         for event in decision.events:
             log.info("event", reason=event.reason, message=event.message)
 
-    # -- what is not the planner's matter
-    # -----------------------------------------------------------------------------
+    # -- deletion and refusals
+    # ----------------------------------------------------------------------------------------------
 
     async def _drain(self, stored: KubeObject) -> float | None:
-        """The job is being deleted, and somebody's finalizer keeps it:
-        its pods need not wait for that.
-        """
+        """Delete the pods of a job that is being deleted but that a foreign finalizer keeps."""
         if ORPHAN in stored["metadata"].get("finalizers", []):
             return None
         try:
             job = parse(stored)
         except ManifestError:
-            return None  # it never had pods, or the garbage collector takes them
+            # It never had pods, or the garbage collector deletes them.
+            return None
         now = datetime.now(UTC)
         await self.cluster.delete(job, drain(self.cluster.pods_of(stored), now))
         left = self.cluster.pods_of(stored)
         return DRAIN_SECONDS if left else None
 
     async def _failed(self, key: JobKey, error: errors.ApiError | errors.ForeignObjectError) -> str:
-        """The API server did not do what the plan wanted. What people can cure, they are told."""
+        """Retry after the API server refused a write; report it if people can remove the cause."""
         self.metrics.reconcile_errors.labels(CONTROLLER).inc()
         curable = isinstance(error, CURABLE)
         at_least = getattr(error, "retry_after", None) or 0.0
@@ -319,5 +336,5 @@ class Controller:
             "API server refused", error=str(error), kind=type(error).__name__, again_in=delay
         )
         if curable and (stored := self.cluster.stored(key)) is not None:
-            await self.teller.not_applied(stored, error)
+            await self.notices.report_not_applied(stored, error)
         return "error"

@@ -1,11 +1,11 @@
-"""Watches, by kopf, and nothing else.
+"""Watches of jobs and pods, which is all that kopf is used for.
 
-Only `on.event` handlers: they keep no state in the objects and add no finalizers. They fill our own
-memory (cluster/kube/store.py) instead of kopf's indices: those cannot be told of our own writes,
-keep for ever what vanished while a watch was away, and doubled the CPU of a start with 1,100
-objects, since each object's task wakes up whenever another one is done. What indices would be for
-here, KubeCluster.prime does: nothing is planned before all is known. The handlers are coroutines:
-kopf runs plain functions in threads.
+There are only `on.event` handlers, which keep no state in the objects and add no finalizers. They
+fill the operator's memory (cluster/kube/store.py) rather than kopf's indices. An index cannot take
+the operator's own writes into account, and keeps for ever what vanished while a watch was
+interrupted. Indices also doubled the CPU time of a start with 1,100 objects, because each object's
+task wakes up whenever another one is done. KubeCluster.prime reads everything before the first
+pass. The handlers are coroutines, because kopf runs plain functions in threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WATCH_SECONDS = 270
 
 
 class Watches:
-    """The handlers' kopf memo. Kopf copies it for each object: it must hold no state of its own."""
+    """The memo of the handlers. It has no state, because kopf copies it for each object."""
 
     def __init__(self, controller: Controller, cluster: KubeCluster) -> None:
         self.controller, self.cluster = controller, cluster
@@ -37,20 +37,20 @@ class Watches:
         if kind == "DELETED":
             self.controller.deleted({**body})
         else:
-            self._seen(job_key(body), kind, self.cluster.jobs.put({**body}))
+            self._notify(job_key(body), kind, self.cluster.jobs.put({**body}))
 
     def pod_event(self, kind: str | None, body: kopf.Body) -> None:
         key, pods = pod_key(body), self.cluster.pods
         if key is not None:
-            self._seen(key, kind, pods.bury({**body}) if kind == "DELETED" else pods.put({**body}))
+            new = pods.bury({**body}) if kind == "DELETED" else pods.put({**body})
+            self._notify(key, kind, new)
 
-    def _seen(self, key: JobKey, kind: str | None, news: bool) -> None:
-        """kind: None in a list, the first one or one after a watch was away. An echo of our own
-        write is no news.
-        """
+    def _notify(self, key: JobKey, kind: str | None, new: bool) -> None:
+        """Tell the controller, unless the event is the echo of one of its own writes."""
+        # Objects of a list have no kind of event. A list is read first, and after an interruption.
         if kind is None:
             self.controller.sweep_soon()
-        if news:
+        if new:
             self.controller.changed(key)
 
 
@@ -72,7 +72,7 @@ async def pod_event(type: str | None, body: kopf.Body, memo: Watches, **_: Any) 
 async def watch(
     watches: Watches, namespaces: Sequence[str], ready: asyncio.Event, stop: asyncio.Event
 ) -> None:
-    """Run kopf until `stop`. Namespaces: those to watch; none: all of them."""
+    """Run kopf until `stop` is set. Without namespaces all of them are watched."""
     await kopf.operator(
         settings=_settings(),
         standalone=True,
@@ -85,8 +85,9 @@ async def watch(
 
 
 class _Patience(Iterable[float]):
-    """Seconds between tries. Kopf's own list ends after a minute, and the process with it; outages
-    may last longer.
+    """Seconds between tries, without end.
+
+    Kopf's own list ends after a minute, and the process with it; outages may last longer.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -94,10 +95,8 @@ class _Patience(Iterable[float]):
 
 
 def _settings() -> kopf.OperatorSettings:
-    """Without this kopf would post events,
-    and ask for rights that it does not need (CRDs, namespaces).
-    """
     settings = kopf.OperatorSettings()
+    # Otherwise kopf posts events, and needs rights for CRDs and namespaces.
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.server_timeout = WATCH_SECONDS
@@ -110,7 +109,6 @@ def _settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = NoDiffs()
     settings.persistence.progress_storage = NoProgress()
     settings.execution.max_workers = 1
-    settings.queueing.idle_timeout = (
-        0.1  # kopf keeps a task and the last whole copy of each object for so long
-    )
+    # For so long kopf keeps a task and a whole copy of each object.
+    settings.queueing.idle_timeout = 0.1
     return settings

@@ -1,8 +1,7 @@
-"""The operator's metrics, under the names that dashboards of controller-runtime and
-kube-state-metrics expect.
+"""The operator's metrics, named as in controller-runtime and kube-state-metrics.
 
-A job's series live as long as the job. None has a pod in its labels: their number must not grow
-with a job's size.
+So common dashboards work with them. A job's series exist as long as the job. They have no label for
+pods, because their number must not grow with the size of a job.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ class QueueMetrics:
 
 
 @dataclass
-class _Shown:
-    """Of one job: the label sets that it has, and what its counters have counted."""
+class _JobSeries:
+    """The label values of a job's series, and the values of its counters."""
 
     conditions: dict[str, str] = field(default_factory=dict)
     info: tuple[str, ...] = ()
     restarts: dict[str, int] = field(default_factory=dict)
-    advised: bool = False
+    has_advice: bool = False
 
 
 class OperatorMetrics:
-    """registry: where everything is registered, the queue's metrics too."""
+    """All metrics of the operator, those of the work queue included."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -145,7 +144,7 @@ class OperatorMetrics:
             registry=registry,
             buckets=_SLOW,
         )
-        self._shown: dict[JobKey, _Shown] = {}
+        self._series: dict[JobKey, _JobSeries] = {}
 
     def request(self, method: str, code: int) -> None:
         self.requests.labels(method, str(code or "error")).inc()
@@ -157,42 +156,55 @@ class OperatorMetrics:
         status: RLJobStatus,
         advice: Advice | None = None,
     ) -> None:
-        """info: uid, engine, transport. advice: the fastest split, once that is known."""
-        shown = self._shown.setdefault(key, _Shown())
-        if shown.info != info:
-            _without(shown.info, lambda: self.info.remove(*key, *shown.info))
+        """Set a job's series.
+
+        Parameters
+        ----------
+        key
+            The job.
+        info
+            Its uid, engine and weight transport.
+        status
+            Its status.
+        advice
+            The fastest split of its devices, once that is known.
+
+        """
+        series = self._series.setdefault(key, _JobSeries())
+        if series.info != info:
+            _without(series.info, lambda: self.info.remove(*key, *series.info))
             self.info.labels(*key, *info).set(1)
-            shown.info = info
+            series.info = info
         for condition in status.conditions:
-            shown.conditions[condition.type] = condition.status
+            series.conditions[condition.type] = condition.status
             for value in _VALUES:
                 self.condition.labels(*key, condition.type, value).set(
                     int(value == condition.status)
                 )
         for role in status.roles:
-            known = shown.restarts.setdefault(role.name, role.restarts)
-            self.restarts.labels(*key, role.name).inc(max(role.restarts - known, 0))
-            shown.restarts[role.name] = role.restarts
+            before = series.restarts.setdefault(role.name, role.restarts)
+            self.restarts.labels(*key, role.name).inc(max(role.restarts - before, 0))
+            series.restarts[role.name] = role.restarts
         self.step.labels(*key).set(status.step or 0)
         if advice:
-            shown.advised = True
+            series.has_advice = True
             self.speedup.labels(*key).set(advice.speedup)
             self.planned.labels(*key, "rollout").set(advice.best.engines)
             self.planned.labels(*key, "trainer").set(advice.best.trainer)
 
     def forget(self, key: JobKey) -> None:
-        shown = self._shown.pop(key, None)
-        if shown is None:
+        series = self._series.pop(key, None)
+        if series is None:
             return
-        _without(shown.info, lambda: self.info.remove(*key, *shown.info))
-        for kind in shown.conditions:
+        _without(series.info, lambda: self.info.remove(*key, *series.info))
+        for kind in series.conditions:
             for value in _VALUES:
                 self.condition.remove(*key, kind, value)
-        for role in shown.restarts:
+        for role in series.restarts:
             self.restarts.remove(*key, role)
-        if shown.info:
+        if series.info:
             self.step.remove(*key)
-        if shown.advised:
+        if series.has_advice:
             self.speedup.remove(*key)
             for role in ("rollout", "trainer"):
                 self.planned.remove(*key, role)

@@ -1,6 +1,4 @@
-"""Asks running jobs how far they are, one by one or all of them: the rendezvous for members, the
-buffer for data.
-"""
+"""Asks running jobs for their progress: the rendezvous for its members, the buffer for data."""
 
 from __future__ import annotations
 
@@ -31,28 +29,28 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """rendezvous: host:port of the job's Service; token, tls: the job's."""
+    """The rendezvous of a job, with the job's token and certificates."""
 
-    rendezvous: str
+    rendezvous: str  # host:port of its Service
     token: str
     tls: Tls = PLAIN
 
 
 async def ask(target: ProbeTarget, deadline: float = DEADLINE) -> Progress | None:
-    """The job's progress; None: nobody answers in time, which may be because the buffer is
-    starting, or gone.
-    """
+    """Return the job's progress; None without an answer in time, as while the buffer starts."""
     try:
         async with asyncio.timeout(deadline):
             return await _ask(target)
     except (TimeoutError, grpc.aio.AioRpcError) as error:
-        _tell(target, error)
+        _log(target, error)
         return None
 
 
-def _tell(target: ProbeTarget, error: TimeoutError | grpc.aio.AioRpcError) -> None:
-    """Silence is normal, and shown in the job's status. A peer that does not take the job's token,
-    or our protocol, is not.
+def _log(target: ProbeTarget, error: TimeoutError | grpc.aio.AioRpcError) -> None:
+    """Log why a job did not answer.
+
+    Silence is normal and shown in the job's status. A peer that refuses the job's token or the
+    protocol version deserves a warning.
     """
     if isinstance(error, TimeoutError):
         log.debug("probe failed", rendezvous=target.rendezvous, cause="no answer in time")
@@ -67,16 +65,15 @@ def _tell(target: ProbeTarget, error: TimeoutError | grpc.aio.AioRpcError) -> No
             cause=tls.refusal(error.details()) or error.details(),
         )
     elif protocol.is_refusal(error.trailing_metadata()):
-        text = "the job's pods are of another release, and its progress is not known"
+        text = "the job's pods are of another release, so its progress is unknown"
         log.warning(text, rendezvous=target.rendezvous, cause=error.details())
     else:
         log.debug("probe failed", rendezvous=target.rendezvous, cause=error.code().name)
 
 
 async def _ask(target: ProbeTarget) -> Progress | None:
-    """A channel for each question: a job is asked every few seconds, and a thousand open channels
-    cost more.
-    """
+    # A channel for each question: a job is asked every few seconds, and a thousand open channels
+    # would cost more.
     async with rpc.channel(target.rendezvous, target.tls) as channel:
         ledger = await wire.ledger(channel, target.token)
     address = wire.buffer_address(ledger)
@@ -87,7 +84,7 @@ async def _ask(target: ProbeTarget) -> Progress | None:
 
 
 def progress_of(stats: buffer_pb2.BufferStats, ledger: rendezvous_pb2.Ledger) -> Progress:
-    """The two answers as the planner wants them."""
+    """Combine both answers for the planner."""
     engines = [
         entry
         for entry in ledger.entries
@@ -116,48 +113,50 @@ Ask = Callable[[ProbeTarget, float], Awaitable[Progress | None]]
 
 
 class ClusterMemory(Protocol):
-    """The cluster's knowledge of a job."""
+    """What a cluster remembers of a job's objects."""
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]: ...
 
 
 class Prober:
-    """Remembers the last answer of each job. keys: what the jobs' tokens are made from; deadline:
-    seconds an answer.
+    """Asks jobs and remembers the last answer of each.
+
+    keys: derive the jobs' tokens. deadline: seconds in which a job has to answer.
     """
 
-    def __init__(self, keys: JobKeys, ask_one: Ask = ask, deadline: float = 5.0) -> None:
+    def __init__(self, keys: JobKeys, ask_one: Ask = ask, deadline: float = DEADLINE) -> None:
         self._keys, self._ask, self._deadline = keys, ask_one, deadline
         self._answers: dict[str, Progress | None] = {}
         self._limit = asyncio.Semaphore(AT_ONCE)
 
-    async def latest(self, seen: ClusterMemory, stored: KubeObject) -> Progress | None:
-        """The last answer; a trainer that has just ended is asked for once
-        more, for its last step.
+    async def latest(self, cluster: ClusterMemory, stored: KubeObject) -> Progress | None:
+        """Return the last answer.
+
+        After the trainer's end the job is asked once more, for its last step.
         """
         key = uid(stored)
-        target = target_of(seen, stored, self._keys)
+        target = target_of(cluster, stored, self._keys)
         if target is None:
             self._answers.pop(key, None)
             return None
         if any(
             podstate.role(pod) == "trainer" and podstate.succeeded(pod)
-            for pod in seen.pods_of(stored)
+            for pod in cluster.pods_of(stored)
         ):
             return await self._ask(target, LAST_WORD_SECONDS) or self._answers.get(key)
         return self._answers.get(key)
 
-    async def ask_all(self, seen: ClusterMemory, jobs: Sequence[KubeObject]) -> list[JobKey]:
-        """Ask every job that can answer; those whose answer is a new one."""
-        keys = await asyncio.gather(*(self._ask_one(seen, stored) for stored in jobs))
+    async def ask_all(self, cluster: ClusterMemory, jobs: Sequence[KubeObject]) -> list[JobKey]:
+        """Ask every job that can answer, and return those whose answer has changed."""
+        keys = await asyncio.gather(*(self._ask_one(cluster, stored) for stored in jobs))
         return [key for key in keys if key is not None]
 
     def forget(self, job: str) -> None:
         self._answers.pop(job, None)
 
-    async def _ask_one(self, seen: ClusterMemory, stored: KubeObject) -> JobKey | None:
-        target = target_of(seen, stored, self._keys)
+    async def _ask_one(self, cluster: ClusterMemory, stored: KubeObject) -> JobKey | None:
+        target = target_of(cluster, stored, self._keys)
         if target is None:
             return None
         async with self._limit:
@@ -167,17 +166,17 @@ class Prober:
         return key_of(stored) if answer != before else None
 
 
-def target_of(seen: ClusterMemory, stored: KubeObject, keys: JobKeys) -> ProbeTarget | None:
-    """The address to ask; None: the job does not run, or what can be asked does not."""
+def target_of(cluster: ClusterMemory, stored: KubeObject, keys: JobKeys) -> ProbeTarget | None:
+    """Return the address to ask; None if the job, its rendezvous or its buffer does not run."""
     status = stored.get("status") or {}
     if status.get("state") in (None, "", "Suspended", "Succeeded", "Failed"):
         return None
-    name, owned = stored["metadata"]["name"], seen.owned(stored)
+    name, owned = stored["metadata"]["name"], cluster.owned(stored)
     service, config = (
         owned.get(("Service", f"{name}-rendezvous")),
         owned.get(("ConfigMap", f"{name}-config")),
     )
-    running = {podstate.role(pod) for pod in seen.pods_of(stored) if podstate.is_running(pod)}
+    running = {podstate.role(pod) for pod in cluster.pods_of(stored) if podstate.is_running(pod)}
     if service is None or config is None or not {"rendezvous", "buffer"} <= running:
         return None
     address, port = service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]
@@ -186,9 +185,7 @@ def target_of(seen: ClusterMemory, stored: KubeObject, keys: JobKeys) -> ProbeTa
 
 
 def _tls(stored: KubeObject, config: KubeObject, keys: JobKeys) -> Tls:
-    """By the spec that the pods were started with:
-    the stored one may ask for something else since.
-    """
+    # As in the spec that the pods were started with; the stored spec may have changed since.
     started = json.loads(config["data"][names.JOB_FILE])["spec"]
     if not (started.get("tls") or {}).get("enabled"):
         return PLAIN

@@ -1,7 +1,7 @@
-"""observe -> plan -> apply, for one job; and the loop that does it on a laptop.
+"""Observe, plan and apply, for one job; and the loop that does so on a laptop.
 
-The order of an application is what makes a crash at any point harmless: the status first (with it
-the next attempt's number), then deletions, then creations, events last.
+The order in which a plan is applied makes a crash at any point harmless: the status first (and with
+it the next attempt number), then deletions, then creations, and events last.
 """
 
 from __future__ import annotations
@@ -41,7 +41,26 @@ async def reconcile(
     images: Images = DEFAULT_IMAGES,
     note: str = "",
 ) -> Plan:
-    """One pass. Level-triggered: what an interrupted pass has not done, the next one does."""
+    """Make one pass over a job.
+
+    Passes are level-triggered: the next pass does what an interrupted pass has not done.
+
+    Parameters
+    ----------
+    cluster
+        Where the job runs.
+    job
+        The job as it is reconciled.
+    now
+        The time of this pass.
+    progress
+        The job's last known progress.
+    images
+        Container images of the roles.
+    note
+        A problem to report in the job's status.
+
+    """
     observed = replace(await cluster.observe(job), progress=progress, note=note)
     return await _settle(cluster, job, observed, now, images)
 
@@ -70,13 +89,31 @@ async def run_job(
     reopen: Sequence[ConditionType] = (),
     images: Images = DEFAULT_IMAGES,
 ) -> RLJobStatus:
-    """Run the job until it has ended and its pods are gone; the final status.
+    """Run a job until it has ended and its pods are gone.
 
-    probe: asks the buffer and the rendezvous how far the job is. on_plan: called after each pass
-    that changed the status or told an event. Cancelled, it suspends the job: all pods end with
-    their grace, and the same call goes on from there another time. Cancelled once more, it kills
-    them. A job with spec.suspend counts as ended. reopen: a job that has ended so starts
-    again where it ended, with new attempts and a fresh budget.
+    A job with spec.suspend counts as ended. If the call is cancelled, it suspends the job: all pods
+    end within their grace periods, and the same call continues later from there. If it is cancelled
+    again, it kills them.
+
+    Parameters
+    ----------
+    cluster
+        Where the job runs.
+    job
+        The job.
+    probe
+        Asks buffer and rendezvous for the job's progress.
+    on_plan
+        Called after each pass that changed the status or emitted an event.
+    reopen
+        Terminal conditions from which the job continues, with new attempts and a fresh budget.
+    images
+        Container images of the roles.
+
+    Returns
+    -------
+    The final status.
+
     """
     stored = (await cluster.observe(job)).status
     if stored is not None and any(map(stored.is_true, reopen)):
@@ -109,7 +146,7 @@ class _Loop:
         self.status: RLJobStatus | None = None
 
     async def until_stopped(self) -> RLJobStatus:
-        """Reconcile until the job is finished or suspended, and no pod runs any more."""
+        """Reconcile until the job is finished or suspended and no pod runs."""
         while True:
             observed = await self.cluster.observe(self.job)
             observed = replace(observed, progress=await self._progress(observed))
@@ -124,7 +161,7 @@ class _Loop:
             await self.cluster.changed(min(due, POLL_SECONDS))
 
     async def stop(self) -> None:
-        """The user wants to end the run: the policy of a suspended job is exactly that."""
+        """End the run at the user's wish, as if the job were suspended."""
         self.job = self.job.model_copy(
             update={"spec": self.job.spec.model_copy(update={"suspend": True})}
         )
@@ -136,15 +173,16 @@ class _Loop:
             raise
 
     async def _progress(self, observed: Observed) -> Progress | None:
-        """The last answer. A trainer that has just ended is asked for once more: the buffer ends in
-        this pass too.
+        """Return the last answer.
+
+        After the trainer's end the job is asked once more, because the buffer ends in this pass.
         """
         latest, over = self.latest, observed.status is not None and is_finished(observed.status)
         ended = any(
             podstate.role(pod) == "trainer" and podstate.succeeded(pod) for pod in observed.pods
         )
         if latest.probe and ended and not over:
-            latest.progress = await _asked(latest.probe) or latest.progress
+            latest.progress = await _ask(latest.probe) or latest.progress
         return latest.progress
 
     async def _is_anything_running(self) -> bool:
@@ -154,9 +192,7 @@ class _Loop:
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and the terminal's end (SIGHUP) cancel the current task,
-    each time they come.
-    """
+    """Cancel the current task on each SIGINT, SIGTERM and SIGHUP (the end of the terminal)."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -177,7 +213,7 @@ class _Latest:
 
 @contextlib.asynccontextmanager
 async def _probing(probe: AskProgress | None) -> AsyncIterator[_Latest]:
-    """Ask in the background, so that a probe that hangs delays no restart."""
+    """Ask in the background, so that a probe that hangs does not delay a restart."""
     latest = _Latest(probe)
     if probe is None:
         yield latest
@@ -193,13 +229,14 @@ async def _probing(probe: AskProgress | None) -> AsyncIterator[_Latest]:
 
 async def _probe_forever(probe: AskProgress, latest: _Latest) -> None:
     while True:
-        latest.progress = await _asked(probe)
+        latest.progress = await _ask(probe)
         await asyncio.sleep(PROBE_SECONDS)
 
 
-async def _asked(probe: AskProgress) -> Progress | None:
-    """None where the probe fails: the buffer may be starting, restarting or gone, and the pods will
-    tell which.
+async def _ask(probe: AskProgress) -> Progress | None:
+    """Return the answer, or None if the probe fails.
+
+    The buffer may be starting, restarting or gone; the state of its pod tells which.
     """
     try:
         async with asyncio.timeout(PROBE_DEADLINE):

@@ -1,8 +1,10 @@
-"""python -m sluice_operator.selftest [URL]: does this cluster run RLJobs? `helm test` asks.
+"""Checks whether this cluster runs RLJobs, for `helm test`.
 
-It says what it has found, one line each: that the API server serves RLJobs where the operator
-watches, that an operator renews its lease, and, with the URL of its /readyz, that it answers. Exit
-code 1 with words about the first that fails.
+    python -m sluice_operator.selftest [URL]
+
+It prints one line for each check that succeeds: the API server serves RLJobs where the operator
+watches, an operator renews its lease, and the URL (of the operator's /readyz) answers. It exits
+with code 1 and a message about the first check that fails.
 """
 
 from __future__ import annotations
@@ -20,13 +22,12 @@ from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.settings import OperatorSettings
 
 LOOK_SECONDS = 1.0
+# Lease durations to wait for a renewal. By then a new leader would have taken over.
 PATIENCE = 4
-"""Durations of a lease after which nobody will renew it any more: a new leader has had his chance.
-"""
 
 
 class FailedError(Exception):
-    """Something is not as it should be. The message says what, and what to do."""
+    """A check failed. The message says what is wrong and what to do."""
 
 
 async def main() -> int:
@@ -44,13 +45,13 @@ async def main() -> int:
 
 
 async def _served(api: Api, config: OperatorSettings) -> str:
-    """The CRD is there, and the operator's rights are."""
+    """Check that the CRD is installed and that the operator may read it."""
     for namespace in config.namespaces or (None,):
         try:
             await api.get(collection("RLJob", namespace), {"limit": 1})
         except errors.NotFoundError as error:
             raise FailedError(
-                "this cluster knows no RLJobs: install the CRD (crds.install=true)"
+                "this cluster does not know RLJobs: install the CRD (crds.install=true)"
             ) from error
         except errors.ApiError as error:
             raise FailedError(f"the operator cannot list RLJobs: {error}") from error
@@ -61,7 +62,7 @@ async def _served(api: Api, config: OperatorSettings) -> str:
 
 
 async def _led(api: Api, config: OperatorSettings) -> str:
-    """Somebody works: the lease is renewed while we look."""
+    """Check that the lease is renewed, which means that an operator leads."""
     first, waited = "", 0.0
     while waited < PATIENCE * config.lease_seconds:
         try:

@@ -1,4 +1,4 @@
-"""The operator's settings, from its environment; the chart writes them."""
+"""The operator's settings, read from environment variables that the chart sets."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sluice_operator.plan import Images
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# Settings that may also be command-line arguments.
 ARGUMENTS = (
     "watch-namespaces",
     "lease-name",
@@ -29,19 +30,14 @@ ARGUMENTS = (
     "http-port",
     "job-defaults",
 )
-"""Settings that may stand on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """namespaces: those to watch; empty: all.
-    namespace: our own, where the lease and the key are kept.
+    """The settings of one operator process."""
 
-    job_defaults: what jobs get that say nothing themselves.
-    """
-
-    namespaces: tuple[str, ...]
-    namespace: str
+    namespaces: tuple[str, ...]  # to watch; all if empty
+    namespace: str  # the operator's own, with its lease and its key
     identity: str
     lease_name: str
     lease_seconds: float
@@ -58,10 +54,22 @@ class OperatorSettings:
 def read(
     variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> OperatorSettings:
-    """variables: the environment. arguments: settings that go over it,
-    `--probe-seconds=5` for SLUICE_PROBE_SECONDS.
+    """Read the settings.
+
+    Parameters
+    ----------
+    variables
+        Environment variables; None for those of this process.
+    arguments
+        Arguments that override them, such as `--probe-seconds=5` for SLUICE_PROBE_SECONDS.
+
+    Raises
+    ------
+    ConfigurationError
+        A setting is not valid.
+
     """
-    values = ChainMap(_of_arguments(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
+    values = ChainMap(_parsed(arguments), os.environ if variables is None else variables)  # type: ignore[arg-type]
     watched = [
         name.strip()
         for name in values.get("SLUICE_WATCH_NAMESPACES", "").split(",")
@@ -99,19 +107,20 @@ def read(
     return settings
 
 
-def _of_arguments(arguments: Sequence[str]) -> dict[str, str]:
+def _parsed(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the arguments as environment variables."""
     values = {}
     for argument in arguments:
         name, is_set, value = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or not is_set or name not in ARGUMENTS:
-            known = ", ".join(f"--{each}=..." for each in ARGUMENTS)
-            raise ConfigurationError(f"argument {argument!r}: expected one of {known}")
+            expected = ", ".join(f"--{name}=..." for name in ARGUMENTS)
+            raise ConfigurationError(f"argument {argument!r}: expected one of {expected}")
         values[f"SLUICE_{name.upper().replace('-', '_')}"] = value
     return values
 
 
 def _job_defaults(file: str) -> JobDefaults:
-    """Of a file with JSON; without one there are none."""
+    """Read the defaults from a JSON file; without a file there are none."""
     if not file:
         return NO_DEFAULTS
     try:

@@ -1,10 +1,11 @@
-"""Stored object -> the job that is reconciled, or the status of one that cannot be.
+"""Turns a stored object into the job that is reconciled, or into a status that says why not.
 
-Three things stand between them. Unknown fields are dropped, as an API server prunes them: an object
-that was stored under another version of the CRD must not fail for it. A spec that breaks a rule
-ends the job, where it has not begun. And once pods were started for a spec only some fields may
-change; of any other change the job goes on with what it was started with, and says so. Templates
-are checked before the start only: what has run once goes on.
+- Unknown fields are dropped, as an API server prunes them: an object that was stored under another
+  version of the CRD must not fail because of them.
+- A spec that breaks a rule fails the job, unless it has started.
+- Once pods were started for a spec, only some fields may change. After any other change the job
+  goes on with the spec that it was started with, and reports the change as refused.
+- Templates are checked only before the start, so that a job that has run goes on.
 """
 
 from __future__ import annotations
@@ -37,37 +38,55 @@ NOT_APPLIED = "ApplyFailed"
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """refused: what of the stored spec is not followed, and why; empty: all of it is."""
+    """The job that is reconciled."""
 
     job: RLJob
-    refused: str = ""
+    refused: str = ""  # the part of the stored spec that is not followed, and why
 
 
 def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
-    """config: the ConfigMap that the job's pods were started with; None: none were. ManifestError:
-    an invalid spec.
+    """Decide which spec to reconcile.
+
+    Parameters
+    ----------
+    stored
+        The RLJob as it is stored.
+    config
+        The ConfigMap that the job's pods were started with; None if no pod was started.
+
+    Raises
+    ------
+    ManifestError
+        The spec of a job that has not started is invalid.
+
     """
-    known = _started_with(config)
-    if known is None:
+    started_spec = _started_with(config)
+    if started_spec is None:
         if old := old_fields(stored.get("spec")):
             raise ManifestError("; ".join(field.sentence() for field in old))
         job = parse(stored)
         check_foreign(stored, stored, _name(stored))
         return Accepted(job)
     try:
-        wanted = parse(stored)
+        changed = parse(stored)
     except ManifestError as error:
-        return _unchanged(stored, known, str(error))
-    changes = differences(_full(parse({**stored, "spec": known})), _full(wanted))
+        return _unchanged(stored, started_spec, str(error))
+    changes = differences(_full(parse({**stored, "spec": started_spec})), _full(changed))
     if not changes:
-        return Accepted(wanted)
-    return _unchanged(stored, known, f"cannot be changed: {'; '.join(changes)}")
+        return Accepted(changed)
+    return _unchanged(stored, started_spec, f"cannot be changed: {'; '.join(changes)}")
 
 
 def parse(stored: KubeObject) -> RLJob:
-    """The object as a job, without the fields that this version does not know.
+    """Return the object as a job, without fields that this version does not know.
 
-    Fields that were renamed since are read too: an earlier version may have started the job.
+    Renamed fields are read as well, because an earlier version may have started the job.
+
+    Raises
+    ------
+    ManifestError
+        A field is invalid.
+
     """
     document = copy.deepcopy(stored)
     migrate_spec(document.get("spec"))
@@ -84,7 +103,7 @@ def parse(stored: KubeObject) -> RLJob:
 
 
 def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatus, Event]:
-    """The status of a job whose spec breaks a rule, with what to tell of it."""
+    """Return the status and the event of a job whose spec breaks a rule."""
     try:
         status = RLJobStatus.model_validate(stored.get("status") or {})
     except ValidationError:
@@ -102,12 +121,27 @@ def invalid(stored: KubeObject, message: str, now: datetime) -> tuple[RLJobStatu
     return status.model_copy(update=update), Event("Warning", INVALID_SPEC, message)
 
 
-def hampered(stored: KubeObject, note: str, earlier: str, now: datetime) -> RLJobStatus | None:
-    """The status of a job of which a pass met an error of the operator's own; all else stays as the
-    last pass left it.
+def with_internal_error(
+    stored: KubeObject, note: str, earlier: str, now: datetime
+) -> RLJobStatus | None:
+    """Add an internal error of the operator to a job's status; all else stays unchanged.
 
-    note: of the error; earlier: the one that the status may have already. None: there is no status
-    that can be read, and what stands there (attempts, the start) must not be lost.
+    Parameters
+    ----------
+    stored
+        The RLJob as it is stored.
+    note
+        The error in words.
+    earlier
+        The note of an earlier error, which is replaced.
+    now
+        The time of this pass.
+
+    Returns
+    -------
+    The status, or None if the stored one cannot be read. Then it must not be overwritten, because
+    its attempt numbers and start time would be lost.
+
     """
     try:
         status = RLJobStatus.model_validate(stored.get("status") or {})
@@ -127,9 +161,10 @@ def hampered(stored: KubeObject, note: str, earlier: str, now: datetime) -> RLJo
     )
 
 
-def is_mended(status: RLJobStatus | None) -> bool:
-    """The spec was invalid, and has been corrected before anything was started: the one way back
-    from Failed.
+def is_corrected(status: RLJobStatus | None) -> bool:
+    """Return True if an accepted job has failed because its spec was invalid and never started.
+
+    Its spec has been corrected since, so it leaves Failed.
     """
     failed = status.condition("Failed") if status else None
     return (
@@ -140,29 +175,30 @@ def is_mended(status: RLJobStatus | None) -> bool:
     )
 
 
-def runs_first(before: RLJobStatus | None, now: RLJobStatus) -> bool:
-    """It runs, and neither did before nor has trained a step yet:
-    a restart or a resume is no start.
+def is_first_run(before: RLJobStatus | None, after: RLJobStatus) -> bool:
+    """Return True if the job starts to run now and has never trained a step.
+
+    A restart or a resume does not count.
     """
     ran = before is not None and (
         before.is_true("Running") or before.last_progress_time is not None
     )
-    return now.is_true("Running") and not ran
+    return after.is_true("Running") and not ran
 
 
-def _unchanged(stored: KubeObject, known: dict[str, Any], why: str) -> Accepted:
-    """The job as it was started, with the changes that are allowed."""
-    spec = copy.deepcopy(known)
+def _unchanged(stored: KubeObject, started_spec: dict[str, Any], why: str) -> Accepted:
+    """Return the job as it was started, with the changes that are allowed."""
+    spec = copy.deepcopy(started_spec)
     for path in MUTABLE:
         _copy(stored["spec"], spec, path.split("."))
     try:
         return Accepted(parse({**stored, "spec": spec}), why)
     except ManifestError:
-        return Accepted(parse({**stored, "spec": known}), why)
+        return Accepted(parse({**stored, "spec": started_spec}), why)
 
 
 def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
-    """The spec in a job's ConfigMap, with paths as pods find them: where they are mounted."""
+    """Return the spec in a job's ConfigMap, in which paths are those inside pods."""
     text = ((config or {}).get("data") or {}).get(names.JOB_FILE)
     if text is None:
         return None
@@ -171,14 +207,15 @@ def _started_with(config: KubeObject | None) -> dict[str, Any] | None:
 
 
 def _full(job: RLJob) -> dict[str, Any]:
-    """The spec with all defaults filled in, and paths in one spelling: a new default
-    is no change.
+    """Return the spec with all defaults and with paths in one spelling, for comparisons.
+
+    A new default does not count as a change.
     """
     return spelled(job.spec.model_dump(mode="json", by_alias=True))
 
 
 def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
-    """Make the field at `path` the same in both; absent in one, absent in the other."""
+    """Copy the field at `path` from source to target; remove it if the source lacks it."""
     name, rest = path[0], path[1:]
     if rest:
         _copy(source.get(name) or {}, target.setdefault(name, {}), rest)
@@ -189,7 +226,7 @@ def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -
 
 
 def _remove(document: Any, location: Sequence[int | str]) -> bool:
-    """Remove what stands there; False: nothing does."""
+    """Remove the field at `location`. Return False if there is none."""
     for part in location[:-1]:
         try:
             document = document[part]

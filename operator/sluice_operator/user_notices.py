@@ -1,5 +1,7 @@
-"""Tells users what stands in a job's way besides what the planner says of it: once, in its status
-and as an event.
+"""Reports problems of a job that the planner does not see, in the job's status and as events.
+
+Each problem is reported once: an invalid spec, a refused change, objects that the API server does
+not accept, and internal errors of the operator.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class StatusWriter(Protocol):
-    """Of a cluster what is needed here."""
+    """The part of a cluster that is needed here."""
 
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None: ...
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None: ...
@@ -34,40 +36,39 @@ class StatusWriter(Protocol):
 
 @dataclass
 class JobNotices:
-    """The things that a job's user has been told already, so that nothing is told twice."""
+    """The problems of a job that have been reported."""
 
-    refused: str = ""
-    trouble: str = ""
-    place: str = ""
-    """Of an error of ours: its type, and where it was raised.
-    Its message may be another one each time."""
+    refused: str = ""  # part of the spec that is not followed
+    problem: str = ""  # refusal of the API server, or internal error
+    # Type and source line of an internal error. Its message may differ each time.
+    error_location: str = ""
     has_run: bool = False
 
     @property
     def note(self) -> str:
-        """The note that stands behind the message of Running."""
+        """The note that is added to the message of the condition Running."""
         refused = f"spec change refused: {self.refused}" if self.refused else ""
-        return "; ".join(filter(None, (refused, self.trouble)))
+        return "; ".join(filter(None, (refused, self.problem)))
 
-    def cured(self) -> bool:
-        """A pass has come to its end. True: there was trouble until now."""
-        trouble, self.trouble, self.place = self.trouble, "", ""
-        return bool(trouble)
+    def resolve(self) -> bool:
+        """Forget the problem after a complete pass. Return True if there was one."""
+        problem, self.problem, self.error_location = self.problem, "", ""
+        return bool(problem)
 
 
 class UserNotices:
     def __init__(self, cluster: StatusWriter) -> None:
         self.cluster = cluster
-        self._told: dict[str, JobNotices] = {}
+        self._by_job: dict[str, JobNotices] = {}
 
-    def told(self, stored: KubeObject) -> JobNotices:
-        return self._told.setdefault(uid(stored), JobNotices())
+    def of_job(self, stored: KubeObject) -> JobNotices:
+        return self._by_job.setdefault(uid(stored), JobNotices())
 
     def forget(self, stored: KubeObject) -> None:
-        self._told.pop(uid(stored), None)
+        self._by_job.pop(uid(stored), None)
 
-    async def invalid(self, stored: KubeObject, message: str) -> None:
-        """The spec breaks a rule, and nothing was started: the job fails."""
+    async def report_invalid_spec(self, stored: KubeObject, message: str) -> None:
+        """Fail a job that has not started and whose spec breaks a rule."""
         before = stored.get("status") or {}
         status, event = spec_acceptance.invalid(stored, message, datetime.now(UTC))
         await self.cluster.store_status(stored, status)
@@ -75,48 +76,51 @@ class UserNotices:
             log.warning("invalid spec", message=message)
             await self.cluster.tell(stored, [event])
 
-    async def refused(self, stored: KubeObject, refused: str) -> None:
-        """Tell which part of the spec is not followed; empty: all of it is."""
-        told = self.told(stored)
-        if refused and refused != told.refused:
+    async def report_refused_change(self, stored: KubeObject, refused: str) -> None:
+        """Report which part of the spec is not followed; empty if all of it is."""
+        notices = self.of_job(stored)
+        if refused and refused != notices.refused:
             log.warning("spec change refused", message=refused)
             await self.cluster.tell(stored, [Event("Warning", spec_acceptance.REFUSED, refused)])
-        told.refused = refused
+        notices.refused = refused
 
-    async def not_applied(
+    async def report_not_applied(
         self, stored: KubeObject, error: errors.ApiError | errors.ForeignObjectError
     ) -> None:
-        """The API server did not take what the plan wanted, and people can cure that."""
-        told, text = self.told(stored), remedies.with_remedy(str(error), remedies.REFUSALS)
-        if told.trouble != text:
-            told.trouble = text
+        """Report objects that the API server did not accept, for a cause that people can remove."""
+        notices = self.of_job(stored)
+        text = remedies.with_remedy(str(error), remedies.REFUSALS)
+        if notices.problem != text:
+            notices.problem = text
             await self.cluster.tell(stored, [Event("Warning", spec_acceptance.NOT_APPLIED, text)])
 
-    async def of_ours(self, stored: KubeObject, error: Exception) -> None:
-        """An error of ours in one job must not stop all others,
-        nor must its user wait without a word.
-        """
-        told, place = self.told(stored), f"{type(error).__name__} {_line_of_ours(error)}"
-        if told.place == place:
+    async def report_internal_error(self, stored: KubeObject, error: Exception) -> None:
+        """Report an error of the operator itself, so that the job's user does not wait in vain."""
+        notices, line = self.of_job(stored), _operator_line(error)
+        location = f"{type(error).__name__} {line}"
+        if notices.error_location == location:
             return
-        text = RECONCILE_FAILED.text(cause=f"{error_summary.named(error)} ({_line_of_ours(error)})")
+        text = RECONCILE_FAILED.text(cause=f"{error_summary.named(error)} ({line})")
         try:
-            status = spec_acceptance.hampered(stored, text, told.trouble, datetime.now(UTC))
+            status = spec_acceptance.with_internal_error(
+                stored, text, notices.problem, datetime.now(UTC)
+            )
             if status is not None:
                 await self.cluster.store_status(stored, status)
             await self.cluster.tell(stored, [Event("Warning", RECONCILE_FAILED.name, text)])
         except Exception:
-            log.exception("cannot tell of it in the job's status")  # the next pass tries again
+            # The next pass tries again.
+            log.exception("cannot report an internal error in the job's status")
             return
-        told.trouble, told.place = text, place
+        notices.problem, notices.error_location = text, location
 
 
-def _line_of_ours(error: Exception) -> str:
-    """`accept.py:79`: the innermost line of the operator's own."""
+def _operator_line(error: Exception) -> str:
+    """Return the innermost line in sluice's code, such as `controller.py:79`."""
     frames = traceback.walk_tb(error.__traceback__)
-    ours = [
+    own = [
         (frame, line)
         for frame, line in frames
         if frame.f_globals.get("__name__", "").startswith("sluice")
     ]
-    return f"{Path(ours[-1][0].f_code.co_filename).name}:{ours[-1][1]}" if ours else ""
+    return f"{Path(own[-1][0].f_code.co_filename).name}:{own[-1][1]}" if own else ""

@@ -1,8 +1,8 @@
-"""A work queue, as client-go has one: keys, not events.
+"""A work queue of keys, as in client-go.
 
-A key that is added many times before it is worked on is worked on once; a key that is added while
-it is worked on is worked on once more, after that; no key is ever worked on by two workers.
-Failures come back after a delay that doubles with each one in a row.
+A key that is added several times before a worker takes it is processed once. A key that is added
+while it is processed is processed once more afterwards. Two workers never process the same key.
+After a failure a key returns with a delay, which doubles with each failure in a row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ MAX_SECONDS = 300.0
 
 
 class WorkQueue(Generic[K]):
-    """All methods are for one event loop."""
+    """A work queue for the workers of one event loop."""
 
     def __init__(self, metrics: QueueMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics, self._clock = metrics, clock
         self._ready: deque[K] = deque()
-        self._dirty: dict[K, float] = {}  # waits to be worked on: since when
-        self._working: dict[K, float] = {}  # is being worked on: since when
+        # Keys that wait, and keys that are being processed, each with its time of entry.
+        self._dirty: dict[K, float] = {}
+        self._working: dict[K, float] = {}
         self._failures: dict[K, int] = {}
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -39,7 +40,7 @@ class WorkQueue(Generic[K]):
         metrics.longest.set_function(lambda: max(self._ages(), default=0.0))
 
     def _ages(self) -> list[float]:
-        """Asked by the thread that serves metrics."""
+        # Called by the thread that serves metrics, so the dict may change meanwhile.
         now = self._clock()
         return [now - since for since in list(self._working.values())]
 
@@ -56,8 +57,9 @@ class WorkQueue(Generic[K]):
             self._push(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add later. Of several times for one key the earliest counts; an `add` in between makes
-        them void.
+        """Add the key after a delay.
+
+        Of several delays for a key the shortest counts. An `add` in the meantime cancels them.
         """
         if seconds <= 0:
             self.add(key)
@@ -70,7 +72,7 @@ class WorkQueue(Generic[K]):
         self._wake.set()
 
     def retry(self, key: K, at_least: float = 0.0, at_most: float = MAX_SECONDS) -> float:
-        """Add after a back-off; the seconds."""
+        """Add the key after a back-off, and return its seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self._metrics.retries.inc()
@@ -79,16 +81,16 @@ class WorkQueue(Generic[K]):
         return delay
 
     def succeeded(self, key: K) -> None:
-        """The next failure is a first one again."""
+        """Reset the back-off of the key."""
         self._failures.pop(key, None)
 
     def forget(self, key: K) -> None:
-        """The key's object is gone."""
+        """Drop the back-off and the delay of a key whose object is gone."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
 
     async def get(self) -> K:
-        """Wait for a key and take it. `done` must follow."""
+        """Wait for a key and take it. The caller has to call `done` afterwards."""
         while True:
             self._promote()
             if self._ready:
@@ -120,7 +122,7 @@ class WorkQueue(Generic[K]):
                 self.add(key)
 
     async def _sleep(self) -> None:
-        """Until something is added, or the next delayed key is due."""
+        """Wait until a key is added or the next delayed key is due."""
         timeout = max(self._heap[0][0] - self._clock(), 0.0) if self._heap else None
         try:
             async with asyncio.timeout(timeout):

@@ -53,7 +53,7 @@ async def test_a_secret_that_holds_no_key_is_refused(world: World) -> None:
     }
     await world.api.create(collection("Secret", world.namespace), body)
     with pytest.raises(
-        Exception, match=f"Secret {world.namespace}/{KEY}: 5 bytes are no key.*delete it"
+        Exception, match=f"Secret {world.namespace}/{KEY}: a key of 5 bytes is too short.*delete it"
     ):
         await operatorkey.read_or_make(world.api, world.namespace, KEY)
 

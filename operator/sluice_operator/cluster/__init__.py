@@ -1,4 +1,4 @@
-"""Where pods run: the Cluster protocol, and the laptop's implementation of it."""
+"""Clusters, on which pods run: the protocol, Kubernetes, and a laptop."""
 
 from sluice_operator.cluster.local.cluster import LocalCluster
 from sluice_operator.cluster.local.processes import OrphanError

@@ -1,11 +1,13 @@
-"""Refusals of an API server, as types. Made in cluster/kube/api.py only."""
+"""Errors of an API server as types. Only cluster/kube/api.py creates them."""
 
 from __future__ import annotations
 
 
 class ApiError(Exception):
-    """The API server refused. status: the HTTP code; 0: it could not be reached. The text is the
-    server's own.
+    """The API server refused a request; the text is the server's.
+
+    status: the HTTP code, or 0 if the server could not be reached. retry_after: seconds to wait, if
+    the server says so.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after: float | None = None) -> None:
@@ -23,7 +25,7 @@ class MissingApiError(NotFoundError):
 
 
 class ConflictError(ApiError):
-    """409 on a write: somebody else wrote first. The cure is to read again."""
+    """409 on a write: another client wrote first. Read the object again."""
 
 
 class AlreadyExistsError(ApiError):
@@ -31,11 +33,11 @@ class AlreadyExistsError(ApiError):
 
 
 class GoneError(ApiError):
-    """410: a version, or a page of a list, that the server keeps no more."""
+    """410: a version, or a page of a list, that the server no longer keeps."""
 
 
 class ThrottledError(ApiError):
-    """429: `retry_after` seconds of peace are wanted."""
+    """429: wait for `retry_after` seconds."""
 
 
 class ForbiddenError(ApiError):
@@ -43,11 +45,11 @@ class ForbiddenError(ApiError):
 
 
 class InvalidError(ApiError):
-    """400 and 422: the object breaks a rule of the server. No retry cures it."""
+    """400 and 422: the object breaks a rule of the server, so a retry does not help."""
 
 
 class NamespaceEndingError(ForbiddenError):
-    """403, because the namespace is being deleted: nothing can be created in it any more."""
+    """403, because the namespace is being deleted and does not accept new objects."""
 
 
 class UnavailableError(ApiError):
@@ -55,16 +57,12 @@ class UnavailableError(ApiError):
 
 
 class ServerFailedError(UnavailableError):
-    """5xx with a Status: the API server runs, but something that it asks does not answer, such as
-    an admission webhook or an aggregated API.
-    """
+    """5xx with a Status: an admission webhook or an aggregated API does not answer."""
 
 
 class StaleError(Exception):
-    """The job has changed since this pass began: its plan would be about the past."""
+    """The job has changed since this pass began, so its plan would be out of date."""
 
 
 class ForeignObjectError(Exception):
-    """An object of the name that a job needs belongs to somebody else, or to a deleted job of the
-    same name.
-    """
+    """An object that a job needs exists, but belongs to another owner or to a deleted namesake."""

@@ -1,9 +1,9 @@
-"""The proofs of identity of a job's processes: its token and, with spec.tls, its certificates.
+"""Credentials of a job's processes: its token and, with spec.tls, its certificates.
 
-All of it is derived (HKDF, RFC 5869) from one key of the operator and the job's identity, so that
-nothing has to be read back: the operator may create Secrets beside jobs, and needs no right to read
-any. Two replicas of it, or one that was restarted, derive the same. Who knows a job's token learns
-nothing about the key, or about another job's token.
+They are derived (HKDF, RFC 5869) from one key of the operator and the identity of the job, so they
+never have to be read back: the operator may create Secrets and needs no right to read them. All
+replicas of the operator, also after a restart, derive the same credentials. A job's token reveals
+neither the key nor another job's token.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ KEY_BYTES = 32
 VALID = timedelta(days=3650)
 CLOCK_SKEW = timedelta(days=1)
 _CURVE = ec.SECP256R1()
+# Number of points of P-256; private keys are 1 to _ORDER - 1.
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Number of points of P-256: private keys are 1.._ORDER - 1."""
-
 _SIGNS_CERTIFICATES = x509.KeyUsage(
     key_cert_sign=True,
     crl_sign=True,
@@ -44,17 +43,17 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 
 
 class JobKeys:
-    """key: at least 32 random bytes that nobody but the operator knows.
+    """Derives the credentials of jobs from the operator's key.
 
-    Jobs are told apart by `job`: their uid, so that a job of a name that was used
-    before shares nothing with its predecessor; on a laptop, where each run has a key of
-    its own, "namespace/name".
+    key: at least 32 random bytes that only the operator knows. Methods identify a job by its uid,
+    so that a job shares no credentials with a deleted namesake. On a laptop each run has another
+    key, and the identity is "namespace/name".
     """
 
     def __init__(self, key: bytes) -> None:
         if len(key) < KEY_BYTES:
             raise ValueError(
-                f"{len(key)} bytes are no key; expected at least {KEY_BYTES} random ones"
+                f"a key of {len(key)} bytes is too short; expected at least {KEY_BYTES} random ones"
             )
         self._key = key
         self.authority = lru_cache(maxsize=4096)(self._authority)
@@ -63,15 +62,14 @@ class JobKeys:
         return base64.urlsafe_b64encode(self._derive(purpose, job, 32)).rstrip(b"=").decode()
 
     def _authority(self, job: str) -> str:
-        """The certificate of the job's CA, as PEM. Two of one job differ in their dates only:
-        either verifies.
+        """Return the certificate of the job's CA, as PEM.
+
+        Two certificates of one job differ only in their dates, and either of them verifies.
         """
         return _pem(self._ca(job, datetime.now(UTC)))
 
     def certificates(self, job: str, server_name: str) -> dict[str, str]:
-        """The files of a job's TLS, as PEM: its CA, and the certificate that all its servers share,
-        with its key.
-        """
+        """Return a job's TLS files, as PEM: its CA, and its servers' certificate with its key."""
         now = datetime.now(UTC)
         ca, ca_key, key = (
             self._ca(job, now),
@@ -101,20 +99,19 @@ class JobKeys:
         }
 
     def filled(self, job: RLJob, manifest: KubeObject) -> KubeObject:
-        """The object as it is created: a Secret that asks
-        for it (names.GENERATE) gets its content.
-        """
-        wanted = manifest["metadata"].get("annotations", {}).get(names.GENERATE)
-        if manifest["kind"] != "Secret" or wanted is None:
+        """Fill a Secret that asks for its content (names.GENERATE); return others unchanged."""
+        purpose = manifest["metadata"].get("annotations", {}).get(names.GENERATE)
+        if manifest["kind"] != "Secret" or purpose is None:
             return manifest
-        who = job.metadata.uid or job.key
-        if wanted == names.GENERATE_TLS:
-            return {**manifest, "stringData": self.certificates(who, names.tls_server_name(job))}
-        return {**manifest, "stringData": {names.TOKEN_KEY: self.token(who, wanted)}}
+        identity = job.metadata.uid or job.key
+        if purpose == names.GENERATE_TLS:
+            files = self.certificates(identity, names.tls_server_name(job))
+            return {**manifest, "stringData": files}
+        return {**manifest, "stringData": {names.TOKEN_KEY: self.token(identity, purpose)}}
 
     def _ca(self, job: str, now: datetime) -> x509.Certificate:
         key = self._private("tls-ca", job)
-        text = f"sluice job CA {job}"[:64]  # as long as X.509 lets a name be
+        text = f"sluice job CA {job}"[:64]  # the longest name in X.509
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
         return (
             _certificate(name, text, key.public_key(), now)
@@ -124,9 +121,7 @@ class JobKeys:
         )
 
     def _private(self, purpose: str, job: str) -> ec.EllipticCurvePrivateKey:
-        """A P-256 key from 64 bits more than its order has, so that its bias is negligible (FIPS
-        186-5, A.2.1).
-        """
+        # 64 bits more than the order has, so that the bias is negligible (FIPS 186-5, A.2.1).
         number = int.from_bytes(self._derive(purpose, job, 40)) % (_ORDER - 1) + 1
         return ec.derive_private_key(number, _CURVE)
 

@@ -1,6 +1,4 @@
-"""A cluster, as the reconciler needs it. Kubernetes and a laptop answer the same questions with the
-same objects.
-"""
+"""The cluster protocol of the reconciler, which Kubernetes and a laptop implement alike."""
 
 from __future__ import annotations
 
@@ -12,47 +10,46 @@ from sluice_operator.plan.facts.model import Deletion, Event, KubeObject, Observ
 
 
 class Cluster(Protocol):
-    """Where pods run.
+    """A place to run pods.
 
-    Reads see this process's own writes: an observation that lags behind our last creation would
-    make the planner believe that pods have vanished.
+    Reads see this process's own writes. Otherwise an observation that lags behind the last creation
+    would make the planner believe that pods have vanished.
     """
 
     async def observe(self, job: RLJob) -> Observed:
-        """The job's pods, its other objects and its stored status.
-
-        `progress` is left to the caller.
-        """
+        """Return the job's pods, its other objects and its stored status, without `progress`."""
         ...
 
     async def write_status(self, job: RLJob, status: RLJobStatus) -> None:
-        """Store the status. When this returns it survives a crash of this process."""
+        """Store the status. Once this returns, it survives a crash of this process."""
         ...
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """Create objects, or bring them to this state. A pod that exists already is
-        left as it is.
-        """
+        """Create objects, or update them to this state. A pod that exists stays unchanged."""
         ...
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
-        """Begin to delete. Pods are gone only when a later observation lacks them; what is gone
-        already is no error.
+        """Start to delete objects. Objects that are gone already are no error.
+
+        A pod is gone only once a later observation lacks it.
         """
         ...
 
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
-        """Tell people what happened."""
+        """Publish events of the job."""
         ...
 
 
 class InProcessCluster(Cluster, Protocol):
-    """A cluster inside this process, which wakes its reconciler itself."""
+    """A cluster inside this process, which can wake its reconciler."""
 
     async def changed(self, timeout: float) -> bool:
-        """Wait until a pod has changed since the last call; False: the time is up."""
+        """Wait until a pod has changed since the last call.
+
+        Return False after `timeout` seconds without a change.
+        """
         ...
 
     def kill(self) -> None:
-        """Kill every process now. For the second Ctrl-C."""
+        """Kill every process now, as on the second Ctrl-C."""
         ...

@@ -1,6 +1,4 @@
-"""One job as people want to look at it, wherever it runs: what a cluster, or a run directory, can
-be asked for.
-"""
+"""A job as `sluice status` and `sluice logs` show it, read from a cluster or a run directory."""
 
 from __future__ import annotations
 
@@ -13,52 +11,50 @@ from typing import Any, Protocol
 from sluice_operator.plan.facts import clock, podstate
 from sluice_operator.plan.facts.model import KubeObject
 
-TimedLine = tuple[datetime, str]
-"""A line of a log, and when it was written."""
+TimedLine = tuple[datetime, str]  # a line of a log, with the time at which it was written
 
 
 class ReadError(RuntimeError):
-    """It cannot be read. The text says what, and what to do."""
+    """A job cannot be read. The text says what to do."""
 
 
 class MissingJobError(ReadError):
-    """There is no job of this name. The text says which there are."""
+    """There is no job of this name. The text says which jobs there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """An event. about: the pod that it is about; empty: the job. count: how often it was seen."""
+    """An event of a job or one of its pods."""
 
     time: datetime
     type: str
     reason: str
     message: str
-    about: str = ""
-    count: int = 1
+    about: str = ""  # name of the pod; empty for the job
+    count: int = 1  # how often it was seen
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job as it is stored, its pods and its events.
+    """A job as it is stored, with its pods and its events."""
 
-    where: cluster namespace or run directory, in words. notes: what could not be read. directory:
-    of a run of this machine; None: the job is in a cluster.
-    """
-
-    where: str
+    where: str  # namespace or run directory, in words
     job: KubeObject
     pods: tuple[KubeObject, ...] = ()
     events: tuple[JobEvent, ...] = ()
-    notes: tuple[str, ...] = ()
-    directory: Path | None = None
+    notes: tuple[str, ...] = ()  # what could not be read
+    directory: Path | None = None  # of a run on this machine; None for a job in a cluster
 
     def facts(self) -> dict[str, Any]:
-        """For programs: the job as the API has it, its pods in short, its events. No secrets."""
+        """Return the snapshot for programs: the job, a summary of its pods, its events.
+
+        It contains no secrets.
+        """
         return {
             "where": self.where,
             "job": self.job,
             "pods": [_pod_facts(pod) for pod in self.pods],
-            "events": [asdict(each) | {"time": clock.text(each.time)} for each in self.events],
+            "events": [asdict(event) | {"time": clock.text(event.time)} for event in self.events],
             "notes": list(self.notes),
         }
 
@@ -77,7 +73,7 @@ def _pod_facts(pod: KubeObject) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LogStream:
-    """One container's log. silent: why there is none yet; empty: there is one, or there was."""
+    """The log of one container. silent: why the container has written no log yet; or empty."""
 
     pod: str
     container: str
@@ -89,37 +85,37 @@ class LogStream:
 
     @property
     def name(self) -> str:
-        """The pod without its job; with the container where the role has several."""
+        """The pod's name without that of its job, and the container if the role has several."""
         pod = f"{self.role}-{self.replica}-{self.attempt}-{self.index}"
         return pod if self.container == self.role else f"{pod}/{self.container}"
 
 
 class Reader(Protocol):
     async def snapshot(self) -> JobSnapshot:
-        """The snapshot that `sluice status` shows. Raises ReadError."""
+        """Return what `sluice status` shows. Raises ReadError."""
         ...
 
     async def streams(self) -> tuple[list[LogStream], bool]:
-        """The logs that there are; and whether the job has ended, so that no more will come.
+        """Return the logs that exist, and True if the job has ended, so that no others follow.
 
-        ReadError.
+        Raises ReadError.
         """
         ...
 
     def lines(
         self, stream: LogStream, *, follow: bool, tail: int | None
     ) -> AsyncIterator[TimedLine]:
-        """A log from its beginning, or its last lines.
+        """Yield a log from its beginning, or its last `tail` lines.
 
-        follow: until the container has ended. ReadError.
+        With `follow` the log is read until the container has ended. Raises ReadError.
         """
         ...
 
 
 def log_streams(pod: KubeObject) -> list[LogStream]:
-    """The logs of a pod's containers."""
-    waiting = {each["name"]: _silence(each) for each in podstate.container_statuses(pod)}
-    nowhere = podstate.unscheduled_because(pod) or "the pod waits for a node"
+    """Return the logs of a pod's containers."""
+    silent = {status["name"]: _silence(status) for status in podstate.container_statuses(pod)}
+    unscheduled = podstate.unscheduled_because(pod) or "the pod waits for a node"
     return [
         LogStream(
             podstate.name(pod),
@@ -128,14 +124,14 @@ def log_streams(pod: KubeObject) -> list[LogStream]:
             podstate.replica(pod),
             podstate.attempt(pod),
             podstate.index(pod),
-            waiting.get(container["name"], "" if podstate.is_running(pod) else nowhere),
+            silent.get(container["name"], "" if podstate.is_running(pod) else unscheduled),
         )
         for container in (pod.get("spec") or {}).get("containers") or []
     ]
 
 
 def _silence(status: KubeObject) -> str:
-    """Why a container has written nothing; empty: it runs or has run."""
+    """Return why a container has written no log; empty if it runs or has run."""
     waits = (status.get("state") or {}).get("waiting")
     if waits is None or status.get("lastState"):
         return ""

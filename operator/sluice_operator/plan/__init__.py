@@ -1,6 +1,7 @@
-"""Pure decisions: plan(job, observed, now) -> Plan.
+"""The planner: pure decisions, without I/O, clock or randomness.
 
-One file per policy; no I/O, no clock, no randomness.
+`facts` is what decisions are made from, `decide` has one policy in each file, `manifests` renders
+objects, and `report` writes status, conditions and events. `planner.plan` combines them.
 """
 
 from sluice_operator.plan.facts.model import (

@@ -39,7 +39,7 @@ def test_a_token_has_the_strength_of_the_key() -> None:
 
 
 def test_a_short_key_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 bytes are no key; expected at least 32"):
+    with pytest.raises(ValueError, match="a key of 3 bytes is too short; expected at least 32"):
         JobKeys(b"abc")
 
 

@@ -15,7 +15,7 @@ from sluice_operator.cluster import errors
 from sluice_operator.cluster.keys import JobKeys
 from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.cluster import KubeCluster
-from tests.unit.operator.test_kube_advice import pods, stored_job
+from tests.unit.operator.test_server_warnings import pods, stored_job
 from tests.unit.operator.world import make_pod
 
 KEY = ("default", "demo")

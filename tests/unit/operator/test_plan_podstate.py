@@ -193,7 +193,7 @@ def test_so_did_one_that_ended_by_itself() -> None:
     [
         (
             "OOMKilled",
-            "it used more memory than it may: raise spec.trainer.resources.limits.memory",
+            "it used more memory than its limit: raise spec.trainer.resources.limits.memory",
         ),
         (
             "SystemOOM",

@@ -113,9 +113,7 @@ async def test_pods_of_another_release_are_no_progress_but_told(
     with capture_logs() as told:
         assert await ask(services[0]) is None
     assert told[0]["log_level"] == "warning"
-    assert (
-        told[0]["event"] == "the job's pods are of another release, and its progress is not known"
-    )
+    assert told[0]["event"] == "the job's pods are of another release, so its progress is unknown"
     assert told[0]["cause"].startswith(
         "the caller speaks protocol 1 (sluice 0.0.9), the server protocol 3"
     )

@@ -73,9 +73,9 @@ def test_a_sweep_buries_what_a_list_lacks_but_nothing_newer_than_the_list() -> N
     store = make()
     for name, version in (("kept", 5), ("lost", 5), ("new", 20)):
         store.put(pod(name, version))
-    assert [document["metadata"]["name"] for document in store.sweep({"uid-kept"}, at=10)] == [
-        "lost"
-    ]
+    assert [
+        document["metadata"]["name"] for document in store.sweep({"uid-kept"}, list_version=10)
+    ] == ["lost"]
     assert [document["metadata"]["name"] for document in store.of(KEY)] == ["kept", "new"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.api import Condition, RLJobStatus
 from sluice_operator.plan.facts import clock
-from sluice_operator.spec_acceptance import runs_first
+from sluice_operator.spec_acceptance import is_first_run
 from tests.unit.operator.world import START
 
 NOW = clock.text(START)
@@ -33,4 +33,4 @@ def status(running: str, **more: Any) -> RLJobStatus:
 def test_a_job_runs_for_the_first_time(
     before: RLJobStatus | None, now: RLJobStatus, first: bool
 ) -> None:
-    assert runs_first(before, now) is first
+    assert is_first_run(before, now) is first

@@ -1,5 +1,6 @@
-"""The Kubernetes side of the Cluster protocol. Apart from handlers and __main__ only this package
-knows Kubernetes.
+"""The Cluster protocol on Kubernetes.
+
+Only this package, `handlers` and `__main__` know Kubernetes.
 """
 
 from sluice_operator.cluster.kube.api import Api

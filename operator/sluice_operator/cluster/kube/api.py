@@ -1,7 +1,7 @@
-"""Requests to an API server in plain dicts, and the one place where its errors become types.
+"""Requests to an API server with plain dicts, and the conversion of its errors into types.
 
-The client's generated models are not used: importing them costs more memory than everything else of
-the operator, and a server that is newer than them would lose fields.
+The client's generated models are not used. Importing them costs more memory than the rest of the
+operator, and they would drop the fields of a newer server.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ MERGE = "application/merge-patch+json"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "sluice"
 _WRITE = {"fieldManager": FIELD_MANAGER}
+# For whole objects: the server refuses an unknown field instead of dropping it.
 _STRICT = {**_WRITE, "fieldValidation": "Strict"}
-"""For whole objects: the server refuses a field that it does not know instead of dropping it."""
 CALL_SECONDS = 20.0
 CONNECTIONS = 32
+# Objects in a page of a list. A whole pod takes 50 kB while it is parsed, and larger pages are
+# hardly faster.
 PAGE = 100
-"""Objects in a part of a list. A whole pod takes 50 kB while it is parsed;
-larger parts are hardly faster."""
 THROTTLED_TRIES, THROTTLED_SECONDS = 10, 5.0
+# Cause of a refused creation in a namespace that is being deleted.
 _NAMESPACE_ENDS = "NamespaceTerminating"
-"""Cause of a refused creation in a namespace that is being deleted."""
 _ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS)
 
+# Called for each request with its method and HTTP code, or 0 without an answer.
 Observer = Callable[[str, int], None]
-"""Told about each request: method and HTTP code; code 0: no answer."""
+# Called with each warning of the server about a request that succeeded.
 Listener = Callable[[str], None]
-"""Told what the server warns of while it does what was asked."""
 
 
 class Api:
-    """Use as `async with await Api.connect() as api`."""
+    """A connection to an API server, used as `async with await Api.connect() as api`."""
 
     def __init__(self, configuration: Any, observer: Observer | None = None) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS
@@ -62,7 +62,10 @@ class Api:
 
     @classmethod
     async def connect(cls, observer: Observer | None = None) -> Self:
-        """In a pod with its service account, elsewhere with KUBECONFIG."""
+        """Connect with the service account in a pod, and with KUBECONFIG otherwise.
+
+        Raises ConfigurationError if there is no configuration.
+        """
         configuration: Any = Configuration()
         try:
             if os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -73,7 +76,7 @@ class Api:
                     file, client_configuration=configuration, persist_config=False
                 )
         except ConfigException as error:
-            text = "no API server is known: run in a pod with a service account, or set KUBECONFIG"
+            text = "no API server is known: set KUBECONFIG, or run in a pod with an account"
             raise ConfigurationError(f"{text} ({error})") from error
         return cls(configuration, observer)
 
@@ -96,9 +99,9 @@ class Api:
     async def apply(
         self, path: str, body: KubeObject, warned: Listener | None = None
     ) -> KubeObject:
-        """Server-side apply.
+        """Server-side apply, which overrides other field managers.
 
-        Only for objects that are known to be ours: conflicts are decided for us.
+        It is only for objects that belong to the operator.
         """
         return await self._request(
             "PATCH", path, body, {**_STRICT, "force": "true"}, APPLY, warned=warned
@@ -107,9 +110,8 @@ class Api:
     async def merge(
         self, path: str, body: KubeObject, warned: Listener | None = None
     ) -> KubeObject:
-        """Not strict: the status of an operator that is newer than the CRD must not
-        stop its jobs.
-        """
+        """Merge patch (RFC 7386)."""
+        # Not strict: jobs must not fail because the operator's status is newer than the CRD.
         return await self._request("PATCH", path, body, _WRITE, MERGE, warned=warned)
 
     async def replace(self, path: str, body: KubeObject) -> KubeObject:
@@ -121,7 +123,7 @@ class Api:
     async def pages(
         self, path: str, selector: str = "", accept: str = "application/json"
     ) -> AsyncIterator[KubeObject]:
-        """A list, page by page."""
+        """Yield the pages of a list."""
         query: dict[str, Any] = {"limit": PAGE} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self.get(path, query, accept)
@@ -132,17 +134,18 @@ class Api:
             query["continue"] = following
 
     async def list_uids(self, path: str, selector: str = "") -> tuple[set[str], int]:
-        """The uids of all objects, and the version of the list."""
+        """Return the uids of all objects, and the version of the list."""
         uids: set[str] = set()
-        at = 0
+        list_version = 0
         async for page in self.pages(path, selector, METADATA_LIST):
-            uids |= {str(each["metadata"]["uid"]) for each in page["items"] or []}
-            at = int(page["metadata"]["resourceVersion"])
-        return uids, at
+            uids |= {str(item["metadata"]["uid"]) for item in page["items"] or []}
+            list_version = int(page["metadata"]["resourceVersion"])
+        return uids, list_version
 
     async def lines(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[str]:
-        """A text, line by line as it comes, until the server ends it: a log that is followed may
-        take for ever.
+        """Yield the lines of a text as they come, until the server ends it.
+
+        A log that is followed may never end.
         """
         rest = b""
         with self._as_unavailable("GET", path):
@@ -172,7 +175,8 @@ class Api:
         accept: str = "application/json",
         warned: Listener | None = None,
     ) -> KubeObject:
-        """Ask again where the server had no time (429), as client-go does: it has not begun."""
+        # A request that the server throttles (429) has not begun, so it is sent again, as client-go
+        # does.
         for left in reversed(range(THROTTLED_TRIES)):
             with self._as_unavailable(method, path):
                 async with asyncio.timeout(CALL_SECONDS):
@@ -201,7 +205,7 @@ class Api:
         accept: str = "application/json",
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> Any:
-        """The client's response, its body not read yet."""
+        """Return the client's response, whose body has not been read yet."""
         headers = {"Accept": accept, "Content-Type": content, **self._client.default_headers}
         url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
@@ -211,7 +215,7 @@ class Api:
 
     @contextlib.contextmanager
     def _as_unavailable(self, method: str, path: str) -> Iterator[None]:
-        """Nobody answered, or not to the end."""
+        """Convert a missing or incomplete answer into UnavailableError."""
         try:
             yield
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -222,27 +226,27 @@ class Api:
 
 
 def error_of(status: int, text: bytes, headers: Mapping[str, str], what: str) -> errors.ApiError:
-    """The typed error of an answer. Proxies answer with pages instead of a Status object."""
+    """Return the typed error for an answer."""
     try:
         answer = json.loads(text)
         reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
         details = answer.get("details") or {}
-        retry, known = details.get("retryAfterSeconds"), bool(details.get("name"))
-        causes = {str(each.get("reason", "")) for each in details.get("causes") or []}
+        retry, names_object = details.get("retryAfterSeconds"), bool(details.get("name"))
+        causes = {str(cause.get("reason", "")) for cause in details.get("causes") or []}
+    # Proxies answer with pages instead of a Status object.
     except (ValueError, AttributeError):
-        reason, message, retry, known = "", text[:200].decode(errors="replace"), None, False
+        reason, message, retry, names_object = "", text[:200].decode(errors="replace"), None, False
         causes = set()
     delay = float(headers["Retry-After"]) if headers.get("Retry-After", "").isdigit() else retry
-    if (
-        status == 404 and not known
-    ):  # of a kind that it knows, an API server names the object that is not there
+    # For a kind that it serves, an API server names the missing object.
+    if status == 404 and not names_object:
         return errors.MissingApiError(f"{what}: the API server does not have this API", status)
     type_ = _type(status, reason, causes)
     return type_(message or f"{what}: HTTP {status}", status, delay)
 
 
 def _is_short_of_time(error: errors.ApiError) -> bool:
-    """The server asks to come back soon."""
+    """Return True if the server asks for another try soon."""
     return (
         error.status == 429
         and error.retry_after is not None
@@ -271,8 +275,9 @@ def _type(status: int, reason: str, causes: Collection[str]) -> type[errors.ApiE
 
 
 def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The merge patch that turns `old` into `new`; empty: they are equal. Lists are replaced as a
-    whole; null removes a field.
+    """Return the smallest merge patch (RFC 7386) from `old` to `new`; empty if they are equal.
+
+    It replaces lists as a whole; null removes a field.
     """
     patch: dict[str, Any] = {name: None for name in old if name not in new}
     for name, value in new.items():
@@ -287,11 +292,9 @@ def merge_patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_empty(value: Any) -> Any:
-    """The value without its empty texts: a status leaves them out, and Kubernetes 1.20 takes them
-    for null.
-    """
+    """Return the value without its empty texts, which Kubernetes 1.20 treats as null."""
     if isinstance(value, dict):
-        return {name: without_empty(each) for name, each in value.items() if each != ""}
+        return {name: without_empty(item) for name, item in value.items() if item != ""}
     if isinstance(value, list):
-        return [without_empty(each) for each in value]
+        return [without_empty(item) for item in value]
     return value

@@ -1,12 +1,12 @@
 """KubeCluster: the Cluster protocol on an API server.
 
-Reads come from memory (cluster/kube/store.py), which watches fill and which every answer to a write
-of ours updates at once; so no pass ever plans from a world without its predecessor's writes. What
-is not watched, the few objects that a job owns besides pods, is the matter of owned.py.
+Reads come from memory (cluster/kube/store.py). Watches fill it, and each answer to one of the
+operator's own writes updates it at once, so a pass always sees the writes of the passes before it.
+The few other objects of a job are not watched; owned.py reads them.
 
-Every write may be repeated and may be raced by another operator: names are deterministic, creations
-that find their object there are done, deletions name the uid they mean, and the status carries the
-version that it was planned from.
+A write may be repeated, and another operator may write at the same time. So names are
+deterministic, a creation that finds its object is done, a deletion names the uid, and a status
+carries the version that it was planned from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from sluice_operator.cluster.kube.kueue import Workloads
 from sluice_operator.cluster.kube.owned import OwnedObjects, check_owner
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.sandboxes import Sandboxes
-from sluice_operator.cluster.kube.server_warnings import Said, ServerWarnings, listener
+from sluice_operator.cluster.kube.server_warnings import (
+    ServerWarning,
+    ServerWarnings,
+    collector,
+)
 from sluice_operator.cluster.kube.store import (
     Store,
     job_uid,
@@ -49,11 +53,7 @@ log = structlog.get_logger(__name__)
 
 
 class KubeCluster:
-    """identity: this process, as events name it. keys: what the jobs' Secrets are made from.
-    namespace: our own.
-
-    defaults: what jobs get that say nothing themselves.
-    """
+    """The jobs of an API server, and their objects."""
 
     def __init__(
         self,
@@ -63,6 +63,22 @@ class KubeCluster:
         namespace: str,
         defaults: JobDefaults = NO_DEFAULTS,
     ) -> None:
+        """Create a cluster whose memory is empty.
+
+        Parameters
+        ----------
+        api
+            The API server.
+        identity
+            Name of this process in events.
+        keys
+            Derive the credentials of jobs.
+        namespace
+            The operator's namespace.
+        defaults
+            Defaults for all jobs.
+
+        """
         self.api, self.identity, self.keys, self.namespace = api, identity, keys, namespace
         self._defaults = defaults
         self.jobs = Store(job_key, lean_job)
@@ -70,7 +86,7 @@ class KubeCluster:
         self._watched = ((self.jobs, KIND, ""), (self.pods, "Pod", POD_SELECTOR))
         self._owned = OwnedObjects(api, keys, self._pods)
         self._warnings = PodWarnings(api)
-        self._advice = ServerWarnings()
+        self._server_warnings = ServerWarnings()
         self._workloads = Workloads(api)
         self._sandboxes = Sandboxes(api)
         self._ending_namespaces: set[str] = set()
@@ -79,7 +95,7 @@ class KubeCluster:
     # ----------------------------------------------------------------------------------------------
 
     async def observe(self, job: RLJob) -> Observed:
-        is_first_look = not self._owned.known(job.metadata.uid).read
+        is_first_look = not self._owned.cached(job.metadata.uid).read
         owned = await self._owned.read(job)
         if owned.absent and is_first_look and not (job.status and job.status.observed_generation):
             await self.emit(job, [optional_objects.missing(owned.absent)])
@@ -109,21 +125,24 @@ class KubeCluster:
             await self.store_status(stored, status)
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """Create objects that pods need before the pods. A gang's pods are created side by side."""
-        said: list[Said] = []
+        """Create objects: first those that pods need, then all pods at the same time."""
+        warnings: list[ServerWarning] = []
         makers = {"Pod": self._create_pod, names.SANDBOX: self._sandboxes.create}
         try:
             others = [manifest for manifest in objects if manifest["kind"] not in makers]
             await _all(
-                [self._owned.apply(job, manifest, listener(said, manifest)) for manifest in others]
+                [
+                    self._owned.apply(job, manifest, collector(warnings, manifest))
+                    for manifest in others
+                ]
             )
             pods = [manifest for manifest in objects if manifest["kind"] in makers]
-            await _all([makers[each["kind"]](job, each, listener(said, each)) for each in pods])
+            await _all([makers[pod["kind"]](job, pod, collector(warnings, pod)) for pod in pods])
         except errors.NamespaceEndingError:
             self._ending_namespaces.add(job.metadata.namespace)
             raise
         finally:
-            await self.emit(job, self._advice.news(job.metadata.uid, said))
+            await self.emit(job, self._server_warnings.news(job.metadata.uid, warnings))
 
     async def delete(self, job: RLJob, deletions: Sequence[Deletion]) -> None:
         await _all([self._delete(job, deletion) for deletion in deletions])
@@ -140,45 +159,47 @@ class KubeCluster:
         return self.jobs.newest(key)
 
     def all_keys(self) -> list[JobKey]:
-        """Of jobs, and of those that are gone and have left pods."""
+        """Return the keys of all jobs, and of deleted jobs that have pods left."""
         return list({*self.jobs.all_keys(), *self.pods.all_keys()})
 
     def namespaces(self) -> set[str]:
-        """The namespaces that have jobs, or pods that jobs have left."""
+        """Return the namespaces that have jobs, or pods of deleted jobs."""
         return {namespace for namespace, _ in self.all_keys()}
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
-        """The ConfigMap that holds the manifest which this job's pods were started with; None:
-        nothing was.
+        """Return the ConfigMap with the manifest that the job's pods were started with.
+
+        None if no pod was started.
         """
         return await self._owned.config(stored)
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]:
-        return [pod for pod in self.pods.of(_place(stored)) if job_uid(pod) == uid(stored)]
+        return [pod for pod in self.pods.of(job_key(stored)) if job_uid(pod) == uid(stored)]
 
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
-        """The job's objects besides pods, as they were last read."""
-        return self._owned.known(uid(stored)).objects
+        """Return the job's objects except pods, as they were last read."""
+        return self._owned.cached(uid(stored)).objects
 
     async def store_status(self, stored: KubeObject, status: RLJobStatus) -> None:
-        """Write the status of the version that we read; nothing where it is equal.
+        """Write the status, unless it is equal to the stored one.
 
-        A version that somebody else made meanwhile is refused by the server: that fences a leader
-        who does not know yet that he was replaced.
+        The server refuses the write if the job has changed since it was read. That fences a leader
+        that does not know yet that it was replaced.
         """
         patch = merge_patch(stored.get("status") or {}, without_empty(manifest(status)))
         if not patch:
             return
-        namespace, name = _place(stored)
+        namespace, name = job_key(stored)
         body = {
             "metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]},
             "status": patch,
         }
-        said: list[Said] = []
+        warnings: list[ServerWarning] = []
         try:
             at = path("RLJob", namespace, name, "status")
-            self.jobs.put(await self.api.merge(at, body, listener(said, {"kind": KIND, **stored})))
-            await self.tell(stored, self._advice.news(uid(stored), said))
+            listener = collector(warnings, {"kind": KIND, **stored})
+            self.jobs.put(await self.api.merge(at, body, listener))
+            await self.tell(stored, self._server_warnings.news(uid(stored), warnings))
         except errors.ConflictError:
             await self._reread_job(stored)
             raise
@@ -186,7 +207,7 @@ class KubeCluster:
             self.forget(stored)
 
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None:
-        """Events are for people: one that is refused must not stop a job."""
+        """Create events. One that is refused must not stop a job, because events are for people."""
         for event in events:
             try:
                 body = event_object(stored, event, self.identity)
@@ -195,16 +216,17 @@ class KubeCluster:
                 log.warning("event refused", reason=event.reason, error=str(error))
 
     def forget(self, stored: KubeObject) -> None:
-        """The job is gone."""
+        """Forget a job that is gone."""
         self.jobs.bury(stored)
-        self._warnings.forget(_place(stored))
-        self._advice.forget(uid(stored))
+        self._warnings.forget(job_key(stored))
+        self._server_warnings.forget(uid(stored))
         self._owned.forget(uid(stored))
         self._sandboxes.forget(uid(stored))
 
     async def prime(self, namespaces: Sequence[str | None]) -> None:
-        """Read all that there is, before the first pass: a job that is planned before its pods are
-        known loses them.
+        """Read all jobs and pods before the first pass.
+
+        A job that is planned before its pods have been read would lose them.
         """
         for namespace in namespaces:
             for store, kind, selector in self._watched:
@@ -213,17 +235,17 @@ class KubeCluster:
                         store.put({**item, "kind": kind})
 
     async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]:
-        """Compare with the server's own lists; what was lost.
+        """Compare the memory with the server's lists, and return the objects that are gone.
 
-        A watch that was away for too long starts anew with what there is, and never says what has
-        gone meanwhile.
+        A watch that was interrupted for too long starts again with what exists, and never reports
+        what was deleted in the meantime.
         """
         lost: list[KubeObject] = []
         for namespace in namespaces:
             for store, kind, selector in self._watched:
-                listed, at = await self.api.list_uids(collection(kind, namespace), selector)
-                gone = store.sweep(listed, at, namespace)
-                lost += [{**each, "kind": kind} for each in gone]
+                uids, version = await self.api.list_uids(collection(kind, namespace), selector)
+                gone = store.sweep(uids, version, namespace)
+                lost += [{**stored, "kind": kind} for stored in gone]
         return lost
 
     # -- pods
@@ -233,10 +255,10 @@ class KubeCluster:
         return [pod for pod in self.pods.of(_key(job)) if job_uid(pod) == job.metadata.uid]
 
     async def _reread_pods(self, job: RLJob) -> None:
-        """A pod that is missed may only be late: the watch of pods may lag behind that of jobs.
+        """Read the pods of a job that seems to lack some.
 
-        A new leader would take all that its predecessor has just made for lost, and restart whole
-        jobs for nothing.
+        The watch of pods may lag behind that of jobs. Otherwise a new leader would take the pods
+        that its predecessor has just created for lost, and restart whole jobs for no reason.
         """
         selector = names.selector_text(names.selector(job))
         async for page in self.api.pages(collection("Pod", job.metadata.namespace), selector):
@@ -280,16 +302,14 @@ class KubeCluster:
                 await self._delete_pod(pod, deletion.grace)
 
     async def _delete_pod(self, pod: KubeObject, grace: int) -> None:
-        namespace, name = _place(pod)
+        namespace, name = job_key(pod)
         options = {"gracePeriodSeconds": grace, "preconditions": {"uid": uid(pod)}}
         try:
             if grace == 0 and podstate.is_kept(pod):
                 self.pods.put(await self._workloads.give_up(pod))
             answer = await self.api.delete(path("Pod", namespace, name), options)
-        except (
-            errors.NotFoundError,
-            errors.ConflictError,
-        ):  # gone, or gone and another one of its name
+        except (errors.NotFoundError, errors.ConflictError):
+            # The pod is gone; after a conflict another one has its name.
             self.pods.bury(pod)
             return
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
@@ -298,11 +318,10 @@ class KubeCluster:
             self.pods.put(_terminating(pod, answer, grace))
 
     async def release(self, key: JobKey) -> None:
-        """Let go of pods whose job is gone, or is going: Kueue would keep them until others took
-        their place.
+        """Tell Kueue that pods of a deleted job will not be replaced, so that it lets them go.
 
-        A job goes with its namespace too. Kubernetes deletes the pods of a namespace before it
-        deletes anything else, so the job has no deletion timestamp then; a refused creation tells.
+        A job is also deleted with its namespace. Kubernetes deletes the pods of a namespace first,
+        when the job has no deletion timestamp yet; a refused creation shows it.
         """
         stored = self.stored(key)
         lives = (
@@ -337,7 +356,7 @@ class KubeCluster:
             raise errors.StaleError(f"RLJob {job.key} has changed")
 
     async def _reread_job(self, stored: KubeObject) -> None:
-        namespace, name = _place(stored)
+        namespace, name = job_key(stored)
         try:
             current = await self.api.get(path("RLJob", namespace, name))
         except errors.NotFoundError:
@@ -348,8 +367,9 @@ class KubeCluster:
         self.jobs.put(current)
 
 
-def job_key(job: Mapping[str, Any]) -> JobKey:
-    return _place(job)
+def job_key(stored: Mapping[str, Any]) -> JobKey:
+    """Return (namespace, name) of a stored object."""
+    return stored["metadata"]["namespace"], stored["metadata"]["name"]
 
 
 def pod_key(pod: Mapping[str, Any]) -> JobKey | None:
@@ -361,13 +381,10 @@ def _key(job: RLJob) -> JobKey:
     return job.metadata.namespace, job.metadata.name
 
 
-def _place(stored: Mapping[str, Any]) -> JobKey:
-    return stored["metadata"]["namespace"], stored["metadata"]["name"]
-
-
 def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:
-    """A pod whose deletion the server took and did at once: it counts as ending until a watch says
-    that it is gone.
+    """Return a pod that the server deleted at once, marked as terminating.
+
+    It counts as terminating until a watch reports that it is gone.
     """
     moment = clock.text(datetime.now(UTC) + timedelta(seconds=grace))
     newest = max(version(pod) + 1, version(answer) if "metadata" in answer else 0)
@@ -376,7 +393,7 @@ def _terminating(pod: KubeObject, answer: KubeObject, grace: int) -> KubeObject:
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Side by side, all to their end; then the first error, if there was one."""
+    """Run all calls at the same time until each has ended, then raise the first error."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

@@ -1,4 +1,4 @@
-"""Events as objects of events.k8s.io/v1."""
+"""Kubernetes events: those of the operator about jobs, and those of kubelets about pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _number = itertools.count()
 
 
 def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
-    """An event about a job. identity: this replica of the operator."""
+    """Return an event about a job as an object of events.k8s.io/v1.
+
+    identity: this replica of the operator.
+    """
     metadata = stored["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     regarding = {
@@ -48,33 +51,39 @@ def event_object(stored: KubeObject, event: Event, identity: str) -> KubeObject:
     }
 
 
+# Time for a pod to start before its events are read, and the greatest age of what was read.
 PATIENCE_SECONDS, AGAIN_SECONDS = 5.0, 15.0
-"""Time for a pod to start before its events are read, and their greatest age."""
-_TOLD_OTHERWISE = ("BackOff", "Failed", "FailedScheduling", "Unhealthy")
-"""Of containers and of schedulers: the pod's status has the same, and in more words."""
+# Reasons of events about containers and scheduling, for which the pod's status says more.
+_IN_STATUS = ("BackOff", "Failed", "FailedScheduling", "Unhealthy")
 
 log = structlog.get_logger(__name__)
 
 
 class PodWarnings:
+    """Kubelets' warnings about pods that do not start: missing volumes, missing networks.
+
+    Only events have them, not the status of a pod. So they are read if a pod takes long to start.
+    """
+
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[JobKey, tuple[float, dict[str, KubeletWarning]]] = {}
+        # When the events of a job were read, and the warnings by pod name.
+        self._cache: dict[JobKey, tuple[float, dict[str, KubeletWarning]]] = {}
 
     async def about(self, key: JobKey, pods: Sequence[KubeObject]) -> Mapping[str, KubeletWarning]:
-        """Pod -> the newest warning, of those of a job's pods that take long to start."""
+        """Return the newest warning about each pod of a job that takes long to start."""
         slow = {uid(pod): podstate.name(pod) for pod in pods if _is_slow(pod)}
         if not slow:
-            self._known.pop(key, None)
+            self._cache.pop(key, None)
             return {}
-        read, warned = self._known.get(key, (0.0, {}))
+        read, warned = self._cache.get(key, (0.0, {}))
         if not read or time.monotonic() - read > AGAIN_SECONDS:
             warned = newest(await self._list(key[0]), slow)
-            self._known[key] = time.monotonic(), warned
+            self._cache[key] = time.monotonic(), warned
         return warned
 
     def forget(self, key: JobKey) -> None:
-        self._known.pop(key, None)
+        self._cache.pop(key, None)
 
     async def _list(self, namespace: str) -> list[KubeObject]:
         query = {"fieldSelector": "regarding.kind=Pod,type=Warning"}
@@ -82,28 +91,36 @@ class PodWarnings:
             events: list[KubeObject] = (await self._api.get(collection("Event", namespace), query))[
                 "items"
             ] or []
-        except errors.ApiError as error:  # a status with fewer words must not stop a job
+        # A job must not stop because its status says less.
+        except errors.ApiError as error:
             log.warning("cannot read the events of pods that do not start", error=str(error))
             return []
         return events
 
 
 def newest(events: Sequence[KubeObject], pods: Mapping[str, str]) -> dict[str, KubeletWarning]:
-    """The newest warning about each of these pods, uid -> name. Another pod of the same name may
-    have had its own.
+    """Return the newest warning about each pod, by its name.
+
+    Parameters
+    ----------
+    events
+        The warnings of a namespace.
+    pods
+        Names of the pods by uid. Events about an earlier pod of the same name do not count.
+
     """
     about = [event for event in events if event["regarding"].get("uid") in pods]
-    told = [event for event in about if event.get("reason") not in _TOLD_OTHERWISE]
+    relevant = [event for event in about if event.get("reason") not in _IN_STATUS]
     return {
         pods[event["regarding"]["uid"]]: KubeletWarning(
             event.get("reason", ""), event.get("note", ""), _times(event)
         )
-        for event in sorted(told, key=_last)
+        for event in sorted(relevant, key=_last_seen)
     }
 
 
-def _last(event: Mapping[str, Any]) -> str:
-    """When it was last seen, by whichever of the ways in which events say that."""
+def _last_seen(event: Mapping[str, Any]) -> str:
+    # Clients of different ages write the time to different fields.
     series = (event.get("series") or {}).get("lastObservedTime")
     return str(series or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")
 

@@ -1,9 +1,9 @@
-"""Kopf without memory of its own: it only watches for us.
+"""Storages for kopf that store no data, because kopf only watches here.
 
-By default kopf keeps the last state that its handlers dealt with, and their progress, in
-annotations, and copies every object five times for each event to compare them. We have no handlers
-of changes, so none of that is ever written; leaving out the comparison saves a third of the
-operator's CPU time.
+By default kopf keeps the last handled state and the progress of its handlers in annotations, and
+copies each object five times for each event to compare states. The operator has no handlers of
+changes, so these annotations would never be written. Leaving out the comparison saves a third of
+the operator's CPU time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import kopf
 
-_UNUSED = "only handlers of changes have a state to keep, and there are none"
+_UNUSED = "only handlers of changes store a state, and the operator has no such handlers"
 
 
 class NoDiffs(kopf.DiffBaseStorage):
-    """To kopf all objects look alike."""
+    """Makes all objects look alike to kopf."""
 
     def build(self, **_: Any) -> Any:
         return {}

@@ -1,8 +1,8 @@
-"""Kueue's Workloads: one for each group of pods, made by Kueue. We read why one waits, and say when
-a group has ended.
+"""Kueue's Workloads, which Kueue makes for each group of pods.
 
-Kueue takes the end of a group whose pods have all run from an annotation of any of them, and keeps
-the pods for their logs. A group with pods that never ran ends when its Workload is deleted.
+The operator reads why a Workload waits, and tells Kueue when a group has ended. If all pods of the
+group have run, an annotation on any of them ends the group, and Kueue keeps the pods for their
+logs. A group with pods that never ran ends when its Workload is deleted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Workloads:
     async def waited_for(
         self, job: RLJob, pods: Sequence[KubeObject]
     ) -> Mapping[tuple[str, str], KubeObject]:
-        """The Workload for whose admission the job waits, by (kind, name).
+        """Return the Workload for whose admission the job waits, by (kind, name).
 
-        pods: the job's, those of its episodes too.
+        pods: all pods of the job, including those of episodes.
         """
         gangs, episodes = split_episodes(pods)
         observed = Observed(gangs, episodes=episodes)
@@ -52,7 +52,7 @@ class Workloads:
         )
 
     async def end(self, group: str, pods: Sequence[KubeObject]) -> None:
-        """pods: all that are left of the group."""
+        """Tell Kueue that a group has ended. pods: all that are left of it."""
         namespace = pods[0]["metadata"]["namespace"]
         if all_ended(pods):
             mark = {"metadata": {"annotations": {names.ENDS_GROUP: "false"}}}
@@ -68,16 +68,16 @@ class Workloads:
                 )
 
     async def give_up(self, pod: KubeObject) -> KubeObject:
-        """Say for a dead node that its pod has failed, as Kubernetes' own collector of pods does.
+        """Mark a pod on a dead node as failed, as Kubernetes' pod garbage collector does.
 
-        Else Kueue counts it among those that run, and deletes each replacement as one too many.
+        Otherwise Kueue counts it as running, and deletes each replacement as one pod too many.
         """
         status = {"phase": "Failed", "reason": "NodeLost", "message": "the node does not answer"}
         at = path("Pod", pod["metadata"]["namespace"], podstate.name(pod), "status")
         return await self._api.merge(at, {"status": status})
 
     async def _of(self, pod: KubeObject) -> KubeObject | None:
-        """The Workload of the pod's group, or of the pod alone, whose name Kueue makes up."""
+        """Return the Workload of the pod's group, or one of the pod alone, which has any name."""
         namespace, group = pod["metadata"]["namespace"], podstate.group(pod)
         try:
             version = await self._served()
@@ -91,19 +91,20 @@ class Workloads:
                 collection(names.WORKLOAD, namespace, group_version=version)
             ):
                 workloads = {
-                    (names.WORKLOAD, each["metadata"]["name"]): each for each in page["items"] or []
+                    (names.WORKLOAD, item["metadata"]["name"]): item for item in page["items"] or []
                 }
                 if (workload := admission.workload_of(pod, workloads)) is not None:
                     return workload
             return None
         except errors.NotFoundError:
             return None
-        except errors.ApiError as error:  # a status with fewer words must not stop a job
+        # A job must not stop because its status says less.
+        except errors.ApiError as error:
             log.warning("cannot read why a pod waits", pod=podstate.name(pod), error=str(error))
             return None
 
     async def _served(self) -> str:
-        """The version of its API that this cluster's Kueue prefers; empty: there is no Kueue."""
+        """Return the API version that this cluster's Kueue prefers; empty if there is no Kueue."""
         if not self._version:
             with contextlib.suppress(errors.NotFoundError):
                 self._version = (await self._api.get(f"/apis/{GROUP}"))["preferredVersion"][

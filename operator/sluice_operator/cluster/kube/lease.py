@@ -1,8 +1,8 @@
-"""Leader election: of several operators one works, the others watch and wait.
+"""Leader election: one of several operators works, the others watch and wait.
 
-The client's election decides; the lock is ours, because the client's loads the generated models,
-gives up where the API server cannot be reached for a moment, and never hands the lease over at a
-clean end.
+It uses the election of the Kubernetes client with another lock. The client's own lock loads the
+generated models, gives up if the API server cannot be reached for a moment, and does not hand the
+lease over at a clean exit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """lease: seconds after which a silent leader is replaced. He gives up himself after two thirds
-    of it.
+    """The durations of an election, in seconds.
+
+    lease: after this time a silent leader is replaced. It gives up after two thirds of it.
     """
 
     lease: float = 15.0
@@ -48,7 +49,7 @@ class Timing:
 
 
 class Lease(BaseLock):  # type: ignore[misc]
-    """The lock as a coordination.k8s.io Lease, read and written as plain data."""
+    """The lock: a Lease of coordination.k8s.io, read and written as plain data."""
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, timing: Timing) -> None:
         super().__init__(name, namespace, identity)
@@ -81,13 +82,14 @@ class Lease(BaseLock):  # type: ignore[misc]
         return await self._write(updated_record.holder_identity or "")
 
     async def release(self) -> None:
-        """Hand the lease over, so that nobody waits for it to run out. Only where it is ours."""
-        known, record = await self.get(self.name, self.namespace)
-        if known and record.holder_identity == self.identity:
+        """Give the lease up if this process holds it, so that others need not wait for its end."""
+        exists, record = await self.get(self.name, self.namespace)
+        if exists and record.holder_identity == self.identity:
             await self._write("")
 
     async def _write(self, holder: str) -> bool:
-        """The version that was read goes along: of two candidates the server takes one."""
+        # The write carries the version that was read, so the server accepts only one of two
+        # candidates.
         try:
             async with asyncio.timeout(self._timing.retry * 2):
                 if self._stored is None:
@@ -130,10 +132,7 @@ class Lease(BaseLock):  # type: ignore[misc]
 async def elect(
     lease: Lease, timing: Timing, lead: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """Wait for the lease, then run `lead` for as long as it is held.
-
-    Returns when the lease is lost.
-    """
+    """Wait for the lease, run `lead` while it is held, and return when it is lost."""
 
     async def lost() -> None:
         log.error("lost the lease", lease=lease.name)
@@ -143,7 +142,8 @@ async def elect(
 
 
 def _client_error(status: int, message: str) -> ApiException:
-    """As the election expects it: it creates the lease only where the body says 404."""
+    """Return an error of the client's type."""
     error = ApiException(status=status, reason=message)
+    # The election creates the lease only if the code in the body is 404.
     error.body = json.dumps({"code": status})
     return error

@@ -1,11 +1,11 @@
 """Locks of the namespaces that an installation works in, so that two never run the same jobs.
 
-Each such namespace holds a Lease that names the installation (its namespace and the Lease of its
-election) and that its leader renews. It lies where the jobs are, because that is the one place that
-both of two operators can see, whatever each of them watches. One that watches all namespaces holds
-`default` besides those with jobs, so that a second one of its kind meets it before there is a job.
-An installation that is gone is followed after the Lease has run out; so is one that has no jobs in
-a namespace any more, and renews its Lease there no longer.
+A lock is a Lease in the namespace that names the installation (its namespace and its election
+Lease) and that the installation's leader renews. It is in the namespace of the jobs because that is
+the only place that two operators can both see, whatever each of them watches. An operator that
+watches all namespaces also holds `default`, so that a second such operator meets it before there is
+a job. Another installation can take a namespace over after the Lease has run out: when its holder
+is gone, or has no jobs there and no longer renews it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from sluice_operator.plan.facts.model import KubeObject
 NAME = "rljobs.sluice.dev"
 SECONDS = 45
 RENEW_SECONDS = 15.0
+# Fewer than the API client has connections, so that passes over jobs do not wait for renewals.
 RENEWALS_AT_ONCE = 16
-"""Fewer than the API client has connections, so that passes over jobs do not wait for renewals."""
 AGAIN_SECONDS = 3.0
-ALWAYS = "default"
-"""Namespace that every cluster has."""
+ALWAYS = "default"  # a namespace that every cluster has
 
 log = structlog.get_logger(__name__)
 
 
 class HeldError(Exception):
-    """Another installation works in a namespace. The text says which, and what to do."""
+    """Another installation works in a namespace. The text says which one, and what to do."""
 
     def __init__(self, namespace: str, holder: str) -> None:
         super().__init__(
@@ -47,9 +46,7 @@ class HeldError(Exception):
 
 
 class NamespaceLocks:
-    """installation: what all replicas of one release call themselves. occupied: namespaces that
-    have jobs. clock: seconds that only go forward.
-    """
+    """The locks of one installation."""
 
     def __init__(
         self,
@@ -58,16 +55,31 @@ class NamespaceLocks:
         occupied: Callable[[], Collection[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Create the locks; none of them is held yet.
+
+        Parameters
+        ----------
+        api
+            The API server.
+        installation
+            Name that all replicas of an installation share.
+        occupied
+            Returns the namespaces that have jobs.
+        clock
+            Monotonic seconds.
+
+        """
         self._api, self._installation, self._clock = api, installation, clock
         self._occupied = occupied
         self._settled: frozenset[str] = frozenset()
         self._held: set[str] = set()
+        # The holder and renewal time of foreign Leases, and when this process first saw them.
         self._others: dict[str, tuple[str, float]] = {}
+        # Why this operator does not work; empty if no other installation is in its way.
         self.refusal = ""
-        """Why this operator does not work; empty: nobody is in its way."""
 
     async def settle(self, namespaces: Iterable[str]) -> None:
-        """Wait until all these namespaces are ours. They stay so, with jobs and without."""
+        """Wait until all these namespaces are locked. They stay locked even without jobs."""
         self._settled = frozenset(namespaces)
         while True:
             try:
@@ -75,36 +87,36 @@ class NamespaceLocks:
                     await self._take(namespace)
             except HeldError as error:
                 if self.refusal != str(error):
-                    log.error("does not start", error=str(error))
+                    log.error("cannot start", error=str(error))
                 self.refusal = str(error)
             except errors.ApiError as error:
-                log.warning("cannot see whose the namespaces are", error=str(error))
+                log.warning("cannot read the locks of namespaces", error=str(error))
             else:
                 self.refusal = ""
                 return
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def is_ours(self, namespace: str) -> bool:
-        """True where we may work; takes a namespace that is nobody's."""
+    async def may_work_in(self, namespace: str) -> bool:
+        """Return True if this installation holds the namespace; lock it if it is free."""
         if namespace in self._held:
             return True
-        known = self._others.get(namespace)
+        is_new = namespace not in self._others
         try:
             await self._take(namespace)
         except HeldError as error:
-            if known is None:
-                log.warning("leaves a namespace alone", error=str(error))
+            if is_new:
+                log.warning("ignoring a namespace", error=str(error))
             return False
         return True
 
     async def keep(self) -> None:
-        """Renew for ever. Raises HeldError if another has come while we were away."""
+        """Renew for ever. Raises HeldError if another installation has taken a namespace over."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew each Lease once, some at a time; give up namespaces that are gone or have no jobs.
+        """Renew each Lease once, and give up namespaces that are gone or have no jobs.
 
         Raises HeldError.
         """
@@ -119,7 +131,8 @@ class NamespaceLocks:
         async with limit:
             try:
                 await self._write(namespace, await self._read(namespace))
-            except errors.NotFoundError:  # the namespace is gone
+            except errors.NotFoundError:
+                # The namespace is gone.
                 self._held.discard(namespace)
             except errors.ApiError as error:
                 log.warning(
@@ -127,17 +140,17 @@ class NamespaceLocks:
                 )
 
     async def _take(self, namespace: str) -> None:
-        """Write the Lease: where there is none, where it is ours,
-        or where its holder has long been silent.
+        """Write the Lease if it is free: absent, held by this installation, or run out.
+
+        Raises HeldError.
         """
         try:
             await self._write(namespace, await self._read(namespace))
         except (errors.ForbiddenError, errors.NotFoundError) as error:
-            # A namespace that is being deleted takes nothing new, but what is in it must still be
-            # ended.
+            # A namespace that is being deleted accepts no Lease, but its jobs still have to end.
             if namespace not in self._held:
                 log.warning(
-                    "nothing keeps another operator out", namespace=namespace, error=str(error)
+                    "working in a namespace without a lock", namespace=namespace, error=str(error)
                 )
         self._held.add(namespace)
         self._others.pop(namespace, None)
@@ -161,15 +174,15 @@ class NamespaceLocks:
             await self._api.create(collection("Lease", namespace), lease | {"metadata": metadata})
             return
         self._check_silent(namespace, stored.get("spec") or {})
-        version = stored["metadata"][
-            "resourceVersion"
-        ]  # of two that take it at once, one is refused
+        # If two installations take the Lease at once, the server refuses one of them.
+        version = stored["metadata"]["resourceVersion"]
         metadata = {"name": NAME, "namespace": namespace, "resourceVersion": version}
         await self._api.replace(path("Lease", namespace, NAME), lease | {"metadata": metadata})
 
     def _check_silent(self, namespace: str, spec: KubeObject) -> None:
-        """Raise HeldError unless the Lease is ours, or did not change for as long as it lasts, by
-        our own clock.
+        """Raise HeldError unless this installation holds the Lease or the Lease has run out.
+
+        It has run out if it did not change for its duration, measured with this process's clock.
         """
         holder = spec.get("holderIdentity") or ""
         if holder in ("", self._installation):

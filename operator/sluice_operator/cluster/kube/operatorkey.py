@@ -1,4 +1,4 @@
-"""The operator's own key: a Secret in its own namespace, made by whichever replica comes first."""
+"""The operator's key: a Secret in its namespace, which the first replica creates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ ENTRY = "key"
 
 
 async def read_or_make(api: Api, namespace: str, name: str) -> JobKeys:
-    """The keys that follow from the Secret. ConfigurationError: there is one, and it
-    holds no key.
+    """Read the key from the Secret, or create it.
+
+    Raises
+    ------
+    ConfigurationError
+        The Secret exists but holds no valid key.
+
     """
     try:
         stored = await api.get(path("Secret", namespace, name))
     except errors.NotFoundError:
-        with contextlib.suppress(
-            errors.AlreadyExistsError
-        ):  # another replica was faster: its key is ours too
+        # If another replica was faster, its key is used.
+        with contextlib.suppress(errors.AlreadyExistsError):
             await api.create(collection("Secret", namespace), _secret(name, new_key()))
         stored = await api.get(path("Secret", namespace, name))
     return _keys(stored, f"Secret {namespace}/{name}")

@@ -1,7 +1,8 @@
-"""Objects that a job could run without (plan/manifests/extras.py), at the API server.
+"""Disruption budgets, network policies and pod groups at the API server.
 
-Not every API server knows every kind. A budget or a policy that cannot be made is left out; a job
-that asks for groups of a scheduler that is not installed cannot run, and is told so.
+Not every API server serves these kinds. A job runs without a budget or a policy that cannot be
+created. A job that asks for the groups of a scheduler that is not installed cannot run, and its
+status says so.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ KINDS = (*OPTIONAL, names.POD_GROUP)
 
 @dataclass(frozen=True, slots=True)
 class OptionalObjects:
-    """objects: by (kind, name). absent: kinds that the API server does not know."""
+    """The optional objects of a job."""
 
-    objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
+    objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)  # by (kind, name)
+    absent: frozenset[str] = frozenset()  # kinds that the API server does not serve
 
 
 async def read(api: Api, job: RLJob) -> OptionalObjects:
-    """Groups are listed, since those of older attempts may be left."""
+    """Read the budget and the policies by name, and list the groups.
+
+    Groups of older attempts may be left.
+    """
     keys = extra_keys(job)
     answers = await asyncio.gather(
         *(_get(api, kind, name, job.metadata.namespace) for kind, name in keys)
@@ -78,12 +82,13 @@ async def _groups(api: Api, job: RLJob) -> dict[tuple[str, str], KubeObject]:
         return {}
     at = collection(names.POD_GROUP, job.metadata.namespace, version)
     groups: dict[tuple[str, str], KubeObject] = {}
-    with contextlib.suppress(errors.MissingApiError):  # the first that is made will tell
+    # If the kind is not served, the creation of the first group reports it.
+    with contextlib.suppress(errors.MissingApiError):
         async for page in api.pages(at, names.selector_text(names.selector(job))):
-            owned = [each for each in page["items"] or [] if owner_uid(each) == job.metadata.uid]
+            owned = [item for item in page["items"] or [] if owner_uid(item) == job.metadata.uid]
             groups |= {
-                (names.POD_GROUP, each["metadata"]["name"]): {**each, "kind": names.POD_GROUP}
-                for each in owned
+                (names.POD_GROUP, item["metadata"]["name"]): {**item, "kind": names.POD_GROUP}
+                for item in owned
             }
     return groups
 

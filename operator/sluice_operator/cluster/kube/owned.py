@@ -1,8 +1,8 @@
-"""Objects of a job besides its pods, at the API server.
+"""The objects that a job owns at the API server, except pods.
 
 These few objects are not watched. They are read when a job is first seen, and again from time to
-time. Secrets are never read: as long as no pod proves that they are there they are created again,
-and "already exists" is a good answer.
+time. Secrets are never read: until a running pod proves that they exist, they are created again,
+and the answer "already exists" is fine.
 """
 
 from __future__ import annotations
@@ -24,38 +24,44 @@ from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import Deletion, KubeObject, uid
 from sluice_operator.plan.manifests.objects import supporting_objects
 
+# Greatest age of what was read; and while pods do not start, because an object may be missing.
 REREAD_SECONDS, REREAD_WAITING_SECONDS = 300.0, 30.0
-"""Greatest age of the knowledge of a job's objects; and while pods do not start, which may be for
-want of one."""
 
 
 @dataclass
-class Owned:
-    """Of one job. absent: kinds that the API server does not know. read: when; 0: not yet."""
+class OwnedCache:
+    """The objects of one job, as they were last read or written."""
 
     objects: dict[tuple[str, str], KubeObject] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
-    read: float = 0.0
+    absent: frozenset[str] = frozenset()  # kinds that the API server does not serve
+    read: float = 0.0  # when they were read; 0 if never
 
 
 class OwnedObjects:
-    """pods_of: a job's pods, as they are known."""
+    """The owned objects of all jobs. pods_of: returns the pods of a job from memory."""
 
     def __init__(
         self, api: Api, keys: JobKeys, pods_of: Callable[[RLJob], list[KubeObject]]
     ) -> None:
         self._api, self._keys, self._pods_of = api, keys, pods_of
-        self._known: dict[str, Owned] = {}
+        self._caches: dict[str, OwnedCache] = {}
 
-    def known(self, job_uid: str) -> Owned:
-        """The objects as they were last read, or made."""
-        return self._known.get(job_uid) or Owned()
+    def cached(self, job_uid: str) -> OwnedCache:
+        """Return the objects as they were last read or written."""
+        return self._caches.get(job_uid) or OwnedCache()
 
     def forget(self, job_uid: str) -> None:
-        self._known.pop(job_uid, None)
+        self._caches.pop(job_uid, None)
 
-    async def read(self, job: RLJob) -> Owned:
-        """ForeignObjectError: something of a name that the job needs belongs to somebody else."""
+    async def read(self, job: RLJob) -> OwnedCache:
+        """Return the job's objects, read again if they are too old.
+
+        Raises
+        ------
+        ForeignObjectError
+            An object with a name that the job needs belongs to another owner.
+
+        """
         owned = self._of(job)
         patience = (
             REREAD_WAITING_SECONDS
@@ -68,12 +74,12 @@ class OwnedObjects:
             (manifest["kind"], manifest["metadata"]["name"]): manifest
             for manifest in supporting_objects(job)
         }
-        wanted = [key for key in supporting if key[0] != "Secret"]
+        readable = [key for key in supporting if key[0] != "Secret"]
         answers = await asyncio.gather(
-            *(self._get(kind, name, job.metadata.namespace) for kind, name in wanted)
+            *(self._get(kind, name, job.metadata.namespace) for kind, name in readable)
         )
         present = {
-            key: stored for key, stored in zip(wanted, answers, strict=True) if stored is not None
+            key: stored for key, stored in zip(readable, answers, strict=True) if stored is not None
         }
         more = await optional_objects.read(self._api, job)
         present |= {key: _lean(stored) for key, stored in more.objects.items()}
@@ -86,10 +92,11 @@ class OwnedObjects:
         return owned
 
     async def config(self, stored: KubeObject) -> KubeObject | None:
-        """The ConfigMap that holds the manifest which this job's pods were started with; None:
-        nothing was.
+        """Return the ConfigMap with the manifest that the job's pods were started with.
+
+        None if no pod was started.
         """
-        owned = self.known(uid(stored))
+        owned = self.cached(uid(stored))
         key = ("ConfigMap", f"{stored['metadata']['name']}-config")
         if owned.read:
             return owned.objects.get(key)
@@ -99,8 +106,9 @@ class OwnedObjects:
         )
 
     async def apply(self, job: RLJob, manifest: KubeObject, warned: Listener) -> None:
-        """By server-side apply; but a Secret is created, and one that is there has this job's uid
-        in its name.
+        """Apply an object server-side. A Secret is created, and stays if it exists.
+
+        The names of Secrets contain the job's uid, so an existing one belongs to this job.
         """
         kind, name, namespace = (
             manifest["kind"],
@@ -132,12 +140,14 @@ class OwnedObjects:
             )
         owned.objects.pop((deletion.kind, deletion.name), None)
 
-    def _of(self, job: RLJob) -> Owned:
-        return self._known.setdefault(job.metadata.uid, Owned())
+    def _of(self, job: RLJob) -> OwnedCache:
+        return self._caches.setdefault(job.metadata.uid, OwnedCache())
 
     def _has_its_secrets(self, job: RLJob) -> bool:
-        """We may not look. Pods that run have read them; if none does, or one does not start, they
-        are made again.
+        """Return True if the job's Secrets exist, as far as its pods show.
+
+        The operator may not read Secrets. Pods that run have read them. If no pod runs, or one does
+        not start, the Secrets are created again.
         """
         pods = self._pods_of(job)
         return any(map(podstate.is_running, pods)) and not any(map(podstate.is_starting, pods))
@@ -152,13 +162,13 @@ class OwnedObjects:
 def check_owner(job: RLJob, kind: str, name: str, stored: KubeObject) -> None:
     owner = owner_uid(stored) or (stored["metadata"].get("labels") or {}).get(names.LABEL_UID, "")
     if owner != job.metadata.uid:
-        whose = (
+        other = (
             "a former owner, and is being deleted"
             if owner
-            else "somebody else; delete or rename it, or the job"
+            else "another owner; delete or rename it, or the job"
         )
         raise errors.ForeignObjectError(
-            f"{kind} {name} is needed by RLJob {job.key} but belongs to {whose}"
+            f"{kind} {name} is needed by RLJob {job.key} but belongs to {other}"
         )
 
 
@@ -168,8 +178,9 @@ def _lean(stored: KubeObject) -> KubeObject:
 
 
 def _with_protocols(manifest: KubeObject) -> KubeObject:
-    """API servers before 1.23 refuse to apply a Service's port without its protocol, which is part
-    of its key there.
+    """Return the object with the protocol of each port of a Service.
+
+    API servers before 1.23 refuse to apply a port without it, because it is part of the merge key.
     """
     if manifest["kind"] != "Service" or "ports" not in manifest["spec"]:
         return manifest

@@ -1,10 +1,10 @@
-"""Where objects live in the API."""
+"""URL paths of objects in the Kubernetes API."""
 
 from __future__ import annotations
 
 from sluice.api import GROUP, PLURAL, VERSION
 
-_PLACES = {
+_COLLECTIONS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Event": ("/apis/events.k8s.io/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
@@ -24,10 +24,19 @@ RLJOBS = f"/apis/{GROUP}/{VERSION}"
 
 
 def collection(kind: str, namespace: str | None, group_version: str = "") -> str:
-    """All objects of a kind in a namespace; None: in all of them. group_version: of a kind that
-    several groups have.
+    """Return the path of all objects of a kind.
+
+    Parameters
+    ----------
+    kind
+        The kind of the objects.
+    namespace
+        Their namespace; None for all namespaces.
+    group_version
+        The API group and version, for a kind that several groups have.
+
     """
-    root, plural = _PLACES[kind]
+    root, plural = _COLLECTIONS[kind]
     root = f"/apis/{group_version}" if group_version else root
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 

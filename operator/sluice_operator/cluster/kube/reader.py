@@ -1,6 +1,4 @@
-"""One job of a cluster, read with a person's rights: for `sluice status` and `sluice logs`. Nothing
-is written.
-"""
+"""Reads a job of a cluster with a person's rights, for `sluice status` and `sluice logs`."""
 
 from __future__ import annotations
 
@@ -44,8 +42,20 @@ _NOT_YET = (
 
 @contextlib.asynccontextmanager
 async def connect(name: str, namespace: str | None) -> AsyncIterator[KubeReader]:
-    """namespace: None: that of the kubeconfig's context.
-    ConfigurationError: no API server is known.
+    """Connect to the API server of the kubeconfig.
+
+    Parameters
+    ----------
+    name
+        The job's name.
+    namespace
+        Its namespace; None for that of the kubeconfig's context.
+
+    Raises
+    ------
+    ConfigurationError
+        No API server is configured.
+
     """
     async with await Api.connect() as api:
         yield KubeReader(api, name, namespace or current_namespace())
@@ -58,19 +68,17 @@ class KubeReader:
     async def snapshot(self) -> JobSnapshot:
         job = await self._job()
         pods, (events, notes) = await asyncio.gather(self._pods(), self._events())
-        where = f"namespace {self._namespace}"
-        return JobSnapshot(
-            where, job, tuple(pods), tuple(sorted(events, key=lambda each: each.time)), notes
-        )
+        in_order = tuple(sorted(events, key=lambda event: event.time))
+        return JobSnapshot(f"namespace {self._namespace}", job, tuple(pods), in_order, notes)
 
     async def jobs(self, *, everywhere: bool) -> list[KubeObject]:
-        """All jobs of the namespace, or of all namespaces. Raises ReadError."""
-        where = collection("RLJob", None if everywhere else self._namespace)
+        """Return all jobs of the namespace, or of all namespaces. Raises ReadError."""
+        at = collection("RLJob", None if everywhere else self._namespace)
         try:
             with self._explained("list", "rljobs"):
-                return (await self._api.get(where))["items"] or []
+                return (await self._api.get(at))["items"] or []
         except errors.NotFoundError as error:
-            text = "this cluster knows no RLJobs: the CRD rljobs.sluice.dev is not installed"
+            text = "this cluster does not know RLJobs: the CRD rljobs.sluice.dev is not installed"
             raise ReadError(f"{text} (helm install sluice charts/sluice)") from error
 
     async def streams(self) -> tuple[list[LogStream], bool]:
@@ -81,19 +89,19 @@ class KubeReader:
     async def lines(
         self, stream: LogStream, *, follow: bool, tail: int | None
     ) -> AsyncIterator[TimedLine]:
-        """A connection that breaks is made anew, from the last line on."""
-        where = path("Pod", self._namespace, stream.pod, "log")
+        """Yield the lines of a log. A lost connection is resumed after the last line."""
+        at = path("Pod", self._namespace, stream.pod, "log")
         query: dict[str, Any] = {"container": stream.container, "timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         query |= {"tailLines": tail} if tail is not None else {}
-        last = known = datetime.min.replace(tzinfo=UTC)
+        last = resumed_from = datetime.min.replace(tzinfo=UTC)
         while True:
             try:
                 with self._explained("get", "pods/log"):
-                    async for line in self._api.lines(where, query):
+                    async for line in self._api.lines(at, query):
                         stamp, _, text = line.partition(" ")
                         last = datetime.fromisoformat(stamp)
-                        if last > known:
+                        if last > resumed_from:
                             yield last, text
                 return
             except errors.NotFoundError as error:
@@ -109,12 +117,11 @@ class KubeReader:
             except errors.UnavailableError as error:
                 if not follow or last.year == 1:
                     raise ReadError(f"no log of {stream.name}: {error}") from error
-            if last > known:
-                known = last
+            if last > resumed_from:
+                resumed_from = last
                 query = {"container": stream.container, "timestamps": "true", "follow": "true"}
-                query["sinceTime"] = known.strftime(
-                    "%Y-%m-%dT%H:%M:%SZ"
-                )  # whole seconds: what comes twice is left out
+                # In whole seconds, so lines of the last second come again and are skipped.
+                query["sinceTime"] = resumed_from.strftime("%Y-%m-%dT%H:%M:%SZ")
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _job(self) -> KubeObject:
@@ -135,18 +142,18 @@ class KubeReader:
             return (await self._api.get(collection("Pod", self._namespace), query))["items"] or []
 
     async def _events(self) -> tuple[list[JobEvent], tuple[str, ...]]:
-        """Events of the job, and warnings about its pods. Who may not read them sees the rest."""
-        mine = f"regarding.kind=RLJob,regarding.name={self._name}"
+        """Return events of the job and warnings about its pods, or a note if they are forbidden."""
+        selector = f"regarding.kind=RLJob,regarding.name={self._name}"
         try:
             with self._explained("list", "events.events.k8s.io"):
-                about_job = await self._list_events(mine)
+                about_job = await self._list_events(selector)
                 about_pods = await self._list_events("regarding.kind=Pod,type=Warning")
         except ReadError as error:
             return [], (str(error),)
-        pods = [
-            each for each in about_pods if each["regarding"]["name"].startswith(f"{self._name}-")
+        about_own_pods = [
+            event for event in about_pods if event["regarding"]["name"].startswith(f"{self._name}-")
         ]
-        return [_happened(each) for each in about_job] + [_happened(each) for each in pods], ()
+        return [_job_event(event) for event in about_job + about_own_pods], ()
 
     async def _list_events(self, selector: str) -> list[KubeObject]:
         return (
@@ -155,7 +162,7 @@ class KubeReader:
 
     @contextlib.contextmanager
     def _explained(self, verb: str, resource: str) -> Iterator[None]:
-        """The error in people's words, where they can do something about it."""
+        """Convert errors about which a person can do something into ReadError."""
         try:
             yield
         except errors.ForbiddenError as error:
@@ -172,7 +179,7 @@ class KubeReader:
 
 
 def current_namespace() -> str:
-    """That of the kubeconfig's context, or of the pod that this runs in."""
+    """Return the namespace of the kubeconfig's context, or of the pod that this runs in."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
     try:
@@ -182,9 +189,9 @@ def current_namespace() -> str:
     return str((active.get("context") or {}).get("namespace") or "default")
 
 
-def _happened(event: KubeObject) -> JobEvent:
-    """An event of the new API; one of an old client has its time elsewhere."""
+def _job_event(event: KubeObject) -> JobEvent:
     series = event.get("series") or {}
+    # Old clients write the time to other fields.
     time = (
         series.get("lastObservedTime")
         or event.get("deprecatedLastTimestamp")

@@ -1,10 +1,9 @@
-"""Sandboxes of kubernetes-sigs' agent-sandbox, which make the pods of episodes where a job asks for
-them.
+"""Sandboxes of kubernetes-sigs' agent-sandbox, which make episode pods if a job asks for them.
 
-They are not watched: most clusters have no such API, and some get it later. Nobody but us makes and
-deletes a job's Sandboxes, and their pods are watched; so they are listed when a job is first seen
-and now and then, and between two lists only one that has no pod is read: it may be gone, or say
-why.
+They are not watched, because most clusters do not serve this API, and some get it later. Only the
+operator creates and deletes a job's Sandboxes, and their pods are watched. So Sandboxes are listed
+when a job is first seen and now and then. Between two lists only those without a pod are read: such
+a Sandbox may be gone, or say why it has no pod.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import KubeObject, uid
 from sluice_operator.plan.manifests import sandbox
 
+# Greatest age of the list of a job's Sandboxes, and of a Sandbox that has no pod.
 RELIST_SECONDS, REREAD_SECONDS = 300.0, 5.0
-"""Greatest age of the knowledge which Sandboxes there are; and of one that has no pod."""
 
 
 @dataclass
-class Known:
-    """Of one job. objects: by name. listed, read: when they were, all and each; 0: not yet."""
+class SandboxCache:
+    """The Sandboxes of one job, by name."""
 
     objects: dict[str, KubeObject] = field(default_factory=dict)
-    listed: float = 0.0
-    read: dict[str, float] = field(default_factory=dict)
+    listed: float = 0.0  # when all were listed; 0 if never
+    read: dict[str, float] = field(default_factory=dict)  # when a Sandbox was read
 
     def put(self, stored: KubeObject) -> None:
         name = podstate.name(stored)
@@ -49,28 +48,29 @@ class Known:
 class Sandboxes:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[str, Known] = {}
+        self._caches: dict[str, SandboxCache] = {}
         self._version = ""
 
     async def of(
         self, job: RLJob, pods: Sequence[KubeObject]
     ) -> tuple[str, tuple[KubeObject, ...]]:
-        """The version to speak, empty: the cluster has none; and the job's Sandboxes.
+        """Return the API version to use, and the job's Sandboxes.
 
-        pods: the job's.
+        The version is empty if the cluster does not serve Sandboxes. pods: those of the job.
         """
-        if not sandbox.is_wanted(job) or not await self._served():
+        if not sandbox.uses_sandboxes(job) or not await self._served():
             return "", ()
-        known = self._of(job)
+        cache = self._of(job)
         try:
-            if not known.listed or time.monotonic() - known.listed > RELIST_SECONDS:
-                self._known[job.metadata.uid] = known = await self._list(job)
-            await self._look(job, known, pods)
-        except errors.MissingApiError:  # it was there, and is there no more
+            if not cache.listed or time.monotonic() - cache.listed > RELIST_SECONDS:
+                self._caches[job.metadata.uid] = cache = await self._list(job)
+            await self._reread_without_pod(job, cache, pods)
+        except errors.MissingApiError:
+            # The cluster no longer serves the API.
             self._version = ""
             self.forget(job.metadata.uid)
             return "", ()
-        return self._version, tuple(known.objects.values())
+        return self._version, tuple(cache.objects.values())
 
     async def create(self, job: RLJob, manifest: KubeObject, warned: Listener) -> None:
         name, namespace = manifest["metadata"]["name"], job.metadata.namespace
@@ -86,9 +86,13 @@ class Sandboxes:
         self._of(job).put(stored)
 
     async def delete(self, job: RLJob, name: str, pods: Sequence[KubeObject]) -> None:
-        """pods: the job's; after a restart of ours they are all that tells of their Sandboxes."""
-        known = self._of(job)
-        target = _uids(known.objects.values(), pods).get(name)
+        """Delete a Sandbox.
+
+        pods: those of the job. After a restart of the operator, only they tell about their
+        Sandboxes.
+        """
+        cache = self._of(job)
+        target = _uids(cache.objects.values(), pods).get(name)
         if target is None or not await self._served():
             return
         at = path(names.SANDBOX, job.metadata.namespace, name, group_version=self._group_version())
@@ -97,36 +101,38 @@ class Sandboxes:
         with contextlib.suppress(errors.NotFoundError, errors.ConflictError):
             answer = await self._api.delete(at, options)
         if answer.get("kind") == names.SANDBOX and answer["metadata"].get("deletionTimestamp"):
-            known.put(answer)  # somebody's finalizer keeps it
+            cache.put(answer)  # a finalizer keeps it
         else:
-            known.drop(name)
+            cache.drop(name)
 
     def forget(self, job_uid: str) -> None:
-        self._known.pop(job_uid, None)
+        self._caches.pop(job_uid, None)
 
-    def _of(self, job: RLJob) -> Known:
-        return self._known.setdefault(job.metadata.uid, Known())
+    def _of(self, job: RLJob) -> SandboxCache:
+        return self._caches.setdefault(job.metadata.uid, SandboxCache())
 
-    async def _list(self, job: RLJob) -> Known:
+    async def _list(self, job: RLJob) -> SandboxCache:
         at = collection(names.SANDBOX, job.metadata.namespace, self._group_version())
-        known = Known(listed=time.monotonic())
+        cache = SandboxCache(listed=time.monotonic())
         async for page in self._api.pages(at, names.selector_text(names.selector(job))):
-            for each in page["items"] or []:
-                if owner_uid(each) == job.metadata.uid:
-                    known.put(each)
-        return known
+            for item in page["items"] or []:
+                if owner_uid(item) == job.metadata.uid:
+                    cache.put(item)
+        return cache
 
-    async def _look(self, job: RLJob, known: Known, pods: Sequence[KubeObject]) -> None:
-        """Read those again that have no pod, if it was not just now."""
+    async def _reread_without_pod(
+        self, job: RLJob, cache: SandboxCache, pods: Sequence[KubeObject]
+    ) -> None:
+        """Read Sandboxes without a pod again, unless they were read just now."""
         with_pod, now = {podstate.sandbox(pod) for pod in pods}, time.monotonic()
         due = [
             name
-            for name in known.objects
-            if name not in with_pod and now - known.read[name] > REREAD_SECONDS
+            for name in cache.objects
+            if name not in with_pod and now - cache.read[name] > REREAD_SECONDS
         ]
-        await asyncio.gather(*(self._read(job, known, name) for name in due))
+        await asyncio.gather(*(self._read(job, cache, name) for name in due))
 
-    async def _read(self, job: RLJob, known: Known, name: str) -> None:
+    async def _read(self, job: RLJob, cache: SandboxCache, name: str) -> None:
         group_version = self._group_version()
         at = path(names.SANDBOX, job.metadata.namespace, name, group_version=group_version)
         try:
@@ -134,19 +140,19 @@ class Sandboxes:
         except errors.MissingApiError:
             raise
         except errors.NotFoundError:
-            known.drop(name)
+            cache.drop(name)
             return
         if owner_uid(stored) == job.metadata.uid:
-            known.put(stored)
+            cache.put(stored)
         else:
-            known.drop(name)
+            cache.drop(name)
 
     async def _served(self) -> str:
-        """The version that we speak; empty: the cluster has none. Asked for until there is one."""
+        """Return the API version to use; empty as long as the cluster does not serve Sandboxes."""
         if not self._version:
             with contextlib.suppress(errors.NotFoundError):
                 group = await self._api.get(f"/apis/{names.SANDBOX_GROUP}")
-                served = [each["version"] for each in group["versions"]]
+                served = [version["version"] for version in group["versions"]]
                 self._version = sandbox.best_version(served)
         return self._version
 
@@ -155,7 +161,6 @@ class Sandboxes:
 
 
 def _uids(sandboxes: Iterable[KubeObject], pods: Sequence[KubeObject]) -> Mapping[str, str]:
-    """Name of a Sandbox -> its uid, of those that are known, or that own a pod."""
-    owners = [owner_uid(pod) for pod in pods]
-    of_pods = {podstate.sandbox(pod): owner for pod, owner in zip(pods, owners, strict=True)}
-    return of_pods | {podstate.name(each): uid(each) for each in sandboxes}
+    """Return the uids of these Sandboxes and of those that own a pod, by name."""
+    owners = {podstate.sandbox(pod): owner_uid(pod) for pod in pods}
+    return owners | {podstate.name(stored): uid(stored) for stored in sandboxes}

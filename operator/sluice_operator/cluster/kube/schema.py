@@ -1,8 +1,7 @@
-"""Writes down which fields Kubernetes' own objects have, for those who have no client of it:
-`make kubernetes-fields`.
+"""Prints the fields of Kubernetes' own types as JSON, for `make kubernetes-fields`.
 
-The client's models are read, not used: a laptop checks templates with what is written here
-(sluice/api/schema/kubernetes_fields.py).
+The result is read from the models of the Kubernetes client. A laptop, which may not have the
+client, checks templates with it (sluice/api/schema/kubernetes_fields.py).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 from kubernetes.client import models
 
 ROOTS = ("PodTemplateSpec", "Volume", "NetworkPolicyPeer")
+# Quantities, which the models call texts. API servers accept numbers as well.
 _QUANTITIES = (
     "EmptyDirVolumeSource.sizeLimit",
     "PodSpec.overhead",
@@ -23,7 +23,7 @@ _QUANTITIES = (
     "VolumeResourceRequirements.limits",
     "VolumeResourceRequirements.requests",
 )
-"""The models call them texts; API servers take numbers too."""
+
 _SIMPLE = {
     "str": "text",
     "datetime": "text",
@@ -34,24 +34,22 @@ _SIMPLE = {
 
 
 def fields() -> dict[str, dict[str, str]]:
-    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for
-    a map.
+    """Return the types of all fields, by type and field.
+
+    A type is for example `text`, `PodSpec`, `[Container]` for a list or `{text}` for a map.
     """
-    known: dict[str, dict[str, str]] = {}
+    types: dict[str, dict[str, str]] = {}
     waiting = list(ROOTS)
     while waiting:
         name = waiting.pop()
-        if name not in known:
-            known[name] = _fields_of(name)
-            waiting += [
-                each.strip("[]{}")
-                for each in known[name].values()
-                if each.strip("[]{}")[0].isupper()
-            ]
-    known["VolumeSource"] = {
-        field: kind for field, kind in known["Volume"].items() if field != "name"
+        if name not in types:
+            types[name] = _fields_of(name)
+            referenced = [kind.strip("[]{}") for kind in types[name].values()]
+            waiting += [kind for kind in referenced if kind[0].isupper()]
+    types["VolumeSource"] = {
+        field: kind for field, kind in types["Volume"].items() if field != "name"
     }
-    return dict(sorted(known.items()))
+    return dict(sorted(types.items()))
 
 
 def _fields_of(name: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
-"""Warnings in the answers of an API server: fields on their way out, a pod that a stricter
-namespace would refuse.
+"""Warnings in the answers of an API server, such as deprecated fields.
 
-It comes in the header `Warning` of a request that succeeds, with each object of the kind again.
+They come in the header `Warning` of a request that succeeds, again for each object of the kind.
 """
 
 from __future__ import annotations
@@ -15,42 +14,42 @@ import structlog
 from sluice_operator.plan.facts.model import Event, KubeObject
 
 SERVER_WARNING = "ServerWarning"
-Said = tuple[str, str, str]
-"""Kind and name of an object, and the text."""
+ServerWarning = tuple[str, str, str]  # kind and name of an object, and the text
 _WARNING = re.compile(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"')
 
 log = structlog.get_logger(__name__)
 
 
 def warnings_of(headers: Iterable[str]) -> list[str]:
-    """The texts in the values of `Warning` headers (RFC 7234, section 5.5)."""
+    """Return the texts in the values of `Warning` headers (RFC 7234, section 5.5)."""
     return [
         re.sub(r"\\(.)", r"\1", text) for header in headers for text in _WARNING.findall(header)
     ]
 
 
-def listener(said: list[Said], manifest: KubeObject) -> Callable[[str], None]:
-    """Writes down in `said` what the server says of an object."""
-    return lambda text: said.append((manifest["kind"], manifest["metadata"]["name"], text))
+def collector(warnings: list[ServerWarning], manifest: KubeObject) -> Callable[[str], None]:
+    """Return a function that adds a warning about an object to the list."""
+    return lambda text: warnings.append((manifest["kind"], manifest["metadata"]["name"], text))
 
 
 class ServerWarnings:
-    """Remembers what each job's user was told."""
+    """Remembers which warnings were reported for each job."""
 
     def __init__(self) -> None:
-        self._told: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        self._reported: dict[str, set[tuple[str, str]]] = defaultdict(set)
 
-    def news(self, job_uid: str, said: Iterable[Said]) -> list[Event]:
-        """An event, and a line of the log, for each text that is new for its kind: a job's later
-        pods get the same.
+    def news(self, job_uid: str, warnings: Iterable[ServerWarning]) -> list[Event]:
+        """Return an event for each warning that is new for its kind of object, and log it.
+
+        Later pods of a job get the same warnings again.
         """
-        told, events = self._told[job_uid], []
-        for kind, name, text in said:
-            if (kind, text) not in told:
-                told.add((kind, text))
+        reported, events = self._reported[job_uid], []
+        for kind, name, text in warnings:
+            if (kind, text) not in reported:
+                reported.add((kind, text))
                 events.append(Event("Warning", SERVER_WARNING, f"{kind} {name}: {text}"))
                 log.warning("the API server warns", message=events[-1].message)
         return events
 
     def forget(self, job_uid: str) -> None:
-        self._told.pop(job_uid, None)
+        self._reported.pop(job_uid, None)

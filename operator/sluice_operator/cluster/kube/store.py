@@ -1,9 +1,8 @@
-"""Objects of one kind as this process knows them: the memory between a watch and the reconciler.
+"""Memory of the objects of one kind, between a watch and the reconciler.
 
-Two sources fill it: watches, and the answers to this process's own writes. The newest version of an
-object wins, whoever brought it, so reads see our own writes although the watch lags behind. An
-object that is known to be gone never comes back: its uid is remembered for longer than any watch
-can lag.
+Watches and the answers to this process's own writes fill it. The newest version of an object wins,
+so reads see the process's own writes although the watch lags behind. An object that is gone never
+comes back, because its uid is remembered for longer than a watch can lag.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ GRAVES_SECONDS = 600.0
 
 
 class Store:
-    """key_of: the job that an object belongs to; None: to none, and it is not kept. lean: what of
-    an object is kept.
-    """
+    """The objects of one kind, by job."""
 
     def __init__(
         self,
@@ -42,12 +39,24 @@ class Store:
         lean: Callable[[KubeObject], KubeObject],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Create an empty store.
+
+        Parameters
+        ----------
+        key_of
+            Returns the job that an object belongs to; None if the object should not be kept.
+        lean
+            Returns the part of an object that is kept.
+        clock
+            Monotonic seconds.
+
+        """
         self._key_of, self._lean, self._clock = key_of, lean, clock
         self._objects: dict[JobKey, dict[str, KubeObject]] = defaultdict(dict)
         self._graves: dict[str, float] = {}
 
     def put(self, stored: KubeObject) -> bool:
-        """Take an object, unless it is older than what is known. True: something changed."""
+        """Add an object unless a newer version is stored. Return True if it was added."""
         key, stored_uid = self._key_of(stored), uid(stored)
         if key is None or stored_uid in self._graves:
             return False
@@ -58,41 +67,54 @@ class Store:
         return True
 
     def bury(self, stored: KubeObject) -> bool:
-        """The object is gone for ever. True: it was known."""
+        """Remove an object for ever. Return True if it was stored."""
         self._graves[uid(stored)] = self._clock()
         self._forget_old_graves()
         key = self._key_of(stored)
         if key is None or key not in self._objects:
             return False
-        known = self._objects[key].pop(uid(stored), None) is not None
+        was_stored = self._objects[key].pop(uid(stored), None) is not None
         if not self._objects[key]:
             del self._objects[key]
-        return known
+        return was_stored
 
     def of(self, key: JobKey) -> list[KubeObject]:
         return list(self._objects.get(key, {}).values())
 
     def newest(self, key: JobKey) -> KubeObject | None:
-        """Where one name has had several lives, the present one."""
+        """Return the newest of the objects that have had this name."""
         return max(self.of(key), key=version, default=None)
 
     def all_keys(self) -> list[JobKey]:
         return list(self._objects)
 
-    def sweep(self, listed: Set[str], at: int, namespace: str | None = None) -> list[KubeObject]:
-        """Bury what a list of version `at` lacks:
-        objects that vanished while no watch was looking.
+    def sweep(
+        self, listed: Set[str], list_version: int, namespace: str | None = None
+    ) -> list[KubeObject]:
+        """Remove objects that were deleted while no watch was active, and return them.
+
+        Parameters
+        ----------
+        listed
+            Uids of all objects that exist.
+        list_version
+            Version of that list. Objects that are newer stay.
+        namespace
+            Namespace of the list; None for all namespaces.
+
         """
         lost = [
             stored
             for key, objects in self._objects.items()
             for stored in objects.values()
-            if namespace in (None, key[0]) and version(stored) <= at and uid(stored) not in listed
+            if namespace in (None, key[0])
+            and version(stored) <= list_version
+            and uid(stored) not in listed
         ]
         return [stored for stored in lost if self.bury(stored)]
 
     def _forget_old_graves(self) -> None:
-        """Graves are in the order of time."""
+        # Graves are in the order of time.
         limit = self._clock() - GRAVES_SECONDS
         while self._graves:
             oldest = next(iter(self._graves))
@@ -102,12 +124,13 @@ class Store:
 
 
 def lean_pod(pod: KubeObject) -> KubeObject:
-    """The parts of a pod that the planner reads: ten thousand whole pods in memory would take half
-    a gigabyte.
+    """Return the parts of a pod that the planner reads.
+
+    Ten thousand whole pods would take half a gigabyte of memory.
     """
     whole = pod.get("status") or {}
     lists = {
-        name: [_only(each, kept) for each in whole[name]]
+        name: [_only(entry, kept) for entry in whole[name]]
         for name, kept in _POD_LISTS.items()
         if whole.get(name)
     }
@@ -121,21 +144,21 @@ def lean_pod(pod: KubeObject) -> KubeObject:
 
 
 def lean_sandbox(sandbox: KubeObject) -> KubeObject:
-    """The parts of a Sandbox that the planner reads: not the pod template."""
+    """Return the parts of a Sandbox that the planner reads, without the pod template."""
     conditions = (sandbox.get("status") or {}).get("conditions") or []
-    kept = [_only(each, _POD_LISTS["conditions"]) for each in conditions]
+    kept = [_only(condition, _POD_LISTS["conditions"]) for condition in conditions]
     metadata = _only(sandbox["metadata"], _POD_METADATA)
     return compact({"kind": names.SANDBOX, "metadata": metadata, "status": {"conditions": kept}})
 
 
 def _annotations(pod: KubeObject) -> KubeObject:
-    """The one that the planner reads; others may be large."""
+    # Only the annotation that the planner reads; others may be large.
     kept = _only(pod["metadata"].get("annotations") or {}, (names.ENDS_GROUP,))
     return {"annotations": kept} if kept else {}
 
 
 def lean_job(job: KubeObject) -> KubeObject:
-    """All but what others keep in a job's metadata, which may be another copy of the whole spec."""
+    """Return a job without the fields of its metadata that may hold another copy of its spec."""
     metadata = {
         key: value
         for key, value in job["metadata"].items()
@@ -145,9 +168,7 @@ def lean_job(job: KubeObject) -> KubeObject:
 
 
 def compact(stored: KubeObject) -> KubeObject:
-    """The same object, but each distinct text is in memory once: objects of a kind share keys and
-    most values.
-    """
+    """Return the object with interned texts, because objects of a kind share most of them."""
     return {sys.intern(key): _compact(value) for key, value in stored.items()}
 
 
@@ -155,7 +176,7 @@ def _compact(value: Any) -> Any:
     if isinstance(value, dict):
         return compact(value)
     if isinstance(value, list):
-        return [_compact(each) for each in value]
+        return [_compact(item) for item in value]
     return sys.intern(value) if type(value) is str else value
 
 
@@ -164,20 +185,20 @@ def _only(mapping: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
 
 
 def version(stored: KubeObject) -> int:
-    """Versions of one kind's objects can be compared (KEP-5504): they are numbers in every
-    etcd-backed server.
-    """
+    # Versions of the objects of one kind can be compared (KEP-5504): they are numbers in every
+    # server with etcd.
     return int(stored["metadata"].get("resourceVersion") or 0)
 
 
 def owner_uid(stored: KubeObject) -> str:
-    """Uid of the object's controller; empty: it has none."""
+    """Return the uid of the object's controller; empty if it has none."""
     owners = stored["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
 
 def job_uid(pod: KubeObject) -> str:
-    """Uid of the job that a pod belongs to; empty: to none. Of a Sandbox's pod a label says it."""
+    """Return the uid of the job that a pod belongs to; empty if it belongs to none."""
+    # A Sandbox's pod is owned by the Sandbox, so a label names the job.
     if podstate.sandbox(pod):
         return podstate.labels(pod).get(names.LABEL_UID, "")
     return owner_uid(pod)

@@ -1,5 +1,6 @@
-"""Times in status are RFC 3339 text in UTC with whole seconds;
-those of leases and events have microseconds.
+"""Times as text: RFC 3339 in UTC.
+
+Times in a status have whole seconds, those of leases and events have microseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ def text(moment: datetime) -> str:
 
 
 def micro_text(moment: datetime) -> str:
-    """Kubernetes' MicroTime."""
+    """Return the time as Kubernetes' MicroTime."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -26,7 +27,10 @@ def parse_optional(value: str | None) -> datetime | None:
 
 
 def later(now: datetime, delay: float) -> str:
-    """`now` + delay; rounded up where there is a delay, so that nothing starts too early."""
+    """Return `now` plus a delay in seconds, rounded up so that an attempt never starts too early.
+
+    Without a delay it is rounded down, so that the attempt starts now.
+    """
     moment = now + timedelta(seconds=delay)
     if delay and moment.microsecond:
         moment += timedelta(seconds=1)
@@ -34,8 +38,8 @@ def later(now: datetime, delay: float) -> str:
 
 
 def until_next(moments: Sequence[datetime], now: datetime) -> float | None:
-    """Seconds to the next moment that may change the plan.
+    """Return the seconds until the next of these times; None if all are past.
 
-    What is past has been acted on in this pass.
+    The present pass has acted on past times.
     """
     return min(((moment - now).total_seconds() for moment in moments if moment > now), default=None)

@@ -1,8 +1,8 @@
-"""Defaults that an administrator gives to all jobs of a cluster, where a job says nothing itself.
+"""Defaults that an administrator sets for all jobs of a cluster.
 
-They are no part of a job's spec: a job's pods and claims are made as if its spec said them, and
-what it was started with stays what its user wrote. Like images, they hold from the next attempt on
-where they change.
+A default applies to fields that a job does not set. It does not become part of the job's spec: pods
+and claims are made as if the spec had it, but the recorded manifest stays what the user wrote. Like
+a new image, a changed default takes effect with the next attempt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ Tolerations = Annotated[list[FreeForm], Field(max_length=32)]
 
 
 class PodDefaults(Model):
-    """Where pods run. Of a role, over that of all roles: labels by name, tolerations besides, the
-    class instead.
+    """Placement of pods, for all roles or for one.
+
+    Those of a role are merged over those of all roles: node labels by name, tolerations are added,
+    and the priority class is replaced.
     """
 
     node_selector: dict[str, str] = Field(default_factory=dict)
@@ -43,8 +45,10 @@ class RolloutDefaults(TrainerDefaults):
 
 
 class JobDefaults(PodDefaults):
-    """storage_class_name: of the buffer's and the checkpoints' claim. otlp_endpoint: of traces.
-    kernel_cache: for jobs on GPUs that name none. The pods' fields are for all roles.
+    """All defaults of a cluster; the inherited fields are those of all roles.
+
+    storage_class_name: for the claims of buffer and checkpoints. otlp_endpoint: where traces go.
+    kernel_cache: for jobs on GPUs that do not set one.
     """
 
     storage_class_name: str = ""
@@ -63,56 +67,60 @@ NO_DEFAULTS = JobDefaults()
 
 
 def with_job_defaults(job: RLJob, defaults: JobDefaults) -> RLJob:
-    """The job as if its spec said what the defaults say and it does not."""
+    """Return the job as if its spec set the defaults that it leaves open."""
     if defaults == NO_DEFAULTS:
         return job
-    spec, mine = job.spec, defaults
+    spec = job.spec
     trainer: dict[str, Any] = {
-        "template": merge(_template(mine, mine.trainer, "trainer"), spec.trainer.template),
-        "resources": _resources(mine.trainer.resources, spec.trainer.resources),
+        "template": merge(_template(defaults, defaults.trainer, "trainer"), spec.trainer.template),
+        "resources": _resources(defaults.trainer.resources, spec.trainer.resources),
     }
     rollout: dict[str, Any] = {
-        "template": merge(_template(mine, mine.rollout, "worker"), spec.rollout.template),
-        "resources": _resources(mine.rollout.resources, spec.rollout.resources),
+        "template": merge(_template(defaults, defaults.rollout, "worker"), spec.rollout.template),
+        "resources": _resources(defaults.rollout.resources, spec.rollout.resources),
         "worker_resources": _resources(
-            mine.rollout.worker_resources, spec.rollout.worker_resources
+            defaults.rollout.worker_resources, spec.rollout.worker_resources
         ),
     }
     buffer: dict[str, Any] = {
-        "template": merge(_template(mine, mine.buffer, "buffer"), spec.buffer.template)
+        "template": merge(_template(defaults, defaults.buffer, "buffer"), spec.buffer.template)
     }
     groups: dict[str, Any] = {
         "trainer": _with(spec.trainer, trainer),
         "rollout": _with(spec.rollout, rollout),
-        "buffer": _with(spec.buffer, buffer | _storage(mine, spec)),
-        "checkpoint": _with(spec.checkpoint, _checkpoint(mine, spec)),
-        "pod_template_overrides": _rendezvous(mine) + spec.pod_template_overrides,
+        "buffer": _with(spec.buffer, buffer | _storage(defaults, spec)),
+        "checkpoint": _with(spec.checkpoint, _checkpoint(defaults, spec)),
+        "pod_template_overrides": _rendezvous(defaults) + spec.pod_template_overrides,
     }
     if spec.on_gpu and spec.kernel_cache is None:
-        groups["kernel_cache"] = mine.kernel_cache
+        groups["kernel_cache"] = defaults.kernel_cache
     return job.model_copy(update={"spec": spec.model_copy(update=groups)})
 
 
 def defaulted_fields(job: RLJob, defaults: JobDefaults) -> list[str]:
-    """The fields that the defaults fill in for this job:
-    `spec.buffer.storage.storageClassName: fast`.
+    """Return the fields that the defaults fill in for this job.
+
+    For example `spec.buffer.storage.storageClassName: 'fast'`.
     """
-    before, after = (_plain(each) for each in (job, with_job_defaults(job, defaults)))
-    return [_new(each) for each in differences(before, after)]
+    before, after = _plain(job), _plain(with_job_defaults(job, defaults))
+    return [_new_value(difference) for difference in differences(before, after)]
 
 
 def _plain(job: RLJob) -> dict[str, Any]:
     return job.spec.model_dump(mode="json", by_alias=True)
 
 
-def _new(difference: str) -> str:
-    """`spec.x: None -> 'fast'` as `spec.x: 'fast'`."""
+def _new_value(difference: str) -> str:
+    """Turn `spec.x: None -> 'fast'` into `spec.x: 'fast'`."""
     field, _, values = difference.partition(": ")
     return f"{field}: {values.partition(' -> ')[2]}"
 
 
 def _template(defaults: JobDefaults, role: PodDefaults, container: str) -> dict[str, Any]:
-    """A pod template, to go under that of the job. container: that in which our code runs."""
+    """Return the defaults as a pod template, over which the job's template is merged.
+
+    container: name of the container that runs sluice's code.
+    """
     tracing = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": defaults.otlp_endpoint}
     spec = {
         "nodeSelector": {**defaults.node_selector, **role.node_selector},
@@ -126,28 +134,31 @@ def _template(defaults: JobDefaults, role: PodDefaults, container: str) -> dict[
 
 
 def _rendezvous(defaults: JobDefaults) -> list[PodTemplateOverride]:
-    """It has no template of its own in a spec; the first of the overrides gives way to
-    all others.
+    """Return the defaults of the rendezvous as a pod template override.
+
+    A spec has no template for the rendezvous. Put first, this override is merged under all others.
     """
     template = _template(defaults, defaults.rendezvous, "rendezvous")
     return [PodTemplateOverride(roles=["rendezvous"], template=template)] if template else []
 
 
 def _resources(default: Resources, explicit: Resources) -> Resources:
-    """Default resources, without those that the job names as a request or a limit: a default
-    request may be above its limit.
+    """Merge the job's resources over the defaults.
+
+    A resource that the job names as a request or a limit gets no default at all: a default request
+    may be above the job's limit.
     """
     named = explicit.requests.keys() | explicit.limits.keys()
 
-    def under(of_default: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:
+    def merged(defaults: Mapping[str, Any], amounts: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            **{name: amount for name, amount in of_default.items() if name not in named},
-            **of_job,
+            **{name: amount for name, amount in defaults.items() if name not in named},
+            **amounts,
         }
 
     return Resources(
-        requests=under(default.requests, explicit.requests),
-        limits=under(default.limits, explicit.limits),
+        requests=merged(default.requests, explicit.requests),
+        limits=merged(default.limits, explicit.limits),
     )
 
 
@@ -167,7 +178,7 @@ def _checkpoint(defaults: JobDefaults, spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _with(group: Any, update: dict[str, Any]) -> Any:
-    """The group, changed only in what differs: what was not set stays unset."""
+    """Return the group with the values that differ, so that other fields stay unset."""
     return group.model_copy(
         update={name: value for name, value in update.items() if value != getattr(group, name)}
     )

@@ -1,10 +1,9 @@
-"""Strategic merge of a pod template over ours, with the keys that Kubernetes' own API types name
-for it.
+"""Strategic merge of pod templates, with the merge keys of Kubernetes' API types.
 
-Maps are merged key by key; `null` removes a key. Lists of named things are merged by name:
-containers field by field; env, ports, volumes and the like whole entry by whole entry, because
-merging `value` into `valueFrom`, or one volume source into another, makes an object that the API
-server refuses. `$patch: delete` in an entry removes the one of that name. Every other list
+Maps are merged key by key; `null` removes a key. Lists of named entries are merged by name.
+Containers are merged field by field. Entries of env, ports, volumes and the like are replaced as a
+whole: merging `value` into `valueFrom`, or one volume source into another, makes an object that the
+API server refuses. `$patch: delete` in an entry removes the entry of that name. Every other list
 (tolerations, command, args) is replaced.
 """
 
@@ -30,9 +29,9 @@ _REPLACED_BY = {
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """`patch` over `base`; neither is changed.
+    """Return `patch` merged over `base`; neither is changed.
 
-    field: the name under which both stand in their parent.
+    field: the name of both in their parent, which decides how lists are merged.
     """
     if isinstance(base, dict) and isinstance(patch, dict):
         return _merge_maps(base, patch)
@@ -41,12 +40,23 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     return patch
 
 
-def fitting(template: dict[str, Any], pod: dict[str, Any], ours: Collection[str]) -> dict[str, Any]:
-    """The template without entries for containers that this pod lacks and others have: of an
-    engine's pods only the first has a worker.
+def fitting(
+    template: dict[str, Any], pod: dict[str, Any], own_names: Collection[str]
+) -> dict[str, Any]:
+    """Return the template without entries for containers that this pod does not have.
 
-    An entry without an image changes a container and never adds one; nor does an entry of the name
-    of one of `ours`.
+    Pods of one role may differ: only the first pod of an engine has a worker. An entry adds a
+    container only if it has an image and is not named like one of sluice's containers.
+
+    Parameters
+    ----------
+    template
+        A user's template for the role.
+    pod
+        The pod to which it is applied.
+    own_names
+        Names of sluice's containers in pods of this role.
+
     """
     spec = dict(template.get("spec") or {})
     for field in _MERGED_BY:
@@ -54,7 +64,8 @@ def fitting(template: dict[str, Any], pod: dict[str, Any], ours: Collection[str]
         entries = [
             entry
             for entry in spec.pop(field, None) or ()
-            if entry.get("name") in present or ("image" in entry and entry.get("name") not in ours)
+            if entry.get("name") in present
+            or ("image" in entry and entry.get("name") not in own_names)
         ]
         if entries:
             spec[field] = entries

@@ -1,6 +1,4 @@
-"""The planner's input and output: plain frozen values,
-so that every decision can be tested in a table.
-"""
+"""Input and output of the planner: frozen values, so that decisions can be tested in tables."""
 
 from __future__ import annotations
 
@@ -12,76 +10,66 @@ from typing import Any, Literal
 from sluice.api import LastFailure, RLJobStatus, RoleName
 from sluice_operator.plan.facts.job_defaults import NO_DEFAULTS, JobDefaults
 
-KubeObject = dict[str, Any]
-"""A Kubernetes object as plain data: a pod, a service, a config map, a secret, a claim."""
-JobKey = tuple[str, str]
-"""(namespace, name of the job)."""
+KubeObject = dict[str, Any]  # a Kubernetes object as plain data
+JobKey = tuple[str, str]  # (namespace, name) of a job
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The job's progress, by the buffer's Stats and the rendezvous' ledger.
+    """The job's progress, from the buffer's statistics and the rendezvous' ledger."""
 
-    step: last committed step; engines: engines that the rendezvous knows; engines_in_sync: those of
-    them that hold the newest weights. dropped: the newest reason for which one of the others was
-    dropped from an update, with its name; empty: none was. device_seconds: by `role/state`, since
-    the rendezvous service started; counters: the buffer's. Both grow all the time: they make no
-    answer a new one.
-    """
-
-    step: int
+    step: int  # last committed step
     total_steps: int | None = None
     reward: float | None = None
     version: int | None = None
     lag: float | None = None
+    # Engines that have joined the rendezvous, and those of them that hold the newest weights.
     engines: int = 0
     engines_in_sync: int = 0
     loss: float | None = None
+    # The last engine that was dropped from an update and is still behind, and why; or empty.
     dropped: str = ""
-    device_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    # Both grow all the time, so they do not make two answers different.
+    device_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # role/state
     counters: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletWarning:
-    """The last warning of a kubelet about a pod that does not start. times: how often it has."""
+    """The latest warning of a kubelet about a pod that does not start."""
 
     reason: str
     message: str
-    times: int = 1
+    times: int = 1  # how often it was repeated
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The world as a cluster reports it.
-
-    objects: what the job owns besides pods, by (kind, name). progress: None while the buffer cannot
-    be asked. absent_kinds: kinds that this cluster does not know. operator_namespace: where the
-    operator runs; None: in no cluster. warned: pod -> what its kubelet warns of while it does not
-    start. sandboxes: the job's Sandboxes, where it asks for those; sandbox_version: the version of
-    their API to speak, empty: the cluster has none. defaults: those of the whole cluster. note:
-    what stands in the job's way besides, such as a change that is refused; events of it are gone
-    after an hour. episodes: the pods of episodes and verifiers, once the planner has split them
-    from those of gangs.
-    """
+    """A job's objects as the cluster reports them."""
 
     pods: tuple[KubeObject, ...] = ()
+    # Objects that the job owns, except pods, by (kind, name).
     objects: Mapping[tuple[str, str], KubeObject] = field(default_factory=dict)
-    status: RLJobStatus | None = None
-    progress: Progress | None = None
-    absent_kinds: frozenset[str] = frozenset()
-    operator_namespace: str | None = None
-    warned: Mapping[str, KubeletWarning] = field(default_factory=dict)
+    status: RLJobStatus | None = None  # the stored one
+    progress: Progress | None = None  # None while the buffer does not answer
+    absent_kinds: frozenset[str] = frozenset()  # kinds that this cluster does not serve
+    operator_namespace: str | None = None  # None if the operator does not run in a cluster
+    warned: Mapping[str, KubeletWarning] = field(default_factory=dict)  # by pod name
+    # Sandboxes of the job if it asks for them, and the version of their API; empty if the cluster
+    # does not serve it.
     sandboxes: tuple[KubeObject, ...] = ()
     sandbox_version: str = ""
     defaults: JobDefaults = NO_DEFAULTS
+    # A problem that the planner does not see, such as a refused change of the spec. It is part of
+    # the status because events are gone after an hour.
     note: str = ""
+    # Pods of episodes and verifiers, once the planner has separated them from `pods`.
     episodes: tuple[KubeObject, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """An object to delete. grace: of a pod, seconds between SIGTERM and SIGKILL; 0: at once."""
+    """An object to delete. grace: a pod's seconds between SIGTERM and SIGKILL; 0 means by force."""
 
     kind: str
     name: str
@@ -97,9 +85,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The work of one pass. The order is fixed: status, deletions, creations, events.
+    """The work of one pass, to be carried out in this order: status, deletions, creations, events.
 
-    requeue_after: seconds until time alone changes the plan; None: only a change of the world does.
+    requeue_after: seconds after which the plan may change although the cluster does not.
     """
 
     status: RLJobStatus
@@ -111,11 +99,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Pods that start and die together. size: number of its pods."""
+    """Pods that start and end together."""
 
     role: RoleName
     replica: int
-    size: int
+    size: int  # number of pods
 
     @property
     def name(self) -> str:
@@ -124,42 +112,35 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that a queue admits as one. size: their number. alone: it is one attempt of one gang,
-    and ends with it.
-    """
+    """Pods that a queue admits together. alone: the group of one attempt of one gang only."""
 
     name: str
-    size: int
+    size: int  # number of pods
     alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GangFacts:
-    """One gang's present attempt, read from its pods.
+    """The present attempt of a gang, read from its pods."""
 
-    seen, ready, succeeded: how many of its pods exist, are ready, have done their work.
-    missing: indices without a pod. config_error: a container asked not to be restarted (exit
-    code 2). disruption: what the cluster did to a pod, in words; empty: nothing. started: when
-    its first pod started.
-    """
-
+    # Numbers of pods.
     seen: int = 0
     ready: int = 0
     running: int = 0
     succeeded: int = 0
-    missing: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()  # indices without a pod
     failure: LastFailure | None = None
-    config_error: LastFailure | None = None
-    disruption: str = ""
-    started: datetime | None = None
+    config_error: LastFailure | None = None  # a container asked not to be restarted (exit code 2)
+    disruption: str = ""  # what the cluster did to a pod, in words
+    started: datetime | None = None  # start of the first pod
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Container images of the roles; the chart sets them.
+    """Container images, which the chart sets.
 
-    engine: the default engine's own, beside our worker (rollout). vllm: vLLM's own, for jobs that
-    name it.
+    A rollout pod has an engine's image (`engine` for the default one, `vllm` for vLLM) and sluice's
+    own worker image (`rollout`).
     """
 
     trainer: str = "ghcr.io/sluice-dev/sluice-trainer:0.1.0"
@@ -170,10 +151,10 @@ class Images:
     rendezvous: str = "ghcr.io/sluice-dev/sluice-buffer:0.1.0"
 
     def of_engine(self, engine: str) -> str:
-        """The image of an engine, by the word of `rollout.engine`."""
+        """Return the image of an engine by its name in `rollout.engine`."""
         return {"vllm": self.vllm}.get(engine, self.engine)
 
 
 def uid(stored: KubeObject) -> str:
-    """The identity that tells an object from a later one of the same name."""
+    """Return the uid, which tells an object from a later one of the same name."""
     return str(stored["metadata"]["uid"])

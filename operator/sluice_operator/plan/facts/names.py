@@ -1,4 +1,4 @@
-"""Names, labels and paths that every room relies on (docs/contracts.md)."""
+"""Names, labels and paths that all components rely on (docs/contracts.md)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ LABEL_ROLE = f"{GROUP}/role"
 LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
+# The group with which a queue admits a pod.
 LABEL_GROUP = f"{GROUP}/pod-group"
-"""On a pod that queues: what is admitted as one with it."""
+# The LocalQueue of a pod that Kueue queues.
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
-"""On a pod that Kueue queues: its LocalQueue."""
 GATES_OF_KUEUE = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
+# Annotation of a pod; `false` means that its group ends, and returns its quota, once no pod of the
+# group runs.
 ENDS_GROUP = "kueue.x-k8s.io/retriable-in-group"
-"""Annotation of a pod; `false`: its group has ended when none of its pods runs,
-and gives its quota back."""
+# Finalizer of the pods that Kueue queues.
 KEPT_BY_KUEUE = "kueue.x-k8s.io/managed"
-"""Finalizer of the pods that Kueue queues."""
+# The job of an object that is not owned by it, because it outlives the job or a Sandbox owns it.
 LABEL_UID = f"{GROUP}/job-uid"
-"""On an object that its job does not own, since it outlives the job or a Sandbox owns it: whose it
-is."""
 POD_GROUP = "PodGroup"
 WORKLOAD = "Workload"  # Kueue's object for a group of pods
+# Kind and API group of kubernetes-sigs' agent-sandbox.
 SANDBOX, SANDBOX_GROUP = "Sandbox", "agents.x-k8s.io"
-"""Kind and API group of kubernetes-sigs' agent-sandbox."""
+# Annotation of a Secret that says what to fill it with. The planner has no key, so the cluster
+# fills the Secret when it creates it.
 GENERATE = f"{GROUP}/generate"
-"""Annotation of a Secret: what it is filled with when it is created. The planner knows no key; the
-cluster does."""
 GENERATE_TOKEN, GENERATE_EPISODE_TOKEN, GENERATE_TLS = "token", "episode-token", "tls"
 
 ROOT = "/sluice"
@@ -45,8 +44,7 @@ CACHE_DIR = f"{ROOT}/cache"
 STORAGE_DIR = f"{ROOT}/storage"
 ROWS_DIR = f"{ROOT}/rows"
 TLS_DIR = f"{ROOT}/tls"
-CHECKPOINTS = "checkpoints"
-"""Directory of the checkpoints in the run's own directory, on a claim as on a laptop."""
+CHECKPOINTS = "checkpoints"  # directory in the run directory, on a claim as on a laptop
 JOB_FILE = "rljob.json"
 DEFAULTS_FILE = "defaults.json"
 TOKEN_KEY = "token"  # noqa: S105 - the name of a key in a Secret
@@ -61,11 +59,11 @@ PORTS = {
     "master": 29500,
     "metrics": 9400,
 }
+# Roles of the pods that play episodes, and of those that judge them.
 EPISODES = EPISODE, VERIFIER = episode_protocol.EPISODE, episode_protocol.VERIFIER
-"""Roles of the pods that play episodes, and judge them."""
 EPISODE_DIR = f"{ROOT}/episode"
+# On an episode's pod: how many pods its slot has had.
 LABEL_NUMBER = f"{GROUP}/number"
-"""On an episode's pod: how many its place has had."""
 
 
 def config_name(job: RLJob) -> str:
@@ -73,23 +71,23 @@ def config_name(job: RLJob) -> str:
 
 
 def token_name(job: RLJob) -> str:
-    return _own_name(job, "token")
+    return _unique_name(job, "token")
 
 
 def episode_token_name(job: RLJob) -> str:
-    """The token with which episode pods join a worker; it opens nothing else."""
-    return _own_name(job, "episode-token")
+    """Return the name of the Secret with which episode pods join a worker, and only that."""
+    return _unique_name(job, "episode-token")
 
 
 def tls_name(job: RLJob) -> str:
-    return _own_name(job, "tls")
+    return _unique_name(job, "tls")
 
 
-def _own_name(job: RLJob, what: str) -> str:
-    """With the beginning of the job's uid: of what is never read (Secrets),
-    or outlives its job (checkpoints).
+def _unique_name(job: RLJob, what: str) -> str:
+    """Return a name with the beginning of the job's uid.
 
-    One that is there already is then this job's, and not that of a deleted job of the same name.
+    It is for objects that are never read (Secrets) or outlive their job (checkpoints): if one
+    exists already, it is this job's and not that of a deleted job of the same name.
     """
     return "-".join(filter(None, (job.metadata.name, what, job.metadata.uid[:8])))
 
@@ -99,8 +97,9 @@ def tls_server_name(job: RLJob) -> str:
 
 
 def server_name(job: str, namespace: str) -> str:
-    """The name in the certificate of a job's servers. It is no name in DNS: addresses in a cluster
-    come and go.
+    """Return the name in the certificate of a job's servers.
+
+    It is not a DNS name, because addresses in a cluster come and go.
     """
     return f"{job}.{namespace}.sluice"
 
@@ -114,7 +113,7 @@ def network_policy_name(job: RLJob) -> str:
 
 
 def episode_policy_name(job: RLJob, role: str = EPISODE) -> str:
-    """Of the pods of one of EPISODES."""
+    """Return the name of the network policy for pods of one of EPISODES."""
     return f"{job.metadata.name}-{role}s"
 
 
@@ -127,31 +126,30 @@ def storage_name(job: RLJob) -> str:
 
 
 def checkpoint_name(job: RLJob) -> str:
-    """Claim for the checkpoints, which may outlive the job: a later job of its name gets a claim of
-    its own.
+    """Return the name of the claim for checkpoints.
+
+    The claim may outlive the job, so a later job of the same name gets another claim.
     """
-    return _own_name(job, "checkpoint")
+    return _unique_name(job, "checkpoint")
 
 
 def gpus_name(job: RLJob, node: int) -> str:
-    """Claim of the GPUs that trainer pod `node` shares with engines."""
+    """Return the name of the claim for the GPUs that trainer pod `node` shares with engines."""
     return f"{job.metadata.name}-gpus-{node}"
 
 
 def engines_name(job: RLJob) -> str:
-    """Headless service that gives the pods of a many-pod engine a name in DNS."""
+    """Return the name of the headless Service that gives pods of a many-pod engine DNS names."""
     return f"{job.metadata.name}-engines"
 
 
 def group_name(job: RLJob, number: int) -> str:
-    """The name of a group that queues and schedulers of gangs admit as one. Pods of a deleted job
-    of the same name are in another.
-    """
-    return f"{_own_name(job, 'group')}-{number}"
+    """Return the name of a job's group of pods, which differs from that of a deleted namesake."""
+    return f"{_unique_name(job, 'group')}-{number}"
 
 
 def attempt_name(job: RLJob, role: str, replica: int, attempt: int) -> str:
-    """One attempt of a gang."""
+    """Return the name of one attempt of a gang."""
     return f"{job.metadata.name}-{role}-{replica}-{attempt}"
 
 
@@ -165,7 +163,7 @@ def selector(job: RLJob, role: str | None = None) -> dict[str, str]:
 
 
 def leaders(job: RLJob) -> dict[str, str]:
-    """The first pod of each engine: what autoscalers count."""
+    """Return the labels of the first pod of each engine, which autoscalers count."""
     return selector(job, "rollout") | {LABEL_INDEX: "0"}
 
 
@@ -174,9 +172,9 @@ def selector_text(labels: dict[str, str]) -> str:
 
 
 def recommended_labels(job: RLJob, role: str | None = None) -> dict[str, str]:
-    """Kubernetes' recommended labels, by which people and their tools group objects.
+    """Return Kubernetes' recommended labels, by which people and tools group objects.
 
-    The name is not `sluice`: by that the network policies of jobs know the operator.
+    The name is not `sluice`, because the jobs' network policies recognize the operator by it.
     """
     labels = {
         "app.kubernetes.io/name": "rljob",
@@ -189,20 +187,21 @@ def recommended_labels(job: RLJob, role: str | None = None) -> dict[str, str]:
 
 
 def own_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Those by which the operator knows an object."""
+    """Return the labels by which the operator recognizes an object."""
     return {key: value for key, value in labels.items() if key.startswith(f"{GROUP}/")}
 
 
 def retained_metadata(job: RLJob, name: str) -> dict[str, Any]:
-    """Object metadata without an owner: the object stays when the job is deleted."""
+    """Return metadata of an object without an owner, which stays when the job is deleted."""
     fields = metadata(job, name, selector(job) | {LABEL_UID: job.metadata.uid})
     fields.pop("ownerReferences", None)
     return fields
 
 
 def metadata(job: RLJob, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    """Object metadata with the job's labels; owned by the job,
-    so that the cluster cleans up after it.
+    """Return metadata of an object that the job owns, so that the cluster deletes it with the job.
+
+    labels: instead of the job's selector.
     """
     labels = labels or selector(job)
     fields: dict[str, Any] = {

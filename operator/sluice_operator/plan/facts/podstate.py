@@ -1,8 +1,8 @@
-"""Reading one pod's status, the same for Kubernetes and for a laptop.
+"""Reads the status of a pod, from Kubernetes as well as from a laptop.
 
-Everything is read from container statuses, not from the pod's phase: with restartPolicy Never a pod
-with two containers is `Failed` only when both have ended, and an engine whose worker has died would
-idle for ever.
+Failures are read from container statuses and not from the pod's phase: with restartPolicy Never, a
+pod with two containers is `Failed` only once both have ended, and an engine whose worker has died
+would idle for ever.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ _DISRUPTIONS = {
     "Terminated",
     "UnexpectedAdmissionError",
 }
+# Conditions of a pod that is about to be disrupted: Kubernetes' own, and the one that Kueue sets
+# before it deletes the pods of an evicted group.
 _DISRUPTED = ("DisruptionTarget", "TerminationTarget")
-"""Conditions that name a pod as a victim: Kubernetes' own, and Kueue's before it deletes pods of an
-evicted group."""
+# Prefix of the reason if a kubelet lacks a resource when the pod arrives (OutOfcpu,
+# OutOfnvidia.com/gpu).
 _OUT_OF = "OutOf"
-"""A kubelet that finds, when the pod arrives,
-that it has not enough (OutOfcpu, OutOfnvidia.com/gpu)."""
+# Containers that end only with the job. For all others, exit code 0 is a good end.
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker", "openenv"}
-"""Containers that end only when the job does; of all others exit code 0 is a good end."""
-_OURS = {"rendezvous", "buffer", "rows", "plugin", "engine", "worker", "trainer"}
-"""Containers whose exit codes are those of docs/contracts.md. Another one's, the user's server or
-sidecar, are its own: Go's panics have 2, and so has a Python that does not find its file."""
+# Containers with the exit codes of docs/contracts.md. A user's server or sidecar may use them for
+# something else: a Go panic exits with 2, and so does a Python that does not find its script.
+_WITH_CONTRACT = {"rendezvous", "buffer", "rows", "plugin", "engine", "worker", "trainer"}
 _OUT_OF_MEMORY = "OOMKilled"
+# A kubelet's reason if the kernel killed a process because the machine, and not the container, had
+# no memory left.
 OUT_OF_MACHINE = "SystemOOM"
-"""A process that the kernel killed because the machine, not the container, had no memory left: a
-kubelet's name of that event."""
 _MESSAGE_LIMIT = 8192
+# Higher exit codes are 128 + the number of the signal that killed the process.
 _SIGNALLED = 128
-"""Exit codes above it are 128 + the number of the signal that killed the process."""
 
 
 def name(pod: KubeObject) -> str:
@@ -91,28 +91,29 @@ def index(pod: KubeObject) -> int:
 
 
 def number(pod: KubeObject) -> int:
-    """How many pods the episode's place has had with it."""
+    """Return how many pods the slot of an episode pod has had, including this one."""
     return int(labels(pod).get(LABEL_NUMBER, 0))
 
 
 def address(pod: KubeObject) -> str:
-    """Its IP address; empty: it has none yet."""
+    """Return the pod's IP address; empty if it has none yet."""
     return str(_status(pod).get("podIP") or "")
 
 
 def group(pod: KubeObject) -> str:
-    """The group that a queue admits it with; empty: it does not queue."""
+    """Return the group with which a queue admits the pod; empty if it does not queue."""
     return labels(pod).get(LABEL_GROUP, "")
 
 
 def sandbox(pod: KubeObject) -> str:
-    """Name of the Sandbox that makes it, and would make it anew; empty: none does. A Sandbox that
-    has no pod stands for it.
+    """Return the name of the Sandbox that owns the pod; empty if none does.
+
+    A Sandbox without a pod is treated as its pod, and names itself.
     """
     if pod.get("kind") == SANDBOX:
         return name(pod)
     owners = pod["metadata"].get("ownerReferences") or []
-    return next((str(each["name"]) for each in owners if _is_sandbox(each)), "")
+    return next((str(owner["name"]) for owner in owners if _is_sandbox(owner)), "")
 
 
 def _is_sandbox(owner: dict[str, Any]) -> bool:
@@ -125,10 +126,10 @@ def is_terminating(pod: KubeObject) -> bool:
 
 
 def has_left(pod: KubeObject) -> bool:
-    """It was deleted and has failed of it, or never ran: only Kueue's finalizer keeps it.
+    """Return True if the pod was deleted and has ended or never ran, and only Kueue keeps it.
 
-    It does so until another pod has taken its place;
-    so that one must not wait for this one to be gone.
+    Kueue's finalizer keeps the pod until another has taken its place, so its replacement must not
+    wait until it is gone.
     """
     never_ran = not pod.get("spec", {}).get("nodeName")
     return (
@@ -139,7 +140,7 @@ def has_left(pod: KubeObject) -> bool:
 
 
 def is_kept(pod: KubeObject) -> bool:
-    """Kueue keeps it until it has an account of its end."""
+    """Return True if Kueue's finalizer keeps the pod until Kueue has recorded its end."""
     return KEPT_BY_KUEUE in pod["metadata"].get("finalizers", [])
 
 
@@ -148,17 +149,17 @@ def is_finished(pod: KubeObject) -> bool:
 
 
 def is_succeeded(pod: KubeObject) -> bool:
-    """All of its containers have ended with exit code 0."""
+    """Return True if all of its containers have ended with exit code 0."""
     return _status(pod).get("phase") == "Succeeded"
 
 
 def ends_group(pod: KubeObject) -> bool:
-    """Kueue was told that the pod's group has ended when none of its pods runs."""
+    """Return True if the pod tells Kueue that its group ends once none of its pods runs."""
     return (pod["metadata"].get("annotations") or {}).get(ENDS_GROUP) == "false"
 
 
 def gates(pod: KubeObject) -> list[str]:
-    """The scheduling gates that keep it from a node."""
+    """Return the names of the pod's scheduling gates."""
     return [str(gate["name"]) for gate in pod.get("spec", {}).get("schedulingGates") or []]
 
 
@@ -167,12 +168,12 @@ def is_gated(pod: KubeObject) -> bool:
 
 
 def queue(pod: KubeObject) -> str:
-    """The LocalQueue of Kueue that it waits in; empty: none is named."""
+    """Return the pod's LocalQueue in Kueue; empty if it names none."""
     return labels(pod).get(LABEL_QUEUE, "")
 
 
 def is_scheduled(pod: KubeObject) -> bool:
-    """A scheduler has found it a node; or it runs, whoever gave it one."""
+    """Return True if a scheduler has found a node for the pod, or if it runs anyway."""
     return _status(pod).get("phase") != "Pending" or _condition(pod, "PodScheduled") == "True"
 
 
@@ -189,8 +190,9 @@ def is_ready(pod: KubeObject) -> bool:
 
 
 def is_starting(pod: KubeObject) -> bool:
-    """It has its node, and not all of its containers were started: something that it needs may be
-    missing there.
+    """Return True if the pod has a node but not all of its containers have been started.
+
+    Something that it needs may be missing.
     """
     return _status(pod).get("phase") == "Pending" and bool(pod.get("spec", {}).get("nodeName"))
 
@@ -200,7 +202,7 @@ def is_running(pod: KubeObject) -> bool:
 
 
 def age(stored: KubeObject, now: datetime) -> float:
-    """Seconds since it was created."""
+    """Return the seconds since the object was created."""
     created = clock.parse_optional(stored["metadata"].get("creationTimestamp"))
     return (now - created).total_seconds() if created else 0.0
 
@@ -210,11 +212,11 @@ def started(pod: KubeObject) -> datetime | None:
 
 
 def disruption(pod: KubeObject) -> str:
-    """The cause, in words, where the cluster or somebody else ended the pod; empty: nobody did."""
+    """Return why the cluster or another party ended the pod, in words; empty if it was not."""
     for kind in _DISRUPTED:
         if _condition(pod, kind) == "True":
-            why = _condition(pod, kind, "reason") or kind, _condition(pod, kind, "message")
-            return ": ".join(filter(None, (name(pod), *why)))
+            reason, message = _condition(pod, kind, "reason"), _condition(pod, kind, "message")
+            return ": ".join(filter(None, (name(pod), reason or kind, message)))
     if is_terminating(pod):
         return f"{name(pod)} was deleted"
     reason = _status(pod).get("reason") or ""
@@ -226,8 +228,9 @@ def disruption(pod: KubeObject) -> str:
 
 
 def succeeded(pod: KubeObject) -> bool:
-    """The role's own container (named like the role) has ended with exit code 0; a user's sidecar
-    may still run.
+    """Return True if the role's main container, named like the role, has ended with exit code 0.
+
+    A sidecar from a template may still run.
     """
     if is_succeeded(pod):
         return True
@@ -241,65 +244,68 @@ def has_ended(pod: KubeObject, container: str) -> bool:
 
 
 def failures(pod: KubeObject, now: datetime) -> list[LastFailure]:
-    """Containers that ended although they should not have: root causes first.
-
-    Of what died in the same second, exit codes of the program's own come before signals: a killed
-    neighbour is mostly a consequence.
-    """
-    causes = [
+    """Return the containers that ended although they should not have, root causes first."""
+    failed = [
         _failure(pod, container, end, now)
         for container, end in _terminated(pod)
         if end.get("exitCode") != 0 or container in _MUST_RUN
     ]
-    if not causes and _status(pod).get("phase") == "Failed":
-        causes = [_failure(pod, "", _status(pod), now)]
-    return sorted(causes, key=root_cause_order)
+    if not failed and _status(pod).get("phase") == "Failed":
+        failed = [_failure(pod, "", _status(pod), now)]
+    return sorted(failed, key=root_cause_order)
 
 
 def root_cause_order(failure: LastFailure) -> tuple[bool, datetime, bool]:
-    """Whoever lost another pod comes last,
-    though it may have noticed before that pod's end was told.
+    """Return the sort key that puts root causes first.
+
+    A container that lost another pod comes last, though it may have noticed before the end of that
+    pod was reported. Of failures in the same second, a program's exit code comes before a signal,
+    because a killed neighbour is mostly a consequence.
     """
     return lost_peer(failure), clock.parse(failure.time), (failure.exit_code or 0) > _SIGNALLED
 
 
 def lost_peer(failure: LastFailure) -> bool:
-    """True where a container ended because another pod of its gang did. Ours say so; an engine's
-    exception tells.
+    """Return True if a container ended because another pod of its gang did.
+
+    sluice's own containers say so by their exit code, an engine by its last exception.
     """
     if failure.container != "engine":
-        return failure.container in _OURS and failure.exit_code == EXIT_PEER_LOST
+        return failure.container in _WITH_CONTRACT and failure.exit_code == EXIT_PEER_LOST
     return bool(causes.lost_peer(last_exception(failure.message)))
 
 
 def config_error(pod: KubeObject, now: datetime) -> LastFailure | None:
-    """The end of a container of ours that asks for no restart; None: there is none."""
-    ours = (f for f in failures(pod, now) if f.container in _OURS)
-    return next((f for f in ours if f.exit_code == EXIT_CONFIG_ERROR), None)
+    """Return the failure of a container that asks not to be restarted; None if there is none."""
+    with_contract = (f for f in failures(pod, now) if f.container in _WITH_CONTRACT)
+    return next((f for f in with_contract if f.exit_code == EXIT_CONFIG_ERROR), None)
 
 
 def headline(failure: LastFailure) -> str:
-    """The one line for people: a process's last `error: ...`, else what killed it, else its last
-    exception, or line.
+    """Return the failure in one line for people.
+
+    That is the last line `error: ...` of the log, else the signal that killed the process, else its
+    last exception or its last line.
     """
-    where = f"{failure.container}: " if failure.container else ""
+    prefix = f"{failure.container}: " if failure.container else ""
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if _signal_of(failure) and not (lines and lines[-1].startswith("error: ")):
-        return where + _killed(failure)
+        return prefix + _killed(failure)
     if errors or lines:
-        return where + (errors or [last_exception(failure.message) or lines[-1]])[-1]
-    return f"{where}{failure.reason or 'Error'}, exit code {failure.exit_code}"
+        return prefix + (errors or [last_exception(failure.message) or lines[-1]])[-1]
+    return f"{prefix}{failure.reason or 'Error'}, exit code {failure.exit_code}"
 
 
 def _killed(failure: LastFailure) -> str:
-    """A process that was killed had no time for last words: its last line would mislead, an
-    exception does not.
+    """Describe a killed process by its signal and its last exception.
+
+    Its last line would mislead, because it was killed while it worked.
     """
     text, exception = f"killed by {_signal_of(failure)}", last_exception(failure.message)
     if failure.reason == _OUT_OF_MEMORY:
         text += (
-            "; it used more memory than it may: raise "
+            "; it used more memory than its limit: raise "
             f"{memory_field(failure.role, failure.container)}"
         )
     elif failure.reason == OUT_OF_MACHINE:
@@ -313,7 +319,7 @@ def _killed(failure: LastFailure) -> str:
 
 
 def _signal_of(failure: LastFailure) -> str:
-    """Name of the signal that killed the process; empty: none did."""
+    """Return the name of the signal that killed the process; empty if none did."""
     number = (failure.exit_code or 0) - _SIGNALLED
     return next((member.name for member in signal.Signals if member.value == number), "")
 
@@ -321,15 +327,15 @@ def _signal_of(failure: LastFailure) -> str:
 def _failure(pod: KubeObject, container: str, end: dict[str, Any], now: datetime) -> LastFailure:
     code = end.get("exitCode")
     role_name: RoleName = role(pod)  # type: ignore[assignment]
-    words = end.get("message") or (UNEXPECTED_END.message if code == 0 else "")
+    message = end.get("message") or (UNEXPECTED_END.message if code == 0 else "")
     return LastFailure(
         role=role_name,
         pod=name(pod),
         container=container,
         reason=UNEXPECTED_END.name if code == 0 else end.get("reason") or "Error",
         exit_code=code,
-        # From any program in the pod, and on its way to people's terminals.
-        message="\n".join(map(escaped, words[-_MESSAGE_LIMIT:].splitlines())),
+        # Escaped, because any program in the pod can write it and terminals show it.
+        message="\n".join(map(escaped, message[-_MESSAGE_LIMIT:].splitlines())),
         time=end.get("finishedAt") or clock.text(now),
     )
 
@@ -348,9 +354,7 @@ def has_ended_container(pod: KubeObject) -> bool:
 
 
 def _terminated(pod: KubeObject) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(container, how it ended). An init container that did its work has not ended in
-    this sense.
-    """
+    """Yield (container, how it ended), without init containers that have ended well."""
     for status in _status(pod).get("initContainerStatuses") or []:
         end = status.get("state", {}).get("terminated")
         if end and end.get("exitCode") != 0:
@@ -362,7 +366,7 @@ def _terminated(pod: KubeObject) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def readiness(stored: KubeObject) -> tuple[str, str]:
-    """(reason, message) of its condition Ready; empty where it has none yet."""
+    """Return (reason, message) of the condition Ready; both empty if there is none yet."""
     return _condition(stored, "Ready", "reason"), _condition(stored, "Ready", "message")
 
 
@@ -378,8 +382,11 @@ _LONGEST = 300
 
 
 def last_exception(log: str) -> str:
-    """`RuntimeError: out of memory`: the line behind the last frames of a traceback; empty: there
-    is none.
+    """Return the exception at the end of a log's last traceback; empty if there is none.
+
+    For example `RuntimeError: out of memory`. SGLang's scheduler is a separate process: when it
+    raises, its parent kills the whole container, and the exception is some lines above the end of
+    the log.
     """
     lines = [line for line in log.splitlines() if line.strip()]
     ends = [

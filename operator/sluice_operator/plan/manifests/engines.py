@@ -1,4 +1,4 @@
-"""Containers of a rollout pod: the engine, our worker, and the user's server of OpenEnv."""
+"""Containers of a rollout pod: the engine, sluice's worker, and the user's OpenEnv server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,21 @@ from sluice_operator.plan.manifests.volume_paths import model_path
 def rollout_containers(
     job: RLJob, gang: Gang, attempt: int, index: int, common: Env, token: Env, images: Images
 ) -> list[Container]:
-    """The engine, and on the engine's first pod our worker. The engine is not ours, so it does not
-    get the token.
+    """Return the engine's container, and on the engine's first pod the worker's.
+
+    An engine is foreign code, so it does not get the job's token.
+
+    Parameters
+    ----------
+    job, gang, attempt, index
+        Which pod the containers belong to.
+    common
+        Variables of all containers of the pod.
+    token
+        Variables with the job's token.
+    images
+        Container images.
+
     """
     launch = engine_of(job.spec).launch
     ports = {"http": names.PORTS["http"], "master": names.PORTS["master"]}
@@ -35,9 +48,11 @@ def rollout_containers(
     env = common + port_env({"metrics": names.PORTS["metrics"]}) + variables(settings)
     mounts = volumes.mounts(job, "rollout")
     plugin = launch.plugin(job.spec)
-    theirs = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}] if plugin else mounts
+    engine_mounts = mounts
+    if plugin:
+        engine_mounts = [*mounts, volumes.plugin_mount(plugin) | {"readOnly": True}]
     image = images.of_engine(job.spec.rollout.engine)
-    engine = container(job, "engine", image, launch.command(job.spec), env, ports, theirs)
+    engine = container(job, "engine", image, launch.command(job.spec), env, ports, engine_mounts)
     engine["args"] = launch.args(job.spec, _place(job, gang, attempt))
     engine["resources"] = merge(
         resource_claims.gpus(job, gang), of_spec(job.spec.rollout.resources)
@@ -56,8 +71,8 @@ def rollout_containers(
         env += variables({"SLUICE_EPISODES": "pods"})
         env += secret_variable(names.episode_token_name(job), "SLUICE_EPISODE_TOKEN")
     command = ["python", "-m", "sluice_rollout"]
-    # The worker runs the user's code, which has no business with what the engine executes.
-    mounts = [each for each in mounts if each["mountPath"] != names.CACHE_DIR]
+    # The worker runs the user's code, which must not change the kernels that the engine executes.
+    mounts = [mount for mount in mounts if mount["mountPath"] != names.CACHE_DIR]
     worker = container(
         job, "worker", images.rollout, command, env, own, mounts + volumes.tls_mount(job)
     )
@@ -65,8 +80,9 @@ def rollout_containers(
 
 
 def openenv(job: RLJob, gang: Gang, index: int) -> list[Container]:
-    """The user's server of OpenEnv, beside the worker. It has nothing of the job's, and its image's
-    own command.
+    """Return the user's OpenEnv server, on the first pod of an engine if the job has one.
+
+    It runs the command of its image and gets no variables, volumes or tokens of the job.
     """
     environment = job.spec.rollout.environment
     openenv = environment.openenv if environment else None
@@ -95,7 +111,10 @@ def _place(job: RLJob, gang: Gang, attempt: int) -> ServerPlacement:
 
 
 def plugin_container(job: RLJob, plugin: Plugin, images: Images) -> Container:
-    """Brings what the engine's image does not have: our plugin, out of the worker's image."""
+    """Return the init container that brings sluice's plugin to the engine.
+
+    It copies the plugin from the worker's image into a volume that the engine mounts.
+    """
     return container(
         job, "plugin", images.rollout, list(plugin.command), [], {}, [volumes.plugin_mount(plugin)]
     )

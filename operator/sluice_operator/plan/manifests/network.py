@@ -1,5 +1,6 @@
-"""The network policy of a job: who may connect to its pods. NCCL and SGLang ask nobody for a token:
-only the network can keep others away.
+"""The network policy of a job, which says who may connect to its pods.
+
+NCCL and SGLang accept any connection without a token, so only the network can keep others away.
 """
 
 from __future__ import annotations
@@ -11,17 +12,27 @@ from sluice_operator.plan.facts import names
 from sluice_operator.plan.facts.model import KubeObject
 
 KIND = "NetworkPolicy"
-NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-"""Kubernetes puts it on every namespace (from 1.21)."""
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # on every namespace since Kubernetes 1.21
 OPERATOR_LABELS = {"app.kubernetes.io/name": "sluice"}
 
 
 def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | None:
-    """Ingress only from the job's own pods (on all ports: NCCL chooses its own),
-    the operator, and Prometheus.
+    """Allow ingress only from the job's own pods, the operator and Prometheus.
 
-    operator_namespace: None where there is no operator in a cluster. Egress is left open: models,
-    data sets and rewards are elsewhere. Kubelets may always probe the pods of their node.
+    Its pods may connect on all ports, because NCCL chooses ports freely. Egress stays open: models,
+    data sets and rewards are outside of the job. Kubelets may always probe the pods of their node.
+
+    Parameters
+    ----------
+    job
+        The job.
+    operator_namespace
+        The operator's namespace; None if the operator does not run in a cluster.
+
+    Returns
+    -------
+    The policy, or None if the spec disables it.
+
     """
     if not job.spec.network_policy.enabled:
         return None
@@ -48,7 +59,10 @@ def network_policy(job: RLJob, operator_namespace: str | None) -> KubeObject | N
 
 
 def _from_own_pods(job: RLJob) -> list[dict[str, Any]]:
-    """Pods of episodes run what nobody knows: they are let in to the gateway alone."""
+    """Let the job's pods connect to each other, but episode pods to the gateway only.
+
+    Episode pods run code that is not trusted.
+    """
     own: dict[str, Any] = {"matchLabels": names.selector(job)}
     if not job.spec.rollout.has_episode_pods:
         return [{"from": [{"podSelector": own}]}]

@@ -1,6 +1,4 @@
-"""Objects of a job besides its pods: manifest, token, certificates,
-the rendezvous' address, storage.
-"""
+"""Objects that a job needs before its pods: manifest, token, certificates, Services and storage."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from sluice_operator.plan.manifests.volume_paths import mounted
 
 
 def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple[KubeObject, ...]:
-    """Everything but the pods, in the order of creation."""
+    """Return these objects, in the order of creation."""
     full = with_job_defaults(job, defaults)
     objects = [
         config_map(job, defaults),
@@ -37,25 +35,29 @@ def supporting_objects(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> tuple
 
 
 def missing_objects(job: RLJob, observed: Observed) -> tuple[KubeObject, ...]:
-    """The objects that do not exist yet; and the config map where the spec has changed, so that
-    later attempts see the change.
+    """Return the objects that do not exist yet, and the config map if the spec has changed.
+
+    Later attempts read the changed spec from it.
     """
     return tuple(
-        wanted
-        for wanted in supporting_objects(job, observed.defaults)
-        if _is_missing(wanted, observed)
+        manifest
+        for manifest in supporting_objects(job, observed.defaults)
+        if _is_missing(manifest, observed)
     )
 
 
-def _is_missing(wanted: KubeObject, observed: Observed) -> bool:
-    stored = observed.objects.get((wanted["kind"], wanted["metadata"]["name"]))
+def _is_missing(desired: KubeObject, observed: Observed) -> bool:
+    stored = observed.objects.get((desired["kind"], desired["metadata"]["name"]))
     return stored is None or (
-        wanted["kind"] == "ConfigMap" and stored.get("data") != wanted["data"]
+        desired["kind"] == "ConfigMap" and stored.get("data") != desired["data"]
     )
 
 
 def rendezvous_address(job: RLJob, observed: Observed) -> str | None:
-    """host:port by the Service's own address, so that no DNS is needed; None: it has none yet."""
+    """Return host:port of the rendezvous Service; None if it has no address yet.
+
+    The host is an IP address, so pods do not depend on DNS.
+    """
     service = observed.objects.get(("Service", names.rendezvous_name(job)))
     address = (service or {}).get("spec", {}).get("clusterIP")
     if service is None or not address:
@@ -65,7 +67,10 @@ def rendezvous_address(job: RLJob, observed: Observed) -> str | None:
 
 
 def config_map(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> KubeObject:
-    """The manifest, for the job's pods; and the cluster's defaults beside it, for its user."""
+    """Return the config map with the manifest for the job's pods.
+
+    If the cluster has defaults, it also holds them, for the user to read.
+    """
     data = {names.JOB_FILE: json.dumps(resolved_manifest(job), indent=2, sort_keys=True) + "\n"}
     if defaults != NO_DEFAULTS:
         data[names.DEFAULTS_FILE] = json.dumps(manifest(defaults), indent=2, sort_keys=True) + "\n"
@@ -78,17 +83,18 @@ def config_map(job: RLJob, defaults: JobDefaults = NO_DEFAULTS) -> KubeObject:
 
 
 def token_secret(job: RLJob) -> KubeObject:
-    """The job's token, which whoever creates it fills in (names.GENERATE)."""
+    """Return the Secret of the job's token, which is filled on creation (names.GENERATE)."""
     return _generated(job, names.token_name(job), names.GENERATE_TOKEN)
 
 
 def tls_secret(job: RLJob) -> KubeObject:
-    """The job's certificate authority, and the certificate of its servers."""
+    """Return the Secret with the job's certificate authority and the certificate of its servers."""
     return _generated(job, names.tls_name(job), names.GENERATE_TLS)
 
 
 def _generated(job: RLJob, name: str, what: str) -> KubeObject:
-    """Immutable: pods that were started with different contents could not talk to each other."""
+    # Immutable, because pods that were started with different contents could not connect to each
+    # other.
     metadata = names.metadata(job, name) | {"annotations": {names.GENERATE: what}}
     return {
         "apiVersion": "v1",
@@ -112,8 +118,9 @@ def rendezvous_service(job: RLJob) -> KubeObject:
 
 
 def engines_service(job: RLJob) -> KubeObject:
-    """Names in DNS for the pods of an engine that spans several: SGLang wants to be told where its
-    first one is.
+    """Return the Service that gives the pods of a many-pod engine DNS names.
+
+    SGLang needs the address of the engine's first pod.
     """
     return {
         "apiVersion": "v1",
@@ -128,15 +135,19 @@ def engines_service(job: RLJob) -> KubeObject:
 
 
 def storage_claim(job: RLJob) -> KubeObject:
-    """The buffer's. It goes with the job, whose prompts and samples mean nothing to another."""
+    """Return the buffer's claim.
+
+    It is deleted with the job, because its prompts and samples are of no use to another job.
+    """
     return _claim(
         names.metadata(job, names.storage_name(job)), job.spec.buffer.storage, ["ReadWriteOnce"]
     )
 
 
 def checkpoint_claim(job: RLJob, storage: CheckpointStorage) -> KubeObject:
-    """Checkpoints, final model, metrics and samples. Kept when the job is deleted, unless the spec
-    wants otherwise.
+    """Return the claim for checkpoints, final model, metrics and samples.
+
+    It stays when the job is deleted, unless the spec says `whenDeleted: Delete`.
     """
     name = names.checkpoint_name(job)
     retained = storage.when_deleted == "Retain"
@@ -145,7 +156,7 @@ def checkpoint_claim(job: RLJob, storage: CheckpointStorage) -> KubeObject:
 
 
 def _access_modes(job: RLJob) -> list[str]:
-    """ReadWriteMany where pods that no rule puts on one node use the claim."""
+    # ReadWriteMany if pods that may be on different nodes use the claim.
     apart = job.spec.transport(one_machine=False) == "disk" and not resource_claims.shared(job)
     return ["ReadWriteMany" if job.spec.trainer.nodes > 1 or apart else "ReadWriteOnce"]
 
@@ -163,8 +174,9 @@ def _claim(
 
 
 def resolved_manifest(job: RLJob) -> dict[str, Any]:
-    """The manifest as pods see it: paths are those inside the pod;
-    nothing that changes without the spec.
+    """Return the manifest as pods see it, with paths inside the pod.
+
+    It has no field that changes without a change of the spec.
     """
     document = manifest(job)
     document.pop("status", None)

@@ -1,10 +1,9 @@
-"""Where pods would like to be: together where tensors travel, apart where one machine should not
-take all.
+"""Placement of pods: close together if they exchange tensors, apart for resilience.
 
-Without a word of the job's these are wishes: a cluster without zones, or with one free machine,
-runs it all the same. How near the pods must be (racks, NVLink domains) differs from cluster to
-cluster; a `topology` says it, for all pods that compute or for those of one gang. A queue of Kueue
-decides itself where pods go, so it is told the level; elsewhere it is the pods' affinity.
+By default these are preferences, so a cluster without zones, or with one free node, runs the job as
+well. How close pods must be (racks, NVLink domains) differs between clusters; a `topology` in the
+spec says it, for all pods that compute or for one gang. In a queue of Kueue, Kueue decides about
+placement and gets the topology level as an annotation. Otherwise it becomes pod affinity.
 """
 
 from __future__ import annotations
@@ -19,25 +18,26 @@ from sluice_operator.plan.manifests import resource_claims
 
 ZONE = "topology.kubernetes.io/zone"
 HOST = "kubernetes.io/hostname"
+# Annotations for autoscalers that would move a pod to save a node. A lost step and a restart of the
+# trainer, or a cold start of an engine, cost more; without buffer or rendezvous all others wait.
 STAY = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-"""For autoscalers that would move a pod to save a machine. A trainer's step and restart cost more
-than that, as does an engine's cold start; and without buffer or rendezvous all others wait."""
 _GPU_ROLES = ("trainer", "rollout")
 _BY_DEFAULT = Topology(preferred=ZONE)
-_KUEUE = "kueue.x-k8s.io/podset-{}-topology"
+_KUEUE_TOPOLOGY = "kueue.x-k8s.io/podset-{}-topology"
 
 
 def metadata(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Part of a pod's metadata."""
-    return {"annotations": STAY | _of_kueue(job, gang)}
+    """Return the part of a pod's metadata that concerns its placement."""
+    return {"annotations": STAY | _kueue_topology(job, gang)}
 
 
 def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Part of a pod's spec. Trainer and engines want one zone: NCCL and weights across zones are
-    slow, and billed.
+    """Return the part of a pod's spec that concerns its placement.
+
+    Trainer and engines prefer one zone: NCCL and weight transfers across zones are slow and billed.
     """
     if gang.role not in _GPU_ROLES:
         return {}
@@ -47,32 +47,33 @@ def placement(job: RLJob, gang: Gang) -> dict[str, Any]:
     return fields
 
 
-def _of_kueue(job: RLJob, gang: Gang) -> dict[str, str]:
-    """The level, for the topology-aware scheduling of Kueue. It has one for each pod: the gang's
-    goes first.
+def _kueue_topology(job: RLJob, gang: Gang) -> dict[str, str]:
+    """Return the level for Kueue's topology-aware scheduling.
+
+    A pod can have one level, so the gang's topology goes before that of the job.
     """
-    topology = _of_gang(job, gang) or job.spec.topology
+    topology = _gang_topology(job, gang) or job.spec.topology
     if topology is None or gang.role not in _GPU_ROLES or not _in_kueue(job):
         return {}
     kind, level = _level(topology)
-    return {_KUEUE.format(kind): level}
+    return {_KUEUE_TOPOLOGY.format(kind): level}
 
 
 def _affinity(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Next to all pods that compute, and to those of the own gang.
+    """Return the affinity to all pods that compute and to those of the same gang.
 
-    With Kueue only what nobody has said.
+    With Kueue it is the default preference only, because Kueue gets the topologies of the spec.
     """
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": list(_GPU_ROLES)}
     peers = {"matchLabels": names.selector(job), "matchExpressions": [roles]}
     members = {
         "matchLabels": names.selector(job, gang.role) | {names.LABEL_REPLICA: str(gang.replica)}
     }
-    wanted: list[tuple[Topology | None, dict[str, Any]]] = [(_BY_DEFAULT, peers)]
+    targets: list[tuple[Topology | None, dict[str, Any]]] = [(_BY_DEFAULT, peers)]
     if not _in_kueue(job):
-        wanted = [(job.spec.topology or _BY_DEFAULT, peers), (_of_gang(job, gang), members)]
+        targets = [(job.spec.topology or _BY_DEFAULT, peers), (_gang_topology(job, gang), members)]
     affinity: dict[str, Any] = {}
-    for topology, selector in wanted:
+    for topology, selector in targets:
         if topology is None:
             continue
         kind, level = _level(topology)
@@ -82,8 +83,8 @@ def _affinity(job: RLJob, gang: Gang) -> dict[str, Any]:
     return affinity
 
 
-def _of_gang(job: RLJob, gang: Gang) -> Topology | None:
-    """A single pod is always together with itself."""
+def _gang_topology(job: RLJob, gang: Gang) -> Topology | None:
+    """Return the topology of a gang with several pods; one pod needs none."""
     topology = {"trainer": job.spec.trainer.topology, "rollout": job.spec.rollout.topology}.get(
         gang.role
     )

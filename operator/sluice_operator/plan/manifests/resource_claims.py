@@ -1,12 +1,13 @@
-"""GPUs of containers. A trainer and engines that share them (trainer.colocate) claim them together.
+"""GPUs of containers, including GPUs that trainer and engines share (trainer.colocate).
 
-Containers of two pods cannot have the same extended resource (`nvidia.com/gpu`). Kubernetes' way is
-Dynamic Resource Allocation: each trainer pod has a ResourceClaim (resource.k8s.io/v1, Kubernetes
-1.34) with one request for each engine that lives on its GPUs. The trainer's container uses the
-whole claim, an engine's its own request, and since a claim is allocated on one node, all of them
-run there. A LocalCluster allocates claims itself.
+Containers of two pods cannot share an extended resource (`nvidia.com/gpu`), so sharing uses Dynamic
+Resource Allocation. Each trainer pod has a ResourceClaim (resource.k8s.io/v1, Kubernetes 1.34) with
+one request for each engine on its GPUs. The trainer's container uses the whole claim, an engine's
+container its request. A claim is allocated on one node, so all of them run there. A LocalCluster
+allocates claims itself.
 
-Not one request for each GPU: a container may name a claim once, and one request of it.
+A request stands for all GPUs of an engine, because a container may name a claim only once, and only
+one request of it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _DEVICE_CLASS = "gpu.nvidia.com"
 
 
 def shared(job: RLJob) -> bool:
-    """True where trainer and engines share GPUs."""
+    """Return True if trainer and engines share GPUs."""
     return job.spec.trainer.colocate and job.spec.on_gpu
 
 
 def resource_claims(job: RLJob) -> list[KubeObject]:
-    """One for each trainer pod; it stays while pods come and go."""
+    """Return a claim for each trainer pod; the claims stay while pods come and go."""
     if not shared(job):
         return []
     return [_claim(job, node) for node in range(job.spec.trainer.nodes)]
@@ -53,7 +54,7 @@ def _claim(job: RLJob, node: int) -> KubeObject:
 
 
 def of_pod(job: RLJob, gang: Gang, index: int) -> dict[str, Any]:
-    """Part of a pod's spec: the claim that its containers use."""
+    """Return the part of a pod's spec that names the claim of its containers."""
     if not shared(job) or gang.role not in ("trainer", "rollout"):
         return {}
     node = index if gang.role == "trainer" else gang.replica // _engines_per_node(job)
@@ -61,14 +62,14 @@ def of_pod(job: RLJob, gang: Gang, index: int) -> dict[str, Any]:
 
 
 def gpus(job: RLJob, gang: Gang) -> dict[str, Any]:
-    """Resources of the container that computes: its GPUs."""
+    """Return the GPUs of the container that computes, as its resources."""
     if shared(job):
-        mine = (
+        request = (
             {"request": _request(gang.replica % _engines_per_node(job))}
             if gang.role == "rollout"
             else {}
         )
-        return {"claims": [{"name": _CLAIM, **mine}]}
+        return {"claims": [{"name": _CLAIM, **request}]}
     count = (
         job.spec.trainer.gpus_per_node
         if gang.role == "trainer"

@@ -1,13 +1,13 @@
-"""Requests and memory limits of containers, if neither the spec nor a template has them.
+"""Default requests and memory limits of containers, if neither the spec nor a template sets them.
 
-A pod without any request is the first that a node in need evicts, counts nothing in a queue, and is
-refused by a quota. So every container of ours has requests for CPU and memory, small enough for the
-smallest node that has the GPUs (4 CPUs and 16 GiB for one).
+A pod without requests is the first to be evicted from a node under pressure, counts as zero in a
+queue, and is refused by a quota. So each of sluice's containers requests CPU and memory, little
+enough for the smallest node that has the GPUs (4 CPUs and 16 GiB for one GPU).
 
-Every container has a limit for memory too, so that a leak ends one container and not its node. It
-is far above what a healthy container takes: a trainer's host memory peaks while it writes a
-checkpoint, and a container that meets its limit is killed. Only the buffer's is its request, since
-it knows how to live with it.
+Each container has a memory limit as well, so that a leak ends one container and not its node. The
+limit is far above what a healthy container takes: a trainer's host memory peaks while it writes a
+checkpoint, and a container that reaches its limit is killed. The buffer's limit equals its request,
+because it adapts to its memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sluice.api.schema.base import quantity_value
 from sluice_operator.plan.facts import names
 
 Container = dict[str, Any]
+# Memory limits of the containers of an episode pod.
 EPISODE_LIMITS = {names.EPISODE: "8Gi", names.VERIFIER: "8Gi", "sidecar": "1Gi"}
-"""Container of an episode's pod -> its memory limit."""
 # The share of one GPU of a node with eight of them and 2 TiB.
 _GPU_LIMIT_GIB = 256
 _CPU_LIMIT_GIB = 32
@@ -31,21 +31,23 @@ _CPU_LIMIT_GIB = 32
 _WORKER_LIMIT_GIB = 16
 # Processes that judge, if the spec does not say how many: the most that a worker starts.
 _JUDGES = 16
-# One program of an episode beside the worker: five times a Python with a client.
+# One program of an episode in the worker's container: five times a Python with a client.
 _PROGRAM_BYTES = 256 << 20
 # A token of a sample under way, as Python holds its id, log-prob, mask and version.
 _TOKEN_BYTES = 256
-_MEMBER_MIB = 2
+_MEMBER_MIB = 2  # memory of the rendezvous for each member
 
 
 def of_spec(resources: Resources) -> dict[str, Any]:
-    """The spec's word, as part of a container."""
+    """Return the resources of a spec as part of a container."""
     return resources.model_dump(mode="json", exclude_defaults=True)
 
 
 def with_default_resources(job: RLJob, container: Container) -> Container:
-    """The container with requests for what it has neither a request nor a limit for, and with a
-    limit for memory; others' containers as they are.
+    """Return the container with default requests and a memory limit.
+
+    A resource that has a request or a limit gets no default request. Containers that a template
+    adds stay unchanged.
     """
     resources = container.get("resources") or {}
     requests = resources.get("requests") or {}
@@ -62,8 +64,9 @@ def with_default_resources(job: RLJob, container: Container) -> Container:
 
 
 def with_memory_limit(container: Container, default: str) -> Container:
-    """The container with a limit for memory: its own, or the default, or its request if that is
-    larger.
+    """Return the container with a memory limit.
+
+    That is its own limit, else the default, or its memory request if that is larger.
     """
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
@@ -75,10 +78,10 @@ def with_memory_limit(container: Container, default: str) -> Container:
 
 
 def with_shared_memory_limit(spec: dict[str, Any]) -> dict[str, Any]:
-    """The pod's spec with a size for the volume of /dev/shm, if a template has not set one.
+    """Return the pod's spec with a size for the volume of /dev/shm, unless a template set one.
 
-    Half of the memory limit of the first container, which is the trainer or the engine: as much of
-    its memory as Linux gives to a tmpfs by itself.
+    The size is half of the memory limit of the first container, which is the trainer or the engine.
+    Half of the memory is what Linux gives a tmpfs by default.
     """
     memory = spec["containers"][0].get("resources", {}).get("limits", {}).get("memory")
     if memory is None:
@@ -101,8 +104,8 @@ def _requests(job: RLJob, name: str) -> Mapping[str, str]:
         return _gpu(engine) if engine else _cpu(1)
     if name == "worker":
         return {"cpu": "500m", "memory": "1Gi"} if engine else {"cpu": "100m", "memory": "256Mi"}
-    # A pod asks for the most of its init containers or for all others together: these ask for no
-    # more than the others.
+    # A pod's request is the sum of its containers or the largest of its init containers. These init
+    # containers request no more than the sum.
     return {
         "buffer": {"cpu": "100m"},
         "rows": {"cpu": "100m", "memory": str(job.spec.buffer.memory)},
@@ -121,7 +124,7 @@ def _cpu(processes: int) -> dict[str, str]:
 
 
 def _limit(job: RLJob, name: str) -> str | None:
-    """The memory limit of a container of ours; None: it is somebody else's."""
+    """Return the memory limit of one of sluice's containers; None for other containers."""
     trainer, engine = job.spec.trainer, job.spec.rollout.gpus_per_replica
     if name == "trainer":
         gpus = trainer.gpus_per_node
@@ -141,13 +144,14 @@ def _limit(job: RLJob, name: str) -> str | None:
 
 
 def _worker_bytes(job: RLJob) -> float:
-    """Memory that the worker's settings let it take: processes that judge, programs of episodes,
-    and samples under way.
+    """Return the memory that a worker's settings let it use.
+
+    It consists of the processes that judge, the programs of episodes, and the samples under way.
     """
     rollout, evaluation = job.spec.rollout, job.spec.evaluation
     rewards = [
         job.spec.reward,
-        *(each.reward for each in (evaluation.datasets if evaluation else [])),
+        *(dataset.reward for dataset in (evaluation.datasets if evaluation else [])),
     ]
     judges = sum(
         (reward.sandbox.processes or _JUDGES) * quantity_value(str(reward.sandbox.memory))

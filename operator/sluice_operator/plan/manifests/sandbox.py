@@ -1,16 +1,17 @@
-"""The Sandbox that makes an episode's pod: kubernetes-sigs' agent-sandbox, where a job asks for it.
+"""The Sandbox that makes an episode's pod, with kubernetes-sigs' agent-sandbox.
 
-A Sandbox, and not a SandboxClaim of a platform's SandboxTemplate. A claim takes what is warm as it
-is: its variables make it start cold, none of them can come from a Secret, and it can add no
-container. So there is no way for the sidecar, which joins the worker and holds the key of the
-model; and a template's own NetworkPolicy would shut the pod off from its worker. A Sandbox's pod
-template takes the whole of our pod, its labels too, by which policies, people and the operator know
-it; the warm pool is ours.
+A job asks for it with rollout.environment.sandbox. The operator creates a Sandbox rather than a
+SandboxClaim for a platform's SandboxTemplate. A claim takes a warm pod as it is: variables of the
+claim make it start cold, they cannot come from a Secret, and a claim cannot add a container. So it
+would have no sidecar, which joins the worker and holds the model's key; and the template's
+NetworkPolicy would cut the pod off from its worker. The pod template of a Sandbox takes sluice's
+whole pod, including the labels by which policies, people and the operator recognize it. sluice
+keeps the warm pool itself.
 
-A Sandbox keeps one pod of its own name running. One whose containers have ended is left as it is
-(`restartPolicy: Never` holds, an episode is played once), but one that is deleted is made anew. So
-what ends a pod is the deletion of its Sandbox, which takes the pod along. No `shutdownTime`: pods
-that wait for an episode may wait for long, and those that play one have the worker's own limits.
+A Sandbox keeps one pod of its name running. It leaves a pod whose containers have ended
+(`restartPolicy: Never`, an episode is played once), but creates a deleted pod again. So a pod is
+ended by deleting its Sandbox. `shutdownTime` is not used: pods may wait long for an episode, and an
+episode that is played is bounded by the worker's limits.
 """
 
 from __future__ import annotations
@@ -21,52 +22,58 @@ from sluice.api import RLJob
 from sluice_operator.plan.facts import names, podstate
 from sluice_operator.plan.facts.model import KubeObject, Observed
 
+# Versions of the Sandbox API, the preferred one first. sluice's objects are the same in both.
 VERSIONS = ("v1beta1", "v1alpha1")
-"""Of its API, the best first: an object of ours is the same in both."""
 
 
-def is_wanted(job: RLJob) -> bool:
-    """The job's pods of episodes are to be made by Sandboxes."""
+def uses_sandboxes(job: RLJob) -> bool:
+    """Return True if Sandboxes should make the job's episode pods."""
     environment = job.spec.rollout.environment
     return environment is not None and environment.sandbox is not None
 
 
 def is_missing(job: RLJob, observed: Observed) -> bool:
-    """The job asks for Sandboxes, and its cluster has none. On a laptop nobody asks."""
+    """Return True if the job asks for Sandboxes and its cluster does not serve them.
+
+    A laptop runs episodes without Sandboxes.
+    """
     in_cluster = observed.operator_namespace is not None
-    return in_cluster and is_wanted(job) and not observed.sandbox_version
+    return in_cluster and uses_sandboxes(job) and not observed.sandbox_version
 
 
 def best_version(served: Collection[str]) -> str:
-    """The one of an API server's versions to speak; empty: it has none that we know."""
+    """Return the version to use of those that an API server serves; empty if none is known."""
     return next((version for version in VERSIONS if version in served), "")
 
 
 def sandbox(job: RLJob, pod: KubeObject, version: str) -> KubeObject:
-    """The Sandbox that makes this pod, and owns it: whose pod it is, a label says."""
-    ours = pod["metadata"]
-    labels = {**ours["labels"], names.LABEL_UID: job.metadata.uid}
+    """Return the Sandbox that makes and owns this pod.
+
+    The Sandbox owns the pod, so a label tells which job the pod belongs to.
+    """
+    metadata = pod["metadata"]
+    labels = {**metadata["labels"], names.LABEL_UID: job.metadata.uid}
     shared = {"labels": labels}
-    shared |= {"annotations": ours["annotations"]} if ours.get("annotations") else {}
-    own = {key: ours[key] for key in ("name", "namespace", "ownerReferences") if key in ours}
+    shared |= {"annotations": metadata["annotations"]} if metadata.get("annotations") else {}
+    own_keys = ("name", "namespace", "ownerReferences")
     return {
         "apiVersion": f"{names.SANDBOX_GROUP}/{version}",
         "kind": names.SANDBOX,
-        "metadata": own | shared,
+        "metadata": {key: metadata[key] for key in own_keys if key in metadata} | shared,
         "spec": {"podTemplate": {"metadata": shared, "spec": pod["spec"]}},
     }
 
 
 def without_pod(observed: Observed) -> tuple[KubeObject, ...]:
-    """The Sandboxes that have no pod yet, or none any more: to a plan they are pods that wait."""
+    """Return the Sandboxes that have no pod now. The planner treats them as pods that wait."""
     with_pod = {podstate.sandbox(pod) for pod in observed.pods}
-    return tuple(each for each in observed.sandboxes if podstate.name(each) not in with_pod)
+    return tuple(stored for stored in observed.sandboxes if podstate.name(stored) not in with_pod)
 
 
 def with_sandboxes(
     job: RLJob, pods: Sequence[KubeObject], observed: Observed
 ) -> tuple[KubeObject, ...]:
-    """The objects to create for these pods: Sandboxes, or the pods themselves."""
-    if not is_wanted(job):
+    """Return the objects to create for these pods: Sandboxes, or the pods themselves."""
+    if not uses_sandboxes(job):
         return tuple(pods)
     return tuple(sandbox(job, pod, observed.sandbox_version) for pod in pods)

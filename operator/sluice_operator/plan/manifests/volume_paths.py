@@ -1,4 +1,4 @@
-"""Paths of a spec that lie in volumes: as pods find them, and as users write them."""
+"""Paths of a spec that are in volumes: as pods see them, and as users write them."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from sluice.api.job import RLJobSpec
 from sluice.api.schema.paths import VOLUMES, MarkedPath, rewritten, volume_of
 from sluice_operator.plan.facts import names
 
+# Directories in pods at which the volumes of a spec's paths are mounted.
 DIRECTORIES: Mapping[str, str] = {"model": names.MODEL_DIR, "data": names.DATA_DIR}
-"""Directories in pods of the volumes that hold a spec's paths."""
 
 
 def mounted(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec as pods see it. What is mounted already stays as it is."""
+    """Return the spec as pods see it. Paths in mounted directories stay as they are."""
     return _in_volumes(spec, _mounted)
 
 
 def spelled(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with paths relative to their volume's root, each in one spelling:
-    two specs can be compared.
+    """Return the spec with paths relative to the root of their volume.
+
+    Each path has one spelling, so that two specs can be compared.
     """
     return _in_volumes(spec, _relative)
 
 
 def model_path(job: RLJob) -> str:
-    """Where a pod finds the model."""
+    """Return the path of the model in a pod."""
     path = job.spec.model.path
     return path if job.spec.model.volume is None else _mounted(path, names.MODEL_DIR)
 
 
 def _in_volumes(spec: Mapping[str, Any], new: Callable[[str, str], str]) -> dict[str, Any]:
-    """A copy of the spec with `new(path, directory of its volume)` for each
-    path that a volume holds.
-    """
+    """Return a copy of the spec, with `new(path, directory of its volume)` for paths in volumes."""
 
-    def of_volume(path: MarkedPath) -> str:
-        held = volume_of(path, spec) is not None
-        return new(path.value, DIRECTORIES[VOLUMES[path.kind]]) if held else path.value
+    def new_path(path: MarkedPath) -> str:
+        in_volume = volume_of(path, spec) is not None
+        return new(path.value, DIRECTORIES[VOLUMES[path.kind]]) if in_volume else path.value
 
-    return rewritten(RLJobSpec, spec, of_volume)
+    return rewritten(RLJobSpec, spec, new_path)
 
 
 def _mounted(path: str, directory: str) -> str:

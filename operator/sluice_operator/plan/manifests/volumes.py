@@ -1,9 +1,9 @@
-"""Volumes of the roles, and where they are mounted.
+"""Volumes of the roles and their mounts.
 
-The run's directory has metrics and samples, and the checkpoints in a directory of it. It is a claim
-that the operator makes (on a laptop: the run directory), or the pod's own with
-`checkpoint.ephemeral`; a volume of the user's may be shared by jobs, so there each has directories
-of its own.
+The run directory holds metrics and samples, and the checkpoints in a subdirectory. It is on a claim
+that the operator makes (on a laptop: in the directory of `sluice run`), or in the pod with
+`checkpoint.ephemeral`. A volume that the spec names may be shared by jobs, so each job has its
+directories there.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def mounts(job: RLJob, role: str) -> list[dict[str, Any]]:
 
 
 def rows_mount() -> dict[str, Any]:
-    """Where the buffer's storage has the files that the job's own code makes."""
+    """Mount the directory of the buffer's storage for prompt files that the job's code makes."""
     return {"name": "storage", "mountPath": names.ROWS_DIR, "subPath": MADE_ROWS}
 
 
 def plugin_mount(plugin: Plugin) -> dict[str, Any]:
-    """Where an init container leaves what the engine adds to its Python path."""
+    """Mount the directory with sluice's plugin, which is on the engine's Python path."""
     return {"name": plugin.name, "mountPath": plugin.directory}
 
 
 def tls_mount(job: RLJob) -> list[dict[str, Any]]:
-    """For the containers that speak gRPC."""
+    """Mount the TLS files, for containers that use gRPC."""
     return (
         [{"name": "tls", "mountPath": names.TLS_DIR, "readOnly": True}]
         if job.spec.tls.enabled
@@ -61,7 +61,7 @@ def tls_mount(job: RLJob) -> list[dict[str, Any]]:
 
 
 def _tls(job: RLJob, role: str) -> dict[str, Any]:
-    """The servers' key only where servers are: rollout and trainer pods run the user's code."""
+    # Only servers get their key, because rollout and trainer pods run the user's code.
     keys = (
         (names.TLS_CA, names.TLS_CERTIFICATE, names.TLS_KEY)
         if role in _SERVERS
@@ -72,12 +72,12 @@ def _tls(job: RLJob, role: str) -> dict[str, Any]:
 
 
 def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
-    """Volume name -> source."""
+    """Return the source of each volume, by name."""
     sources: dict[str, dict[str, Any]] = {"config": {"configMap": {"name": names.config_name(job)}}}
     if role == "rendezvous":
         return sources
-    held = {"model": job.spec.model.volume, "data": job.spec.data.volume}
-    sources |= {name: source for name, source in held.items() if source is not None}
+    named = {"model": job.spec.model.volume, "data": job.spec.data.volume}
+    sources |= {name: source for name, source in named.items() if source is not None}
     if role == "buffer":
         sources["storage"] = {"persistentVolumeClaim": {"claimName": names.storage_name(job)}}
         return sources
@@ -85,8 +85,8 @@ def _sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
         sources["cache"] = job.spec.kernel_cache.volume
     # NCCL and engines share memory between processes; the default of 64 MB is too small for either.
     sources["dshm"] = {"emptyDir": {"medium": "Memory"}}
-    # Where weights travel over the disk the trainer leaves them there, for engines at the same
-    # path.
+    # If weights travel over the disk, the trainer writes them to the run directory, and engines
+    # read them at the same path.
     if role == "trainer" or job.spec.transport(one_machine=False) == "disk":
         sources |= _run_sources(job, role)
     return sources
@@ -102,8 +102,9 @@ def _run_sources(job: RLJob, role: str) -> dict[str, dict[str, Any]]:
 
 
 def _holder(sources: dict[str, dict[str, Any]], name: str) -> str:
-    """The volume that stands for this one: kubelet waits for ever on a pod whose volumes name a
-    claim twice.
+    """Return the first volume with the same claim.
+
+    It is used for all of them, because a kubelet waits for ever for a pod that names a claim twice.
     """
     claim = _claim(sources[name])
     return (
@@ -114,7 +115,7 @@ def _holder(sources: dict[str, dict[str, Any]], name: str) -> str:
 
 
 def _shared(sources: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """The volume's source; one that stands for several is as writable as any of them needs it."""
+    """Return the volume's source, which is writable if one of the volumes with its claim is."""
     same = [
         source for source in sources.values() if _claim(source) == _claim(sources[name]) is not None
     ]

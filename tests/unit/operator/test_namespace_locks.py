@@ -75,7 +75,7 @@ async def territory(leases: Leases, occupied: set[str]) -> NamespaceLocks:
     mine = NamespaceLocks(leases, "sluice-system/sluice", lambda: occupied)  # type: ignore[arg-type]
     await mine.settle([ALWAYS])
     for namespace in NAMESPACES:
-        assert await mine.is_ours(namespace)
+        assert await mine.may_work_in(namespace)
     leases.written.clear()
     leases.peak = 0
     return mine
@@ -97,7 +97,7 @@ async def test_a_namespace_without_jobs_is_given_up_and_taken_again(
     await territory.renew()
     assert sorted(leases.written) == sorted([ALWAYS, *NAMESPACES[:10]])
     occupied.add(NAMESPACES[11])
-    assert await territory.is_ours(NAMESPACES[11])
+    assert await territory.may_work_in(NAMESPACES[11])
     await territory.renew()
     assert leases.written.count(NAMESPACES[11]) == 2
 

@@ -84,12 +84,12 @@ async def test_replicas_are_one_installation(start: StartOperator, world: World)
 async def test_the_lease_of_one_that_is_gone_runs_out(world: World) -> None:
     clock = Clock()
     first, second = territory_of(world, "a/sluice", clock), territory_of(world, "b/sluice", clock)
-    assert await first.is_ours(world.namespace)
-    assert not await second.is_ours(world.namespace)
+    assert await first.may_work_in(world.namespace)
+    assert not await second.may_work_in(world.namespace)
     clock.now += namespace_lock.SECONDS - 1
-    assert not await second.is_ours(world.namespace)
+    assert not await second.may_work_in(world.namespace)
     clock.now += 2
-    assert await second.is_ours(world.namespace)
+    assert await second.may_work_in(world.namespace)
     with pytest.raises(HeldError, match="belongs to another operator of RLJobs, b/sluice"):
         await first._take(world.namespace)
 
@@ -99,7 +99,7 @@ async def test_one_that_renews_is_never_followed(world: World) -> None:
     first, second = territory_of(world, "a/sluice", clock), territory_of(world, "b/sluice", clock)
     for _ in range(3):
         await first._take(world.namespace)
-        assert not await second.is_ours(world.namespace)
+        assert not await second.may_work_in(world.namespace)
         clock.now += namespace_lock.SECONDS - 1
 
 
@@ -112,7 +112,7 @@ async def test_an_operator_of_all_namespaces_leaves_one_alone_that_is_anothers(
     try:
         await operator.ready()
         await world.create()
-        await world.until(lambda: logs(operator, "leaves a namespace alone"), 90)
+        await world.until(lambda: logs(operator, "ignoring a namespace"), 90)
         assert await world.names() == []
     finally:
         operator.kill()
