@@ -25,7 +25,7 @@ from tests.integration.rollout.pods import House, job, leases
 from tests.integration.rollout.talkative import save_talkative
 from tests.integration.rollout.test_gateway import READY, Seen, check
 from tests.integration.rollout.test_generation import generator
-from tests.integration.weights.conftest import source as source
+from tests.integration.weights.conftest import make_sender as make_sender
 from tests.integration.weights.tools import publish
 
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -140,7 +140,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     model: Path,
     other_model: Path,
     talkative: Path,
-    source: Callable[..., Any],
+    make_sender: Callable[..., Any],
 ) -> None:
     """A turn continues with the new weights, and every token has the version that sampled it."""
     long = {key: 250 if key == "turn_tokens" else value for key, value in ARGUMENTS[dotted].items()}
@@ -155,7 +155,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     async with await job_house.start_buffer() as client, job_house.working(engine) as (worker, end):
         await leases(worker, 4)
         await sglang.generated(8 * 60)
-        await publish(source(timeoutSeconds=30), 1, other_model)
+        await publish(make_sender(timeoutSeconds=30), 1, other_model)
         assert (await client.take(1, wait=60)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         await end()

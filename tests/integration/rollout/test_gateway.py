@@ -30,7 +30,7 @@ from tests.integration.rollout import talkative as words
 from tests.integration.rollout.pods import House, Pod, job, leases
 from tests.integration.rollout.talkative import client_of, play, play_streaming, save_talkative
 from tests.integration.rollout.test_generation import generator
-from tests.integration.weights.conftest import source as source
+from tests.integration.weights.conftest import make_sender as make_sender
 from tests.integration.weights.tools import publish
 from tests.tools import missing
 
@@ -198,7 +198,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     model: Path,
     other_model: Path,
     talkative: Path,
-    source: Callable[..., Any],
+    make_sender: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the gateway's client who waits; its turn goes on from its tokens."""
@@ -207,7 +207,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
         await sglang.generated(8 * 60)
-        await publish(source(timeoutSeconds=30), 1, other_model)
+        await publish(make_sender(timeoutSeconds=30), 1, other_model)
         assert (await client.take(1, wait=60)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         await end()

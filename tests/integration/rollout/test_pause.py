@@ -18,7 +18,7 @@ from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
 from tests.integration.house import DEADLINE
 from tests.integration.rollout.pods import House, leases, submitted
-from tests.integration.weights.conftest import source as source
+from tests.integration.weights.conftest import make_sender as make_sender
 from tests.integration.weights.tools import begin, publish
 
 ASYNC = {"rollout__mode": "async", "rollout__maxStaleness": 1}
@@ -58,20 +58,20 @@ async def test_a_paused_server_says_so_and_one_that_goes_on_does_not(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
-    house: Callable[..., House], engine: Client, other_model: Path, source: Callable[..., Any]
+    house: Callable[..., House], engine: Client, other_model: Path, make_sender: Callable[..., Any]
 ) -> None:
     one = house(**MIDDLE, **IMPATIENT)
     async with await one.start_buffer() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
         assert (
-            await begin(source(attempt=1, timeoutSeconds=30), 1, joiners_only=False) == 1
+            await begin(make_sender(attempt=1, timeoutSeconds=30), 1, joiners_only=False) == 1
         )  # and that trainer is heard of no more
         async with asyncio.timeout(60):
             while await engine.paused_seconds() < 10 * worker.health.policy.failure_threshold * 0.5:
                 await asyncio.sleep(0.1)
         assert worker.health.unhealthy == ""
         assert worker.lost is None
-        update = await publish(source(attempt=2, timeoutSeconds=30), 1, other_model)
+        update = await publish(make_sender(attempt=2, timeoutSeconds=30), 1, other_model)
         assert list(update.engines) == ["rollout-0"]
         assert (await client.take(1, wait=60)).state == pb.TakeBatchResponse.STATE_READY
         await end()
@@ -133,7 +133,7 @@ def error_of(sample: Sample, weights: dict[int, Path]) -> float:
 
 async def test_samples_of_an_evaluation_tell_which_weights_sampled_them(
     house: Callable[..., House], engine: Client, sglang: Sglang, model: Path, other_model: Path,
-    source: Callable[..., Any],
+    make_sender: Callable[..., Any],
 ) -> None:  # fmt: skip
     one = house(**(MIDDLE | {"rollout__concurrency": 16}), evaluation={"everySteps": 1})
     async with await one.start_buffer(), one.worker(engine) as (worker, membership):
@@ -142,7 +142,7 @@ async def test_samples_of_an_evaluation_tell_which_weights_sampled_them(
         await asyncio.wait_for(membership.connected.wait(), 10)
         await one.rendezvous.serve(0)
         await sglang.generated(11 * 100)
-        await publish(source(timeoutSeconds=30), 1, other_model)
+        await publish(make_sender(timeoutSeconds=30), 1, other_model)
 
         def evaluated() -> list[Sample]:
             return [s for g in groups if g.prompt.purpose is Purpose.EVALUATE for s in g.samples]

@@ -21,17 +21,18 @@ from tests.integration.house import Rendezvous, engine_member
 from tests.integration.weights.tools import Joined
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT = 4.0 if backend() == "gloo" else 20.0  # NCCL makes its communicator in the first transfer
+# NCCL creates its communicator in the first transfer
+TIMEOUT = 4.0 if backend() == "gloo" else 20.0
+# Seconds for an update of healthy engines, and for a heartbeat: a machine that stalls for a while
+# is not a failure.
 PATIENCE = 90.0
-"""Seconds for an update of engines that are well, and for a heartbeat: a machine that stands still
-for a while is no failure."""
 _trainers = itertools.count(1)
+# Seconds by which a busy machine may be late.
 SLACK = 20.0
-"""Seconds that a busy machine may be late."""
 
 
 class FakeEngine:
-    """An engine without a model, in a process of its own."""
+    """An engine without a model, in a separate process."""
 
     def __init__(self, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -59,7 +60,7 @@ def fake_engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def mismatched_engine() -> Iterator[FakeEngine]:
-    """Its NCCL allocates in another way than ours does."""
+    """Start an engine whose NCCL allocates memory differently from the trainer's."""
     engine = FakeEngine(NCCL_CUMEM_ENABLE="1")
     yield engine
     engine.kill()
@@ -72,8 +73,8 @@ async def rendezvous() -> AsyncIterator[Rendezvous]:
 
 
 @pytest.fixture
-async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Awaitable[Joined]]]:
-    """Joins an engine at the rendezvous, as the worker beside it does."""
+async def join_engine(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Awaitable[Joined]]]:
+    """Join an engine to the rendezvous, as the rollout worker next to it does."""
     async with AsyncExitStack() as stack:
 
         async def make(name: str, address: str, world_size: int = 1) -> Joined:
@@ -87,17 +88,16 @@ async def join(rendezvous: Rendezvous) -> AsyncIterator[Callable[..., Awaitable[
 
 
 @pytest.fixture
-async def source(
+async def make_sender(
     rendezvous: Rendezvous, request: pytest.FixtureRequest
 ) -> AsyncIterator[Callable[..., WeightSender]]:
-    """Makes sources: over gloo (NCCL on GPUs), unless another transport is given; `sync` as
-    WeightSync's fields.
+    """Make senders over gloo (NCCL on GPUs), unless another transport is given.
 
-    They speak to the engine that is the test's `server`, else to SGLang.
-    They are attempts of one trainer, which is another one in each test: engines that tests share
-    remember attempts.
+    `sync` holds fields of WeightSync. The senders speak to the kind of engine that is the test's
+    `server`, otherwise to SGLang. They are attempts of one trainer, whose name differs in each
+    test, because engines that tests share remember attempts.
     """
-    sources: list[WeightSender] = []
+    senders: list[WeightSender] = []
     kind = (
         request.getfixturevalue("server").engine
         if "server" in request.fixturenames
@@ -124,11 +124,11 @@ async def source(
             backend(), "127.0.0.1", settings.timeout_seconds, f"trainer-0-{attempt}"
         )
         caller = (name, attempt)
-        sources.append(
+        senders.append(
             WeightSender(rendezvous.stub, caller, settings, transport, kind, colocated=colocated)
         )
-        return sources[-1]
+        return senders[-1]
 
     yield make
-    for one in sources:
-        await one.close()
+    for sender in senders:
+        await sender.close()

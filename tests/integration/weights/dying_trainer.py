@@ -1,8 +1,7 @@
-"""A trainer that ends in the middle of an update: `python -m
-tests.integration.weights.dying_trainer RENDEZVOUS MODEL KIND`.
+"""A trainer that stops in the middle of an update.
 
-Sends the first bucket, tells the engine of the second and then, while the engine waits for its
-bytes, says so and never brings them.
+`python -m tests.integration.weights.dying_trainer RENDEZVOUS MODEL KIND` sends the first bucket,
+announces the second one, prints a line while the engine waits for its bytes, and never sends them.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ async def main(rendezvous: str, weights: Path, engine: str) -> None:
     stub = rendezvous_pb2_grpc.RendezvousStub(rpc.channel(rendezvous))
     sync = WeightSync.model_validate({"transport": backend(), "timeoutSeconds": 60})
     transport = Collective(backend(), "127.0.0.1", 60, "trainer-0-1")
-    source = WeightSender(
+    sender = WeightSender(
         stub, ("trainer-0", 1), sync, transport, Vllm() if engine == "Vllm" else Sglang()
     )
-    await begin(source, 1, joiners_only=False)
+    await begin(sender, 1, joiners_only=False)
     first, second, *_ = buckets(on_device(weights), BUCKET, Layout())
-    await source.send(first)
-    assert source.current
-    (peer,) = source.current.peers.values()
+    await sender.send(first)
+    assert sender.current
+    (peer,) = sender.current.peers.values()
     group = transport.communicators[peer.name].name
-    telling = asyncio.create_task(
+    announcing = asyncio.create_task(
         peer.control.receive(
             group, second.names, second.dtypes, second.shapes, version=None, flush=False
         )
     )
     await asyncio.sleep(1.0)  # the engine has the request, and waits in the collective
     print("half-way", flush=True)
-    await telling
+    await announcing
 
 
 if __name__ == "__main__":

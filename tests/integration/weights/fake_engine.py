@@ -1,8 +1,7 @@
-"""The weight-update interface of an SGLang server without a model: `python -m
-tests.integration.weights.fake_engine`.
+"""A fake SGLang server without a model, for engines that die or misbehave in an update.
 
-For the part of an engine that dies or misbehaves in an update. Prints its port; GET /received tells
-the bytes it got, and the seconds of its pauses.
+`python -m tests.integration.weights.fake_engine` prints its port. GET /received returns the bytes
+it got and the seconds of its pauses.
 """
 
 from __future__ import annotations
@@ -75,9 +74,8 @@ async def answer(request: web.Request) -> web.Response:
     if path == "/init_weights_update_group":
         await asyncio.to_thread(join, body)
     if path == "/update_weights_from_distributed":
-        async with (
-            one_by_one
-        ):  # as SGLang's scheduler takes requests; the next one comes while this is on its way
+        # As SGLang's scheduler does; the next request arrives while this bucket is on its way.
+        async with one_by_one:
             await asyncio.to_thread(receive, body)
     return web.json_response({"success": True})
 

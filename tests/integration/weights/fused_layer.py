@@ -1,11 +1,11 @@
-"""A layer of SGLang's experts on this machine's CPU, as one rank of some has it.
+"""A layer of SGLang's experts on this machine's CPU, as one of several ranks holds it.
 
     python -m tests.integration.weights.fused_layer MODEL RANK RANKS EXPERT_RANKS PORT
 
-Loads the same weights stacked and expert by expert, in several layouts, and prints for each of them
-whether both came to the same, and whether the stack was copied at once. MODEL: a directory with a
-mixture's config. EXPERT_RANKS: among how many of the ranks the experts are divided. PORT: where the
-ranks meet.
+It loads the same weights stacked and expert by expert, in several layouts, and prints for each
+layout whether both results are equal, and whether the stack was copied at once. MODEL: a directory
+with a mixture's config. EXPERT_RANKS: number of ranks that divide the experts. PORT: port of the
+ranks' store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPERTS, HIDDEN, WIDTH = 8, 32, 64
 
 
 def start(model: str, rank: int, ranks: int, expert_ranks: int, port: int) -> None:
-    """Bring SGLang's process to where a layer can be built: arguments, groups, settings."""
+    """Initialize arguments, groups and settings of SGLang, so that a layer can be built."""
     from sglang.benchmark import one_batch
     from sglang.srt.distributed import bootstrap
     from sglang.srt.server_args import ServerArgs
@@ -60,12 +60,12 @@ def layer() -> Any:
 
 
 def up_first(moe: Any) -> None:
-    """As FlashInfer's CUTLASS kernels want it."""
+    """Use the layout of FlashInfer's CUTLASS kernels."""
     moe.quant_method.use_flashinfer_cutlass = True
 
 
 def moved(moe: Any) -> None:
-    """Two experts have changed places, as SGLang's load balancer lets them."""
+    """Swap two experts, as SGLang's load balancer may."""
     from sglang.srt.eplb.expert_location import (
         ExpertLocationMetadata,
         set_global_expert_location_metadata,
@@ -88,7 +88,7 @@ LAYOUTS: dict[str, Callable[[Any], None]] = {
 
 
 def load_single(moe: Any, kind: str, stack: torch.Tensor) -> None:
-    """As a model's `load_weights` does with the tensors of a checkpoint."""
+    """Load expert by expert, as a model's `load_weights` does."""
     parameter, name = getattr(moe, kind), f"model.layers.0.mlp.experts.{kind}"
     for expert, tensor in enumerate(stack):
         shards = (
@@ -96,8 +96,8 @@ def load_single(moe: Any, kind: str, stack: torch.Tensor) -> None:
             if kind == "w2_weight"
             else dict(zip(("w1", "w3"), tensor.chunk(2), strict=True))
         )
-        for shard, one in shards.items():
-            parameter.weight_loader(parameter, one, name, shard_id=shard, expert_id=expert)
+        for shard, weights in shards.items():
+            parameter.weight_loader(parameter, weights, name, shard_id=shard, expert_id=expert)
 
 
 def load_stack(moe: Any, kind: str, stack: torch.Tensor) -> None:
@@ -143,5 +143,5 @@ def compare(change: Callable[[Any], None]) -> dict[str, bool]:
 if __name__ == "__main__":
     start(sys.argv[1], *map(int, sys.argv[2:]))
     print(json.dumps({name: compare(change) for name, change in LAYOUTS.items()}), flush=True)
-    torch.distributed.barrier()  # rank 0 is asked for addresses until the last one has its groups
-    os._exit(0)  # without the waiting of process groups that nobody else is in
+    torch.distributed.barrier()  # rank 0 serves addresses until the last rank has its groups
+    os._exit(0)  # skips the exit of process groups, which would wait for other ranks

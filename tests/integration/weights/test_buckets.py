@@ -48,7 +48,7 @@ def test_only_a_tensor_that_is_larger_than_the_limit_makes_a_larger_bucket(
         assert bucket.data.nbytes <= limit or sum(1 for _, t in bucket.tensors() if t.nbytes) == 1
 
 
-def test_what_the_engine_is_told() -> None:
+def test_a_bucket_names_its_tensors_types_and_shapes() -> None:
     [bucket] = buckets(
         [("a", torch.ones(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(()))], 100, Layout()
     )
@@ -64,8 +64,8 @@ def test_a_model_without_tensors_still_ends() -> None:
     assert (bucket.names, bucket.data.nbytes, bucket.last) == ((), 0, True)
 
 
-def test_what_sglang_joins_comes_in_one_bucket() -> None:
-    """It drops DeepSeek's q_a_proj where a bucket ends before kv_a_proj_with_mqa."""
+def test_tensors_that_sglang_fuses_come_in_one_bucket() -> None:
+    """SGLang drops DeepSeek's q_a_proj if a bucket ends before kv_a_proj_with_mqa."""
     names = ["q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
     attention = [
         [f"model.layers.{layer}.self_attn.{name}.weight" for name in names] for layer in range(2)

@@ -1,4 +1,4 @@
-"""The two buffers of an engine's rank, on a GPU that loads more slowly than buckets come."""
+"""The two buffers of an engine's rank, on a GPU that loads more slowly than buckets arrive."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytestmark = [
 ]
 BYTES = 64 << 20
 BUCKETS = 12
+# About 10 ms on a GPU: many times as long as filling a bucket takes.
 CYCLES = 20_000_000
-"""Of a GPU that waits, some 10 ms: many times what filling a bucket takes."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_no_bucket_is_overwritten_before_it_is_loaded(buffers: Any) -> None:
 
 def test_a_bucket_comes_while_the_one_before_is_loaded(buffers: Any) -> None:
     first, second = torch.cuda.Event(), torch.cuda.Event()
-    for value in range(3):  # then there is memory for both
+    for value in range(3):  # afterwards both buffers are allocated
         receive(buffers, value)
     torch.cuda.synchronize()
     torch.cuda._sleep(100 * CYCLES)
@@ -67,4 +67,4 @@ def test_a_bucket_comes_while_the_one_before_is_loaded(buffers: Any) -> None:
         data.fill_(2)
         second.record()
     second.synchronize()
-    assert not first.query(), "the second bucket has come, and the first is being loaded"
+    assert not first.query(), "the second bucket has arrived while the first is being loaded"

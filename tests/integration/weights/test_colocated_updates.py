@@ -1,5 +1,7 @@
-"""Trainer and engine that share a machine: weights in shared memory, and an engine that rests in
-the trainer's turn."""
+"""Trainer and engine on one machine.
+
+Weights in shared memory, and an engine that rests meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from tests.integration.weights.tools import PROMPT, begin, publish, send, serves
 pytestmark = pytest.mark.skipif(
     gpus() > 0, reason="its memory is another GPU's; tests/gpu has the same on one"
 )
-Make = Callable[..., WeightSender]
-Join = Callable[..., Any]
+MakeSender = Callable[..., WeightSender]
+JoinEngine = Callable[..., Any]
 
 
 @pytest.fixture
-def colocated(source: Make) -> Callable[..., WeightSender]:
+def make_colocated_sender(make_sender: MakeSender) -> Callable[..., WeightSender]:
     def make(attempt: int = 1) -> WeightSender:
-        return source(
+        return make_sender(
             Ipc(),
             attempt=attempt,
             colocated=True,
@@ -47,9 +49,9 @@ def name_of_weights(engine: Server) -> str:
     return str(call(engine.url + path)[1]["weight_version"])
 
 
-async def rest(source: WeightSender, rendezvous: Rendezvous) -> None:
+async def rest(sender: WeightSender, rendezvous: Rendezvous) -> None:
     ledger = await rendezvous.ledger()
-    await source.rest(
+    await sender.rest(
         0, [pb.EngineMember(member=e.member, generation=e.generation) for e in ledger.values()]
     )
 
@@ -61,15 +63,15 @@ async def generate(engine: Client, tokens: int) -> Generation:
 async def test_weights_arrive_through_memory_that_both_open(
     server: Server,
     rendezvous: Rendezvous,
-    join: Join,
-    colocated: Make,
+    join_engine: JoinEngine,
+    make_colocated_sender: MakeSender,
     model: Path,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", server.address)
-    one = colocated()
+    await join_engine("rollout-0", server.address)
+    sender = make_colocated_sender()
     for version, weights in ((1, other_model), (2, model), (3, other_model)):
-        update = await publish(one, version, weights)
+        update = await publish(sender, version, weights)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         assert await serves(server.url, weights, version, server.engine)
 
@@ -77,42 +79,47 @@ async def test_weights_arrive_through_memory_that_both_open(
 async def test_an_engine_at_rest_has_ended_its_work_holds_new_requests_and_wakes_with_new_weights(
     server: Server,
     rendezvous: Rendezvous,
-    join: Join,
-    colocated: Make,
+    join_engine: JoinEngine,
+    make_colocated_sender: MakeSender,
     model: Path,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", server.address)
-    one = colocated()
-    await publish(one, 1, model)
+    await join_engine("rollout-0", server.address)
+    sender = make_colocated_sender()
+    await publish(sender, 1, model)
     async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
         running = asyncio.create_task(generate(engine, 3000))
         await server.generated(20)
         assert not await engine.rests()
-        await rest(one, rendezvous)
+        await rest(sender, rendezvous)
         assert (await running).finish == "abort"
         assert name_of_weights(server) == RESTING
         assert await engine.rests()
         waiting = asyncio.create_task(generate(engine, 5))
-        await rest(one, rendezvous)  # of no effect
+        await rest(sender, rendezvous)  # has no effect
         await asyncio.sleep(0.5)
         assert not waiting.done()
         assert (await engine.health(5.0))[0]
-        update = await publish(one, 2, other_model)
+        update = await publish(sender, 2, other_model)
         assert update.failed == {}
         assert [span.version for span in (await waiting).spans] == [2]
     assert await serves(server.url, other_model, 2, server.engine)
 
 
 async def test_a_new_trainer_finds_engines_at_rest_or_half_awake_and_brings_them_up(
-    server: Server, rendezvous: Rendezvous, join: Join, colocated: Make, other_model: Path
+    server: Server,
+    rendezvous: Rendezvous,
+    join_engine: JoinEngine,
+    make_colocated_sender: MakeSender,
+    other_model: Path,
 ) -> None:
-    await join("rollout-0", server.address)
-    await rest(colocated(attempt=1), rendezvous)
-    assert await begin(colocated(attempt=2), 1, joiners_only=False) == 1  # and dies there
+    await join_engine("rollout-0", server.address)
+    await rest(make_colocated_sender(attempt=1), rendezvous)
+    # The second trainer dies in its update.
+    assert await begin(make_colocated_sender(attempt=2), 1, joiners_only=False) == 1
     assert name_of_weights(server) == WAKING
-    third = colocated(attempt=3)
+    third = make_colocated_sender(attempt=3)
     await rest(third, rendezvous)
     assert name_of_weights(server) == RESTING
     update = await publish(third, 1, other_model)
@@ -120,24 +127,24 @@ async def test_a_new_trainer_finds_engines_at_rest_or_half_awake_and_brings_them
     assert await serves(server.url, other_model, 1, server.engine)
 
 
-async def test_an_engine_that_dies_at_rest_concerns_nobody_else(
+async def test_an_engine_that_dies_at_rest_does_not_affect_the_other(
     sglang: Sglang,
     fake_engine: FakeEngine,
     rendezvous: Rendezvous,
-    join: Join,
-    colocated: Make,
+    join_engine: JoinEngine,
+    make_colocated_sender: MakeSender,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
-    await join("rollout-1", fake_engine.address)
+    await join_engine("rollout-0", sglang.address)
+    await join_engine("rollout-1", fake_engine.address)
     fake_engine.kill()
-    one = colocated()
-    await rest(one, rendezvous)
+    sender = make_colocated_sender()
+    await rest(sender, rendezvous)
     ledger = await rendezvous.ledger()
     assert "/model_info" in ledger["rollout-1"].last_error
     assert ledger["rollout-0"].last_error == ""
-    assert await begin(one, 1, joiners_only=False) == 1
-    update = await send(one, other_model)
+    assert await begin(sender, 1, joiners_only=False) == 1
+    update = await send(sender, other_model)
     assert list(update.engines) == ["rollout-0"]
     assert await serves(sglang.url, other_model, 1)
 

@@ -1,4 +1,4 @@
-"""An engine that is frozen, dead or cut off in an update holds up no other one.
+"""An engine that is frozen, dead or cut off in an update does not delay the others.
 
 Engines are processes without a model; sender, control protocol, communicators and rendezvous are
 real.
@@ -24,11 +24,11 @@ from tests.integration.house import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, FakeEngine
 from tests.integration.weights.tools import begin
 
-Make = Callable[..., WeightSender]
-Join = Callable[..., Any]
+MakeSender = Callable[..., WeightSender]
+JoinEngine = Callable[..., Any]
 LATE = 2.0
+# Seconds, far below `PATIENCE`, which is the deadline of a phase here.
 SOON = 10 * LATE
-"""Seconds: far below `PATIENCE`, which is the deadline of a phase here."""
 SIZE = 300_000
 
 
@@ -47,34 +47,38 @@ def fresh_buckets() -> list[Bucket]:
 
 
 async def publish(
-    source: WeightSender, version: int, *, joiners_only: bool = False
+    sender: WeightSender, version: int, *, joiners_only: bool = False
 ) -> UpdateOutcome:
-    await begin(source, version, joiners_only=joiners_only)
+    await begin(sender, version, joiners_only=joiners_only)
     for bucket in fresh_buckets():
-        await source.send(bucket)
-    return await source.finish()
+        await sender.send(bucket)
+    return await sender.finish()
 
 
 def pause(engine: FakeEngine) -> float:
-    """Seconds of an engine's last pause."""
-    answered: tuple[int, dict[str, Any]] = call(engine.url + "/received")
-    return float(answered[1]["pauses"][-1])
+    """Return the seconds of an engine's last pause."""
+    _, received = call(engine.url + "/received")
+    return float(received["pauses"][-1])
 
 
 @pytest.mark.parametrize("phase", ["prepare", "pause", "transfer", "verify"])
 async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
-    engines: list[FakeEngine], join: Join, source: Make, rendezvous: Rendezvous, phase: str
+    engines: list[FakeEngine],
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    rendezvous: Rendezvous,
+    phase: str,
 ) -> None:
     names = [f"rollout-{n}" for n in range(3)]
     for name, engine in zip(names, engines, strict=True):
-        await join(name, engine.address)
-    one = source(timeoutSeconds=PATIENCE, lateSeconds=LATE)
-    assert (await publish(one, 1)).failed == {}
-    plan = await one.plan(2, joiners_only=False)
+        await join_engine(name, engine.address)
+    sender = make_sender(timeoutSeconds=PATIENCE, lateSeconds=LATE)
+    assert (await publish(sender, 1)).failed == {}
+    plan = await sender.plan(2, joiners_only=False)
     steps = [
-        ("prepare", lambda: one.prepare(2, plan.engines)),
-        ("pause", one.pause),
-        *(("transfer", lambda bucket=bucket: one.send(bucket)) for bucket in fresh_buckets()),
+        ("prepare", lambda: sender.prepare(2, plan.engines)),
+        ("pause", sender.pause),
+        *(("transfer", lambda bucket=bucket: sender.send(bucket)) for bucket in fresh_buckets()),
     ]
     sent = 0
     for name, step in steps:
@@ -84,32 +88,32 @@ async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
         await step()
     if phase == "verify":
         engines[1].signal(signal.SIGSTOP)
-    update = await one.finish()
+    update = await sender.finish()
     assert (sorted(update.engines), [*update.failed]) == (["rollout-0", "rollout-2"], [names[1]])
     assert update.failed[names[1]].startswith(f"{phase}: it alone is late")
     assert max(pause(engines[0]), pause(engines[2])) < SOON
     if phase in ("prepare", "verify"):
-        assert max(pause(engines[0]), pause(engines[2])) < LATE, "nobody was paused for it"
+        assert max(pause(engines[0]), pause(engines[2])) < LATE, "an engine was paused for it"
     assert not (await rendezvous.ledger())[names[1]].admitted
     engines[1].signal(signal.SIGCONT)
-    update = await publish(one, 2, joiners_only=True)
+    update = await publish(sender, 2, joiners_only=True)
     assert (list(update.engines), update.failed) == ([names[1]], {})
 
 
 async def test_an_engine_whose_member_has_left_is_not_waited_for(
-    fake_engine: FakeEngine, join: Join, source: Make
+    fake_engine: FakeEngine, join_engine: JoinEngine, make_sender: MakeSender
 ) -> None:
-    """There is no other engine against which it could be late."""
-    member = await join("rollout-0", fake_engine.address)
-    one = source(timeoutSeconds=PATIENCE, lateSeconds=LATE)
-    assert await begin(one, 1, joiners_only=False) == 1
+    """It cannot be late, because there is no other engine to compare with."""
+    member = await join_engine("rollout-0", fake_engine.address)
+    sender = make_sender(timeoutSeconds=PATIENCE, lateSeconds=LATE)
+    assert await begin(sender, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
     started = time.monotonic()
-    sending = asyncio.create_task(one.send(fresh_buckets()[0]))
+    sending = asyncio.create_task(sender.send(fresh_buckets()[0]))
     await asyncio.sleep(2 * LATE)
     assert not sending.done()
     await member.membership.__aexit__()
     await sending
-    update = await one.finish()
+    update = await sender.finish()
     assert time.monotonic() - started < SOON
     assert update.failed == {"rollout-0": "transfer: its member has left the rendezvous"}

@@ -1,4 +1,4 @@
-"""Weight updates: the real sender, over gloo and over a directory, into the real engine."""
+"""Weight updates by the real sender, over gloo and over a directory, into a real engine."""
 
 from __future__ import annotations
 
@@ -53,16 +53,21 @@ from tests.integration.weights.tools import (
     set_deadline,
 )
 
-Make = Callable[..., WeightSender]
-Join = Callable[..., Any]
+MakeSender = Callable[..., WeightSender]
+JoinEngine = Callable[..., Any]
 
 
 async def test_new_weights_arrive_and_the_engine_may_work(
-    server: Server, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
+    server: Server,
+    rendezvous: Rendezvous,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    model: Path,
+    other_model: Path,
 ) -> None:
-    engine = await join("rollout-0", server.address)
+    engine = await join_engine("rollout-0", server.address)
     assert await serves(server.url, model, 0, server.engine)
-    update = await publish(source(), 5, other_model)
+    update = await publish(make_sender(), 5, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert set(update.seconds) == {"prepare", "pause", "transfer", "verify", "resume", "paused"}
     assert await serves(server.url, other_model, 5, server.engine)
@@ -74,14 +79,19 @@ async def test_new_weights_arrive_and_the_engine_may_work(
 
 
 async def test_the_second_update_uses_the_same_communicator(
-    server: Server, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
+    server: Server,
+    rendezvous: Rendezvous,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    model: Path,
+    other_model: Path,
 ) -> None:
-    await join("rollout-0", server.address)
-    one, groups = source(), set(_world.pg_names)
-    await publish(one, 1, other_model)
+    await join_engine("rollout-0", server.address)
+    sender, groups = make_sender(), set(_world.pg_names)
+    await publish(sender, 1, other_model)
     first = set(_world.pg_names) - groups
     generation = (await rendezvous.ledger())["rollout-0"].generation
-    await publish(one, 2, model)
+    await publish(sender, 2, model)
     assert set(_world.pg_names) - groups == first
     assert len(first) == 1
     assert (await rendezvous.ledger())["rollout-0"].generation == generation
@@ -90,24 +100,24 @@ async def test_the_second_update_uses_the_same_communicator(
 
 @pytest.mark.parametrize("mode", ["in_place", "abort"])
 async def test_the_other_ways_to_pause(
-    server: Server, join: Join, source: Make, other_model: Path, mode: str
+    server: Server, join_engine: JoinEngine, make_sender: MakeSender, other_model: Path, mode: str
 ) -> None:
-    await join("rollout-0", server.address)
-    update = await publish(source(pauseMode=mode), 3, other_model)
+    await join_engine("rollout-0", server.address)
+    update = await publish(make_sender(pauseMode=mode), 3, other_model)
     assert update.failed == {}
     assert await serves(server.url, other_model, 3, server.engine)
 
 
 async def test_a_running_request_computes_its_cache_anew_after_a_retract(
-    server: Server, join: Join, source: Make, model: Path, other_model: Path
+    server: Server, join_engine: JoinEngine, make_sender: MakeSender, model: Path, other_model: Path
 ) -> None:
-    await join("rollout-0", server.address)
+    await join_engine("rollout-0", server.address)
     async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
         running = asyncio.create_task(engine.generate("long", [20, 21, 22], sampling, cache="0"))
         await server.generated(40)
-        update = await publish(source(pauseMode="retract"), 1, other_model)
+        update = await publish(make_sender(pauseMode="retract"), 1, other_model)
         assert update.failed == {}
         generation = await running
     assert [span.version for span in generation.spans] == [0, 1]
@@ -119,14 +129,17 @@ async def test_a_running_request_computes_its_cache_anew_after_a_retract(
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weights(
-    sglang: Sglang, join: Join, source: Make, model: Path, other_model: Path, mode: str
+    sglang: Sglang,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    model: Path,
+    other_model: Path,
+    mode: str,
 ) -> None:
-    """They pass a process that a busy engine waits for; the word that the weights are new does
-    not.
-    """
-    await join("rollout-0", sglang.address)
-    one = source(pauseMode=mode)
-    await publish(one, 1, model)
+    """Tokens pass a process that a busy engine waits for; the new version number does not."""
+    await join_engine("rollout-0", sglang.address)
+    sender = make_sender(pauseMode=mode)
+    await publish(sender, 1, model)
     async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
@@ -135,7 +148,7 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
         held = sglang.part("detokenizer")
         held.suspend()
         await sglang.generated(140)
-        update = await publish(one, 2, other_model)
+        update = await publish(sender, 2, other_model)
         held.resume()
         generation = await running
     assert update.failed == {}
@@ -153,11 +166,10 @@ async def test_tokens_on_their_way_in_an_update_keep_the_version_of_their_weight
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_nothing_old_is_found_or_left_after_an_update(
-    sglang: Sglang, join: Join, source: Make, other_model: Path, mode: str
+    sglang: Sglang, join_engine: JoinEngine, make_sender: MakeSender, other_model: Path, mode: str
 ) -> None:
-    """Its sender does not know of the update yet, and other requests have kept the cache from being
-    emptied."""
-    await join("rollout-0", sglang.address)
+    """The new request's client does not know of the update; a running request keeps the cache."""
+    await join_engine("rollout-0", sglang.address)
     prompt, sampling = list(range(20, 60)), {"max_new_tokens": 12, "ignore_eos": True}
     async with Client(sglang.url) as engine:
         await engine.wait_ready(30.0)
@@ -168,7 +180,7 @@ async def test_nothing_old_is_found_or_left_after_an_update(
         await asyncio.to_thread(
             until, lambda: sglang.metric("kv_evictable_tokens"), 20.0, "something in the cache"
         )
-        update = await publish(source(pauseMode=mode), 1, other_model)
+        update = await publish(make_sender(pauseMode=mode), 1, other_model)
         assert update.failed == {}
         empty = lambda: sglang.metric("kv_evictable_tokens") == 0  # noqa: E731
         await asyncio.to_thread(until, empty, 20.0, "nothing in the cache but what is in use")
@@ -186,18 +198,18 @@ async def test_joiners_alone_get_the_weights_that_others_have(
     sglang: Sglang,
     fake_engine: FakeEngine,
     rendezvous: Rendezvous,
-    join: Join,
-    source: Make,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
     model: Path,
 ) -> None:
-    await join("rollout-1", fake_engine.address)
-    one = source()
-    await publish(one, 1, model)
+    await join_engine("rollout-1", fake_engine.address)
+    sender = make_sender()
+    await publish(sender, 1, model)
     before = call(fake_engine.url + "/received")[1]
-    assert await begin(one, 1, joiners_only=True) == 0
-    await one.finish()
-    await join("rollout-0", sglang.address)
-    update = await publish(one, 1, model, joiners_only=True)
+    assert await begin(sender, 1, joiners_only=True) == 0
+    await sender.finish()
+    await join_engine("rollout-0", sglang.address)
+    update = await publish(sender, 1, model, joiners_only=True)
     assert (list(update.engines), update.in_turn) == (["rollout-0"], 1)
     assert call(fake_engine.url + "/received")[1] == before
     assert await serves(sglang.url, model, 1)
@@ -211,21 +223,21 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
     sglang: Sglang,
     fake_engine: FakeEngine,
     rendezvous: Rendezvous,
-    join: Join,
-    source: Make,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
     other_model: Path,
 ) -> None:
-    engine = await join("rollout-0", sglang.address)
-    await join("rollout-1", fake_engine.address)
-    one = source(timeoutSeconds=120)
-    assert await begin(one, 1, joiners_only=False) == 2
+    engine = await join_engine("rollout-0", sglang.address)
+    await join_engine("rollout-1", fake_engine.address)
+    sender = make_sender(timeoutSeconds=120)
+    assert await begin(sender, 1, joiners_only=False) == 2
     generation = (await rendezvous.ledger())["rollout-0"].generation
     assert (
         call(sglang.url + "/end_weight_update", {})[0] == 200
-    )  # so that it refuses the first bucket, with HTTP 400
+    )  # now it refuses the first bucket with HTTP 400
     started = time.monotonic()
-    update = await send(one, other_model)
-    assert time.monotonic() - started < SLACK  # refused at once, not waited for
+    update = await send(sender, other_model)
+    assert time.monotonic() - started < SLACK  # refused at once, without a wait
     assert list(update.engines) == ["rollout-1"]
     assert (
         "must run between begin_weight_update() and end_weight_update()"
@@ -235,7 +247,7 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
     entry = (await rendezvous.ledger())["rollout-0"]
     assert not entry.admitted
     assert entry.generation > generation
-    update = await publish(one, 1, other_model, joiners_only=True)
+    update = await publish(sender, 1, other_model, joiners_only=True)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(sglang.url, other_model, 1)
     await eventually(engine.membership, lambda: engine.membership.latest.admitted)
@@ -243,27 +255,27 @@ async def test_an_engine_that_refuses_is_dropped_and_comes_back_with_a_new_commu
 
 
 async def test_weights_that_do_not_fit_are_refused_in_the_same_words_each_time(
-    server: Server, join: Join, source: Make, model: Path
+    server: Server, join_engine: JoinEngine, make_sender: MakeSender, model: Path
 ) -> None:
-    """By that the trainer knows that another try is no help."""
-    await join("rollout-0", server.address)
-    one, answers = source(), list[str]()
+    """The trainer concludes from equal answers that another try does not help."""
+    await join_engine("rollout-0", server.address)
+    sender, answers = make_sender(), list[str]()
     (name, tensor), *others = on_device(model)
     for version in (1, 2, 3):
-        update = await publish(one, version, [(name, tensor[:-1].contiguous()), *others])
+        update = await publish(sender, version, [(name, tensor[:-1].contiguous()), *others])
         assert (update.engines, [*update.refused]) == ((), ["rollout-0"])
         answers.append(update.refused["rollout-0"])
     assert len(set(answers)) == 1, answers
     print(answers[0])
-    assert (await publish(one, 4, model)).failed == {}
+    assert (await publish(sender, 4, model)).failed == {}
 
 
 async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
-    server: Server, join: Join, source: Make, other_model: Path
+    server: Server, join_engine: JoinEngine, make_sender: MakeSender, other_model: Path
 ) -> None:
-    await join("rollout-0", server.address)
-    assert await begin(source(attempt=1), 1, joiners_only=False) == 1
-    update = await publish(source(attempt=2), 1, other_model)
+    await join_engine("rollout-0", server.address)
+    assert await begin(make_sender(attempt=1), 1, joiners_only=False) == 1
+    update = await publish(make_sender(attempt=2), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(server.url, other_model, 1, server.engine)
 
@@ -271,9 +283,15 @@ async def test_a_session_that_a_dead_trainer_left_open_is_no_obstacle(
 @pytest.mark.parametrize("left", ["paused", "in a session", "half way", "verified"])
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
 async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_by_the_next(
-    server: Server, join: Join, source: Make, model: Path, other_model: Path, mode: str, left: str
+    server: Server,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    model: Path,
+    other_model: Path,
+    mode: str,
+    left: str,
 ) -> None:
-    await join("rollout-0", server.address)
+    await join_engine("rollout-0", server.address)
     async with server.engine.client(server.url) as engine:
         await engine.wait_ready(30.0)
         sampling = {"max_new_tokens": 900, "ignore_eos": True}
@@ -281,7 +299,7 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
             engine.generate(f"{mode}-{left}", [20, 21, 22], sampling, cache="0")
         )
         await server.generated(40)
-        dead = source(attempt=1, pauseMode=mode)
+        dead = make_sender(attempt=1, pauseMode=mode)
         plan = await dead.plan(1, joiners_only=False)
         await dead.prepare(1, plan.engines)
         assert dead.current
@@ -296,7 +314,7 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
             for bucket in buckets(on_device(model), BUCKET, Layout()):
                 await dead.send(bucket)
             await dead._verify(peer)
-        update = await publish(source(attempt=2, pauseMode=mode), 2, other_model)
+        update = await publish(make_sender(attempt=2, pauseMode=mode), 2, other_model)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         generation = await running
         assert generation.finish == ("abort" if mode == "abort" else "length")
@@ -304,9 +322,14 @@ async def test_an_engine_that_a_dead_trainer_left_in_an_update_is_brought_back_b
 
 
 async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its_successor(
-    server: Server, rendezvous: Rendezvous, join: Join, source: Make, model: Path, other_model: Path
+    server: Server,
+    rendezvous: Rendezvous,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    model: Path,
+    other_model: Path,
 ) -> None:
-    await join("rollout-0", server.address)
+    await join_engine("rollout-0", server.address)
     arguments = [
         sys.executable,
         "-m",
@@ -315,13 +338,13 @@ async def test_a_trainer_that_is_killed_in_the_transfer_leaves_an_engine_for_its
         str(model),
     ]
     arguments.append(type(server.engine).__name__)
-    variables = engine_environment() | {"CUDA_VISIBLE_DEVICES": "0"}  # the engine has the last one
+    variables = engine_environment() | {"CUDA_VISIBLE_DEVICES": "0"}  # the engine uses the last GPU
     dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=variables, stdout=PIPE)
     assert dying.stdout
     assert await asyncio.wait_for(dying.stdout.readline(), 60) == b"half-way\n"
     dying.kill()
     await dying.wait()
-    update = await publish(source(attempt=2, timeoutSeconds=30), 1, other_model)
+    update = await publish(make_sender(attempt=2, timeoutSeconds=30), 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert await serves(server.url, other_model, 1, server.engine)
 
@@ -330,18 +353,18 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     sglang: Sglang,
     fake_engine: FakeEngine,
     rendezvous: Rendezvous,
-    join: Join,
-    source: Make,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
-    await join("rollout-1", fake_engine.address)
-    one = source(timeoutSeconds=TIMEOUT)
-    assert await begin(one, 1, joiners_only=False) == 2
+    await join_engine("rollout-0", sglang.address)
+    await join_engine("rollout-1", fake_engine.address)
+    sender = make_sender(timeoutSeconds=TIMEOUT)
+    assert await begin(sender, 1, joiners_only=False) == 2
     sglang.signal(signal.SIGSTOP)
     try:
         started = time.monotonic()
-        update = await send(one, other_model)
+        update = await send(sender, other_model)
         assert TIMEOUT * 0.9 < time.monotonic() - started < TIMEOUT + SLACK
     finally:
         sglang.signal(signal.SIGCONT)
@@ -357,32 +380,33 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     assert (received["sum"], received["weight_version"]) == (expected, "1")
     ledger = await rendezvous.ledger()
     assert (ledger["rollout-0"].admitted, ledger["rollout-1"].admitted) == (False, True)
-    set_deadline(one, PATIENCE)
-    update = await publish(one, 2, other_model)  # and it lives: the next update takes it back
+    set_deadline(sender, PATIENCE)
+    # the engine is alive, and the next update takes it back
+    update = await publish(sender, 2, other_model)
     assert (sorted(update.engines), update.failed) == (["rollout-0", "rollout-1"], {})
     assert await serves(sglang.url, other_model, 2)
 
 
-async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
+async def test_an_engine_that_is_killed_in_the_transfer_does_not_affect_the_other(
     sglang: Sglang,
     fake_engine: FakeEngine,
     rendezvous: Rendezvous,
-    join: Join,
-    source: Make,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
     other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
-    await join("rollout-1", fake_engine.address)
-    deadline = 3 * TIMEOUT  # the other engine's, too, which a busy machine holds up
-    one = source(timeoutSeconds=deadline)
-    assert await begin(one, 1, joiners_only=False) == 2
+    await join_engine("rollout-0", sglang.address)
+    await join_engine("rollout-1", fake_engine.address)
+    deadline = 3 * TIMEOUT  # applies to the other engine too, which may be slow on a busy machine
+    sender = make_sender(timeoutSeconds=deadline)
+    assert await begin(sender, 1, joiners_only=False) == 2
     first, *rest = buckets(on_device(other_model), BUCKET, Layout())
-    await one.send(first)
+    await sender.send(first)
     fake_engine.kill()
     started = time.monotonic()
     for bucket in rest:
-        await one.send(bucket)
-    update = await one.finish()
+        await sender.send(bucket)
+    update = await sender.finish()
     assert time.monotonic() - started < deadline + SLACK
     assert list(update.engines) == ["rollout-0"]
     assert list(update.failed) == ["rollout-1"]
@@ -390,15 +414,19 @@ async def test_an_engine_that_is_killed_in_the_transfer_concerns_nobody_else(
 
 
 async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
-    sglang: Sglang, fake_engine: FakeEngine, join: Join, source: Make, other_model: Path
+    sglang: Sglang,
+    fake_engine: FakeEngine,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
-    await join("rollout-1", fake_engine.address)
+    await join_engine("rollout-0", sglang.address)
+    await join_engine("rollout-1", fake_engine.address)
     fake_engine.signal(signal.SIGSTOP)
     deadline = 3 * TIMEOUT  # the other engine's, too, which a busy machine holds up
     started = time.monotonic()
-    one, groups = source(timeoutSeconds=deadline), set(_world.pg_names)
-    update = await publish(one, 1, other_model)
+    sender, groups = make_sender(timeoutSeconds=deadline), set(_world.pg_names)
+    update = await publish(sender, 1, other_model)
     assert time.monotonic() - started < deadline + SLACK
     assert list(update.engines) == ["rollout-0"]
     assert update.failed["rollout-1"].startswith("prepare: ")
@@ -406,11 +434,10 @@ async def test_an_engine_that_never_joins_the_communicator_is_left_in_time(
     assert await serves(sglang.url, other_model, 1)
 
 
-async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(
+async def test_an_engine_that_is_gone_before_it_joins_delays_no_other(
     fake_engine: FakeEngine,
 ) -> None:
-    """Our half of its communicator waits for it until the deadline; neither its successor nor
-    others may wait too."""
+    """The trainer's side of its communicator waits until the deadline, but other engines do not."""
     transport = Collective(backend(), "127.0.0.1", 10 * SLACK, "trainer-0-1")
     async with connections.session() as session:
 
@@ -431,37 +458,45 @@ async def test_an_engine_that_is_gone_before_it_joins_holds_up_nobody(
 
 @pytest.mark.skipif(gpus() < 2, reason="needs two GPUs")
 async def test_an_engine_with_other_nccl_settings_is_left_in_time(
-    sglang: Sglang, mismatched_engine: FakeEngine, join: Join, source: Make, other_model: Path
+    sglang: Sglang,
+    mismatched_engine: FakeEngine,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    other_model: Path,
 ) -> None:
-    await join("rollout-0", sglang.address)
-    await join("rollout-1", mismatched_engine.address)
+    await join_engine("rollout-0", sglang.address)
+    await join_engine("rollout-1", mismatched_engine.address)
     started = time.monotonic()
-    one = source(timeoutSeconds=TIMEOUT)
-    update = await publish(one, 1, other_model)
+    sender = make_sender(timeoutSeconds=TIMEOUT)
+    update = await publish(sender, 1, other_model)
     assert time.monotonic() - started < TIMEOUT + SLACK
     assert (list(update.engines), list(update.failed)) == (["rollout-0"], ["rollout-1"])
-    update = await publish(one, 2, other_model)
+    update = await publish(sender, 2, other_model)
     assert "rollout-0" in update.engines
     assert await serves(sglang.url, other_model, 2)
 
 
-async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
-    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make
+async def test_an_abandoned_communicator_is_released_without_blocking_the_event_loop(
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
 ) -> None:
-    """A gloo group waits for stuck work when it ends; the event loop, and with it every heartbeat,
-    must not."""
-    await join("rollout-0", fake_engine.address)
+    """A gloo group waits for stuck work when it is destroyed, but the event loop must go on.
+
+    All heartbeats depend on it.
+    """
+    await join_engine("rollout-0", fake_engine.address)
     transport = Collective(backend(), "127.0.0.1", TIMEOUT, "trainer-0-1")
-    one, groups = source(transport, timeoutSeconds=TIMEOUT), set(_world.pg_names)
-    assert await begin(one, 1, joiners_only=False) == 1
+    sender, groups = make_sender(transport, timeoutSeconds=TIMEOUT), set(_world.pg_names)
+    assert await begin(sender, 1, joiners_only=False) == 1
     fake_engine.signal(signal.SIGSTOP)
-    large = [
-        ("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))
-    ]  # more than the sockets between us hold
+    # More than the sockets buffer.
+    large = [("x", torch.zeros(64 << 20, dtype=torch.uint8, device=device()))]
     [bucket] = buckets(large, 128 << 20, Layout())
     longest = asyncio.create_task(longest_gap())
-    await one.send(bucket)
-    await one.finish()
+    await sender.send(bucket)
+    await sender.finish()
     await asyncio.sleep(0)
     longest.cancel()
     assert await longest < TIMEOUT / 2
@@ -470,8 +505,7 @@ async def test_what_is_given_up_is_forgotten_and_does_not_stop_the_loop(
 
 
 async def longest_gap() -> float:
-    """The longest time for which the event loop did not come back here; answers when it is
-    cancelled."""
+    """Measure the longest time between two turns of the event loop, until cancelled."""
     longest, last = 0.0, time.monotonic()
     try:
         while True:
@@ -483,66 +517,67 @@ async def longest_gap() -> float:
 
 
 async def test_communicators_of_engines_that_were_scaled_away_are_released(
-    fake_engine: FakeEngine, rendezvous: Rendezvous, join: Join, source: Make
+    fake_engine: FakeEngine,
+    rendezvous: Rendezvous,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
 ) -> None:
-    leaving = await join("rollout-0", fake_engine.address)
-    await join("rollout-1", fake_engine.address)
-    one, groups = source(), set(_world.pg_names)
-    plan = await one.plan(1, joiners_only=False)
-    await one.keep(plan.engines)
-    await one.prepare(1, plan.engines)
+    leaving = await join_engine("rollout-0", fake_engine.address)
+    await join_engine("rollout-1", fake_engine.address)
+    sender, groups = make_sender(), set(_world.pg_names)
+    plan = await sender.plan(1, joiners_only=False)
+    await sender.keep(plan.engines)
+    await sender.prepare(1, plan.engines)
     assert len(set(_world.pg_names) - groups) == 2
     await leaving.membership.__aexit__()
     async with asyncio.timeout(SLACK):
-        while len((plan := await one.plan(2, joiners_only=False)).engines) > 1:
+        while len((plan := await sender.plan(2, joiners_only=False)).engines) > 1:
             await asyncio.sleep(0.02)
-    await one.keep(plan.engines)
+    await sender.keep(plan.engines)
     assert len(set(_world.pg_names) - groups) == 1
 
 
-async def test_a_directory_brings_the_weights_too(
+async def test_weights_also_arrive_over_a_directory(
     server: Server,
     rendezvous: Rendezvous,
-    join: Join,
-    source: Make,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
     model: Path,
     other_model: Path,
     tmp_path: Path,
 ) -> None:
-    await join("rollout-0", server.address)
-    one = source(Disk(tmp_path, model, 1), transport="disk")
-    update = await publish(one, 1, other_model)
+    await join_engine("rollout-0", server.address)
+    sender = make_sender(Disk(tmp_path, model, 1), transport="disk")
+    update = await publish(sender, 1, other_model)
     assert (list(update.engines), update.failed) == (["rollout-0"], {})
     assert update.in_turn == 0
     assert await serves(server.url, other_model, 1, server.engine)
-    await publish(one, 2, model)
+    await publish(sender, 2, model)
     assert await serves(server.url, model, 2, server.engine)
     assert [path.name for path in tmp_path.iterdir()] == ["version_0000002.attempt1"]
     assert (await rendezvous.ledger())["rollout-0"].member.version == 2
 
 
-async def send_all(source: WeightSender, buckets: Iterable[Bucket]) -> None:
+async def send_all(sender: WeightSender, buckets: Iterable[Bucket]) -> None:
     for bucket in buckets:
-        await source.send(bucket)
+        await sender.send(bucket)
 
 
 @pytest.mark.parametrize(
     "wakes_up", ["while its successor sends", "after its successor has resumed"]
 )
-async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights_any_more(
+async def test_a_trainer_that_was_replaced_in_its_transfer_changes_no_weights(
     server: Server,
     rendezvous: Rendezvous,
-    join: Join,
-    source: Make,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
     model: Path,
     other_model: Path,
     wakes_up: str,
 ) -> None:
-    """It has a session and a communicator of its own, and an engine that listens to
-    whoever calls.
-    """
-    await join("rollout-0", server.address)
-    older, newer = source(attempt=1), source(attempt=2)
+    """It still has a session and a communicator with the engine."""
+    await join_engine("rollout-0", server.address)
+    older, newer = make_sender(attempt=1), make_sender(attempt=2)
     stale = iter(buckets(on_device(model), BUCKET, Layout()))
     assert await begin(older, 1, joiners_only=False) == 1
     await older.send(next(stale))
@@ -594,10 +629,10 @@ async def test_an_engine_refuses_every_call_of_a_trainer_that_was_replaced(
 
 
 async def test_an_older_trainer_gets_no_plan(
-    join: Join, sglang: Sglang, source: Make, other_model: Path
+    join_engine: JoinEngine, sglang: Sglang, make_sender: MakeSender, other_model: Path
 ) -> None:
 
-    await join("rollout-0", sglang.address)
-    await publish(source(attempt=2), 1, other_model)
+    await join_engine("rollout-0", sglang.address)
+    await publish(make_sender(attempt=2), 1, other_model)
     with pytest.raises(rpc.RefusedError, match="attempt 1 was replaced by attempt 2"):
-        await begin(source(attempt=1), 2, joiners_only=False)
+        await begin(make_sender(attempt=1), 2, joiners_only=False)

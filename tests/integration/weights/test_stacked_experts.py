@@ -1,5 +1,6 @@
-"""All experts of a layer as one tensor: SGLang with our plugin loads it as it loads single
-experts.
+"""All experts of a layer as one tensor.
+
+SGLang with sluice's plugin loads it like single experts.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests.integration.engines import Sglang, engine_environment, gpus, save_mod
 from tests.integration.weights.conftest import ROOT
 from tests.integration.weights.tools import PROMPT, Tensors, on_device, publish, serves
 
-Make = Callable[..., WeightSender]
-Join = Callable[..., Any]
+MakeSender = Callable[..., WeightSender]
+JoinEngine = Callable[..., Any]
 EXPERTS = 8
 SHAPE = {
     "num_experts": EXPERTS,
@@ -32,7 +33,7 @@ SHAPE = {
     "moe_intermediate_size": 64,
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
-    "head_dim": 64,  # smaller ones SGLang 0.5.17 does not rotate on GPUs
+    "head_dim": 64,  # SGLang 0.5.17 does not rotate smaller heads on GPUs
 }
 one_gpu = pytest.mark.skipif(gpus() > 0, reason="the engine has one GPU")
 
@@ -55,11 +56,11 @@ def serving(model: Path, log: Path, *arguments: str, **variables: str) -> Iterat
         yield server
     finally:
         server.kill()
-        print(log.read_text()[-3000:])  # pytest shows it where the test has failed
+        print(log.read_text()[-3000:])  # pytest shows it if the test has failed
 
 
 def stacked(weights: Path) -> Tensors:
-    """The checkpoint's tensors, experts as the trainer sends them."""
+    """Return the checkpoint's tensors, with experts stacked as the trainer sends them."""
     singles = dict(on_device(weights))
     stacks = []
     for layer in sorted(
@@ -81,12 +82,12 @@ def stacked(weights: Path) -> Tensors:
 
 
 def cores(ranks: int) -> dict[str, str]:
-    """Without this SGLang wants a NUMA node for each rank."""
+    """Return variables without which SGLang needs a NUMA node for each rank."""
     return {} if gpus() else {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
 
 
 async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
-    """The likeliest response to a prompt, and its log-probs."""
+    """Return the likeliest response to a prompt, and its log-probs."""
     async with Client(engine.url) as client:
         await client.wait_ready(30.0)
         generation = await client.generate(
@@ -98,18 +99,25 @@ async def answer(engine: Sglang) -> tuple[list[int], list[float]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[one_gpu, pytest.mark.long])])
 async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
-    mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path, ranks: int
+    mixture: Path,
+    other_mixture: Path,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    tmp_path: Path,
+    ranks: int,
 ) -> None:
-    """Ranks that divide the experts are tested with layers alone (below): on a CPU SGLang cannot
-    generate with them."""
+    """Ranks that divide the experts are tested below, with single layers.
+
+    On a CPU SGLang cannot generate with them.
+    """
     with serving(mixture, tmp_path / "log", "--tp-size", str(ranks), **cores(ranks)) as engine:
-        await join("rollout-0", engine.address, ranks)
-        one = source(timeoutSeconds=60)
-        await publish(one, 1, other_mixture)
+        await join_engine("rollout-0", engine.address, ranks)
+        sender = make_sender(timeoutSeconds=60)
+        await publish(sender, 1, other_mixture)
         expected = await answer(engine)
-        await publish(one, 2, mixture)
+        await publish(sender, 2, mixture)
         assert await answer(engine) != expected
-        update = await publish(one, 3, stacked(other_mixture))
+        update = await publish(sender, 3, stacked(other_mixture))
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         assert await answer(engine) == expected
         assert await serves(engine.url, other_mixture, 3)
@@ -121,15 +129,19 @@ async def test_stacks_give_the_engine_the_weights_that_single_experts_give(
 
 @pytest.mark.timeout(600)
 async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
-    mixture: Path, other_mixture: Path, join: Join, source: Make, tmp_path: Path
+    mixture: Path,
+    other_mixture: Path,
+    join_engine: JoinEngine,
+    make_sender: MakeSender,
+    tmp_path: Path,
 ) -> None:
     with serving(mixture, tmp_path / "log", SGLANG_PLUGINS="none-of-ours") as engine:
-        await join("rollout-0", engine.address)
-        one = source(timeoutSeconds=60)
-        update = await publish(one, 1, stacked(other_mixture))
+        await join_engine("rollout-0", engine.address)
+        sender = make_sender(timeoutSeconds=60)
+        update = await publish(sender, 1, stacked(other_mixture))
         assert update.engines == ()
         assert "Set weightSync.enginePlugin: false" in update.failed["rollout-0"]
-        update = await publish(one, 1, other_mixture, joiners_only=True)
+        update = await publish(sender, 1, other_mixture, joiners_only=True)
         assert (list(update.engines), update.failed) == (["rollout-0"], {})
         assert await serves(engine.url, other_mixture, 1)
 
@@ -142,8 +154,7 @@ async def test_an_engine_without_the_plugin_says_so_and_takes_single_experts(
 def test_layers_in_any_layout_load_stacks_and_only_plain_ones_at_once(
     mixture: Path, ranks: int, expert_ranks: int
 ) -> None:
-    """A layer that holds its weights otherwise than a checkpoint does is filled by SGLang, expert
-    by expert."""
+    """If a layer's layout differs from the checkpoint's, SGLang loads it expert by expert."""
     command = [sys.executable, "-m", "tests.integration.weights.fused_layer", str(mixture)]
     port, environment = free_port(), engine_environment() | cores(ranks)
     processes = [

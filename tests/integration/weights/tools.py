@@ -1,4 +1,4 @@
-"""A whole update, and what an engine then answers."""
+"""Helpers that run a whole update and compare what an engine serves afterwards."""
 
 from __future__ import annotations
 
@@ -28,46 +28,45 @@ class Joined:
     membership: Membership
 
 
-async def begin(source: WeightSender, version: int, *, joiners_only: bool) -> int:
-    """Prepare and pause all engines that take part; how many they are."""
-    plan = await source.plan(version, joiners_only=joiners_only)
-    await source.prepare(version, plan.engines)
-    await source.pause()
-    assert source.current
-    return len(source.current.peers)
+async def begin(sender: WeightSender, version: int, *, joiners_only: bool) -> int:
+    """Prepare and pause all engines that take part, and return their number."""
+    plan = await sender.plan(version, joiners_only=joiners_only)
+    await sender.prepare(version, plan.engines)
+    await sender.pause()
+    assert sender.current
+    return len(sender.current.peers)
 
 
 async def publish(
-    source: WeightSender, version: int, weights: Path | Tensors, *, joiners_only: bool = False
+    sender: WeightSender, version: int, weights: Path | Tensors, *, joiners_only: bool = False
 ) -> UpdateOutcome:
     """Begin and send an update, as the training loop does after a step."""
-    await begin(source, version, joiners_only=joiners_only)
-    return await send(source, weights)
+    await begin(sender, version, joiners_only=joiners_only)
+    return await send(sender, weights)
 
 
-def set_deadline(source: WeightSender, seconds: float) -> None:
-    """Of its next updates."""
-    source._sync = source._sync.model_copy(update={"timeout_seconds": seconds})
+def set_deadline(sender: WeightSender, seconds: float) -> None:
+    """Set the deadline of each phase in the sender's next updates."""
+    sender._sync = sender._sync.model_copy(update={"timeout_seconds": seconds})
 
 
 def on_device(weights: Path) -> Tensors:
-    """The checkpoint's tensors, where a trainer holds them."""
+    """Return the checkpoint's tensors on the trainer's device."""
     return [(name, tensor.to(device())) for name, tensor in tensors(weights)]
 
 
-async def send(source: WeightSender, weights: Path | Tensors) -> UpdateOutcome:
+async def send(sender: WeightSender, weights: Path | Tensors) -> UpdateOutcome:
     sent = 0
     tensors = on_device(weights) if isinstance(weights, Path) else weights
     for bucket in buckets(tensors, BUCKET, Layout()):
-        await source.send(bucket)
+        await sender.send(bucket)
         sent += 1
     assert sent > 2
-    return await source.finish()
+    return await sender.finish()
 
 
 async def serves(url: str, weights: Path, version: int, kind: Engine = SGLANG) -> bool:
-    """True where the engine computes with these weights, to rounding, and says that they have this
-    version."""
+    """Return True if the engine reports this version and computes with these weights."""
     async with kind.client(url) as engine:
         await engine.wait_ready(30.0)
         generation = await engine.generate("x", PROMPT, {"max_new_tokens": 12, "ignore_eos": True})
