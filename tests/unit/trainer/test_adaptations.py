@@ -1,4 +1,4 @@
-"""Outside `megatron_device` nothing in torch has changed."""
+"""torch is unchanged outside of `megatron_device`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice_trainer.megatron import adaptations
 from sluice_trainer.megatron.adaptations import megatron_device
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="does nothing where there is a GPU"
+    torch.cuda.is_available(), reason="megatron_device is a no-op on a GPU machine"
 )
 
 
@@ -24,7 +24,7 @@ def test_cuda_means_cpu_inside() -> None:
         assert device == torch.device("cpu")
 
 
-def test_nothing_is_left_behind_even_by_an_error() -> None:
+def test_torch_is_restored_even_after_an_error() -> None:
     before = {
         (module, name): getattr(module, name) for module, name, _ in adaptations._REPLACEMENTS
     }
@@ -36,7 +36,7 @@ def test_nothing_is_left_behind_even_by_an_error() -> None:
         torch.zeros(1, device="cuda")
 
 
-def test_as_a_decorator_it_can_be_called_again() -> None:
+def test_a_decorated_function_can_be_called_again() -> None:
     @megatron_device()
     def device() -> str:
         return torch.zeros(1, device="cuda").device.type

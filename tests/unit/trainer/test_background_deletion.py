@@ -1,4 +1,4 @@
-"""Old checkpoints are deleted beside the training."""
+"""Old checkpoints are deleted in the background."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from structlog.testing import capture_logs
 from sluice_trainer.checkpoint.background_deletion import BackgroundDeletion
 
 
-def test_what_cannot_be_deleted_is_told_and_the_next_one_goes(tmp_path: Path) -> None:
+def test_a_failed_deletion_is_logged_and_the_next_one_goes_on(tmp_path: Path) -> None:
     no_directory, old = tmp_path / "file", tmp_path / "old"
     no_directory.touch()
     old.mkdir()
     deletion = BackgroundDeletion()
-    with capture_logs() as told:
+    with capture_logs() as entries:
         deletion.add(no_directory)
         deletion.add(old)
         deletion._thread.shutdown(wait=True)
     assert not old.exists()
-    assert [entry["log_level"] for entry in told] == ["warning"]
-    assert str(no_directory) in told[0]["event"]
+    assert [entry["log_level"] for entry in entries] == ["warning"]
+    assert str(no_directory) in entries[0]["event"]
 
 
 def test_a_process_ends_after_its_deletions(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""Ways of weights to engines in a chain, and around those that fail. Engines and the trainer's own
-communicators are fakes: real ones are in tests/integration/weights/test_chain.py."""
+"""Routes of weights to engines in a chain, and around engines that fail.
+
+Engines and the trainer's own communicators are fakes; tests/integration/weights/test_chain.py has
+real ones.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,10 @@ def bucket(number: int, *, last: bool = False) -> Bucket:
 
 @dataclass
 class Engine:
-    """Answers what it gets over links. refuses: it never joins a link. answers: of buckets, where
-    they are not given at once."""
+    """An engine that answers for buckets over links.
+
+    refuses: it never joins a link. answers: futures of buckets that it does not answer at once.
+    """
 
     name: str
     passes_on: bool = True
@@ -53,8 +58,10 @@ class Engine:
 
 @dataclass
 class Direct:
-    """The trainer's own communicators. brought: engine, tensor, and True where it is to be passed
-    on."""
+    """A fake of the trainer's own communicators.
+
+    brought: engine, tensor, and True if the engine relays it.
+    """
 
     host = "127.0.0.1"
     backend = "gloo"
@@ -77,7 +84,7 @@ class Direct:
 
 
 class Update:
-    """An update of these engines on its way."""
+    """A running update of some engines."""
 
     def __init__(self, *engines: Engine) -> None:
         self.direct = Direct()
@@ -90,13 +97,16 @@ class Update:
         await asyncio.gather(*map(self.chain.prepare, self.peers))
 
     async def send(self, *buckets: Bucket, without: Iterable[str] = ()) -> None:
-        for each in buckets:
-            await self.chain.stage(each, 1)
+        for bucket in buckets:
+            await self.chain.stage(bucket, 1)
             peers = [peer for peer in self.peers if peer.name not in without]
-            await asyncio.gather(*(self.chain.send(p, each, 1, flush=False) for p in peers))
+            await asyncio.gather(*(self.chain.send(p, bucket, 1, flush=False) for p in peers))
+
+    def brought_to(self, names: str) -> list[tuple[str, str, bool]]:
+        return [sent for sent in self.direct.brought if sent[0] in names]
 
     def pending(self, engine: str, *numbers: int) -> list[asyncio.Future[None]]:
-        """Answers of an engine that are not given yet."""
+        """Let an engine not answer for these buckets, and return the futures of its answers."""
         futures = [asyncio.get_running_loop().create_future() for _ in numbers]
         self.engines[engine].answers |= {
             f"w{number}": future for number, future in zip(numbers, futures, strict=True)
@@ -105,7 +115,7 @@ class Update:
 
 
 def links(chain: Chain) -> dict[str, tuple[bool, bool]]:
-    """For each engine, True where the bucket comes over a link, and where it is passed on."""
+    """Return for each engine whether the bucket comes over a link, and whether it is relayed."""
     return {name: (bool(route.link), bool(route.onward)) for name, route in chain._routes.items()}
 
 
@@ -119,7 +129,7 @@ async def test_only_the_first_engine_gets_the_weights_from_the_trainer() -> None
     assert update.chain._routes["b"] == Route(*(update.chain._links[n].name for n in ("b", "c")))
 
 
-def test_the_size_of_pieces_is_that_of_the_chains_length() -> None:
+def test_the_size_of_pieces_follows_from_the_length_of_the_chain() -> None:
     update = Update(Engine("alone", passes_on=False), *map(Engine, "abcdefgh"))
     update.chain.plan_routes(update.peers)
     assert update.chain._piece == piece_bytes(8)
@@ -127,7 +137,7 @@ def test_the_size_of_pieces_is_that_of_the_chains_length() -> None:
     assert update.chain._piece == piece_bytes(5) > piece_bytes(8)
 
 
-async def test_an_engine_that_cannot_pass_on_is_served_by_the_trainer() -> None:
+async def test_an_engine_that_cannot_relay_gets_the_weights_from_the_trainer() -> None:
     update = Update(Engine("a"), Engine("b", passes_on=False), Engine("c"))
     await update.prepare()
     await update.send(bucket(0, last=True))
@@ -136,7 +146,7 @@ async def test_an_engine_that_cannot_pass_on_is_served_by_the_trainer() -> None:
     assert update.chain.rerouted == {}
 
 
-async def test_an_engine_without_a_link_passes_on_what_it_gets_from_the_trainer() -> None:
+async def test_an_engine_without_a_link_relays_what_it_gets_from_the_trainer() -> None:
     update = Update(Engine("a"), Engine("b", refuses=True), Engine("c"), Engine("d"))
     await update.prepare()
     assert "no network" in update.chain.rerouted["b"]
@@ -146,9 +156,7 @@ async def test_an_engine_without_a_link_passes_on_what_it_gets_from_the_trainer(
     assert [name for name, *_ in update.direct.brought] == ["a", "b", "c"]
 
 
-async def test_an_engine_that_leaves_before_the_transfer_costs_the_next_one_its_link_alone() -> (
-    None
-):
+async def test_an_engine_that_leaves_before_the_transfer_breaks_only_the_next_link() -> None:
     update = Update(*map(Engine, "abcd"))
     await update.prepare()
     update.chain.abandon("b")
@@ -157,7 +165,7 @@ async def test_an_engine_that_leaves_before_the_transfer_costs_the_next_one_its_
     assert (list(update.chain.rerouted), update.chain.relayed) == (["c"], ["d"])
 
 
-async def test_engines_behind_one_that_fails_get_what_they_miss_from_the_trainer() -> None:
+async def test_engines_downstream_of_a_failure_get_missing_buckets_from_the_trainer() -> None:
     update = Update(*map(Engine, "abcd"))
     await update.prepare()
     [first, second] = update.pending("c", 0, 1)
@@ -169,7 +177,7 @@ async def test_engines_behind_one_that_fails_get_what_they_miss_from_the_trainer
     for late in update.engines["d"].answers.values():
         late.set_exception(EngineRefusedError("the link has ended"))
     await sending
-    assert [one for one in update.direct.brought if one[0] in "cd"] == [
+    assert update.brought_to("cd") == [
         ("c", "w0", False), ("c", "w1", False), ("d", "w0", False), ("d", "w1", False),
     ]  # fmt: skip
     assert second.cancelled()
@@ -183,15 +191,15 @@ async def test_engines_behind_one_that_fails_get_what_they_miss_from_the_trainer
     assert (update.chain.relayed, sorted(update.chain.rerouted)) == (["b"], ["c", "d"])
 
 
-async def test_what_an_engine_has_for_certain_is_not_sent_again() -> None:
-    """Its answer for a bucket says that the one before it has come."""
+async def test_a_bucket_that_has_certainly_arrived_is_not_sent_again() -> None:
+    """An engine's answer for a bucket confirms the previous one."""
     update = Update(*map(Engine, "ab"))
     await update.prepare()
     [late] = update.pending("b", 2)
     await update.send(bucket(0), bucket(1))
     late.set_exception(EngineRefusedError("the link has ended"))
     await update.send(bucket(2), bucket(3, last=True))
-    assert [one for one in update.direct.brought if one[0] == "b"] == [
+    assert update.brought_to("b") == [
         ("b", "w1", False), ("b", "w2", False), ("b", "w3", False),
     ]  # fmt: skip
 
@@ -205,13 +213,13 @@ async def test_the_trainer_is_at_most_two_buckets_ahead_of_the_last_engine() -> 
         async with asyncio.timeout(0.05):
             await asyncio.shield(sending := asyncio.create_task(update.send(bucket(1), bucket(2))))
     assert [name for name, *_ in update.chain._pending.items()] == ["b", "c"]
-    assert [one[1] for one in update.direct.brought] == ["w0", "w1"]
+    assert [name for _, name, _ in update.direct.brought] == ["w0", "w1"]
     first.set_result(None)
     await sending
-    assert [one[1] for one in update.direct.brought] == ["w0", "w1", "w2"]
+    assert [name for _, name, _ in update.direct.brought] == ["w0", "w1", "w2"]
 
 
-async def test_links_are_kept_from_update_to_update_and_one_that_joins_costs_one_more() -> None:
+async def test_links_last_over_updates_and_an_engine_that_joins_costs_one_more() -> None:
     update = Update(*map(Engine, "bc"))
     await update.prepare()
     await update.send(bucket(0, last=True))
@@ -225,12 +233,12 @@ async def test_links_are_kept_from_update_to_update_and_one_that_joins_costs_one
 @pytest.mark.parametrize(
     ("fan_out", "kind"),
     [
-        pytest.param({}, Collective, id="nothing said"),
+        pytest.param({}, Collective, id="default"),
         pytest.param({"fanOut": "direct"}, Collective, id="direct"),
         pytest.param({"fanOut": "chain"}, Chain, id="chain"),
     ],
 )
-def test_the_job_says_how_the_weights_fan_out(fan_out: dict[str, str], kind: type) -> None:
+def test_the_job_determines_how_the_weights_fan_out(fan_out: dict[str, str], kind: type) -> None:
     session = object.__new__(UpdateSession)
     spec = make_job(weightSync={"transport": "gloo", **fan_out}).spec
     session._spec, session._rank = spec, 0

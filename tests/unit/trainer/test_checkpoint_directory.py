@@ -1,4 +1,4 @@
-"""Checkpoints that count and that go, and the job whose directory it is."""
+"""The directory of checkpoints: complete, pruned and damaged ones, and its owner."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def make(directory: Path, *names: str) -> None:
         (directory / name / "metadata.json").touch()
 
 
-def begun(directory: Path, step: int, author: Author) -> Path:
-    """A checkpoint with its files, before it is committed."""
+def uncommitted(directory: Path, step: int, author: Author) -> Path:
+    """Write a checkpoint with its files, without committing it."""
     temporary = temporary_of(path_of(directory, step), author)
     (temporary / "critic").mkdir(parents=True)
     (temporary / "weights").write_bytes(b"weights")
@@ -51,7 +51,7 @@ def test_no_directory_has_no_checkpoint(tmp_path: Path) -> None:
     assert latest_step(tmp_path / "absent") is None
 
 
-def test_names_are_megatrons() -> None:
+def test_names_are_those_of_megatron() -> None:
     assert path_of(Path("x"), 20).name == "iter_0000020"
 
 
@@ -72,25 +72,25 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     ]
 
 
-def test_prune_with_fewer_than_it_keeps(tmp_path: Path) -> None:
+def test_prune_deletes_no_checkpoint_if_there_are_few(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000001")
     claim(tmp_path, FIRST)
     assert prune(tmp_path, 3, FIRST) == []
 
 
-def test_a_pruned_checkpoint_has_lost_its_name_before_its_files_go(tmp_path: Path) -> None:
+def test_a_pruned_checkpoint_is_renamed_before_its_files_are_deleted(tmp_path: Path) -> None:
     make(tmp_path, "iter_0000001", "iter_0000002")
     claim(tmp_path, FIRST)
-    nameless: list[Path] = []
-    prune(tmp_path, 1, FIRST, nameless.append)
+    renamed: list[Path] = []
+    prune(tmp_path, 1, FIRST, renamed.append)
     assert steps(tmp_path) == [2]
-    assert [directory.is_dir() for directory in nameless] == [True]
-    claim(tmp_path, FIRST)  # the next one takes what was never deleted
-    assert not nameless[0].exists()
+    assert [directory.is_dir() for directory in renamed] == [True]
+    claim(tmp_path, FIRST)  # deletes what an earlier process has left
+    assert not renamed[0].exists()
 
 
 def test_two_attempts_may_delete_the_same_checkpoint(tmp_path: Path) -> None:
-    """The one that was replaced may still be at it when the new one claims the directory."""
+    """A replaced attempt may still be deleting when its successor claims the directory."""
     for number in range(500):
         (tmp_path / f"old/{number}").mkdir(parents=True)
     barrier = threading.Barrier(2)
@@ -105,9 +105,9 @@ def test_two_attempts_may_delete_the_same_checkpoint(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_committed_checkpoint_is_as_its_manifest_says(tmp_path: Path) -> None:
+def test_a_committed_checkpoint_matches_its_manifest(tmp_path: Path) -> None:
     claim(tmp_path, FIRST)
-    temporary, final = begun(tmp_path, 5, FIRST), path_of(tmp_path, 5)
+    temporary, final = uncommitted(tmp_path, 5, FIRST), path_of(tmp_path, 5)
     commit(temporary, final, FIRST, {"weights": record_of(temporary / "weights")})
     assert manifest_files(final) == ["critic/weights", "weights"]
     verify(final, manifest_files(final))
@@ -115,10 +115,10 @@ def test_a_committed_checkpoint_is_as_its_manifest_says(tmp_path: Path) -> None:
     assert (tmp_path / checkpoint_directory.TRACKER).read_text() == "5"
 
 
-def test_a_checkpoint_with_checksums_of_before_is_still_verified(tmp_path: Path) -> None:
+def test_a_checkpoint_with_crc_checksums_is_still_verified(tmp_path: Path) -> None:
     claim(tmp_path, FIRST)
     final = path_of(tmp_path, 5)
-    commit(begun(tmp_path, 5, FIRST), final, FIRST)
+    commit(uncommitted(tmp_path, 5, FIRST), final, FIRST)
     old = {"weights": [7, zlib.crc32(b"weights")], "critic/weights": [13, 0x3F0C]}
     (final / MANIFEST).write_text(json.dumps({"files": old}))
     verify(final, ["weights"])
@@ -156,64 +156,62 @@ def cut_manifest(final: Path) -> None:
         pytest.param(cut_manifest, "files.json cannot be read", id="half a manifest"),
     ],
 )
-def test_what_is_not_as_it_was_written_is_named(
-    tmp_path: Path, damage: object, message: str
-) -> None:
+def test_an_error_names_the_damaged_file(tmp_path: Path, damage: object, message: str) -> None:
     assert callable(damage)
     claim(tmp_path, FIRST)
     final = path_of(tmp_path, 5)
-    commit(begun(tmp_path, 5, FIRST), final, FIRST)
+    commit(uncommitted(tmp_path, 5, FIRST), final, FIRST)
     damage(final)
     with pytest.raises(DamagedError, match=message):
         verify(final, manifest_files(final))
 
 
-def test_a_file_that_is_shorter_here_than_its_writer_says_is_no_checkpoint(
+def test_a_checkpoint_with_a_file_shorter_than_its_writer_reports_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_directory, "_VISIBLE_SECONDS", 0.0)
     claim(tmp_path, FIRST)
     with pytest.raises(DamagedError, match="weights has 7 bytes here, its writer says 8"):
-        commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST, {"weights": (8, "0")})
+        commit(uncommitted(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST, {"weights": (8, "0")})
     assert latest_step(tmp_path) is None
 
 
-def test_a_newer_attempt_takes_the_directory_and_removes_what_is_unfinished(tmp_path: Path) -> None:
+def test_a_newer_attempt_takes_the_directory_and_removes_unfinished_ones(tmp_path: Path) -> None:
     claim(tmp_path, FIRST)
-    temporary = begun(tmp_path, 5, FIRST)
+    temporary = uncommitted(tmp_path, 5, FIRST)
     claim(tmp_path, SECOND)
     assert not temporary.exists()
     for action in (
-        lambda: commit(begun(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST),
+        lambda: commit(uncommitted(tmp_path, 5, FIRST), path_of(tmp_path, 5), FIRST),
         lambda: prune(tmp_path, 1, FIRST),
         lambda: claim(tmp_path, FIRST),
     ):
         with pytest.raises(SupersededError, match=r"attempt 1 .*replaced"):
             action()
     assert steps(tmp_path) == []
-    commit(begun(tmp_path, 5, SECOND), path_of(tmp_path, 5), SECOND)
+    commit(uncommitted(tmp_path, 5, SECOND), path_of(tmp_path, 5), SECOND)
     assert steps(tmp_path) == [5]
 
 
-def test_an_attempt_that_wakes_up_after_its_last_look_finds_nothing_to_publish(
+def test_an_attempt_that_stalls_after_its_last_check_cannot_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim(tmp_path, FIRST)
-    temporary = begun(tmp_path, 5, FIRST)
-    look = checkpoint_directory.check_claim
+    temporary = uncommitted(tmp_path, 5, FIRST)
+    check = checkpoint_directory.check_claim
 
-    def look_and_sleep(directory: Path, author: Author) -> None:
-        look(directory, author)
-        monkeypatch.setattr(checkpoint_directory, "check_claim", look)
+    def check_and_stall(directory: Path, author: Author) -> None:
+        check(directory, author)
+        monkeypatch.setattr(checkpoint_directory, "check_claim", check)
         claim(directory, SECOND)
 
-    monkeypatch.setattr(checkpoint_directory, "check_claim", look_and_sleep)
+    monkeypatch.setattr(checkpoint_directory, "check_claim", check_and_stall)
     with pytest.raises(FileNotFoundError):
         commit(temporary, path_of(tmp_path, 5), FIRST)
     assert steps(tmp_path) == []
 
 
-def test_a_job_that_is_made_anew_has_the_directory_of_the_old_one(tmp_path: Path) -> None:
+def test_a_recreated_job_takes_over_the_directory_of_the_old_one(tmp_path: Path) -> None:
     old, new = Author(7, "old"), Author(1, "new")
     claim(tmp_path, old)
     claim(tmp_path, new)

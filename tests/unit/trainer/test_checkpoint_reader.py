@@ -1,4 +1,4 @@
-"""A checkpoint that comes from elsewhere is data: nothing in it is called."""
+"""Reading a checkpoint from elsewhere never runs code from it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def loaded(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def test_an_own_checkpoint_is_read(checkpoint: Path) -> None:
+def test_a_checkpoint_of_tensors_numbers_and_texts_is_read(checkpoint: Path) -> None:
     state = loaded(checkpoint)
     assert torch.equal(state["weights"], STATE["weights"])
     assert torch.equal(state["half"], STATE["half"])
@@ -68,7 +68,7 @@ def test_an_own_checkpoint_is_read(checkpoint: Path) -> None:
 
 
 def calls(mark: Path) -> dict[str, tuple[Call, str]]:
-    """Objects that would make the file `mark`, and what is named to refuse them."""
+    """Return objects that would create the file `mark`, and the name in the refusal of each."""
     return {
         "a call of the system": (Call(os.mkdir, str(mark)), "posix.mkdir"),
         "a builtin": (Call(eval, f"open({str(mark)!r}, 'w')"), "builtins.eval"),
@@ -90,14 +90,16 @@ def test_a_table_of_contents_that_calls_something_is_refused(
     assert not mark.exists()
 
 
-def test_a_table_of_contents_that_is_none_is_refused(checkpoint: Path) -> None:
+def test_a_file_that_is_not_a_table_of_contents_is_refused(checkpoint: Path) -> None:
     (checkpoint / ".metadata").write_bytes(pickle.dumps({"state_dict_metadata": {}}))
     with pytest.raises(UnsafeCheckpointError, match="it holds no table of contents"):
         CheckpointReader(checkpoint).read_metadata()
 
 
 @pytest.mark.parametrize("name", ["../other/__0_0.distcp", "/etc/passwd", ".."])
-def test_files_outside_of_the_checkpoint_are_not_named(checkpoint: Path, name: str) -> None:
+def test_a_table_that_names_files_outside_of_the_checkpoint_is_refused(
+    checkpoint: Path, name: str
+) -> None:
     places = {MetadataIndex("weights"): _StorageInfo(name, 0, 1)}
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data=places)))
     with pytest.raises(UnsafeCheckpointError, match="it names the file"):

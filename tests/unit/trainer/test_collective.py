@@ -1,5 +1,7 @@
-"""Buckets that are asked of an engine ahead of their turn. What is broadcast, and to whom, is a
-fake: the real thing is in tests/integration/weights."""
+"""Requests for buckets ahead of their broadcasts.
+
+Broadcasts and engine are fakes; tests/integration/weights has real ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from sluice_trainer.weights.transport import Peer
 
 @dataclass
 class Engine:
-    """requested: links and buckets. refuses: a bucket; silent: answers nothing."""
+    """An engine that notes requests as link and bucket.
+
+    refuses: name of a tensor that it refuses. silent: it never answers.
+    """
 
     in_order: bool = True
     refuses: str = ""
@@ -35,7 +40,10 @@ class Engine:
 
 
 class Broadcasts(Communicator):
-    """Remembers the pieces in which each bucket went out. held: none gets anywhere."""
+    """A communicator that notes the piece size of each bucket it sends.
+
+    held: broadcasts never complete.
+    """
 
     def __init__(self) -> None:
         super().__init__(1, "group", None)
@@ -62,32 +70,35 @@ def setting(**behaviour: Any) -> tuple[Collective, Broadcasts, Engine, Peer]:
     return transport, broadcasts, engine, peer
 
 
-async def test_all_buckets_that_are_there_are_asked_for_at_once_and_each_once() -> None:
+def announce_all(transport: Collective, peer: Peer) -> None:
+    for announced in BUCKETS:
+        transport.announce(peer, announced, 1, flush=False)
+
+
+async def test_all_announced_buckets_are_requested_at_once_and_only_once() -> None:
     transport, broadcasts, engine, peer = setting()
-    for each in BUCKETS:
-        transport.announce(peer, each, 1, flush=False)
+    announce_all(transport, peer)
     await asyncio.sleep(0)
     expected = [f"group w{number}" for number in range(3)]
     assert engine.requested == expected
     assert broadcasts.sent == [("w0", 0), ("w1", 0), ("w2", 0)]
-    for each in BUCKETS:
-        await transport.send(peer, each, 1, flush=False)
+    for announced in BUCKETS:
+        await transport.send(peer, announced, 1, flush=False)
     assert (engine.requested, len(broadcasts.sent)) == (expected, 3)
     assert not broadcasts.requests
-    transport.announce(peer, bucket(0), 2, flush=False)  # the next update begins anew
+    transport.announce(peer, bucket(0), 2, flush=False)  # the next update
     await asyncio.sleep(0)
     assert engine.requested == [*expected, "group w0"]
 
 
-async def test_an_engine_that_knows_no_order_is_asked_when_it_is_a_buckets_turn() -> None:
+async def test_an_engine_that_takes_requests_in_any_order_gets_one_at_a_time() -> None:
     transport, _, engine, peer = setting(in_order=False)
-    for each in BUCKETS:
-        transport.announce(peer, each, 1, flush=False)
+    announce_all(transport, peer)
     await transport.send(peer, BUCKETS[0], 1, flush=False)
     assert engine.requested == ["group w0"]
 
 
-async def test_what_was_said_of_a_bucket_holds_though_its_way_has_changed_since() -> None:
+async def test_an_announced_bucket_keeps_its_route_though_routes_have_changed_since() -> None:
     transport, broadcasts, engine, peer = setting()
     transport.announce(peer, BUCKETS[0], 1, flush=False, onward="link", piece=64)
     await transport.broadcast(peer, BUCKETS[0], 1, flush=False)
@@ -96,20 +107,20 @@ async def test_what_was_said_of_a_bucket_holds_though_its_way_has_changed_since(
     assert broadcasts.sent == [("w0", 64), ("w1", 0)]
 
 
-async def test_nothing_is_asked_for_before_what_an_engine_of_a_broken_link_has_missed() -> None:
+async def test_missing_buckets_of_a_broken_link_are_requested_before_later_ones() -> None:
     transport, _, engine, peer = setting()
-    transport.announce(peer, BUCKETS[2], 1, flush=False)  # the communicator was made for bucket 1
+    # the communicator was created for bucket 1
+    transport.announce(peer, BUCKETS[2], 1, flush=False)
     await transport.broadcast(peer, BUCKETS[1], 1, flush=False)
     transport.announce(peer, BUCKETS[2], 1, flush=False)
     await asyncio.sleep(0)
     assert engine.requested == ["group w1", "group w2"]
 
 
-async def test_a_refusal_ends_all_that_was_asked() -> None:
+async def test_a_refusal_cancels_all_requests() -> None:
     transport, broadcasts, _, peer = setting(refuses="w0", silent=True)
     broadcasts.held = True
-    for each in BUCKETS:
-        transport.announce(peer, each, 1, flush=False)
+    announce_all(transport, peer)
     requests = [*broadcasts.requests]
     with pytest.raises(EngineRefusedError, match="no memory"):
         await transport.send(peer, BUCKETS[1], 1, flush=False)
@@ -118,7 +129,7 @@ async def test_a_refusal_ends_all_that_was_asked() -> None:
     assert not broadcasts.requests
 
 
-async def test_an_engine_that_is_given_up_is_not_asked_again(
+async def test_an_engine_that_is_given_up_gets_no_more_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process_group, "abort_group", lambda *_: None)

@@ -26,22 +26,22 @@ def compact(share: Tensor, **options: Any) -> CompactAdamW:
     return optimizer
 
 
-def test_a_number_becomes_one_of_its_neighbours_and_stays_itself_on_average() -> None:
+def test_a_number_is_rounded_to_a_neighbour_and_is_correct_on_average() -> None:
     exact = torch.tensor([1.0, 1.001, -3.1416, 1e-20, 0.0, float("inf")])
-    every = torch.stack([rounded(exact, step) for step in range(4096)]).double()
-    assert torch.equal(every.float().bfloat16().double(), every)
-    assert [len(set(column.tolist())) for column in every.T] == [1, 2, 2, 2, 1, 1]
-    mean = every.mean(0)
+    results = torch.stack([rounded(exact, step) for step in range(4096)]).double()
+    assert torch.equal(results.float().bfloat16().double(), results)
+    assert [len(set(column.tolist())) for column in results.T] == [1, 2, 2, 2, 1, 1]
+    mean = results.mean(0)
     assert torch.allclose(mean[:5], exact[:5].double(), rtol=1e-5)
 
 
-def test_thresholds_are_spread_over_places_as_over_steps() -> None:
-    exact = torch.full((1000,), 1.0 + 2**-9)  # a quarter of the way to the next one
+def test_thresholds_are_evenly_distributed_over_positions() -> None:
+    exact = torch.full((1000,), 1.0 + 2**-9)  # a quarter of the way to the next bf16 number
     shares = [(rounded(exact, step) > 1.0).float().mean().item() for step in range(50)]
     assert shares == pytest.approx([0.25] * 50, abs=0.01)
 
 
-def test_a_mean_of_squares_falls_where_the_nearest_number_would_stay() -> None:
+def test_a_mean_of_squares_falls_though_rounding_to_nearest_would_keep_it() -> None:
     weights, gradient = torch.zeros(64), torch.zeros(64)
     first, second = torch.zeros(64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
     nearest = torch.ones(64, dtype=torch.bfloat16)
@@ -54,7 +54,7 @@ def test_a_mean_of_squares_falls_where_the_nearest_number_would_stay() -> None:
 
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
-def test_a_model_learns_equally_with_half_the_moments(beta2: float) -> None:
+def test_a_model_learns_equally_with_moments_in_half_precision(beta2: float) -> None:
     torch.manual_seed(0)
     inputs, goal = torch.randn(512, 50), torch.randn(50, 41)
     plain, ours = (torch.zeros(50 * 41) for _ in range(2))
@@ -70,7 +70,7 @@ def test_a_model_learns_equally_with_half_the_moments(beta2: float) -> None:
             optimizer.step()
             losses[optimizer] = error.square().mean().item()
         assert losses[stored] == pytest.approx(losses[usual], rel=0.02, abs=1e-3), step
-    assert losses[usual] < 20  # of 50 at first
+    assert losses[usual] < 20  # 50 at first
     assert (ours - plain).norm() < 0.01 * plain.norm()
     kinds = {name: stored.state[ours][name].dtype for name in adamw.MOMENTS}
     assert set(kinds.values()) == {torch.bfloat16}

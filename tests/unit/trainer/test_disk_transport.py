@@ -1,4 +1,4 @@
-"""Weights in a directory: two attempts of a trainer do not write, or remove, each other's."""
+"""Weights in a directory: two attempts of a trainer neither write nor remove each other's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def write(disk: Disk, version: int) -> None:
         await disk.stage(bucket, version)
 
 
-async def test_an_older_attempt_leaves_a_newer_ones_weights_alone(tmp_path: Path) -> None:
+async def test_an_older_attempt_does_not_touch_the_weights_of_a_newer_one(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     older, newer = Disk(weights, tmp_path, 1), Disk(weights, tmp_path, 2)
     await write(newer, 5)

@@ -1,4 +1,4 @@
-"""FlashAttention 4 is an option: without it, or where it does not load, attention is torch's."""
+"""FlashAttention 4 is optional: if it is absent or does not load, attention is torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice_trainer.kernels import flash_attention
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Installs a package of that name: its code and its release."""
+    """Install a package of that name, with code and release."""
     for name in [name for name in sys.modules if name.startswith("flash_attn")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "0")
@@ -31,26 +31,26 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
+def unload_flash_attn() -> Iterator[None]:
     yield
     for name in ("flash_attn.cute", "flash_attn"):
         sys.modules.pop(name, None)
 
 
-def test_without_the_package_nothing_is_said() -> None:
+def test_a_missing_package_is_not_logged() -> None:
     with capture_logs() as lines:
         assert flash_attention.loaded() is None
     assert not lines
 
 
-def test_its_function_is_taken(install: Callable[..., None]) -> None:
+def test_the_function_of_an_installed_package_is_used(install: Callable[..., None]) -> None:
     install("flash_attn_varlen_func = print\n")
     function = flash_attention.loaded()
     assert function is not None
     assert function.__name__ == "print"
 
 
-def test_a_release_that_nobody_has_tested_is_left_and_told(install: Callable[..., None]) -> None:
+def test_an_untested_release_is_not_used_and_logged(install: Callable[..., None]) -> None:
     install("flash_attn_varlen_func = print\n", "4.0.0b19")
     with capture_logs() as lines:
         assert flash_attention.loaded() is None
@@ -59,7 +59,7 @@ def test_a_release_that_nobody_has_tested_is_left_and_told(install: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "error"),
     [
         ("import cutlass_that_is_not_there", "No module named 'cutlass_that_is_not_there'"),
         ("raise OSError('libcuda.so.1: no such file')", "libcuda.so.1"),
@@ -67,12 +67,12 @@ def test_a_release_that_nobody_has_tested_is_left_and_told(install: Callable[...
     ],
     ids=["a part is missing", "a library is missing", "another release"],
 )
-def test_one_that_does_not_load_is_left_and_told(
-    install: Callable[..., None], code: str, said: str
+def test_a_package_that_does_not_load_is_not_used_and_logged(
+    install: Callable[..., None], code: str, error: str
 ) -> None:
     install(code)
     with capture_logs() as lines:
         assert flash_attention.loaded() is None
     (line,) = lines
     assert line["log_level"] == "warning"
-    assert said in line["error"]
+    assert error in line["error"]

@@ -1,4 +1,4 @@
-"""Transformers' FlashAttention 2 is asked for only where that very package is installed."""
+"""Transformers' FlashAttention 2 is chosen only if exactly that package is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(attention.attention(Qwen3ForCausalLM, Qwen3Config(), torch.bfloat16))
     ("package", "release", "chosen"),
     [("flash-attn", "2.8.3", "flash_attention_2"), ("flash-attn-4", "4.0.0b36", "sluice_packed")],
 )
-def test_the_name_of_its_successor_is_not_mistaken_for_it(
+def test_flash_attention_4_is_not_mistaken_for_flash_attention_2(
     tmp_path: Path, package: str, release: str, chosen: str
 ) -> None:
     """FlashAttention 4 is imported as flash_attn.cute."""

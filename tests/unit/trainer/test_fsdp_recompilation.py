@@ -1,4 +1,4 @@
-"""Layers with sliding windows are compiled once per kind and mode, whatever lengths come later."""
+"""Layers with sliding windows are compiled once per kind and mode, for all lengths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def attend_on_cpu(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """`flash.attend2` in plain torch: its kernel needs a GPU, its guards do not."""
+    """Compute `flash_attention.attend2` in plain torch.
+
+    Its kernel needs a GPU, its guards do not.
+    """
     places = torch.arange(q.shape[0])
     sequence = torch.searchsorted(starts[0].long(), places, right=True)
     distance = places[:, None] - places[None]
@@ -51,10 +54,10 @@ def attend_on_cpu(
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Six layers of Gemma 3, every third with full attention, compiled as the trainer does."""
+    """Six layers of Gemma 3, every third with full attention, compiled as in the trainer."""
     monkeypatch.setattr(flash_attention, "attend2", attend_on_cpu)
     torch._dynamo.reset()
-    counters.clear()  # of what other tests of this process compiled: `reset` keeps them
+    counters.clear()  # `reset` keeps the counts of other tests in this process
     config = transformers.Gemma3TextConfig(
         hidden_size=32,
         intermediate_size=32,
@@ -75,7 +78,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def step(model: Any, lengths: list[int]) -> None:
-    """A pass without gradients, as for log-probs, and one with them."""
+    """Run a pass without gradients, as for log-probs, and one with them."""
     packed = row(lengths, torch.device("cpu")).arguments(PACKED_ATTENTION)
     tokens = torch.arange(sum(lengths))[None] % 50
     with torch.no_grad():
@@ -83,7 +86,7 @@ def step(model: Any, lengths: list[int]) -> None:
     model.model(tokens, **packed).last_hidden_state.sum().backward()
 
 
-def test_rows_that_outgrow_the_window_recompile_nothing(model: Any) -> None:
+def test_rows_that_outgrow_the_window_do_not_recompile_layers(model: Any) -> None:
     step(model, [5, 9])
     compiled = counters["stats"]["unique_graphs"]
     assert compiled == KINDS_AND_MODES

@@ -1,4 +1,4 @@
-"""config.json -> shape, and what is refused."""
+"""The shape of a model from its config.json, and models and layouts that are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shape(path: Path, **changes: object) -> ModelShape:
     return read_shape(path)
 
 
-def test_qwen3(tmp_path: Path) -> None:
+def test_qwen3_has_head_norms_and_no_biases(tmp_path: Path) -> None:
     model = shape(tmp_path)
     assert (model.qk_norm, model.qkv_bias, model.head_dim, model.tied) == (True, False, 32, False)
     assert model.rope == Rope(1e6)
@@ -55,13 +55,13 @@ def test_qwen2_has_biases(tmp_path: Path) -> None:
     assert (model.qk_norm, model.qkv_bias, model.head_dim, model.tied) == (False, True, 16, True)
 
 
-def test_rope_of_transformers_5(tmp_path: Path) -> None:
+def test_rope_is_read_from_the_parameters_of_transformers_5(tmp_path: Path) -> None:
     assert shape(
         tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
     ).rope == Rope(5e5)
 
 
-def test_rope_of_llama_3_1(tmp_path: Path) -> None:
+def test_rope_is_read_from_the_scaling_of_llama_3_1(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -86,7 +86,7 @@ def test_layers_may_be_dense_or_mixtures(tmp_path: Path) -> None:
     assert (model.qk_norm, model.rope_dim) == (True, 16)
 
 
-def test_every_other_layer_a_mixture(tmp_path: Path) -> None:
+def test_every_other_layer_may_be_a_mixture(tmp_path: Path) -> None:
     sizes = {
         "num_experts": 8,
         "num_experts_per_tok": 2,
@@ -122,7 +122,7 @@ def test_linear_scaling_stretches_all_waves() -> None:
     ],
     ids=["a mixture", "scaled positions"],
 )
-def test_models_that_the_engine_computes_otherwise_are_refused_a_deterministic_trainer(
+def test_a_deterministic_trainer_refuses_models_that_the_engine_computes_differently(
     tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
     model = shape(tmp_path, **changes)
@@ -155,14 +155,14 @@ def test_models_that_the_engine_computes_otherwise_are_refused_a_deterministic_t
         ({"use_sliding_window": True}, "sliding-window.*; set trainer.backend: fsdp"),
     ],
 )
-def test_what_cannot_be_trained_is_named(
+def test_the_reason_why_a_model_cannot_be_trained_is_named(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         shape(tmp_path, **changes)
 
 
-def test_an_engine_that_would_not_tie_the_embedding_is_named(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_tie_the_embedding_is_named(tmp_path: Path) -> None:
     tied = shape(tmp_path, **MIXTURE | {"tie_word_embeddings": True})
     check_tied(tied.tied, tied.model_type, ["qwen2"], "sglang")
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_an_engine_that_would_not_tie_the_embedding_is_named(tmp_path: Path) -> 
         check_tied(tied.tied, tied.model_type, [tied.model_type], "sglang")
 
 
-def test_a_directory_without_config(tmp_path: Path) -> None:
+def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"has no config\.json"):
         read_shape(tmp_path)
 
@@ -223,18 +223,18 @@ def test_every_reason_is_given_at_once(tmp_path: Path) -> None:
             6,
             {"lastStageLayers": 1},
             "trainer.parallelism.lastStageLayers 1 of 6 layers leave 5 for 2 equal stages",
-            id="what is left is odd",
+            id="an odd number is left",
         ),
         pytest.param(
             4,
             {"firstStageLayers": 2, "lastStageLayers": 2},
             "trainer.parallelism.firstStageLayers 2 and trainer.parallelism.lastStageLayers 2 of 4 "
             "layers leave 0 for 1 equal stages",
-            id="nothing is left",
+            id="no layer is left",
         ),
     ],
 )
-def test_stages_of_unequal_sizes_have_all_layers(
+def test_stages_of_unequal_sizes_must_hold_all_layers(
     tmp_path: Path, layers: int, ends: dict[str, int], problem: str
 ) -> None:
     parallelism = Parallelism.model_validate({"pipeline": 3, **ends})

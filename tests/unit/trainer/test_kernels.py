@@ -1,7 +1,7 @@
-"""The trainer's kernels compute what the same functions of torch do, and so do their gradients.
+"""The trainer's kernels and their gradients agree with the same functions of torch.
 
-On the CPU, by Triton's interpreter, which has to be chosen before Triton is imported: in a process
-of its own. The tests of the GPU run the same on a GPU.
+They run on the CPU by Triton's interpreter, which must be chosen before Triton is imported, so in a
+separate process. The tests of the GPU run the same there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 PROGRAM = """
 import json, torch
 import torch.nn.functional as F
-from sluice_trainer.kernels import compact_adamw, feed_forward, softmax, norm_rotary
+from sluice_trainer.kernels import compact_adamw, feed_forward, norm_rotary, softmax
 from sluice_trainer.megatron.model.experts import _gated
 from sluice_trainer.megatron.model.token_routes import _sums
 from sluice_trainer.megatron.model.rotary import rotate
@@ -29,13 +29,13 @@ half = torch.float16  # the interpreter has no bf16
 results = {}
 
 def compare(name, ours, theirs, leaves, dtype):
-    'The largest difference of results and gradients, of the size of each.'
+    'Note the largest relative difference of results and gradients.'
     outcomes = []
     for function, kind in ((ours, dtype), (theirs, torch.float32)):
         inputs = [leaf.detach().to(kind).requires_grad_() for leaf in leaves]
         out = function(*inputs)
-        of = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(kind)
-        outcomes.append([out, *torch.autograd.grad(out, inputs, of)])
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(kind)
+        outcomes.append([out, *torch.autograd.grad(out, inputs, grad)])
     results[name] = max(
         float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(*outcomes)
     )
@@ -48,14 +48,14 @@ for heads in (1, 5):
     x, gain = mixed[:, :heads, width : 2 * width], torch.rand(width).to(half) + 0.5
     assert not x.is_contiguous()
     compare(
-        f"normalised and turned, {heads}",
+        f"normalised and rotated, {heads}",
         lambda x, w: norm_rotary.norm_and_rotate(x, w, eps, cos, sin),
         lambda x, w: rotate(F.rms_norm(x, (width,), w, eps), cos, sin, False),
         [x, gain],
         half,
     )
 compare(
-    "turned",
+    "rotated",
     lambda x: norm_rotary.norm_and_rotate(x, None, 0.0, cos, sin),
     lambda x: rotate(x, cos, sin, False),
     [x],
@@ -63,7 +63,7 @@ compare(
 )
 many = torch.randn(700, 3, 32)
 turns = torch.randn(700, 16)
-norm_rotary.PROGRAMS = 4  # each of many rows
+norm_rotary.PROGRAMS = 4  # so that each program has many rows
 compare(
     "parts of the weight's gradient",
     lambda x, w: norm_rotary.norm_and_rotate(x, w, eps, turns.cos(), turns.sin()),
@@ -77,24 +77,24 @@ logits = torch.randn(6, words) * 4
 targets = torch.tensor([0, 1, 4095, 4096, 4999, 77])
 by_torch = logits.clone().requires_grad_()
 numbers = torch.stack(log_probs_and_entropies(by_torch, targets, scale=scale))
-of = torch.randn(2, 6)
-(expected,) = torch.autograd.grad(numbers, by_torch, of)
+grad = torch.randn(2, 6)
+(expected,) = torch.autograd.grad(numbers, by_torch, grad)
 z = logits * scale
 log_total, entropy = z.logsumexp(-1), numbers[1].detach()
 for name, dtype in (("float32", torch.float32), ("half", half)):
     gradient = softmax.gradient(
-        logits.to(dtype), targets, log_total, entropy, of[0], (of[0], of[1]), scale
+        logits.to(dtype), targets, log_total, entropy, grad[0], (grad[0], grad[1]), scale
     )
     assert gradient.dtype == dtype
     results[f"logits, {name}"] = float((gradient.float() - expected).abs().max())
 elsewhere = softmax.gradient(
-    logits, torch.zeros_like(targets), log_total, entropy, 0 * of[0], (of[0], of[1]), scale
+    logits, torch.zeros_like(targets), log_total, entropy, 0 * grad[0], (grad[0], grad[1]), scale
 )
 p = (z - log_total[:, None]).exp()
-plain = -p * (of[0][:, None] + (p.log() + entropy[:, None]) * of[1][:, None]) * scale
+plain = -p * (grad[0][:, None] + (p.log() + entropy[:, None]) * grad[1][:, None]) * scale
 results["logits of another rank's word"] = float((elsewhere - plain).abs().max())
 
-feed_forward.COLUMNS = 64  # a row in several turns
+feed_forward.COLUMNS = 64  # so that a row takes several iterations
 for width in (40, 150):
     compare(
         f"gated, {width}",
@@ -132,17 +132,18 @@ for kinds in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16))
             adamw.update(*pieces, float(step), group)
     name = " ".join(str(kind).removeprefix("torch.") for kind in kinds)
     results[f"weights, {name}"] = float((ours[0] - theirs[0]).abs().max())
-    # A number at a threshold goes the other way where it differs by the order of operations.
+    # Another order of operations can move a number across its rounding threshold.
     results[f"moments that differ, {name}"] = max(
         float((a.float() - b.float()).abs().gt(1e-5 * b.float().abs()).float().mean())
         for a, b in zip(ours[1:], theirs[1:])
     )
 print(json.dumps(results))
 """
+# Half precision has 11 bits, so 0.02 is one step of a logit of 16.
 BOUNDS = {
-    "normalised and turned, 1": 2e-3,
-    "normalised and turned, 5": 2e-3,
-    "turned": 1e-3,
+    "normalised and rotated, 1": 2e-3,
+    "normalised and rotated, 5": 2e-3,
+    "rotated": 1e-3,
     "parts of the weight's gradient": 1e-5,
     "logits, float32": 1e-5,
     "logits, half": 2e-2,
@@ -158,7 +159,6 @@ BOUNDS = {
     "weights, float32 bfloat16": 1e-4,
     "moments that differ, float32 bfloat16": 1e-2,
 }
-"""Halves of 11 bits, and 0.02 of a logit of half precision at 16."""
 
 
 @pytest.fixture(scope="module")
@@ -181,5 +181,5 @@ def test_a_kernel_computes_what_torch_does(results: Mapping[str, float], name: s
     assert results[name] < BOUNDS[name]
 
 
-def test_all_of_them_are_looked_at(results: Mapping[str, float]) -> None:
+def test_every_result_has_a_bound(results: Mapping[str, float]) -> None:
     assert results.keys() == BOUNDS.keys()

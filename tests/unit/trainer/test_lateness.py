@@ -9,8 +9,8 @@ from sluice_trainer.weights.lateness import CONNECTING, FACTOR, StepTimes
 FLOOR = 2.0
 
 
-def pace(**earlier: float) -> StepTimes:
-    """A pace whose last update took these seconds for the step."""
+def step_times(**earlier: float) -> StepTimes:
+    """Return times of engines whose last update took these seconds for the step."""
     measured = StepTimes(FLOOR)
     for name, seconds in earlier.items():
         measured.passed("step", name, seconds)
@@ -28,19 +28,20 @@ def pace(**earlier: float) -> StepTimes:
         pytest.param({"b": 0.1, "c": 0.1}, ["a", "d"], {}, FLOOR, id="two of four wait"),
         pytest.param({}, ["a", "b"], {"a": 1.0, "b": 1.0}, None, id="all wait"),
         pytest.param({}, ["a"], {}, None, id="there is no other"),
-        pytest.param({}, ["a"], {"a": 9.0}, None, id="its own past is no measure"),
-        pytest.param({}, ["a"], {"b": 3.0}, FACTOR * 3, id="alone, others came before"),
+        pytest.param({}, ["a"], {"a": 9.0}, None, id="its own past does not count"),
+        pytest.param({}, ["a"], {"b": 3.0}, FACTOR * 3, id="alone, after an update of others"),
     ],
 )
-def test_an_engine_is_late_against_the_others(
+def test_an_engine_is_late_compared_with_the_others(
     passed: dict[str, float], suspects: list[str], earlier: dict[str, float], limit: float | None
 ) -> None:
-    measured = pace(**earlier)
+    measured = step_times(**earlier)
     assert measured.limit("step", "a", passed, suspects, connecting=False) == limit
 
 
-def test_an_engine_whose_communicator_is_made_has_more_time() -> None:
-    assert pace().limit("step", "a", {"b": 0.1}, ["a"], connecting=True) == FLOOR * CONNECTING
+def test_an_engine_whose_communicator_is_created_has_more_time() -> None:
+    limit = step_times().limit("step", "a", {"b": 0.1}, ["a"], connecting=True)
+    assert limit == FLOOR * CONNECTING
 
 
 def test_of_an_earlier_update_the_slowest_bucket_counts() -> None:
@@ -51,8 +52,8 @@ def test_of_an_earlier_update_the_slowest_bucket_counts() -> None:
     assert measured.limit("step", "a", {}, ["a"], connecting=False) == FACTOR * 4
 
 
-def test_engines_that_are_scaled_away_are_no_measure() -> None:
-    measured = pace(b=3.0)
+def test_engines_that_were_scaled_down_do_not_count() -> None:
+    measured = step_times(b=3.0)
     assert measured.has_others("a")
     measured.keep(["a"])
     assert not measured.has_others("a")

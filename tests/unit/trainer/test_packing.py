@@ -1,5 +1,4 @@
-"""Micro-batches: every sequence once, the cap kept, the same on every rank; and what a packed row
-looks like."""
+"""Packing into micro-batches and rows, and the layout of a packed row."""
 
 from __future__ import annotations
 
@@ -96,7 +95,7 @@ def test_rows_without_a_response_are_one_token(members: list[int]) -> None:
     assert batch.targets.numel() == 0
 
 
-def test_a_row_is_filled_up_by_a_sequence_of_its_own() -> None:
+def test_a_row_is_padded_by_a_separate_sequence() -> None:
     batch = micro_batch([Sequence(ints(1, 2, 3, 4), 2)], [0], CPU, split=Split(tensor=4))
     assert batch.tokens.tolist() == [1, 2, 3, 0]
     assert batch.packing.lengths == (3, 1)
@@ -158,7 +157,7 @@ def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
 def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
     sample = Sample(0, tokens=ints(1))
     sample.append([2, 3, 4], [0.0] * 3, [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)])
-    sequences = [one for v in (7, 8) for one in TrainSequence.of(0, sample, 1.0, v)]
+    sequences = [sequence for v in (7, 8) for sequence in TrainSequence.of(0, sample, 1.0, v)]
     batch = train_micro_batch(sequences, [0, 1], BatchTotals(2, 6), "token_mean", CPU)
     assert batch.loss is not None
     assert batch.loss.on_policy_mask is not None
@@ -171,8 +170,8 @@ def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
     sample.branches[0].append([5], [], [WeightSpan(6, 0, 1)], trainable=False)
     sample.branches[0].append([6], [-3.0], [WeightSpan(7, 0, 1)])
     first, second = TrainSequence.of(9, sample, -0.5, version=7)
-    for one in (first, second):
-        assert (one.group_id, one.index, one.advantage) == (9, 4, -0.5)
+    for sequence in (first, second):
+        assert (sequence.group_id, sequence.index, sequence.advantage) == (9, 4, -0.5)
     assert (first.branch, first.tokens.tolist(), first.trained_elsewhere) == (0, [1, 2, 3], 1)
     assert (second.branch, second.tokens.tolist(), second.trained_elsewhere) == (1, [1, 2, 5, 6], 2)
     assert second.rollout_log_probs.tolist() == [0, -3]
@@ -180,17 +179,17 @@ def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
     assert second.on_policy_mask.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("routed", [True, False], ids=["replayed", "not asked for"])
-def test_experts_of_an_engine_come_along_where_they_are_replayed(routed: bool) -> None:
+@pytest.mark.parametrize("routed", [True, False], ids=["replayed", "not requested"])
+def test_experts_of_an_engine_come_along_if_they_are_replayed(routed: bool) -> None:
     sample = Sample(0, tokens=ints(1))
     sample.append([2, 3], [0.0] * 2, [WeightSpan(6, 0, 2)])
     sample.routed_experts = np.array([[0], [1]], np.uint8)
-    (one,) = TrainSequence.of(0, sample, 1.0, routed=routed)
-    assert (one.experts is not None) == routed
+    (sequence,) = TrainSequence.of(0, sample, 1.0, routed=routed)
+    assert (sequence.experts is not None) == routed
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
-def test_the_dense_layout_finds_every_token_again(lengths: list[int]) -> None:
+def test_the_dense_layout_restores_every_token(lengths: list[int]) -> None:
     layout = dense_layout(tuple(lengths), CPU)
     row = torch.arange(sum(lengths))
     padded = torch.cat([row[bucket].flatten() for bucket in layout.buckets])
@@ -202,7 +201,7 @@ def test_short_sequences_share_a_bucket() -> None:
     assert [tuple(bucket.shape) for bucket in layout.buckets] == [(2, 16), (2, 30), (2, 128)]
 
 
-def test_positions_start_anew_with_each_sequence() -> None:
+def test_positions_restart_with_each_sequence() -> None:
     assert packing([2, 1, 3], CPU).positions.tolist() == [0, 1, 0, 0, 1, 2]
 
 
@@ -275,7 +274,7 @@ def test_context_shares_attend_as_the_whole_row_does(context: int) -> None:
         assert torch.allclose(share, whole[held], atol=1e-5)
 
 
-def test_a_long_sequence_has_a_span_of_its_own() -> None:
+def test_a_long_sequence_has_a_separate_span() -> None:
     lengths = [LONG, 10, 20, LONG + 1, LONG, 5]
     spans = packing(lengths, CPU).spans
     assert [span.queries for span in spans] == [span.keys for span in spans]
@@ -285,7 +284,7 @@ def test_a_long_sequence_has_a_span_of_its_own() -> None:
     assert spans[1].starts[0].tolist() == [0, 10, 30]
 
 
-def test_a_share_of_a_long_sequence_is_worth_a_span_where_its_queries_have_many_keys() -> None:
+def test_a_share_of_a_long_sequence_has_a_long_span_if_its_queries_see_many_keys() -> None:
     shares = [
         packing([2 * LONG - 16, 16], CPU, Split(context=2, rank=rank)).spans for rank in range(2)
     ]
@@ -320,6 +319,6 @@ def test_a_padded_rectangle_and_a_padded_square_are_the_end_of_a_sequence(
 
 
 def _end_of(queries: int, keys: int) -> Packing:
-    of_queries, of_keys = (torch.tensor([0, n], dtype=torch.int32) for n in (queries, keys))
-    span = Span((0, queries), (0, keys), (of_queries, of_keys), (queries, keys))
+    query_bounds, key_bounds = (torch.tensor([0, n], dtype=torch.int32) for n in (queries, keys))
+    span = Span((0, queries), (0, keys), (query_bounds, key_bounds), (queries, keys))
     return Packing(qkv_format="sbhd", lengths=(keys,), spans=(span,))

@@ -1,4 +1,4 @@
-"""Engines side by side in the phases of an update."""
+"""Engines that pass the phases of an update concurrently."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LATE, TIMEOUT = 0.3, 30.0
 
 
 class Chained:
-    """A transport in which each engine gets the weights through the one before it."""
+    """A fake transport in which each engine gets the weights through the previous one."""
 
     def __init__(self, order: str = "") -> None:
         self.order, self.abandoned = order, list[str]()
-        self.served_anew = asyncio.Event()
+        self.rerouted = asyncio.Event()
 
     def downstream(self, name: str) -> Collection[str]:
         return self.order.partition(name)[2] if name in self.order else ""
@@ -34,7 +34,7 @@ class Chained:
     def abandon(self, name: str) -> None:
         self.abandoned.append(name)
         self.order = self.order.replace(name, "")
-        self.served_anew.set()
+        self.rerouted.set()
 
 
 async def run(
@@ -44,26 +44,28 @@ async def run(
     members: Collection[tuple[str, int]] | None = None,
     engines: str = "abc",
 ) -> dict[str, str]:
-    """Why each engine was given up; empty: it was not."""
+    """Run a phase and return the reason why each engine was given up, empty if it was not."""
 
-    async def known() -> Collection[tuple[str, int]] | None:
+    async def current_members() -> Collection[tuple[str, int]] | None:
         return members
 
     peers = [Peer(name, 1, 1, 1, cast("Any", None)) for name in engines]
-    runner = PhaseRunner(cast("Any", transport or Chained()), known, StepTimes(LATE), judge=True)
-    part = (pb.UPDATE_PHASE_TRANSFER, action)
-    ended = await asyncio.wait_for(runner.run("transfer", peers, part, timeout=TIMEOUT), TIMEOUT)
+    runner = PhaseRunner(
+        cast("Any", transport or Chained()), current_members, StepTimes(LATE), judge=True
+    )
+    phase = (pb.UPDATE_PHASE_TRANSFER, action)
+    ended = await asyncio.wait_for(runner.run("transfer", peers, phase, timeout=TIMEOUT), TIMEOUT)
     return {progress.peer.name: progress.failure for progress in ended}
 
 
-async def test_all_pass() -> None:
+async def test_engines_that_do_not_fail_pass() -> None:
     async def act(peer: Peer) -> None:
         await asyncio.sleep(0)
 
     assert await run(act) == {"a": "", "b": "", "c": ""}
 
 
-async def test_one_that_refuses_is_given_up_at_once() -> None:
+async def test_an_engine_that_refuses_is_given_up_at_once() -> None:
     async def act(peer: Peer) -> None:
         if peer.name == "b":
             raise EngineRefusedError("no", answered=True)
@@ -71,7 +73,7 @@ async def test_one_that_refuses_is_given_up_at_once() -> None:
     assert await run(act) == {"a": "", "b": "transfer: no", "c": ""}
 
 
-async def test_one_that_hangs_alone_is_late() -> None:
+async def test_the_only_engine_that_hangs_is_late() -> None:
     async def act(peer: Peer) -> None:
         await asyncio.sleep(TIMEOUT * (peer.name == "b"))
 
@@ -80,21 +82,21 @@ async def test_one_that_hangs_alone_is_late() -> None:
     assert reasons["b"].startswith("transfer: it alone is late: not done after 0.")
 
 
-async def test_in_a_chain_the_first_that_waits_is_late_and_those_behind_it_are_served() -> None:
+async def test_in_a_chain_the_first_that_waits_is_late_and_those_downstream_are_served() -> None:
     transport = Chained("abcd")
 
     async def act(peer: Peer) -> None:
         if peer.name == "b":
             await asyncio.sleep(TIMEOUT)
         if peer.name in "cd":
-            await transport.served_anew.wait()
+            await transport.rerouted.wait()
 
     reasons = await run(act, transport=transport, engines="abcd")
     assert [name for name, reason in reasons.items() if reason] == ["b"]
     assert transport.abandoned == ["b"]
 
 
-async def test_one_whose_member_has_left_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_has_left_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEMBERS_SECONDS", 0.01)
 
     async def act(peer: Peer) -> None:
@@ -103,7 +105,7 @@ async def test_one_whose_member_has_left_is_not_waited_for(monkeypatch: pytest.M
     assert await run(act, engines="a", members=[("a", 2)]) == {"a": f"transfer: {LEFT}"}
 
 
-async def test_a_defect_is_raised_and_nobody_is_waited_for() -> None:
+async def test_an_unexpected_error_is_raised_without_waiting_for_other_engines() -> None:
     async def act(peer: Peer) -> None:
         if peer.name == "b":
             raise ZeroDivisionError

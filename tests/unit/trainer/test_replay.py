@@ -23,11 +23,11 @@ def top(scores: torch.Tensor, count: int, *_: object) -> tuple[torch.Tensor, tor
 @pytest.mark.parametrize(
     ("chosen", "experts"),
     [
-        pytest.param(None, [1, 3], id="nothing is known"),
-        pytest.param([2, 0], [2, 0], id="others than the router's"),
-        pytest.param([-1, -1], [1, 3], id="not of this token"),
-        pytest.param([0, 0], [1, 3], id="twice the same"),
-        pytest.param([0, 4], [1, 3], id="there is no such expert"),
+        pytest.param(None, [1, 3], id="none recorded"),
+        pytest.param([2, 0], [2, 0], id="other experts than the router's"),
+        pytest.param([-1, -1], [1, 3], id="none for this token"),
+        pytest.param([0, 0], [1, 3], id="the same expert twice"),
+        pytest.param([0, 4], [1, 3], id="no such expert"),
     ],
 )
 def test_a_token_goes_where_the_engine_sent_it(
@@ -45,7 +45,7 @@ def sequence(tokens: int, first: int, rows: int | None) -> Sequence:
     return Sequence(np.zeros(tokens, np.int32), 1, experts=experts)
 
 
-def test_experts_lie_in_the_row_as_their_tokens() -> None:
+def test_experts_of_a_row_are_in_the_order_of_its_tokens() -> None:
     shard = [sequence(4, 10, 3), sequence(3, 0, None), sequence(5, 20, 2)]
     batch = micro_batch(shard, [0, 1, 2], CPU)
     assert batch.experts is not None
@@ -53,7 +53,7 @@ def test_experts_lie_in_the_row_as_their_tokens() -> None:
     assert batch.packing.experts is batch.experts
 
 
-def test_a_share_of_a_row_has_its_own_tokens_experts() -> None:
+def test_a_share_of_a_row_has_the_experts_of_its_tokens() -> None:
     batch = micro_batch([sequence(8, 10, 7)], [0], CPU, split=Split(context=2, rank=1))
     assert batch.experts is not None
     assert batch.experts[:, 0].tolist() == [12, 13, 14, 15]
@@ -63,7 +63,7 @@ def test_a_row_without_experts_has_none() -> None:
     assert micro_batch([sequence(4, 0, None)], [0], CPU).experts is None
 
 
-def test_two_models_experts_are_refused() -> None:
+def test_experts_of_two_different_models_are_refused() -> None:
     other = Sequence(np.zeros(3, np.int32), 1, experts=np.zeros((2, 5), np.uint8))
     with pytest.raises(ValueError, match=r"experts of a token in one step: \[1, 5\]"):
         micro_batch([sequence(4, 0, 3), other], [0, 1], CPU)

@@ -1,4 +1,4 @@
-"""Stacks of experts go in parts that a bucket can hold; nothing else changes."""
+"""Stacks of experts are split into parts that fit a bucket; other tensors are not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UP, DOWN = "model.layers.3.mlp.experts.w13_weight", "model.layers.3.mlp.experts.
 
 
 def split(experts: int, max_bytes: int, name: str = UP) -> list[torch.Tensor]:
-    """A stack of `experts` times 24 bytes, taken apart."""
+    """Split a stack of `experts` times 24 bytes."""
     stack = torch.arange(experts * 6, dtype=torch.float32).view(experts, 2, 3)
     parts = list(Layout().in_parts([(name, stack)], max_bytes))
     assert {name for name, _ in parts} == {name}
@@ -33,11 +33,11 @@ def split(experts: int, max_bytes: int, name: str = UP) -> list[torch.Tensor]:
         (256, 1, 32),
     ],
 )
-def test_as_few_equal_parts_as_fit(experts: int, max_bytes: int, parts: int) -> None:
+def test_a_stack_has_as_few_equal_parts_as_fit(experts: int, max_bytes: int, parts: int) -> None:
     assert len(split(experts, max_bytes)) == parts
 
 
-def test_a_part_says_which_one_it_is() -> None:
+def test_the_shape_of_a_part_tells_its_number() -> None:
     assert [tuple(part.shape) for part in split(8, 48, DOWN)] == [
         (2, 2, 3),
         (1, 2, 2, 3),
@@ -53,8 +53,11 @@ def test_other_tensors_stay_whole() -> None:
     assert part is tensor
 
 
-def test_little_of_a_bucket_stays_empty() -> None:
-    """Qwen3-30B-A3B's layers, a byte for a MiB: whole stacks would leave half of each empty."""
+def test_buckets_are_almost_full() -> None:
+    """Qwen3-30B-A3B's layers with a byte for each MiB.
+
+    Whole stacks would fill buckets only half.
+    """
     layers = [f"model.layers.{number}" for number in range(48)]
     sizes = {"self_attn.qkv_proj.weight": 36, "mlp.experts.w13_weight": 768}
     sizes |= {"mlp.experts.w2_weight": 384}

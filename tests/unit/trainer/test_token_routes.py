@@ -1,4 +1,4 @@
-"""Tokens to several places and back, beside plain loops."""
+"""Routing of tokens to several rows and back, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sluice_trainer.megatron.model.token_routes import combine, routes, spread
 
 @st.composite
 def choices(draw: st.DrawFn) -> tuple[Tensor, int]:
-    """Choices of tokens among columns, of a token perhaps none, and a bound for a token."""
+    """Draw the columns that tokens choose, perhaps none for some, and a bound per token."""
     columns = draw(st.integers(1, 5))
     rows = draw(st.lists(st.sets(st.integers(0, columns - 1)), max_size=7))
     chosen = torch.zeros(len(rows), columns, dtype=torch.bool)
-    for token, columns_of_token in enumerate(rows):
-        chosen[token, list(columns_of_token)] = True
+    for token, token_columns in enumerate(rows):
+        chosen[token, list(token_columns)] = True
     most = draw(
-        st.integers(max((len(columns_of_token) for columns_of_token in rows), default=0), columns)
+        st.integers(max((len(token_columns) for token_columns in rows), default=0), columns)
     )
     return chosen, max(most, 1)
 
 
 @given(choices())
-def test_rows_come_column_by_column_and_their_sums_go_back(choice: tuple[Tensor, int]) -> None:
+def test_rows_are_sorted_by_column_and_their_sums_return(choice: tuple[Tensor, int]) -> None:
     chosen, most = choice
     by = routes(chosen, int(chosen.sum()), most)
     expected = [
@@ -45,7 +45,7 @@ def test_rows_come_column_by_column_and_their_sums_go_back(choice: tuple[Tensor,
 
 
 @given(choices())
-def test_gradients_are_those_of_the_same_sums(choice: tuple[Tensor, int]) -> None:
+def test_gradients_are_correct(choice: tuple[Tensor, int]) -> None:
     chosen, most = choice
     by = routes(chosen, int(chosen.sum()), most)
     tokens = torch.randn(len(chosen), 2, dtype=torch.float64, requires_grad=True)

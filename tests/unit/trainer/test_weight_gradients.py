@@ -1,4 +1,4 @@
-"""Weight gradients that products add to their sum."""
+"""Weight gradients that a matrix product adds to their sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def drawn(*shape: int) -> torch.Tensor:
     ("dtype", "times_better"),
     [pytest.param(torch.float32, 0.5, id="fp32"), pytest.param(torch.bfloat16, 1e3, id="bf16")],
 )
-def test_micro_batches_are_summed_without_rounding_each(
+def test_micro_batches_are_summed_without_rounding_in_between(
     dtype: torch.dtype, times_better: float
 ) -> None:
     torch.manual_seed(0)
@@ -24,9 +24,9 @@ def test_micro_batches_are_summed_without_rounding_each(
     total, apart = torch.zeros(16, 24), torch.zeros(16, 24)
     for inputs, gradients in batches:
         add_weight_gradient(inputs, gradients, total)
-        apart += gradients.t() @ inputs  # as torch does it
+        apart += gradients.t() @ inputs  # torch's way
     products = [gradients.double().t() @ inputs.double() for inputs, gradients in batches]
     exact = torch.stack(products).sum(0)
-    error, usual = ((each - exact).norm() / exact.norm() for each in (total, apart))
+    error, usual = ((result - exact).norm() / exact.norm() for result in (total, apart))
     assert error < 1e-6
     assert usual / error > times_better
