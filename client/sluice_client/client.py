@@ -244,6 +244,7 @@ class Job:
         For a job in a cluster a record holds only what the trainer logs of a step.
         """
         records = self._loop.run(self._store.records(self.name, run_directory.METRICS))
+        # A run that resumed from a checkpoint has trained some steps twice.
         latest = {record["step"]: record for record in records}
         return Records(latest[step] for step in sorted(latest))
 

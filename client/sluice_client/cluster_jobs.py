@@ -23,6 +23,7 @@ from sluice_operator.cluster.kube.api import Api
 from sluice_operator.cluster.kube.paths import collection, path
 from sluice_operator.cluster.kube.reader import KubeReader, current_namespace
 
+# Directory of a submission's files in the pods.
 CODE_DIR = "/sluice/code"
 # Largest size of a ConfigMap in bytes, a limit of Kubernetes.
 MAX_FILE_BYTES = 1 << 20
@@ -67,6 +68,7 @@ class ClusterJobs:
                 f"functions and prompts have {size} bytes, and a ConfigMap holds {MAX_FILE_BYTES}: "
                 "put the prompts into a volume (spec.data.volume) or behind a source"
             )
+        # The ConfigMap names the job as its owner, so the job must exist first.
         document = manifest(submission.placed(CODE_DIR))
         document["spec"].setdefault("podTemplateOverrides", []).extend(_mounts(name))
         owner = await self._create("RLJob", document)
@@ -101,6 +103,7 @@ class ClusterJobs:
         """Read the steps from the trainer's log: the files are in the job's volume claim."""
         if file != run_directory.METRICS:
             raise ClientError(await self._location_of(name, file))
+        # A restarted trainer repeats some steps; the later record replaces the earlier one.
         reader, steps = self.reader(name), dict[int, dict[str, Any]]()
         streams, _ = await reader.streams()
         for stream in streams:
@@ -139,6 +142,7 @@ def step_of(line: str) -> dict[str, Any] | None:
     match = _STEP.fullmatch(str(entry.get("event"))) if isinstance(entry, dict) else None
     if match is None:
         return None
+    # The trainer logs figures as text, with a fixed number of digits.
     numbers = {key: _number(value) for key, value in entry.items()}
     return {"step": int(match[1])} | {k: v for k, v in numbers.items() if v is not None}
 

@@ -16,11 +16,13 @@ from typing import Any
 
 from sluice_client.errors import ClientError
 
+# Types whose repr is their source.
 _CONSTANTS = (str, bytes, int, float, bool, type(None))
 
 
 def file_of(function: Callable[..., Any]) -> Path | None:
     """Return the file that the function can be imported from, or None."""
+    # A notebook's module is __main__, and a nested function or a method has a dotted qualname.
     if function.__module__ == "__main__" or function.__qualname__ != function.__name__:
         return None
     path = Path(inspect.getfile(function))
@@ -51,6 +53,7 @@ def _collect(function: FunctionType, parts: dict[str, str]) -> None:
         if name in parts or name == function.__name__ or name not in function.__globals__:
             continue
         value = function.__globals__[name]
+        # A function of the same session has no module that could be imported.
         if isinstance(value, FunctionType) and value.__module__ == function.__module__:
             _collect(value, parts)
         else:
@@ -67,6 +70,7 @@ def _collect(function: FunctionType, parts: dict[str, str]) -> None:
 def _globals(code: CodeType) -> Iterator[str]:
     """Yield the global names that a code object, and code objects inside it, may look up."""
     yield from (name for name in code.co_names if not hasattr(builtins, name))
+    # Lambdas, comprehensions and inner functions are constants of the code around them.
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _globals(constant)

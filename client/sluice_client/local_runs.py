@@ -44,6 +44,7 @@ class LocalRuns:
                 "another name"
             )
         folder = self._directory / _SUBMITTED / name
+        # Left over from a run of this name whose directory was deleted by hand.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for file, text in submission.files.items():
@@ -95,6 +96,7 @@ class LocalRuns:
             raise ClientError(f"{manifest} is missing: the client did not submit {name}")
         if run_state.is_locked(directory):
             return
+        # The command line is started as a program: this package does not import it.
         command = [sys.executable, "-m", "sluice_cli", "run", str(manifest), "--plain"]
         with (folder / "output.log").open("wb") as output:
             process = self._started[name] = subprocess.Popen(
@@ -102,8 +104,10 @@ class LocalRuns:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                # Ctrl-C in the notebook's terminal must not stop the run.
                 start_new_session=True,
             )
+        # The state file appears once the manifest and the files have passed their checks.
         await _until(
             lambda: process.poll() is not None or (directory / run_state.STATE_FILE).exists(),
             START_SECONDS,
@@ -121,6 +125,7 @@ class LocalRuns:
         # The process of a finished run may still be writing its report: no signal for it.
         if status.get("state") not in FINISHED:
             os.kill(json.loads((directory / run_state.LOCK_FILE).read_text())["pid"], signal.SIGINT)
+        # A run of an earlier session is no child of this process: only its lock tells its end.
         process = self._started.pop(name, None)
         await _until(
             lambda: not run_state.is_locked(directory), STOP_SECONDS, f"{name} has not stopped"

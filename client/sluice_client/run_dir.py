@@ -67,7 +67,7 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> PreparedRun:
     if record.exists():
         stored = read_json(record)
         created = stored["metadata"].get("creationTimestamp", created)
-        migrate_spec(stored["spec"])  # An earlier version may have begun the run.
+        migrate_spec(stored["spec"])  # an earlier version of sluice may have started the run
         try:
             changed = accepted_changes(
                 stored["spec"], job, document["spec"], trained_steps(directory)
@@ -75,7 +75,7 @@ def prepare(directory: Path, job: RLJob, *, fresh: bool) -> PreparedRun:
         except ManifestError as error:
             raise ManifestError(
                 f"{directory} holds a run of another manifest:\n{error}\n"
-                "use another --run-dir, or --fresh to delete that run and start anew"
+                "use another --run-dir, or --fresh to delete that run and start over"
             ) from error
     status = run_state.StateFile(directory).load().status or {}
     document["metadata"]["creationTimestamp"] = created

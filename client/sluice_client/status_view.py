@@ -228,6 +228,7 @@ def pod_state(pod: KubeObject) -> tuple[str, str]:
     """Return a pod's state in one word, and what it waits for or why it ended."""
     if podstate.is_terminating(pod):
         return "Ending", ""
+    # The cluster ended the pod, or is about to: an eviction, a preemption, a node that shut down.
     if podstate.disruption(pod):
         return "Disrupted", podstate.disruption(pod)
     if podstate.is_gated(pod):
@@ -242,6 +243,7 @@ def pod_state(pod: KubeObject) -> tuple[str, str]:
         for status in containers
         if _exit_code(status)
     ]
+    # The phase says Running as soon as containers start, before their readiness probes pass.
     if phase == "Running" and not podstate.is_ready(pod):
         phase = "NotReady"
     return phase, "; ".join(ends or waits) or podstate.unscheduled_because(pod)
@@ -350,6 +352,7 @@ def _deadlines(job: RLJob, status: RLJobStatus) -> list[Deadline]:
     if start and spec.active_deadline_seconds is not None:
         text = "the job fails if it still runs (activeDeadlineSeconds)"
         deadlines.append((start + timedelta(seconds=spec.active_deadline_seconds), text))
+    # This deadline ends with the first step.
     if start and spec.startup_deadline_seconds and not status.last_progress_time:
         text = "the job fails if it has not finished its first step (startupDeadlineSeconds)"
         deadlines.append((start + timedelta(seconds=spec.startup_deadline_seconds), text))
@@ -362,6 +365,7 @@ def _hang(
     gang, reported = Gang("trainer", 0, job.spec.trainer.nodes), status.gang("trainer", 0)
     if reported is None:
         return []
+    # Pods of an earlier attempt may still be terminating.
     members = [pod for pod in of_gang(gang, pods) if podstate.attempt(pod) == reported.attempt]
     due = progress_due(job.spec, status, gang_facts(gang, members, now), gang.size)
     text = "the trainer restarts if it has not finished another step (progressDeadlineSeconds)"

@@ -83,6 +83,7 @@ def submission(
             rows = [json.dumps(row, ensure_ascii=False) for row in prompts]
             files[PROMPTS_FILE] = "\n".join(rows) + "\n"
             spec.setdefault("data", {})["prompts"] = [{"path": PROMPTS_FILE}]
+        # Overrides go through the same parser as `sluice run --set`.
         changes = [f"{path}={json.dumps(value)}" for path, value in overrides.items()]
         parsed = parse_job(document, source, changes)
         return Submission(_resolved(parsed, base, files) if local else parsed, files)

@@ -76,6 +76,7 @@ def _write_model(directory: Path, rows: RowStatistics | None) -> None:
         return
     unit = rows.unit
     tokens = _TEMPLATE_TOKENS + rows.longest_prompt[unit] + _response_tokens(rows)
+    # Round up to a multiple of 64.
     context = -(-tokens // 64) * 64
     write_model(directory, rows.vocabulary(unit), context, unit=unit, chats=rows.chats)
 
@@ -121,6 +122,7 @@ def _digits() -> tuple[list[Row], list[Row]]:
     draw.shuffle(triples)
     held_out, rest = triples[:HELD_OUT], triples[HELD_OUT:]
     by_answer = [[t for t in rest if max(t) == answer] for answer in range(10)]
+    # Small answers have few triples (0 has one), so rows repeat.
     training = [draw.choice(by_answer[i % 10]) for i in range(TRAINING)]
     return [_largest(t) for t in training], [_largest(t) for t in held_out]
 
@@ -249,11 +251,13 @@ def _work(options: TaskOptions, rows: RowStatistics | None) -> Iterator[str]:
         yield "  algorithm:"
         yield "    entropyCoef: 0.1 # keeps an untrained model from settling too early"
     yield "  trainer:"
+    # One GPU is for the engine and the others are for the trainer; they share a single GPU.
     yield f"    gpusPerNode: {max(options.gpus - 1, 1) if options.gpus else 0}"
     if options.gpus == 1:
         yield "    colocate: true # trainer and engine take turns on one GPU"
     yield f"    steps: {options.steps}"
     yield "    optimizer:"
+    # A tiny model with random weights learns at rates that would ruin a pretrained one.
     yield f"      lr: {'1.5e-3' if small else '1.0e-6'}"
     yield "  checkpoint:"
     yield "    everySteps: 20"
@@ -261,6 +265,7 @@ def _work(options: TaskOptions, rows: RowStatistics | None) -> Iterator[str]:
 
 def job_name(directory: Path) -> str:
     """Turn the directory's name into a job name of lower-case letters, digits and '-'."""
+    # A job name has at most 40 characters and begins with a letter (metadata.name of an RLJob).
     plain = re.sub(r"[^a-z0-9]+", "-", directory.resolve().name.lower()).strip("-")
     return (plain if plain[:1].isalpha() else f"task-{plain}".strip("-"))[:40].rstrip("-")
 

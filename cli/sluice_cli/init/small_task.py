@@ -139,6 +139,7 @@ def split(data: Path, keys: dict[str, str], rows: RowStatistics, train: Path, te
 
     Rows with the same prompt are in the same file.
     """
+    # The choice is made among prompts, not rows, so that no prompt is in both files.
     picks = zip(rows.prompts, chosen(len(rows.prompts), rows.held_out, seed=0), strict=True)
     held = {prompt for prompt, picked in picks if picked}
     with Writer(train) as kept:

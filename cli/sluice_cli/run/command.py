@@ -91,6 +91,7 @@ def run_local(
         If the job is not valid or cannot run on this machine. Nothing was started.
 
     """
+    # Quick checks come first; everything up to the lock can fail without a trace on the disk.
     job = resolve(load_job(path, overrides), path.resolve().parent)
     check_files(job)
     file_checks.check_contents(job, rows=CHECKED_ROWS).raise_problems()
@@ -214,6 +215,7 @@ async def _run(
     async with LocalCluster(directory, volumes=volumes, env=variables, lock=lock) as cluster:
 
         async def probe() -> Progress | None:
+            # The Service and the token exist only after the first reconcile.
             observed = await cluster.observe(job)
             address = rendezvous_address(job, observed)
             secret = observed.objects.get(("Secret", names.token_name(job)))
@@ -246,6 +248,7 @@ async def _run(
             stopped = True
         finally:
             refreshing.cancel()
+            # The last steps may have come after the last refresh.
             update_view(view, status, monitor.latest, files, warnings)
             await monitor.close()
     write_summary(

@@ -57,6 +57,7 @@ def write_summary(
 
     """
     path = directory / run_directory.SUMMARY
+    # The summary of an earlier start of this run.
     before = read_json(path) if path.exists() else {}
     earlier = before.get("wall_seconds", 0.0)
     device_seconds = Counter(monitor.devices.total())
@@ -80,6 +81,7 @@ def finish(console: Console, directory: Path, job: RLJob, status: RLJobStatus | 
     summary = read_json(directory / run_directory.SUMMARY)
     code = print_outcome(console, directory, job, summary, status)
     if summary["steps"]:
+        # Matplotlib takes a second to import.
         from sluice.telemetry.report import write_report
 
         report = write_report(directory, f"RLJob {job.metadata.name}")
@@ -146,6 +148,7 @@ def print_outcome(
         condition, failure = status.condition("Failed"), status.last_failure
         reason = condition.message if condition else "the job failed"
         console.print(f"error: {reason}", markup=False, highlight=False, soft_wrap=True)
+        # The condition often ends with the last line of the failure: print that only once.
         if (
             failure
             and failure.message

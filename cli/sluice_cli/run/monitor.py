@@ -31,6 +31,7 @@ class Snapshot:
         return {
             entry.member.name: entry.state or "serving"
             for entry in entries
+            # A replica on several nodes has a member for each; the first one speaks for it.
             if entry.member.index == 0 and "master" not in entry.member.role
         }
 
@@ -62,6 +63,7 @@ class Monitor:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise
+        # Members report their device time to the rendezvous.
         if snapshot.ledger:
             self.devices.add(snapshot.ledger.device_seconds)
         if snapshot.stats is None:  # the buffer is durable, so its last statistics stay true

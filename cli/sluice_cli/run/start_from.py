@@ -49,7 +49,9 @@ def _converted(directory: Path) -> Path:
         raise ManifestError(f"--from {directory}: the run has no model and no checkpoint yet")
     spec = _spec(directory / JOB)
     target = newest.with_name(f"{EXPORTED}_{newest.name.removeprefix('iter_')}")
+    # An earlier start may have converted this checkpoint.
     if not (target / "config.json").exists():
+        # Conversion needs torch, which the command line does not import.
         arguments = ["dist-to-hf", newest, spec["model"]["path"], target]
         command = [sys.executable, "-W", "ignore", "-m", "sluice_trainer.convert"]
         done = subprocess.run([*command, *map(str, arguments)], check=False)

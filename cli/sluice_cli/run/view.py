@@ -77,6 +77,7 @@ class PlainView:
             )
 
     def _show_state(self, state: str, waits: str) -> None:
+        # While pods are Pending their number changes often: no line for each of them.
         changed = state != self._state or (state == "Starting" and waits != self._waits)
         self._state, self._waits = state, waits
         if changed:
@@ -89,6 +90,7 @@ class PlainView:
         return
 
     def _print(self, text: str) -> None:
+        # Texts of users and engines may have brackets, which rich would take for markup.
         self._console.print(
             f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True
         )
@@ -249,6 +251,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
     """Draw numbers as a curve of at most `width` characters; empty for fewer than two numbers."""
     if len(values) < 2:
         return ""
+    # Each character is the mean of a bucket of neighbouring values.
     size = max(len(values) / width, 1.0)
     count = min(len(values), width)
     buckets = [

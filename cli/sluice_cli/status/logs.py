@@ -63,6 +63,7 @@ class LogFilter:
 
 def rendered(line: LogLine, width: int) -> Text:
     """Return a line behind the name of its log, which is padded to `width` characters."""
+    # Engines colour their lines; here the colour of a name shows the role.
     text = _COLOURS.sub("", line.text).removesuffix("\r")
     return Text.assemble(
         (f"{line.stream.name:<{width}} | ", STYLES.get(line.stream.role, "")),
@@ -144,6 +145,7 @@ class Printer:
                 if ended and all(task.done() for task in reading.values()):
                     break
                 await asyncio.sleep(POLL_SECONDS)
+            # The last lines may still wait to be sorted.
             await asyncio.sleep(2 * GATHER_SECONDS)
         finally:
             for task in [printing, *reading.values()]:

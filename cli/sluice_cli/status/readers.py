@@ -62,6 +62,7 @@ async def jobs_of_cluster(
         async with asyncio.timeout(LIST_SECONDS):
             return await _jobs_of_cluster(namespace, everywhere), ""
     except (ReadError, TimeoutError, ModuleNotFoundError) as error:
+        # The user asked for the cluster, so its silence is an error and no note.
         if namespace or everywhere:
             raise
         if isinstance(error, ModuleNotFoundError):

@@ -86,6 +86,7 @@ def try_prompts(job: RLJob) -> Trial:
         )
         first_rows = _render_prompts(trial, spec, tokenizer)
         trained = first_rows if spec.judged and spec.reward is not None else []
+        # Rows that share a reward are judged together, so that its code is loaded once.
         rows_by_field: dict[str, tuple[Reward | None, list[tuple[str, PromptRow]]]] = {
             "spec.reward": (spec.reward, trained)
         }
@@ -109,6 +110,7 @@ def _judge(
 ) -> None:
     """Judge rows with a reward; an error of the reward becomes one problem of its field."""
     try:
+        # A group reward compares the samples of a prompt, and so needs as many as in training.
         count = group if reward.group else 1
         trial.judged += asyncio.run(_judged(reward, rows, tokenizer, count))
     except RewardError as error:
@@ -174,6 +176,7 @@ def _model_input(
         tools=row.tools,
         arguments=arguments,
     )
+    # A chat template writes the special tokens itself.
     rendered = source.apply_chat_template or not isinstance(row.prompt, str)
     return text, tokenizer.encode(text, add_special_tokens=not rendered)
 

@@ -70,6 +70,7 @@ def check_contents(job: RLJob, *, rows: int | None = None, run_code: bool = Fals
         _try(findings, f"{model.field}: ", lambda: _check_family(job, model, not run_code))  # noqa: B023
     if spec.model.volume is None:
         _try(findings, "", lambda: _check_vocabulary(findings, Path(spec.model.path)))
+    # Lengths say little about files that have other problems.
     if spec.model.volume is None and _generates(spec) and not findings.problems:
         _check_lengths(findings, spec)
     if run_code:
@@ -162,6 +163,7 @@ def _check_lengths(findings: Findings, spec: RLJobSpec) -> None:
         return
     if count is None:
         return
+    # Tokens that are left for a prompt.
     room = size.tokens - spec.rollout.sampling.max_response_tokens
     room = min(spec.data.max_prompt_tokens or room, room)
     for where, source, training in _sources(spec):
@@ -183,6 +185,7 @@ def _check_room(
         f"{max(sizes)}), the most that data.maxPromptTokens allows or that maxResponseTokens "
         "leaves in the context"
     )
+    # Only if all measured prompts are too long, the others are measured too.
     if longer == len(sizes) and all(size > room for size in lengths):
         findings.problems.append(f"{text}; the source has no usable prompt")
     else:
@@ -258,5 +261,6 @@ def _import_problems(functions: list[str]) -> list[str]:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         problem = f"the import ended Python with exit code {done.returncode}: {last}"
         return [problem] * len(functions)
+    # User code may print while it is imported, so the result is the last line.
     problems: list[str] = json.loads(lines[-1])
     return problems

@@ -93,10 +93,11 @@ def needs(spec: RLJobSpec, count: int) -> MemoryNeeds:
             host = int(state * fraction) if trainer.cpu_offload == "optimizer" else 0
             trainer_gpu = (state - host + gradients) // trainer.world_size
     engines = spec.replicas
+    # Engines hold bf16 weights on GPUs, and compute in fp32 on a CPU.
     if engines and rollout.gpus_per_replica:
         engine_gpu = 2 * count // (rollout.gpus_per_replica * rollout.nodes_per_replica)
     elif engines:
-        host += 4 * count * engines  # an engine computes in fp32 on a CPU
+        host += 4 * count * engines
     return MemoryNeeds(host, trainer_gpu, engine_gpu)
 
 
@@ -116,15 +117,19 @@ def parameters(directory: Path) -> int | None:
 
 def by_config(config: Mapping[str, Any]) -> int | None:
     """Count the parameters of a decoder by its configuration; None for other architectures."""
+    # Models with several modalities nest the decoder's configuration.
     config = config.get("text_config", config)
+    # The formula below does not hold for latent attention (DeepSeek).
     if "kv_lora_rank" in config or "hidden_size" not in config:
         return None
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     groups = config.get("num_key_value_heads") or heads
+    # Queries and the output have all heads, keys and values have the key-value heads.
     attention = 2 * hidden * head * (heads + groups)
     experts = config.get("num_experts") or config.get("num_local_experts") or 0
     width = config.get("moe_intermediate_size") or config["intermediate_size"]
+    # SwiGLU has three matrices: gate, up and down.
     feed_forward = 3 * hidden * (width * experts if experts else config["intermediate_size"])
     embeddings = 1 if config.get("tie_word_embeddings") else 2
     layers = config["num_hidden_layers"]
@@ -146,6 +151,7 @@ def _in_file(path: Path) -> int:
 
 def this_machine() -> MachineMemory:
     """Return the memory that processes of this machine, or of this container, may use."""
+    # A container's limit may be less than the machine's memory: cgroup version 2 or version 1.
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _swap()
     limits = [
         int(text)
