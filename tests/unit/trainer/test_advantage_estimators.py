@@ -1,4 +1,4 @@
-"""Every estimator by hand, on a batch whose groups are spread over ranks."""
+"""Estimators by hand, on a batch whose groups are split over ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sluice_trainer.algorithms.estimators import (
     estimate,
 )
 
-# Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains the places 4 (group 9), 2
-# and 0 (group 7).
+# Group 7: rewards 1, 0, 2; group 3: 4; group 9: 5, 5. This rank trains samples 4 (group 9), 2 and
+# 0 (group 7).
 REWARDS = torch.tensor([1.0, 0.0, 2.0, 4.0, 5.0, 5.0])
 GROUPS = torch.tensor([7, 7, 7, 3, 9, 9])
 OWN = torch.tensor([4, 2, 0])
@@ -47,9 +47,9 @@ def approximately(rows: list[list[float]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
-def test_group_estimators_give_all_tokens_the_groups_advantage(estimator: str) -> None:
-    one = 1 / (1 + 1e-6)  # group 7: mean 1, std 1
-    assert advantages(estimator=estimator) == approximately([[0], [one] * 4, [0, 0]])
+def test_group_estimators_give_all_tokens_of_a_response_the_same_advantage(estimator: str) -> None:
+    normalized = 1 / (1 + 1e-6)  # group 7: mean 1, std 1
+    assert advantages(estimator=estimator) == approximately([[0], [normalized] * 4, [0, 0]])
     assert advantages(estimator=estimator, normalizeStd=False) == approximately(
         [[0], [1] * 4, [0, 0]]
     )
@@ -60,11 +60,11 @@ def test_dr_grpo_never_divides_by_the_std() -> None:
     assert advantages(spread, estimator="dr_grpo") == approximately([[0], [10] * 4, [0, 0]])
 
 
-def test_rloo() -> None:
+def test_rloo_subtracts_the_mean_of_the_other_rewards() -> None:
     assert advantages(estimator="rloo") == approximately([[0], [2 - 0.5] * 4, [0, 0]])
 
 
-def test_opo_weighs_the_groups_mean_by_length() -> None:
+def test_opo_weights_the_mean_of_the_group_by_length() -> None:
     batch = responses(lengths=torch.tensor([1, 3, 4, 5, 2, 2]))
     mean = (1 * 1 + 3 * 0 + 4 * 2) / 8
     assert advantages(batch, estimator="opo") == approximately(
@@ -74,7 +74,7 @@ def test_opo_weighs_the_groups_mean_by_length() -> None:
         advantages(estimator="opo")
 
 
-def test_an_optimal_token_baseline_weighs_rewards_by_the_energy_so_far() -> None:
+def test_an_optimal_token_baseline_weights_rewards_by_accumulated_energy() -> None:
     """Group 7, rewards 1, 0, 2 with 2, 1, 2 trained tokens; masked ones have no advantage."""
     energies = [[0.5, 0.5], [1.0], [0.25, 0.5], [0.3], [0.1], [0.9]]
     batch = responses(
@@ -90,7 +90,7 @@ def test_an_optimal_token_baseline_weighs_rewards_by_the_energy_so_far() -> None
         advantages(estimator="optimal_token_baseline")
 
 
-def test_a_token_that_only_one_response_has_teaches_nothing() -> None:
+def test_a_token_that_only_one_response_has_gets_no_advantage() -> None:
     batch = responses(
         rewards=torch.tensor([3.0, 1.0]),
         groups=torch.tensor([2, 2]),
@@ -102,18 +102,18 @@ def test_a_token_that_only_one_response_has_teaches_nothing() -> None:
     assert advantages(batch, estimator="optimal_token_baseline") == approximately([[1, 0, 0]])
 
 
-def test_gpg_scales_with_the_share_of_rewards_that_are_not_zero() -> None:
+def test_gpg_scales_with_the_share_of_nonzero_rewards() -> None:
     assert advantages(estimator="gpg") == approximately([[0], [6 / 5] * 4, [0, 0]])
 
 
-def test_grpo_passk_pays_the_best_alone() -> None:
+def test_grpo_passk_rewards_only_the_best_response() -> None:
     assert advantages(estimator="grpo_passk", normalizeStd=False) == approximately(
         [[0], [1] * 4, [0, 0]]
     )
     assert advantages(estimator="grpo_passk") == approximately([[0], [1 / (1 + 1e-6)] * 4, [0, 0]])
 
 
-def test_group_estimators_leave_the_kl_to_the_reward() -> None:
+def test_group_estimators_ignore_the_kl_of_tokens() -> None:
     assert advantages(estimator="rloo", kl={"coef": 0.5}) == advantages(estimator="rloo")
     assert not {
         "grpo",
@@ -128,12 +128,12 @@ def test_group_estimators_leave_the_kl_to_the_reward() -> None:
     } & set(estimators(lambda kind: kind.token_kl))
 
 
-def test_max_rl_divides_by_the_groups_mean() -> None:
+def test_max_rl_divides_by_the_mean_of_the_group() -> None:
     assert advantages(estimator="max_rl") == approximately([[0], [(2 - 1) / 1] * 4, [0, 0]])
 
 
-def test_gdpo_normalizes_each_part_for_itself() -> None:
-    """Of group 7: right 1, 0, 1, format 0, 3, 3, which grpo would have as 1, 3, 4."""
+def test_gdpo_normalizes_each_part_separately() -> None:
+    """In group 7, right is 1, 0, 1 and format 0, 3, 3, which grpo would sum to 1, 3, 4."""
     parts = torch.tensor([[1.0, 0], [0, 3], [1, 3], [5, 5], [1, 0], [1, 0]])
     fields: dict[str, Any] = {
         "estimator": "gdpo",
@@ -154,13 +154,13 @@ def test_gdpo_normalizes_each_part_for_itself() -> None:
         advantages(**fields)
 
 
-def test_reinforce_plus_plus() -> None:
+def test_reinforce_plus_plus_discounts_rewards_less_kl() -> None:
     estimates = advantages(estimator="reinforce_plus_plus", gamma=0.5, kl={"coef": 1.0})
     second = [-0.1 + 0.5 * 1.8, 0, 1.8, 0]  # the masked token between them is no step
     assert estimates == approximately([[4.5], second, [0, 0]])
 
 
-def test_reinforce_plus_plus_baseline() -> None:
+def test_reinforce_plus_plus_baseline_subtracts_the_kl_of_each_token() -> None:
     estimates = advantages(estimator="reinforce_plus_plus_baseline", kl={"coef": 1.0})
     assert estimates[0] == pytest.approx([0 - 0.5])
     assert [estimates[1][0], estimates[1][2]] == pytest.approx([1 - 0.1, 1 - 0.2])
@@ -201,16 +201,16 @@ def test_ppo_needs_values() -> None:
         advantages(estimator="ppo")
 
 
-OWN_FUNCTION = {"estimator": "custom", "function": "mine.py:advantages"}
+CUSTOM = {"estimator": "custom", "function": "mine.py:advantages"}
 
 
-def test_an_own_estimator_gives_a_number_or_one_for_each_token() -> None:
+def test_a_custom_estimator_returns_one_number_or_one_per_token() -> None:
     def mine(batch: Responses, algorithm: Algorithm) -> list[Tensor]:
         best = [batch.rewards[batch.groups == group].max() for group in batch.groups[batch.own]]
         per_token = [torch.arange(len(mask)) * 1.0 for mask in batch.masks]
         return [best[0], per_token[1] * algorithm.gamma, best[2]]
 
-    assert advantages(None, mine, **OWN_FUNCTION, gamma=0.5) == [[5], [0, 0.5, 1, 1.5], [2, 2]]
+    assert advantages(None, mine, **CUSTOM, gamma=0.5) == [[5], [0, 0.5, 1, 1.5], [2, 2]]
 
 
 @pytest.mark.parametrize(
@@ -223,21 +223,22 @@ def test_an_own_estimator_gives_a_number_or_one_for_each_token() -> None:
         ),
         ([torch.zeros(()), torch.tensor(math.nan), torch.zeros(())], "advantage 1 is not finite"),
     ],
+    ids=["too few", "wrong length", "not finite"],
 )
-def test_what_an_own_estimator_gives_is_checked(output: list[Tensor], message: str) -> None:
+def test_the_result_of_a_custom_estimator_is_checked(output: list[Tensor], message: str) -> None:
     with pytest.raises(EstimatorError, match=message):
-        advantages(None, lambda responses, algorithm: output, **OWN_FUNCTION)
+        advantages(None, lambda responses, algorithm: output, **CUSTOM)
 
 
-def test_a_masked_token_may_have_any_own_advantage() -> None:
+def test_a_custom_estimator_may_return_anything_at_masked_tokens() -> None:
     output = [torch.zeros(()), torch.tensor([1.0, math.nan, 2.0, math.inf]), torch.tensor(math.nan)]
-    assert advantages(None, lambda responses, algorithm: output, **OWN_FUNCTION)[1][0] == 1
+    assert advantages(None, lambda responses, algorithm: output, **CUSTOM)[1][0] == 1
 
 
 @pytest.mark.parametrize(
     "estimator", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"]
 )
-def test_a_rank_may_have_no_response(estimator: str) -> None:
+def test_a_rank_may_have_no_responses(estimator: str) -> None:
     nothing: list[Tensor] = []
     empty = responses(
         own=torch.empty(0, dtype=torch.int64), masks=nothing, kl=nothing, values=nothing
@@ -246,7 +247,7 @@ def test_a_rank_may_have_no_response(estimator: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus", "remax", "ppo"])
-def test_shares_of_a_batch_get_what_the_whole_gets(estimator: str) -> None:
+def test_estimates_do_not_depend_on_the_split_over_ranks(estimator: str) -> None:
     masks = [torch.ones(n, dtype=torch.uint8) for n in (1, 2, 3, 4, 1, 2)]
     kl, values = [m * 0.25 for m in masks], [m * 0.5 for m in masks]
 

@@ -43,10 +43,10 @@ def test_std_is_unbiased_with_epsilon() -> None:
 
 def test_groups_may_be_interleaved_and_of_any_size() -> None:
     # group 9: 1, 2, 3 (mean 2, std 1); group -1: 0, 4 (mean 2, std sqrt 8)
-    half = 2 / (8**0.5 + 1e-6)
-    one = 1 / (1 + 1e-6)
+    wide = 2 / (8**0.5 + 1e-6)
+    narrow = 1 / (1 + 1e-6)
     assert advantages([1, 0, 2, 4, 3], [9, -1, 9, -1, 9]) == pytest.approx(
-        [-one, -half, 0, half, one]
+        [-narrow, -wide, 0, wide, narrow]
     )
 
 
@@ -98,7 +98,7 @@ def test_moments_of_parts_add_up_to_those_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("values", [[2.0], [0.0, 0.0, 0.0], [7.0, 7.0]], ids=str)
-def test_whitening_what_does_not_vary_gives_zero(values: list[float]) -> None:
+def test_whitening_constant_values_gives_zero(values: list[float]) -> None:
     tensor = torch.tensor(values)
     assert whiten(tensor, moments(tensor, torch.ones_like(tensor))).abs().max() < 1e-6
 
@@ -107,7 +107,7 @@ def left_out(rewards: list[float], groups: list[int]) -> list[float]:
     return leave_one_out(torch.tensor(rewards), torch.tensor(groups)).tolist()
 
 
-def test_leave_one_out_compares_with_the_others_only() -> None:
+def test_leave_one_out_compares_only_with_the_others() -> None:
     assert left_out([1, 0, 5], [3, 3, 3]) == pytest.approx([1 - 2.5, 0 - 3, 5 - 0.5])
 
 
@@ -142,9 +142,9 @@ def test_a_masked_value_may_be_infinite() -> None:
 def test_moments_of_nothing_are_zero() -> None:
     nothing = moments(torch.empty(0), torch.empty(0))
     assert (float(nothing.mean), float(nothing.variance)) == (0, 0)
-    one = moments(torch.tensor([3.0]), torch.ones(1))
-    assert isinstance(one, Moments)
-    assert (float(one.mean), float(one.variance)) == (3, 0)
+    single = moments(torch.tensor([3.0]), torch.ones(1))
+    assert isinstance(single, Moments)
+    assert (float(single.mean), float(single.variance)) == (3, 0)
 
 
 # Group 4: 1, 3, 0; group 8: 2; group 6: 5, 5, 1.
@@ -154,7 +154,7 @@ REWARDS, GROUPS = (
 )
 
 
-def test_a_mean_by_length_is_the_baseline_of_opo() -> None:
+def test_opo_subtracts_the_mean_weighted_by_length() -> None:
     lengths = torch.tensor([2, 9, 1, 1, 5, 3, 0])
     four, six = (2 * 1 + 1 * 3) / 8, 20 / 4
     advantages = length_weighted(REWARDS, GROUPS, lengths)
@@ -166,7 +166,7 @@ def test_a_mean_by_length_is_the_baseline_of_opo() -> None:
     assert torch.isfinite(length_weighted(REWARDS, GROUPS, torch.zeros_like(lengths))).all()
 
 
-def test_only_a_best_that_leads_is_paid_in_pass_at_k() -> None:
+def test_pass_at_k_rewards_only_a_unique_best_response() -> None:
     assert best_of_group(REWARDS, GROUPS, normalize_std=False).tolist() == [0, 0, 0, 2, 0, 0, 0]
     std = float(torch.tensor([1.0, 3.0, 0.0]).std())
     assert best_of_group(REWARDS, GROUPS, normalize_std=True).tolist() == pytest.approx(
@@ -176,7 +176,7 @@ def test_only_a_best_that_leads_is_paid_in_pass_at_k() -> None:
     assert negative.tolist() == [0, 2]
 
 
-def test_gpg_weighs_more_the_fewer_rewards_there_are() -> None:
+def test_gpg_has_larger_weights_if_fewer_rewards_are_nonzero() -> None:
     advantages = nonzero_scaled(REWARDS, GROUPS)
     assert torch.allclose(
         advantages, group_advantages(REWARDS, GROUPS, normalize_std=False) * 7 / 6
@@ -184,14 +184,14 @@ def test_gpg_weighs_more_the_fewer_rewards_there_are() -> None:
     assert nonzero_scaled(torch.zeros(4), torch.tensor([0, 0, 1, 1])).tolist() == [0] * 4
 
 
-def test_of_no_response_there_is_no_advantage() -> None:
+def test_an_empty_batch_has_no_advantages() -> None:
     none, no_groups = torch.empty(0), torch.empty(0, dtype=torch.int64)
     assert length_weighted(none, no_groups, no_groups).shape == (0,)
     assert best_of_group(none, no_groups, normalize_std=True).shape == (0,)
     assert nonzero_scaled(none, no_groups).shape == (0,)
 
 
-def test_max_rl_by_a_loop() -> None:
+def test_max_rl_equals_a_loop() -> None:
     rewards = {3: [1.0, 0.0, 0.0, 0.0], 1: [0.0, 0.0], 8: [1.0], 9: [-2.0, 1.0]}
     values = torch.tensor([r for row in rewards.values() for r in row])
     groups = torch.tensor([group for group, row in rewards.items() for _ in row])
@@ -203,7 +203,7 @@ def test_max_rl_by_a_loop() -> None:
     assert mean_scaled(torch.empty(0), torch.empty(0, dtype=torch.int64)).numel() == 0
 
 
-def test_the_scale_of_a_part_weighs_nothing() -> None:
+def test_the_scale_of_a_part_does_not_matter() -> None:
     """A part in hundreds would drown one of 0 and 1 in grpo's sum."""
     parts = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [0.0, 5.0]])
     groups = torch.zeros(4, dtype=torch.int64)

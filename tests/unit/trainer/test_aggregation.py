@@ -24,7 +24,7 @@ MASK = torch.tensor([1, 1, 1, 0, 1])
 SEQUENCE = torch.tensor([0, 0, 1, 1, 1])
 VALUES = torch.tensor([1.0, 3.0, 10.0, 1000.0, 20.0])
 TOTALS = BatchTotals(sequences=2, tokens=4, longest=10, prompts={7: 5, 8: 1, 9: 0})
-GROUPS = [7, 8]  # of group 7 three more tokens are elsewhere; group 9 has none
+GROUPS = [7, 8]  # group 7 has three more tokens in other micro-batches; group 9 has 0
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,14 @@ GROUPS = [7, 8]  # of group 7 three more tokens are elsewhere; group 9 has none
         ("token_sum", (4 + 30) / 2),
         ("token_sum_norm", 1.7),
     ],
+    ids=["sequence_mean", "prompt_mean", "token_mean", "token_sum", "token_sum_norm"],
 )
-def test_aggregates(aggregation: Aggregation, expected: float) -> None:
+def test_aggregates_by_hand(aggregation: Aggregation, expected: float) -> None:
     weights = token_weights(MASK, SEQUENCE, TOTALS, aggregation, GROUPS)
     assert float(reduce_tokens(VALUES, weights)) == pytest.approx(expected)
 
 
-def test_a_sequence_without_unmasked_tokens_adds_nothing_but_counts() -> None:
+def test_a_sequence_without_unmasked_tokens_adds_zero_but_counts() -> None:
     weights = token_weights(
         torch.tensor([1, 0, 0]), torch.tensor([0, 1, 1]), BatchTotals(2, 1), "sequence_mean"
     )
@@ -50,12 +51,12 @@ def test_a_sequence_without_unmasked_tokens_adds_nothing_but_counts() -> None:
 
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
-def test_no_tokens_at_all(aggregation: Aggregation) -> None:
+def test_a_micro_batch_without_tokens_has_no_weights(aggregation: Aggregation) -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert token_weights(empty, empty, BatchTotals(0, 0), aggregation).numel() == 0
 
 
-def test_masked_values_do_not_count_even_where_infinite() -> None:
+def test_masked_values_do_not_count_even_if_infinite() -> None:
     weights = torch.tensor([1.0, 0.0])
     assert float(reduce_tokens(torch.tensor([2.0, float("nan")]), weights)) == 2
 
@@ -66,7 +67,7 @@ def test_metrics_of_sums_are_means() -> None:
     assert metric_aggregation("prompt_mean") == "prompt_mean"
 
 
-def test_prompt_mean_weighs_prompts_alike() -> None:
+def test_prompt_mean_gives_all_prompts_the_same_weight() -> None:
     """Group 1 has 1 + 3 tokens, group 2 has 2: the loop of the definition."""
     losses = {1: [[4.0], [1.0, 2.0, 5.0]], 2: [[7.0, 9.0]]}
     expected = sum(sum(map(sum, rows)) / sum(map(len, rows)) for rows in losses.values()) / 2
@@ -82,8 +83,8 @@ def test_prompt_mean_weighs_prompts_alike() -> None:
 
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
-def test_branches_weigh_as_the_one_sequence_that_their_sample_is(aggregation: Aggregation) -> None:
-    """Sequence 1 in two branches of 1 and 1 unmasked tokens, each in a call of its own."""
+def test_branches_together_have_the_weight_of_one_sequence(aggregation: Aggregation) -> None:
+    """Sequence 1 is split into two branches of one unmasked token each, in separate calls."""
     whole = token_weights(MASK, SEQUENCE, TOTALS, aggregation, GROUPS)
     parts = [
         token_weights(torch.tensor(mask), torch.zeros(3, dtype=torch.int64), TOTALS, *places)
@@ -97,7 +98,7 @@ Masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1
 
 
 @given(Masks, st.sampled_from(get_args(Aggregation)), st.data())
-def test_any_split_into_micro_batches_gives_the_same(
+def test_any_split_into_micro_batches_gives_the_same_aggregate(
     masks: list[list[int]], kind: Aggregation, data: object
 ) -> None:
     prompts = dict.fromkeys((row % 3 for row in range(len(masks))), 0)
@@ -119,7 +120,7 @@ def test_any_split_into_micro_batches_gives_the_same(
     assert sum(map(aggregate, parts)) == pytest.approx(aggregate(list(range(len(masks)))), rel=1e-5)
 
 
-def test_sums_and_means_of_sequences_stand_at_each_of_their_tokens() -> None:
+def test_sums_and_means_of_a_sequence_are_repeated_at_its_tokens() -> None:
     values = torch.tensor([1.0, 3.0, 10.0, float("inf"), 20.0])
     assert sequence_sum(values, MASK, SEQUENCE).tolist() == [4, 4, 30, 30, 30]
     assert sequence_average(values, MASK, SEQUENCE).tolist() == [2, 2, 15, 15, 15]

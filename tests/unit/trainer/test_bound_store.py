@@ -1,4 +1,4 @@
-"""torch's store, on one address."""
+"""torch's store listens on one address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from sluice_trainer.distributed import store
 
 
-def test_a_store_listens_where_it_is_told_and_others_meet_there() -> None:
+def test_a_store_serves_only_the_given_address() -> None:
     listening = store.listener("127.0.0.1")
     port = listening.getsockname()[1]
     minute = timedelta(seconds=60)
@@ -26,7 +26,7 @@ def test_a_store_listens_where_it_is_told_and_others_meet_there() -> None:
     assert addresses == ["127.0.0.1"]
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_reported() -> None:
     with store.listener("127.0.0.1") as first:
         port = first.getsockname()[1]
         with pytest.raises(

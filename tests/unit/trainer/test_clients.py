@@ -47,7 +47,7 @@ def prepare(clients: Clients) -> None:
         pytest.param(lambda clients: clients.engines.joiners(), id="look for joiners"),
     ],
 )
-def test_a_rendezvous_that_is_away_is_not_waited_for_after_sigterm(
+def test_calls_do_not_wait_for_an_unreachable_rendezvous_after_sigterm(
     stopped_clients: Clients, call: Callable[[Clients], object]
 ) -> None:
     with pytest.raises(Stopped):

@@ -1,4 +1,4 @@
-"""Parts of samples with advantages of their own: seats, and turns."""
+"""Units of credit: seats and turns with separate advantages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def turn(length: int, number: int, reward: float = 0.0) -> dict[str, Any]:
     return record | ({"reward": reward} if reward else {})
 
 
-def told(length: int) -> dict[str, Any]:
+def observation(length: int) -> dict[str, Any]:
     return {"by": "environment", "length": length, "finish": "stop"}
 
 
 def fill(sequence: TokenSequence, records: list[dict[str, Any]], seat: str = "") -> None:
-    """One prompt token, and the tokens of these turns."""
+    """Append one prompt token and the tokens of these turns."""
     sequence.tokens, sequence.seat = np.array([9], np.int32), seat
     for record in records:
         n = record["length"]
@@ -38,7 +38,7 @@ def fill(sequence: TokenSequence, records: list[dict[str, Any]], seat: str = "")
 
 def game(index: int, white: float, black: float) -> Sample:
     """White speaks twice, black once: 2 + 2 and 3 tokens."""
-    own, other = [turn(2, 0), told(1), turn(2, 1)], [turn(3, 2)]
+    own, other = [turn(2, 0), observation(1), turn(2, 1)], [turn(3, 2)]
     sample = Sample(index, reward=0.0, status=SampleStatus.COMPLETED)
     sample.branches = [TokenSequence()]
     sample.metadata = {TURNS: own, BRANCH_TURNS: [other]}
@@ -56,13 +56,13 @@ def units_of(samples: list[Sample], group: int = 5) -> list[CreditUnit]:
 def rows(samples: list[Sample], units: list[CreditUnit], **algorithm: Any) -> list[list[float]]:
     """The advantages of these samples' sequences, as a rank prepares them."""
     chosen = Algorithm.model_validate({"normalizeStd": False, **algorithm})
-    sequences = [one for s in samples for one in TrainSequence.of(5, s, 0.0)]
+    sequences = [sequence for s in samples for sequence in TrainSequence.of(5, s, 0.0)]
     place = {unit.key: i for i, unit in enumerate(units)}
-    masks = [torch.tensor(one.loss_mask) for one in sequences]
+    masks = [torch.tensor(s.loss_mask) for s in sequences]
     responses = Responses(
         rewards=torch.tensor([unit.reward for unit in units]),
         groups=torch.tensor(credit.groups_of(units)),
-        own=torch.tensor([place[unit_key(one)] for one in sequences]),
+        own=torch.tensor([place[unit_key(s)] for s in sequences]),
         masks=masks,
         kl=[torch.zeros(len(mask)) for mask in masks],
         lengths=torch.tensor([unit.trained_tokens for unit in units]),
@@ -74,7 +74,7 @@ def rows(samples: list[Sample], units: list[CreditUnit], **algorithm: Any) -> li
     return [row.tolist() for row in estimate(responses, chosen).advantages]
 
 
-def test_a_sample_without_seats_is_one_unit_in_its_prompts_group() -> None:
+def test_a_sample_without_seats_is_one_unit_in_the_group_of_its_prompt() -> None:
     sample = Sample(3, reward=0.5, status=SampleStatus.COMPLETED)
     fill(sample, [turn(2, 0)])
     assert units_of([sample], group=8) == [CreditUnit(8, 3, 0.5, 2, 2, "", (0.0,))]
@@ -98,26 +98,26 @@ def test_a_seat_is_a_unit_with_the_tokens_that_it_sampled() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo"])
-def test_a_win_of_one_seat_says_nothing_of_the_other(estimator: str) -> None:
+def test_the_reward_of_one_seat_does_not_change_the_other(estimator: str) -> None:
     """White always wins: nothing to learn for it, nor for black that always loses. With one
     baseline for both seats white would be praised and black blamed."""
     samples = [game(i, 1.0, -1.0) for i in range(3)]
     assert rows(samples, units_of(samples), estimator=estimator) == [[0] * 5, [0] * 3] * 3
 
 
-def test_each_seat_is_compared_with_the_same_seat_of_the_other_episodes() -> None:
+def test_each_seat_is_compared_with_the_same_seat_in_other_episodes() -> None:
     samples = [game(0, 1.0, -1.0), game(1, 0.0, -1.0), game(2, 0.5, 2.0)]
     assert rows(samples, units_of(samples)) == [
         [0.5] * 5, [-1] * 3, [-0.5] * 5, [-1] * 3, [0] * 5, [2] * 3,
     ]  # fmt: skip
 
 
-def test_seats_of_other_prompts_are_other_groups() -> None:
+def test_seats_of_different_prompts_are_different_groups() -> None:
     units = [*units_of([game(0, 1.0, 0.0)], group=5), *units_of([game(0, 1.0, 0.0)], group=6)]
     assert credit.groups_of(units) == [0, 1, 2, 3]
 
 
-def test_metrics_of_seats_look_at_each_seat_alone() -> None:
+def test_metrics_treat_each_seat_separately() -> None:
     """A game of zero sum: as episodes all are worth 0, and yet white's differ."""
     units = units_of([game(0, 1.0, -1.0), game(1, 0.0, -1.0)])
     assert credit.metrics(units) == {
@@ -138,7 +138,7 @@ def test_metrics_of_seats_look_at_each_seat_alone() -> None:
         pytest.param((0.25,), 0.25, 0.5, [0.25], id="one turn"),
     ],
 )
-def test_the_return_of_a_turn_is_what_comes_from_it_on(
+def test_the_return_of_a_turn_is_the_discounted_sum_of_later_rewards(
     turns: tuple[float, ...], reward: float, gamma: float, returns: list[float]
 ) -> None:
     unit = CreditUnit(5, 0, reward, 1, 1, turns=turns)
@@ -149,7 +149,7 @@ def played(index: int, *rewards: float, outcome: float = 0.0) -> Sample:
     """An episode of turns of 1, 2, 3, ... tokens with something told between them."""
     records: list[dict[str, Any]] = []
     for number, reward in enumerate(rewards):
-        records += [told(1)] if number else []
+        records += [observation(1)] if number else []
         records.append(turn(number + 1, number, reward))
     sample = Sample(index, reward=outcome + sum(rewards), status=SampleStatus.COMPLETED)
     sample.metadata = {TURNS: records}
@@ -157,7 +157,7 @@ def played(index: int, *rewards: float, outcome: float = 0.0) -> Sample:
     return sample
 
 
-def test_turns_are_compared_with_those_of_the_same_place() -> None:
+def test_turns_are_compared_with_turns_at_the_same_position() -> None:
     """Returns 1.5 and 1; 0 and 0; 1, 1 and 1: the place that no other episode has reached teaches
     nothing. Between turns the mask is 0, whatever stands there."""
     samples = [played(0, 0.5, 1.0), played(1, 0.0, 0.0), played(2, 0.0, 0.0, 1.0)]
@@ -168,7 +168,7 @@ def test_turns_are_compared_with_those_of_the_same_place() -> None:
     assert [third[i] for i in (0, 2, 5)] == pytest.approx([1 - mean, 1 - later, 0])
 
 
-def test_without_rewards_of_turns_all_turns_have_the_episodes_advantage() -> None:
+def test_without_turn_rewards_all_turns_have_the_advantage_of_the_episode() -> None:
     samples = [played(0, 0.0, 0.0, outcome=1.0), played(1, 0.0, 0.0)]
     by_turns = rows(samples, units_of(samples), turnAdvantage={})
     assert [[row[i] for i in (0, 2, 3)] for row in by_turns] == [[0.5] * 3, [-0.5] * 3]
@@ -177,7 +177,10 @@ def test_without_rewards_of_turns_all_turns_have_the_episodes_advantage() -> Non
 
 def test_a_turn_that_branches_share_is_one_turn() -> None:
     """Turn 0 stands in both branches; 1 and 2 each in one, and are the second and the third."""
-    own, other = [turn(1, 0), told(1), turn(2, 2)], [turn(1, 0), told(1), turn(1, 1, 0.5)]
+    own, other = (
+        [turn(1, 0), observation(1), turn(2, 2)],
+        [turn(1, 0), observation(1), turn(1, 1, 0.5)],
+    )
     sample = Sample(0, reward=1.5, status=SampleStatus.COMPLETED, branches=[TokenSequence()])
     sample.metadata = {TURNS: own, BRANCH_TURNS: [other]}
     fill(sample, own)
@@ -186,7 +189,7 @@ def test_a_turn_that_branches_share_is_one_turn() -> None:
     assert [row.tolist() for row in credit.turn_positions(sample)] == [[0, 0, 2, 2], [0, 0, 1]]
 
 
-def test_turns_of_a_seat_are_counted_for_themselves() -> None:
+def test_turns_are_counted_per_seat() -> None:
     samples = [game(0, 1.0, 0.0), game(1, 0.0, 0.0)]
     white, black = rows(samples, units_of(samples), turnAdvantage={})[:2]
     assert ([white[i] for i in (0, 1, 3, 4)], black) == ([0.5] * 4, [0] * 3)
@@ -198,7 +201,7 @@ def test_a_plain_answer_is_one_turn() -> None:
     assert [row.tolist() for row in credit.turn_positions(sample)] == [[0, 0]]
 
 
-def test_a_failed_sample_has_the_turns_of_its_own_tokens_alone() -> None:
+def test_a_failed_sample_has_only_the_turns_of_its_tokens() -> None:
     sample = game(0, 1.0, -1.0)
     sample.fail("the reward raised")
     assert (sample.seat_rewards, sample.branches) == ({}, [])

@@ -1,4 +1,4 @@
-"""Own estimators and losses by dotted path."""
+"""User-defined estimators and losses are loaded by dotted path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice_trainer.algorithms import custom
 
 
-def test_without_a_path_there_is_none() -> None:
+def test_without_a_path_there_is_no_function() -> None:
     assert custom.estimator(Algorithm()) is None
     assert custom.loss(Algorithm()) is None
 

@@ -49,7 +49,7 @@ def test_the_reverse_kl_of_a_token_is_the_difference_of_its_log_probs() -> None:
     assert divergence.tolist() == [-0.5, 1.0, 0.0]
 
 
-def test_it_comes_off_the_advantage_times_its_coefficient() -> None:
+def test_the_divergence_times_its_coefficient_is_subtracted_from_the_advantage() -> None:
     net = distilled_advantages(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([-0.5, 1.0, 0.0]), 2.0)
     assert net.tolist() == [2.0, -1.0, 2.0]
 
@@ -61,25 +61,25 @@ def test_without_a_reward_the_loss_is_the_reverse_kl() -> None:
     assert float(sums["loss"]) == pytest.approx(0.25)
 
 
-def test_it_stands_beside_the_advantage_of_the_reward() -> None:
+def test_the_teacher_adds_to_the_advantage_of_the_reward() -> None:
     distillation = {"coef": 0.1, "teacher": TEACHER}
     sums = objective(advantages=torch.tensor([1.0, -1.0, 5.0]), distillation=distillation).sums
     assert float(sums["pg_loss"]) == pytest.approx(-0.5 * (1 + 0.05) - 0.5 * (-1 - 0.1), abs=1e-6)
 
 
-def test_the_student_is_that_of_the_start_of_the_batch() -> None:
+def test_the_divergence_uses_the_weights_at_the_start_of_the_batch() -> None:
     """Ratios e^0.5 (clipped to 1.2, A = 1 > 0) and e^-0.5 (clipped to 0.8, A = -1.5 < 0)."""
     sums = objective(old=torch.tensor([-1.5, -1.5, 0.0])).sums
     assert float(sums["opd_reverse_kl"]) == pytest.approx(0.5 * -1.0 + 0.5 * 1.5)
     assert float(sums["pg_loss"]) == pytest.approx(-0.5 * 1.2 * 1.0 + 0.5 * 0.8 * 1.5)
 
 
-def test_or_of_the_engine_where_the_ratio_is_to_it() -> None:
+def test_the_divergence_uses_the_engine_if_the_ratio_does() -> None:
     sums = objective(offPolicy={"oldLogProbs": "rollout"}).sums
     assert float(sums["opd_reverse_kl"]) == pytest.approx(0.5 * -0.5 + 0.5 * 2.0)
 
 
-def test_sequences_are_masked_by_what_the_teacher_makes_of_their_advantage() -> None:
+def test_opsm_uses_advantages_that_include_the_teacher() -> None:
     """OPSM leaves out sequences of negative advantage that have drifted: here it is the teacher's
     that is negative."""
     options = {"offPolicy": {"opsmDelta": 0.0, "oldLogProbs": "rollout"}}
@@ -87,7 +87,7 @@ def test_sequences_are_masked_by_what_the_teacher_makes_of_their_advantage() -> 
     assert float(objective(teacher=torch.full((3,), 9.0), **options).sums["opsm_clipfrac"]) == 0  # type: ignore[arg-type]
 
 
-def test_a_masked_token_has_no_gradient_whatever_the_teacher_says() -> None:
+def test_a_masked_token_has_no_gradient_from_the_teacher() -> None:
     log_probs = STUDENT.clone().requires_grad_()
     objective(log_probs).loss.backward()
     assert log_probs.grad is not None
@@ -110,7 +110,7 @@ def test_the_gradient_is_that_of_the_kl_from_student_to_teacher() -> None:
     assert expected.abs().max() > 0.01
 
 
-def test_a_teacher_that_agrees_teaches_nothing() -> None:
+def test_a_teacher_that_agrees_adds_no_gradient() -> None:
     log_probs = STUDENT.clone().requires_grad_()
     result = objective(log_probs, teacher=STUDENT)
     result.loss.backward()
@@ -119,6 +119,6 @@ def test_a_teacher_that_agrees_teaches_nothing() -> None:
     assert result.sums["opd_reverse_kl"] == 0
 
 
-def test_without_the_teachers_log_probs_there_is_no_loss() -> None:
+def test_distillation_needs_the_log_probs_of_the_teacher() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.distillation needs the teacher's log-probs"):
         objective(teacher=None)

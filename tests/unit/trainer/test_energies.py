@@ -9,7 +9,7 @@ from sluice_trainer.step.logits import energies
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 0.7], ids=["as they are", "temperature 0.7"])
-def test_an_energy_is_the_squared_norm_of_the_log_probs_gradient_by_the_scaled_logits(
+def test_an_energy_is_the_squared_norm_of_the_gradient_by_the_scaled_logits(
     scale: float,
 ) -> None:
     torch.manual_seed(0)
@@ -21,7 +21,7 @@ def test_an_energy_is_the_squared_norm_of_the_log_probs_gradient_by_the_scaled_l
     assert torch.allclose(values, gradient.square().sum(-1), atol=1e-6)
 
 
-def test_a_certain_token_has_none_and_large_logits_overflow_nothing() -> None:
+def test_a_certain_token_has_no_energy_and_large_logits_do_not_overflow() -> None:
     logits = torch.tensor([[3e4, 0.0, 0.0], [0.0, 3e4, 0.0]])
     (values,) = energies(logits, torch.tensor([0, 0]), scale=1.0)
     assert values.tolist() == pytest.approx([0.0, 2.0])

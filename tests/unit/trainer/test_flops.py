@@ -47,7 +47,7 @@ def test_only_chosen_experts_count() -> None:
         pytest.param(DENSE | {"layer_types": ["linear_attention"]}, id="linear attention"),
     ],
 )
-def test_what_is_not_known_is_not_guessed(config: dict[str, object]) -> None:
+def test_operations_of_unknown_layers_are_not_guessed(config: dict[str, object]) -> None:
     assert model_flops(config) is None
 
 
@@ -55,7 +55,7 @@ def test_training_costs_three_forwards() -> None:
     assert ModelFlops(10.0, 1.0).training([3, 1]) == 3 * (10 * 4 + 6 + 1)
 
 
-def test_the_share_of_a_gpus_peak() -> None:
+def test_utilisation_is_the_share_of_a_gpus_peak() -> None:
     flops = ModelFlops(989e9, 0.0)
     shares = utilisation(flops, [100], 0.6, 1, "NVIDIA H200")
     assert shares == pytest.approx({"perf/actor_train_tflops": 494.5, "perf/mfu": 0.5})
@@ -84,7 +84,7 @@ def test_at_balance_tokens_attention_costs_as_much_as_all_matrices(tmp_path: Pat
     assert balance_tokens(spec(tmp_path, "tokens")) == 0
 
 
-def test_a_model_of_unknown_operations_is_not_balanced_by_them(tmp_path: Path) -> None:
+def test_balancing_by_flops_needs_known_operations(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DENSE | {"kv_lora_rank": 512}))
     with pytest.raises(ConfigurationError, match=r"trainer\.balance: flops .*config\.json"):
         balance_tokens(spec(tmp_path, "flops"))

@@ -45,7 +45,7 @@ def leaf(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("biased", [False, True], ids=["without bias", "with bias"])
 @pytest.mark.parametrize("float32", [False, True], ids=["as the weights", "float32"])
-def test_scores_and_gradients_are_those_of_autograd(
+def test_scores_and_gradients_equal_those_of_autograd(
     chunks: int, float32: bool, biased: bool
 ) -> None:
     hidden, weight, bias, targets = layer(torch.float32, biased=biased)
@@ -65,7 +65,7 @@ def test_scores_and_gradients_are_those_of_autograd(
         torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_a_float32_head_rounds_no_logit() -> None:
+def test_a_float32_head_does_not_round_logits() -> None:
     hidden, weight, _, targets = layer(torch.bfloat16, biased=False)
     exact = written(hidden.double() @ weight.double().T, targets)[0]
     errors = [
@@ -90,7 +90,7 @@ def test_a_float32_head_leaves_gradients_in_the_precision_of_the_weights(chunks:
         assert distance < 2**-7
 
 
-def test_a_weight_that_does_not_learn_costs_no_gradient(chunks: int) -> None:
+def test_a_frozen_weight_gets_no_gradient(chunks: int) -> None:
     hidden, weight, _, targets = layer(torch.float32, biased=False)
     states = leaf(hidden)
     score_tokens(score, states, Head(weight), targets)[0].sum().backward()
@@ -98,7 +98,7 @@ def test_a_weight_that_does_not_learn_costs_no_gradient(chunks: int) -> None:
     assert states.grad is not None
 
 
-def test_no_token_has_no_score() -> None:
+def test_no_tokens_have_no_scores() -> None:
     hidden, weight, _, targets = layer(torch.float32, biased=False)
     states = leaf(hidden[:0])
     scores = score_tokens(score, states, Head(weight), targets[:0])

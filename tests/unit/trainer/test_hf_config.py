@@ -154,6 +154,15 @@ def test_a_deterministic_trainer_refuses_models_that_the_engine_computes_differe
         ({"attention_bias": True}, "attention_bias.*; set trainer.backend: fsdp"),
         ({"use_sliding_window": True}, "sliding-window.*; set trainer.backend: fsdp"),
     ],
+    ids=[
+        "family",
+        "rotary scaling",
+        "quantized",
+        "unnormalised sigmoid routing",
+        "group limit",
+        "attention bias",
+        "sliding window",
+    ],
 )
 def test_the_reason_why_a_model_cannot_be_trained_is_named(
     tmp_path: Path, changes: dict[str, object], message: str
@@ -199,8 +208,16 @@ def test_vocabulary_is_padded_to_split_evenly(tmp_path: Path) -> None:
         ({}, {"expert": 2}, "parallelism.expert 2: qwen3 has no experts"),
         (MIXTURE, {"expert": 3}, "parallelism.expert 3 must divide the 8 experts"),
     ],
+    ids=[
+        "tensor by heads",
+        "tensor by channels",
+        "pipeline",
+        "virtual pipeline",
+        "no experts",
+        "experts",
+    ],
 )
-def test_a_layout_that_does_not_fit_is_refused_with_its_reason(
+def test_a_layout_that_does_not_fit_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, object], layout: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(message)):
@@ -209,7 +226,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_its_reason(
         )
 
 
-def test_every_reason_is_given_at_once(tmp_path: Path) -> None:
+def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"key/value heads; .*equal stages"):
         transformer_config(shape(tmp_path), Parallelism(tensor=4, pipeline=3), dtype=torch.float32)
 

@@ -18,8 +18,9 @@ def estimate(log_prob: float, ref: float, kind: KLType, ratio: float | None = No
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("k1", 1.0), ("k2", 0.5), ("k3", math.exp(-1)), ("low_var_kl", math.exp(-1))],
+    ids=["k1", "k2", "k3", "low_var_kl"],
 )
-def test_estimates(kind: KLType, expected: float) -> None:
+def test_kl_estimates_by_hand(kind: KLType, expected: float) -> None:
     assert estimate(-1, -2, kind) == pytest.approx(expected)
 
 
@@ -40,7 +41,7 @@ def test_the_ratio_multiplies_before_the_clamp() -> None:
     )
 
 
-def test_gradient_of_k3() -> None:
+def test_the_gradient_of_k3_is_one_minus_the_inverse_ratio() -> None:
     log_prob = torch.tensor([-1.0], requires_grad=True)
     kl_estimate(log_prob, torch.tensor([-2.0]), "k3").backward()
     assert log_prob.grad is not None
@@ -67,12 +68,12 @@ def test_a_clamped_estimate_has_a_finite_gradient(log_prob: float) -> None:
         pytest.param(0.0, 0.5 * (1 - 0.2 * 50 / 1000), id="none"),
     ],
 )
-def test_the_controller_follows_the_divergence(divergence: float, expected: float) -> None:
+def test_the_coefficient_follows_the_divergence(divergence: float, expected: float) -> None:
     result = adapted_coef(0.5, divergence, 50, target=0.1, horizon=1000)
     assert result == pytest.approx(expected)
 
 
-def test_the_controller_never_rewards_divergence() -> None:
+def test_the_coefficient_is_never_negative() -> None:
     assert adapted_coef(0.5, 0.0, 10_000, target=0.1, horizon=1000) == 0
 
 
@@ -81,7 +82,7 @@ def test_an_unknown_type_is_named() -> None:
         estimate(0, 0, "k9")  # type: ignore[arg-type]
 
 
-def test_gradient_of_an_unbiased_estimate_flows_through_the_ratio_too() -> None:
+def test_the_gradient_of_an_unbiased_estimate_also_flows_through_the_ratio() -> None:
     log_prob = torch.tensor([-1.0], requires_grad=True)
     ratio = torch.exp(log_prob - torch.tensor([-1.5]))
     kl_estimate(log_prob, torch.tensor([-2.0]), "k3", ratio).backward()

@@ -68,7 +68,7 @@ def each_look_takes_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluations, "time", SimpleNamespace(monotonic=clock().__next__))
 
 
-def test_one_that_goes_on_is_waited_for_however_long_it_takes() -> None:
+def test_an_evaluation_that_makes_progress_is_awaited() -> None:
     service = Services([(groups, 0.0) for groups in range(100)], ends=True)
     last_evaluation(service).wait(VERSION)
     assert service.looks == 100
@@ -80,13 +80,13 @@ def test_long_responses_are_progress_before_their_group_is_finished() -> None:
     assert service.looks == 100
 
 
-def test_one_that_stands_still_is_given_up_and_the_job_ends_well() -> None:
+def test_an_evaluation_that_stalls_is_given_up_and_the_job_succeeds() -> None:
     service = Services([(1, 0.0), (2, 0.0), (2, 0.0)], ends=False)
     last_evaluation(service).wait(VERSION)
     assert service.looks == 2 + STALL_SECONDS // 600 + 1
 
 
-def test_a_trainer_that_is_told_to_stop_does() -> None:
+def test_a_trainer_that_is_told_to_stop_stops_waiting() -> None:
     last = last_evaluation(Services([(1, 0.0)], ends=False))
     last.stop.set()
     with pytest.raises(Stopped):

@@ -17,8 +17,8 @@ from sluice_trainer.step.packing import MicroBatch
 
 GIB = 2**30
 MOST = 32_768
+# A step that needs 8 GiB more than its static 2 GiB.
 SMALL = StepMemory(static=2 * GIB, peak=10 * GIB, usable=80 * GIB)
-"""A step that takes 8 GiB beside its 2."""
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,15 @@ SMALL = StepMemory(static=2 * GIB, peak=10 * GIB, usable=80 * GIB)
         pytest.param(StepWork(20_000, 8), SMALL, 20_000, MOST, id="not twice as large"),
     ],
 )
-def test_the_next_size(work: StepWork, memory: StepMemory, size: int, expected: int | None) -> None:
+def test_the_next_size_depends_on_the_memory_of_the_last_step(
+    work: StepWork, memory: StepMemory, size: int, expected: int | None
+) -> None:
     assert next_size(work, memory, size, MOST) == expected
 
 
 @dataclass
 class Probe:
-    """A GPU of which a step of `tokens` takes 2 GiB and one for each 1,024 tokens."""
+    """A GPU on which a step needs 2 GiB, and 1 GiB more for each 1,024 tokens."""
 
     usable: float
     size: MicroBatchSize | None = None
@@ -102,20 +104,20 @@ class Probe:
 
 
 class Alone:
-    """`Ranks` of one."""
+    """The `Ranks` of a single rank."""
 
     rank = 0
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.gathers = 0
 
     def gather(self, value: Any) -> list[Any]:
-        self.asked += 1
+        self.gathers += 1
         return [value]
 
 
-class Peer(Alone):
-    """`Ranks` of two, of which the other one's answers are known."""
+class TwoRanks(Alone):
+    """The `Ranks` of two ranks, the other of which proposes these sizes."""
 
     def __init__(self, *answers: int | None) -> None:
         super().__init__()
@@ -126,7 +128,7 @@ class Peer(Alone):
 
 
 def grown(probe: Probe, ranks: Any, steps: int, *, tokens: int | None = None) -> list[float]:
-    """Sizes of the steps. tokens: of the largest row; None: as many as may be."""
+    """Return the sizes of the steps; `tokens` are those of the largest row, None: the size."""
     size = probe.size = MicroBatchSize(8192, probe)
     sizes = []
     for _ in range(steps):
@@ -141,24 +143,24 @@ def rows(tokens: int) -> list[MicroBatch]:
     return [cast(MicroBatch, row)] * 4
 
 
-def test_it_doubles_from_the_second_step_on_and_asks_no_more_at_the_end() -> None:
+def test_the_size_doubles_after_each_step_until_the_limit() -> None:
     probe, ranks = Probe(usable=80), Alone()
     assert grown(probe, ranks, 6) == [8192, 8192, 16_384, 32_768, 32_768, 32_768]
     assert probe.released == [16_384, 32_768]
-    assert ranks.asked == 2
+    assert ranks.gathers == 2
     assert probe.measured == 3
 
 
-def test_it_stays_for_good_where_no_more_fits() -> None:
+def test_the_size_is_final_once_no_more_fits() -> None:
     probe, ranks = Probe(usable=30), Alone()
     assert grown(probe, ranks, 6) == [8192, 8192, 16_384, 16_384, 16_384, 16_384]
-    assert ranks.asked == 2
+    assert ranks.gathers == 2
 
 
-def test_it_waits_for_a_step_that_tells() -> None:
+def test_the_size_stays_until_a_step_is_evidence() -> None:
     probe, ranks = Probe(usable=80), Alone()
     assert grown(probe, ranks, 4, tokens=100) == [8192] * 4
-    assert ranks.asked == 3
+    assert ranks.gathers == 3
 
 
 @pytest.mark.parametrize(
@@ -172,18 +174,16 @@ def test_it_waits_for_a_step_that_tells() -> None:
         ),
     ],
 )
-def test_ranks_take_the_smallest_of_their_answers(
-    answers: list[int | None], sizes: list[float]
-) -> None:
-    ranks = Peer(*answers)
+def test_ranks_agree_on_the_smallest_size(answers: list[int | None], sizes: list[float]) -> None:
+    ranks = TwoRanks(*answers)
     assert grown(Probe(usable=80), ranks, 4) == sizes
-    assert ranks.asked == len(answers)
+    assert ranks.gathers == len(answers)
 
 
-def test_the_fullest_gpu_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_growth_logs_the_fullest_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     grown(Probe(usable=80), Alone(), 2)
-    told = capsys.readouterr().out
-    assert "micro-batches of 16,384 tokens: a step took 10.0 of 80.0 GiB" in told
+    output = capsys.readouterr().out
+    assert "micro-batches of 16,384 tokens: a step took 10.0 of 80.0 GiB" in output
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Probe:
     ],
 )
 @pytest.mark.usefixtures("gpu")
-def test_it_grows_only_where_nobody_has_said_how_large(
+def test_the_size_grows_only_if_the_job_does_not_set_it(
     trainer: dict[str, Any], tokens: int, grows: bool
 ) -> None:
     size = MicroBatchSize.for_trainer(Trainer.model_validate({"steps": 1, **trainer}))

@@ -55,7 +55,7 @@ def test_on_policy_the_ratio_is_exactly_one() -> None:
     assert sums["pg_loss"] == pytest.approx(-0.5 * 1 + 0.5 * 1)
 
 
-def test_only_metrics_that_apply_are_there() -> None:
+def test_only_metrics_that_apply_are_reported() -> None:
     assert set(objective().sums) == {
         "loss",
         "pg_loss",
@@ -66,13 +66,13 @@ def test_only_metrics_that_apply_are_there() -> None:
     }
 
 
-def test_difference_to_the_engine_counts_unmasked_tokens() -> None:
+def test_the_difference_from_the_engine_counts_unmasked_tokens() -> None:
     result = objective()
     assert float(result.sums["train_rollout_logprob_abs_diff"]) == pytest.approx((0.1 + 0.2) / 2)
     assert float(result.maxima["train_rollout_logprob_abs_diff_max"]) == pytest.approx(0.2)
 
 
-def test_tokens_of_the_present_weights_are_looked_at_apart() -> None:
+def test_on_policy_tokens_have_separate_metrics() -> None:
     sums = objective(on_policy_mask=torch.tensor([0.0, 1.0, 1.0])).sums
     assert float(sums["on_policy_ratio"]) == 0.5
     assert float(sums["train_rollout_logprob_abs_diff_on_policy"]) == pytest.approx(
@@ -80,7 +80,7 @@ def test_tokens_of_the_present_weights_are_looked_at_apart() -> None:
     )  # still to be divided
 
 
-def test_off_policy_ratio_and_its_metrics() -> None:
+def test_the_off_policy_ratio_has_metrics() -> None:
     sums = objective(old=[-1.5, -1.5, 0.0]).sums
     # ratios e^0.5 (clipped to 1.2, A = 1) and e^-0.5 (clipped to 0.8, A = -1)
     assert float(sums["pg_loss"]) == pytest.approx(0.5 * -1.2 + 0.5 * 0.8)
@@ -94,7 +94,7 @@ def test_entropy_lowers_the_loss() -> None:
     assert float(sums["loss"] - sums["pg_loss"]) == pytest.approx(-0.15)
 
 
-def test_kl_loss() -> None:
+def test_the_kl_loss_is_added_with_its_coefficient() -> None:
     sums = objective(ref=[-2.0, -2.0, 0.0], kl={"lossCoef": 0.5, "type": "k1"}).sums
     assert float(sums["kl_loss"]) == pytest.approx(0.5)
     assert float(sums["loss"] - sums["pg_loss"]) == pytest.approx(0.25)
@@ -111,9 +111,7 @@ def test_unbiased_kl_is_weighted_by_the_ratio() -> None:
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
 @pytest.mark.parametrize("far", [100.0, 1000.0, math.inf, math.nan], ids=str)
-def test_a_masked_token_has_no_part_in_the_gradient_however_far_it_is(
-    kind: str, far: float
-) -> None:
+def test_a_masked_token_has_no_gradient_however_large_its_ratio(kind: str, far: float) -> None:
     """exp(100) is infinite in float32, and infinity times a mask of 0 is no number."""
 
     def gradient(masked: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -166,7 +164,7 @@ def test_kl_loss_without_a_reference_is_refused() -> None:
         objective(kl={"lossCoef": 0.5})
 
 
-def test_tis_weighs_the_policy_loss() -> None:
+def test_tis_weights_the_policy_loss() -> None:
     sums = objective(offPolicy={"method": "tis", "low": 0.0, "high": 1.05}).sums
     first, second = math.exp(0.1), math.exp(-0.2)
     assert float(sums["pg_loss"]) == pytest.approx(-0.5 * 1.05 + 0.5 * second)
@@ -176,7 +174,7 @@ def test_tis_weighs_the_policy_loss() -> None:
     assert float(sums["ois"]) == 1
 
 
-def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
+def test_rejected_tokens_add_zero_and_count_in_the_mean() -> None:
     """Ratios to the engine e^0.1 and e^-0.2; the masked token's is absurd."""
     sums = objective(offPolicy={"reject": [{"high": 1.15}]}).sums
     assert float(sums["pg_loss"]) == pytest.approx(-0.5)
@@ -219,13 +217,13 @@ def test_what_is_rejected_adds_nothing_and_still_counts_in_the_mean() -> None:
     ],
     ids=["geo_mean", "sapo", "dppo_tv", "dppo_tv, dual clip", "dppo_kl"],
 )
-def test_the_other_losses(spec: dict[str, Any], first: float, second: float) -> None:
+def test_other_losses_by_hand(spec: dict[str, Any], first: float, second: float) -> None:
     sums = objective(old=[-1.5, -1.5, 0.0], **spec).sums
     assert float(sums["pg_loss"]) == pytest.approx(0.5 * first + 0.5 * second, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["geo_mean", "sapo", "dppo_tv", "dppo_kl"])
-def test_they_give_masked_tokens_no_gradient_and_the_others_a_finite_one(loss: str) -> None:
+def test_losses_give_masked_tokens_no_gradient_and_others_a_finite_one(loss: str) -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
     objective(
         log_probs=log_probs,
@@ -246,7 +244,7 @@ def test_masked_tokens_get_no_gradient() -> None:
     assert log_probs.grad.tolist() == [-0.5, 0.5, 0]
 
 
-def test_an_empty_micro_batch_has_a_loss_of_zero_with_a_gradient() -> None:
+def test_an_empty_micro_batch_has_a_zero_loss_with_a_gradient() -> None:
     empty = torch.empty(0)
     log_probs = empty.clone().requires_grad_()
     inputs = LossInputs(empty, empty, empty, empty, torch.empty(0, dtype=torch.int64))
@@ -278,7 +276,7 @@ def test_gspo_takes_the_ratio_of_the_sequence() -> None:
     )
 
 
-def test_cispo_weighs_log_probs_by_clipped_ratios() -> None:
+def test_cispo_weights_log_probs_by_clipped_ratios() -> None:
     log_probs = LOG_PROBS.clone().requires_grad_()
     result = objective(
         old=OLD, log_probs=log_probs, estimator="cispo", loss={"clip": {"low": 1.0, "high": 0.28}}
@@ -312,7 +310,7 @@ def test_the_engines_log_probs_may_be_the_old_ones() -> None:
     )
 
 
-def test_icepop_of_a_sequence_drops_all_of_it() -> None:
+def test_icepop_at_sequence_level_drops_the_whole_sequence() -> None:
     off_policy = {"method": "icepop", "low": 0.9, "high": 2.0, "level": "sequence"}
     sums = objective(offPolicy=off_policy).sums
     # sequence 0: e^0.1 stays; sequence 1: e^-0.2 < 0.9 is dropped
@@ -320,7 +318,7 @@ def test_icepop_of_a_sequence_drops_all_of_it() -> None:
     assert float(sums["tis_clipfrac"]) == 0.5
 
 
-def test_opsm_leaves_out_bad_sequences_only() -> None:
+def test_opsm_leaves_out_only_sequences_with_negative_advantage() -> None:
     sums = objective(old=OLD, offPolicy={"opsmDelta": 0.1}).sums
     assert float(sums["pg_loss"]) == pytest.approx(0.5 * -1.2), (
         "the second sequence moved by 0.5 and is bad"
@@ -329,20 +327,20 @@ def test_opsm_leaves_out_bad_sequences_only() -> None:
     assert float(objective(old=OLD, offPolicy={"opsmDelta": 0.6}).sums["opsm_clipfrac"]) == 0
 
 
-def test_the_dual_clip_is_told() -> None:
+def test_the_dual_clip_has_a_metric() -> None:
     sums = objective(old=[-1.0, -4.0, 0.0], loss={"clip": {"dual": 3.0}}).sums
     assert float(sums["pg_loss"]) == pytest.approx(-0.5 + 0.5 * 3.0), "e^2 = 7.4 is bounded by 3"
     assert float(sums["pg_clipfrac_lower"]) == 0.5
 
 
-def test_unbiased_kl_of_gspo_uses_each_tokens_ratio() -> None:
+def test_unbiased_kl_with_gspo_uses_the_ratio_of_each_token() -> None:
     kl = {"lossCoef": 0.5, "type": "k1", "unbiased": True}
     one = torch.zeros(3, dtype=torch.int64)
     sums = objective(old=OLD, ref=[-2.0, -2.5, 0.0], estimator="gspo", sequence=one, kl=kl).sums
     assert float(sums["kl_loss"]) == pytest.approx(0.5 * UP * 1.0 + 0.5 * DOWN * 0.5)
 
 
-def test_an_own_loss_stands_in_for_the_policy_gradient() -> None:
+def test_a_custom_loss_replaces_the_policy_gradient() -> None:
     def squared(log_probs, entropy, inputs, algorithm):  # type: ignore[no-untyped-def]
         return (log_probs - inputs.rollout_log_probs).square(), {"mine": inputs.advantages}
 
@@ -449,7 +447,7 @@ def written(a: Algorithm, logp, entropy, advantage, old, rollout, ref, mask):  #
     return (tokens * mask).sum()
 
 
-def test_the_weights_of_a_correction_are_divided_by_their_mean_where_that_is_asked_for() -> None:
+def test_correction_weights_are_divided_by_their_mean_if_normalized() -> None:
     options = {"method": "tis", "high": 1.0}
     plain = objective(offPolicy=options)
     halved = objective(mean_weight=2.0, offPolicy={**options, "normalize": True})

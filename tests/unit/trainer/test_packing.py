@@ -41,9 +41,7 @@ def test_packing_is_first_fit_longest_first() -> None:
 
 
 @given(Lengths, st.integers(1, 80), st.integers(0, 10))
-def test_equalised_micro_batches_hold_the_same_sequences(
-    lengths: list[int], cap: int, more: int
-) -> None:
+def test_equalise_keeps_the_sequences(lengths: list[int], cap: int, more: int) -> None:
     bins = pack(lengths, cap)
     result = equalise(bins, len(bins) + more)
     assert len(result) == len(bins) + more
@@ -56,7 +54,7 @@ def test_equalise_splits_before_it_adds_empty_ones() -> None:
     assert equalise([], 1) == [[]]
 
 
-def test_equalise_cannot_join() -> None:
+def test_equalise_does_not_join_micro_batches() -> None:
     with pytest.raises(ValueError, match="2 micro-batches cannot become 1"):
         equalise([[0], [1]], 1)
 
@@ -79,7 +77,7 @@ def test_a_row_holds_all_but_the_last_token_of_each_sequence() -> None:
     assert span.longest == (3, 3)
 
 
-def test_each_response_token_is_predicted_from_the_place_before_it() -> None:
+def test_each_response_token_is_predicted_from_the_position_before_it() -> None:
     shard = [Sequence(ints(10, 11, 12), 2), Sequence(ints(30, 31, 32, 33), 1)]
     batch = micro_batch(shard, [0, 1], CPU)
     assert batch.predicting.tolist() == [0, 1, 4]
@@ -89,7 +87,7 @@ def test_each_response_token_is_predicted_from_the_place_before_it() -> None:
 
 
 @pytest.mark.parametrize("members", [[], [0], [1]], ids=str)
-def test_rows_without_a_response_are_one_token(members: list[int]) -> None:
+def test_a_row_without_a_response_is_one_token(members: list[int]) -> None:
     batch = micro_batch([Sequence(ints(5), 0), Sequence(ints(), 0)], members, CPU)
     assert batch.tokens.tolist() == [0]
     assert batch.targets.numel() == 0
@@ -120,7 +118,7 @@ def train_sequence(
     )
 
 
-def test_wrong_lengths_are_refused_by_name() -> None:
+def test_wrong_lengths_are_refused_with_the_name_of_the_field() -> None:
     with pytest.raises(
         ValueError, match="group 3 sample 2: loss_mask has 1 entries for 2 response tokens"
     ):
@@ -154,7 +152,7 @@ def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
     assert batch.loss.rollout_log_probs.tolist() == [-1, 0]
 
 
-def test_tokens_of_the_weights_that_are_trained_are_marked() -> None:
+def test_tokens_sampled_by_the_current_weights_are_marked() -> None:
     sample = Sample(0, tokens=ints(1))
     sample.append([2, 3, 4], [0.0] * 3, [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)])
     sequences = [sequence for v in (7, 8) for sequence in TrainSequence.of(0, sample, 1.0, v)]
@@ -301,7 +299,11 @@ def test_a_share_of_a_long_sequence_has_a_long_span_if_its_queries_see_many_keys
     ]
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(8, 16), (9, 17), (11, 30), (24, 33), (1, 9)])
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [(8, 16), (9, 17), (11, 30), (24, 33), (1, 9)],
+    ids=["half", "odd", "a third", "most", "one query"],
+)
 def test_a_padded_rectangle_and_a_padded_square_are_the_end_of_a_sequence(
     monkeypatch: pytest.MonkeyPatch, queries: int, keys: int
 ) -> None:

@@ -33,8 +33,18 @@ from sluice_trainer.algorithms.policy_loss import (
         (0.5, -2.0, 1.6, 1),  # 1 - low = 0.8
         (1.28, 2.0, -2.56, 0),
     ],
+    ids=[
+        "on policy",
+        "above, positive",
+        "below, positive",
+        "above, negative",
+        "below, negative",
+        "at the bound",
+    ],
 )
-def test_clip(ratio: float, advantage: float, loss: float, clipped: int) -> None:
+def test_the_surrogate_is_clipped_on_the_pessimistic_side(
+    ratio: float, advantage: float, loss: float, clipped: int
+) -> None:
     result = clipped_surrogate(torch.tensor([ratio]), torch.tensor([advantage]), low=0.2, high=0.28)
     assert result.loss.item() == pytest.approx(loss)
     assert result.clipped.item() == clipped
@@ -48,6 +58,7 @@ def test_clip(ratio: float, advantage: float, loss: float, clipped: int) -> None
         (10.0, 1.0, -1.2),  # positive advantages are not touched
         (0.1, -1.0, 0.8),
     ],
+    ids=["bounded", "within the bound", "positive", "clipped below"],
 )
 def test_dual_clip_bounds_negative_advantages_only(
     ratio: float, advantage: float, loss: float
@@ -65,7 +76,7 @@ def test_a_clipped_token_has_no_gradient() -> None:
     assert ratio.grad.tolist() == [0, -1]
 
 
-def test_what_the_dual_clip_bounds_is_told() -> None:
+def test_tokens_bounded_by_the_dual_clip_are_marked() -> None:
     ratio, advantages = torch.tensor([10.0, 2.0, 10.0]), torch.tensor([-1.0, -1.0, 1.0])
     result = clipped_surrogate(ratio, advantages, low=0.2, high=0.2, dual=3.0)
     assert result.dual_clipped is not None
@@ -85,6 +96,7 @@ def test_a_token_beyond_the_dual_clip_has_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("ratio", "weight", "clipped"),
     [(1.0, 1.0, 0), (1.5, 1.28, 1), (0.5, 0.8, 1), (1.28, 1.28, 0), (0.0, 0.8, 1)],
+    ids=["on policy", "above", "below", "at the bound", "impossible"],
 )
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 def test_cispo_clips_the_weight_and_keeps_every_gradient(
@@ -109,7 +121,7 @@ def test_cispo_takes_no_gradient_through_the_ratio() -> None:
     assert log_probs.grad.item() == pytest.approx(-math.exp(0.1))
 
 
-def test_reinforce() -> None:
+def test_reinforce_weights_log_probs_by_advantages() -> None:
     result = reinforce_loss(torch.tensor([-2.0, -3.0]), torch.tensor([1.0, -0.5]))
     assert result.loss.tolist() == [2, -1.5]
     assert result.clipped.tolist() == [0, 0]
@@ -154,6 +166,7 @@ def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token()
         (2.0, math.exp((0.1 + 0.2) / 2), math.exp((-0.2 - 0.4) / 2)),
         (-2.0, math.exp((0.1 + 0.3) / 2), math.exp((-0.2 - 0.3) / 2)),
     ],
+    ids=["positive", "negative"],
 )
 def test_geo_mean_clips_each_token_before_the_mean(
     advantage: float, first: float, second: float
@@ -183,8 +196,9 @@ def test_geo_mean_shares_its_gradient_among_the_tokens_that_were_not_clipped() -
         (1.5, 3.0, -3 * 4 / (1 + math.exp(-0.5)), -3 / math.cosh(0.25) ** 2),
         (1.5, -3.0, 3 * 2 / (1 + math.exp(-1.0)), 3 / math.cosh(0.5) ** 2),
     ],
+    ids=["on policy, positive", "on policy, negative", "above, positive", "above, negative"],
 )
-def test_sapo_is_a_gate(ratio: float, advantage: float, loss: float, slope: float) -> None:
+def test_sapo_gates_the_ratio(ratio: float, advantage: float, loss: float, slope: float) -> None:
     ratios = torch.tensor([ratio], requires_grad=True)
     result = sapo_loss(ratios, torch.tensor([advantage]), positive=1.0, negative=2.0)
     result.loss.sum().backward()
@@ -202,8 +216,9 @@ def test_sapo_is_a_gate(ratio: float, advantage: float, loss: float, slope: floa
         (0.5, -1.0, 0.2, 1),  # its own lower bound, 0.1
         (1.5, -1.0, 0.9, 0),
     ],
+    ids=["too far up", "at the bound", "moving back up", "too far down", "moving back down"],
 )
-def test_dppo_leaves_out_what_moved_too_far_away(
+def test_dppo_leaves_out_tokens_that_moved_too_far_away(
     ratio: float, advantage: float, moved: float, outside: int
 ) -> None:
     log_probs = torch.tensor([-1.5], requires_grad=True)
@@ -231,8 +246,11 @@ def test_dppo_leaves_out_what_moved_too_far_away(
         ("sequence", [0.4, 0.4, -0.6, -0.6, -0.6]),
         ("geometric", [0.2, 0.2, -0.3, -0.3, -0.3]),
     ],
+    ids=["token", "sequence", "geometric"],
 )
-def test_levels_of_the_correction(level: str, expected: list[float | None]) -> None:
+def test_the_ratio_is_of_a_token_or_of_its_sequence(
+    level: str, expected: list[float | None]
+) -> None:
     ratios = correction_ratio(LOG_RATIO, level, MASK, SEQUENCE).tolist()  # type: ignore[arg-type]
     known = [
         (value, math.exp(log))
@@ -274,7 +292,7 @@ def test_tis_truncates() -> None:
     assert correction("tis") == [[0.5, 0.5, 1, 2, 2], [1, 0, 0, 0, 1]]
 
 
-def test_icepop_drops_what_lies_outside_and_keeps_the_bounds() -> None:
+def test_icepop_drops_ratios_outside_the_bounds() -> None:
     assert correction("icepop") == [[0, 0.5, 1, 2, 0], [1, 0, 0, 0, 1]]
 
 
@@ -293,6 +311,7 @@ TRAINED = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0])
 @pytest.mark.parametrize(
     ("level", "total", "count"),
     [("token", 2.0 + 2.0 + 0.5, 3), ("sequence", 2.0 + 0.5, 2), ("geometric", 2.0 + 0.5, 2)],
+    ids=["token", "sequence", "geometric"],
 )
 def test_weights_have_their_mean_over_tokens_or_over_sequences(
     level: str, total: float, count: int
@@ -303,7 +322,7 @@ def test_weights_have_their_mean_over_tokens_or_over_sequences(
     assert [float(value) for value in sums] == pytest.approx([total, count])
 
 
-def test_sums_of_weights_of_nothing_are_nothing() -> None:
+def test_sums_of_weights_of_no_tokens_are_zero() -> None:
     empty = torch.empty(0)
     assert [float(v) for v in weight_sums(empty, "sequence", empty, empty.long())] == [0, 0]
     assert [

@@ -85,14 +85,14 @@ def test_responses_near_their_limit_lose_reward() -> None:
     }
 
 
-def test_an_infinite_divergence_of_a_masked_token_is_none() -> None:
+def test_an_infinite_divergence_of_a_masked_token_becomes_zero() -> None:
     masks = [torch.tensor([1, 0]), torch.tensor([1])]
     rows = [torch.tensor([0.5, float("inf")]), torch.tensor([2.0])]
     assert [row.tolist() for row in zero_masked(masks, rows) or []] == [[0.5, 0], [2]]
     assert zero_masked(masks, None) is None
 
 
-def test_totals_of_the_optimizer_steps() -> None:
+def test_each_optimizer_step_has_totals() -> None:
     totals = [(t.sequences, t.tokens, t.longest) for t in batch_totals(BATCH, spec())]
     assert totals == [(2, 4, 100), (1, 1, 100)]
     assert [t.prompts for t in batch_totals(BATCH, spec())] == [{5: 4}, {9: 1}]
@@ -108,7 +108,7 @@ def trained(group: int, index: int) -> TrainSequence:
     return TrainSequence(tokens, 2, ones, np.zeros(2, np.float32), 0.0, group_id=group, index=index)
 
 
-def test_shares_follow_the_optimizer_steps_in_batch_order() -> None:
+def test_sequences_are_split_by_optimizer_step_in_batch_order() -> None:
     shard = by_optimizer_step(BATCH, [trained(5, 1), trained(9, 0), trained(5, 0)], 2)
     assert [[(s.group_id, s.index) for s in part] for part in shard] == [[(5, 1), (5, 0)], [(9, 0)]]
     assert by_optimizer_step(BATCH, [], 2) == [[], []]
@@ -122,7 +122,7 @@ def test_baselines_come_from_the_samples_metadata() -> None:
         greedy_rewards([trained(5, 3)], {(5, 3): Sample(3)})
 
 
-def test_parts_of_rewards_come_with_the_samples() -> None:
+def test_reward_parts_come_from_the_samples() -> None:
     sample = Sample(0, reward=1.0, reward_parts={"right": 1.0, "format": 0.5})
     assert reward_parts_of((5, 0), sample, ["format", "right"]) == [0.5, 1.0]
     with pytest.raises(EstimatorError, match=r"group 5 sample 0 .* 'length'.*it has format, right"):
@@ -154,7 +154,7 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
     assert token_metrics(sums, Algorithm(normalize_advantages=True))["rollout/advantages"] == 0
 
 
-def test_metrics_of_a_critic() -> None:
+def test_a_critic_has_metrics_of_returns_and_values() -> None:
     goals = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 99.0])]
     responses = example(values=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])])
     averages = token_metrics(
@@ -196,7 +196,7 @@ def test_each_branch_has_its_own_log_probs_of_the_teacher() -> None:
     assert [row.tolist() for row in rows if row is not None] == scores.tolist()
 
 
-def test_where_the_trainer_scores_or_nobody_teaches_they_are_left_alone() -> None:
+def test_stored_log_probs_are_ignored_unless_the_teacher_has_a_url() -> None:
     """Rollouts of one teacher may be replayed under another, or under none."""
     sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
     by_path = Algorithm.model_validate({"distillation": {"teacher": {"path": "t"}}})

@@ -1,4 +1,4 @@
-"""How many threads a rank may have."""
+"""The threads of a rank depend on the model and the processors of the container."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluice_trainer.distributed import device
         pytest.param(None, 8, id="no cgroup"),
     ],
 )
-def test_a_container_with_a_limit_has_that_many(
+def test_a_container_has_as_many_processors_as_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -58,7 +58,11 @@ def test_a_model_of_real_size_has_all_processors(
     assert threads(config, present, processes) == expected
 
 
-@pytest.mark.parametrize(("width", "ranks", "expected"), [(576, "2", 3), (128, "1", 1)])
+@pytest.mark.parametrize(
+    ("width", "ranks", "expected"),
+    [(576, "2", 3), (128, "1", 1)],
+    ids=["two ranks", "a small model"],
+)
 def test_a_rank_on_cpus_computes_with_its_threads(
     monkeypatch: pytest.MonkeyPatch, width: int, ranks: str, expected: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Profiles of named steps: files that tools can read, and nothing of other steps."""
+"""Profiles of selected steps are files that tools can read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def events(path: Path) -> list[dict[str, Any]]:
         return list(json.load(file)["traceEvents"])
 
 
-def test_a_named_step_leaves_a_trace_of_its_regions_and_operations(tmp_path: Path) -> None:
+def test_a_selected_step_leaves_a_trace_of_regions_and_operations(tmp_path: Path) -> None:
     profiles = Profiles([2], tmp_path / "profiles", rank=3)
     with profiles.profile_step(2):
         assert multiply() == 2 * 8**3
@@ -45,7 +45,7 @@ def test_a_named_step_leaves_a_trace_of_its_regions_and_operations(tmp_path: Pat
     assert product["args"]["Input Dims"][0] == [8, 8]
 
 
-def test_other_steps_are_left_alone(tmp_path: Path) -> None:
+def test_other_steps_are_not_profiled(tmp_path: Path) -> None:
     with Profiles([2], tmp_path / "profiles").profile_step(1):
         assert multiply() == 2 * 8**3
         assert not torch.autograd.profiler._is_profiler_enabled
@@ -59,7 +59,7 @@ def test_a_step_that_fails_leaves_its_trace_and_its_error(tmp_path: Path) -> Non
     assert "aten::mm" in {event["name"] for event in events(path)}
 
 
-def test_a_step_that_is_made_again_replaces_its_trace(tmp_path: Path) -> None:
+def test_a_repeated_step_replaces_its_trace(tmp_path: Path) -> None:
     profiles = Profiles([1], tmp_path)
     for function in (multiply, lambda: torch.zeros(3).cos()):
         with profiles.profile_step(1):

@@ -1,4 +1,4 @@
-"""How a batch was made, from the metadata of its samples, which lie on several ranks."""
+"""The provenance of a batch, from metadata of samples on several ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_turns_of_the_model_are_counted() -> None:
     assert metrics(SampleGroup(Prompt(0, "?"), [Sample(0)])) == {}
 
 
-def test_groups_tell_how_busy_their_workers_were() -> None:
+def test_metrics_show_how_busy_workers_were() -> None:
     busy = metrics(group(0, worker_busy=0.9), group(1, worker_busy=0.5), group(2))
     assert busy == {"rollout/worker_busy": pytest.approx(0.7)}
     tails = [group(0, worker_tail=0.0), group(1, worker_tail=1.5), group(2, worker_tail=4.0)]
@@ -42,12 +42,12 @@ def test_groups_tell_how_busy_their_workers_were() -> None:
     assert metrics(group(2)) == {}
 
 
-def test_groups_tell_how_many_engines_made_them() -> None:
+def test_metrics_show_how_many_engines_made_the_groups() -> None:
     groups = [group(number, rollout_worker=f"rollout-{number // 3}") for number in range(4)]
     assert metrics(*groups) == {"rollout/engines": 2, "rollout/engine_share/max": 0.75}
 
 
-def test_groups_of_all_ranks_count() -> None:
+def test_groups_of_all_ranks_are_counted() -> None:
     ranks = [Provenance.of_groups([group(n, rollout_worker=f"rollout-{n}")]) for n in range(4)]
     assert Provenance.merge(ranks).metrics() == {
         "rollout/engines": 4,
@@ -55,7 +55,7 @@ def test_groups_of_all_ranks_count() -> None:
     }
 
 
-def test_the_slowest_engine_is_named_beside_the_fastest_quarter() -> None:
+def test_metrics_show_the_slowest_engine_and_the_first_quartile() -> None:
     groups = [engine(n, replica=n % 5, latency=0.02 + 0.001 * (n % 5)) for n in range(20)]
     groups += [engine(20 + n, replica=17, latency=0.05) for n in range(3)]
     groups += [engine(23, replica=2, latency=9.0)]  # one odd group makes no engine slow

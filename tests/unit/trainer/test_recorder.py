@@ -50,7 +50,7 @@ def test_metrics_of_a_batch() -> None:
     )
 
 
-def test_samples_that_went_on_with_an_old_cache_are_counted_if_pauses_keep_it() -> None:
+def test_samples_with_an_old_cache_are_counted_if_pauses_keep_it() -> None:
     batch = [
         sequence(1, 0, 1.0, min_version=3, max_version=4),
         sequence(1, 1, 1.0, min_version=4, max_version=4),
@@ -82,7 +82,7 @@ def test_equal_rewards_are_counted_by_their_value_and_pass_rates_by_powers_of_tw
     }
 
 
-def test_tokens_that_are_trained_are_counted_apart_from_observations() -> None:
+def test_trained_tokens_are_counted_without_observations() -> None:
     metrics = batch_metrics([sequence(1, 0, 1.0, response_length=9, trainable_tokens=4)], step=1)
     assert (
         metrics["rollout/response_len/mean"],
@@ -93,7 +93,7 @@ def test_tokens_that_are_trained_are_counted_apart_from_observations() -> None:
     )
 
 
-def test_shards_make_whole_groups_again() -> None:
+def test_shards_are_merged_into_whole_groups() -> None:
     def part(group: int, *indices: int) -> SampleGroup:
         return SampleGroup(Prompt(group, "?"), [Sample(i) for i in indices])
 
@@ -104,7 +104,7 @@ def test_shards_make_whole_groups_again() -> None:
     ]
 
 
-def test_groups_that_the_filter_drops_are_told_by_step(tmp_path: Path) -> None:
+def test_groups_that_the_filter_drops_are_counted_by_step(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, 1)
     name = "rollout/dynamic_filter/drop_zero_std_1.0"
     assert recorder.dropped({"filtered_zero_std_1.0": 3, "commits": 9}) == {name: 3}
@@ -119,7 +119,7 @@ def test_groups_that_the_filter_drops_are_told_by_step(tmp_path: Path) -> None:
     assert again.dropped({"filtered_zero_std_1.0": 8}) == {name: 1}
 
 
-def test_a_sick_run_is_told_of_once_also_across_restarts(tmp_path: Path) -> None:
+def test_a_health_warning_is_given_once_even_across_restarts(tmp_path: Path) -> None:
     told = []
     for attempt in (1, 2):
         recorder = Recorder(tmp_path, attempt)
@@ -131,7 +131,7 @@ def test_a_sick_run_is_told_of_once_also_across_restarts(tmp_path: Path) -> None
     assert told == [["KL explosion"], []]
 
 
-def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> None:
+def test_trackers_get_the_metrics_of_the_run_directory(tmp_path: Path) -> None:
     class Tracker:
         def __init__(self) -> None:
             self.rows: list[tuple[int, dict[str, float]]] = []
@@ -155,7 +155,7 @@ def test_what_people_track_elsewhere_is_what_is_written_here(tmp_path: Path) -> 
     assert {n: record[n] for n in evaluated} == evaluated
 
 
-def test_samples_without_rewards_tell_of_none() -> None:
+def test_samples_without_rewards_are_written_without_them() -> None:
     metrics = batch_metrics([sequence(1, 0, 0.0), sequence(2, 0, 0.0)], step=1, judged=False)
     assert not [
         name for name in metrics if "reward" in name or "zero_std" in name or "passrate" in name

@@ -1,4 +1,4 @@
-"""Engines that refuse a model's weights end the job; what another try may cure does not."""
+"""Engines that keep refusing the weights of a model end the job; other failures do not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LATE = UpdateOutcome((), {"rollout-0": "pause: it alone is late"}, {}, 0)
         ),
     ],
 )
-def test_a_refusal_is_permanent_if_it_is_repeated_and_nobody_takes_the_weights(
+def test_a_refusal_is_permanent_if_repeated_while_no_engine_takes_the_weights(
     updates: list[UpdateOutcome], ends: bool
 ) -> None:
     refusals = Refusals()

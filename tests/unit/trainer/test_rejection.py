@@ -1,4 +1,4 @@
-"""Hand-computed divergences between trainer and engine, and what they drop."""
+"""Hand-computed divergences between trainer and engine, and the tokens that they drop."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ NOWHERE = [0] * 5
         ("k2", [0.005, 0.125, 0.02, 200.0, 0.08]),
         ("k3", [math.exp(d) - 1 - d for d in (0.1, 0.5, -0.2, 20.0, -0.4)]),
     ],
+    ids=["k1", "k2", "k3"],
 )
-def test_measures(measure: Any, expected: list[float]) -> None:
+def test_divergences_by_hand(measure: Any, expected: list[float]) -> None:
     divergences = token_divergence(TRAIN.clone().requires_grad_(), ROLLOUT, measure)
     assert divergences.tolist() == pytest.approx(expected, rel=1e-4)
     assert not divergences.requires_grad
 
 
-def test_binary_kl_is_that_of_this_token_against_all_others() -> None:
+def test_binary_kl_compares_a_token_with_all_others() -> None:
     p, q = 0.8, 0.5
     expected = [
         a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b)) for a, b in ((p, q), (q, p))
@@ -57,7 +58,7 @@ def test_binary_kl_is_that_of_this_token_against_all_others() -> None:
 
 
 @pytest.mark.parametrize("sure", [0.0, -200.0])
-def test_binary_kl_of_a_sure_token_is_finite(sure: float) -> None:
+def test_binary_kl_of_a_certain_token_is_finite(sure: float) -> None:
     divergences = token_divergence(torch.tensor([sure]), torch.tensor([-0.7]), "binary_kl")
     assert 0 < divergences.item() < 20
 
@@ -69,12 +70,13 @@ def test_binary_kl_of_a_sure_token_is_finite(sure: float) -> None:
         ("sequence_mean", [0.3, 0.3, -0.3, -0.3, -0.3]),
         ("sequence_max", [0.5, 0.5, -0.2, -0.2, -0.2]),
     ],
+    ids=["sum", "mean", "max"],
 )
-def test_scopes_do_not_see_masked_tokens(scope: Any, expected: list[float]) -> None:
+def test_scopes_ignore_masked_tokens(scope: Any, expected: list[float]) -> None:
     assert reduce_scope(GAP, scope, MASK, SEQUENCE).tolist() == pytest.approx(expected)
 
 
-def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
+def test_the_maximum_of_a_sequence_without_trained_tokens_is_zero() -> None:
     assert reduce_scope(GAP, "sequence_max", torch.zeros(5), SEQUENCE).tolist() == NOWHERE
 
 
@@ -103,29 +105,29 @@ def test_a_sequence_without_trained_tokens_has_no_largest_value() -> None:
     ],
     ids=str,
 )
-def test_what_a_rule_drops(rule: dict[str, Any], dropped: list[int]) -> None:
+def test_a_rule_drops_tokens_outside_its_bounds(rule: dict[str, Any], dropped: list[int]) -> None:
     marks = rejection_mask(TRAIN, ROLLOUT, MASK, SEQUENCE, [Rejection.model_validate(rule)])
     assert marks.tolist() == dropped
 
 
-def test_what_any_rule_drops_is_dropped() -> None:
+def test_tokens_that_any_rule_drops_are_dropped() -> None:
     rules = [Rejection(high=1.5), Rejection(high=1.7, low=0.7)]
     assert rejection_mask(TRAIN, ROLLOUT, MASK, SEQUENCE, rules).tolist() == [0, 1, 0, 1, 1]
     assert rejection_mask(TRAIN, ROLLOUT, MASK, SEQUENCE, []).tolist() == NOWHERE
 
 
-def test_where_trainer_and_engine_agree_nothing_is_dropped() -> None:
+def test_if_trainer_and_engine_agree_no_token_is_dropped() -> None:
     rules = [Rejection(high=1.0), Rejection(measure="k3", over="sequence_max", high=1e-9)]
     assert rejection_mask(ROLLOUT, ROLLOUT, MASK, SEQUENCE, rules).tolist() == NOWHERE
 
 
-def test_one_token_vetoes_its_sequence_and_a_masked_one_none() -> None:
+def test_a_token_vetoes_its_sequence_unless_it_is_masked() -> None:
     gap = torch.tensor([0.0, -10.0, 0.0, -90.0, 0.0])
     assert veto_mask(ROLLOUT + gap, ROLLOUT, MASK, SEQUENCE, 1e-4).tolist() == [1, 1, 0, 0, 0]
     assert veto_mask(ROLLOUT + gap, ROLLOUT, MASK, SEQUENCE, 1e-5).tolist() == NOWHERE
 
 
-def test_how_far_a_probability_has_moved() -> None:
+def test_distances_of_probabilities_by_hand() -> None:
     new, old = torch.tensor([math.log(0.5)], requires_grad=True), torch.tensor([math.log(0.8)])
     assert probability_distance(new, old, "dppo_tv").item() == pytest.approx(0.3)
     expected = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)

@@ -1,5 +1,4 @@
-"""A trainer that comes back tells the buffer from which checkpoint: the buffer then forgets what it
-covers."""
+"""A trainer that resumes tells the buffer which checkpoint it has loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class Services:
     [(0, [("rewind", 0)]), (4, [("rewind", 4), ("checkpoint", 4)])],
     ids=["new", "from a checkpoint"],
 )
-def test_the_buffer_is_calls_which_checkpoint_was_loaded(
+def test_the_buffer_is_told_which_checkpoint_was_loaded(
     monkeypatch: pytest.MonkeyPatch, step: int, calls: list[tuple[str, int]]
 ) -> None:
     services = Services()

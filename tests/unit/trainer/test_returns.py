@@ -35,12 +35,12 @@ def returns_of(rewards: list[Tensor], gamma: float) -> list[Tensor]:
     return discounted_returns(rewards, [torch.ones(len(row)) for row in rewards], gamma)
 
 
-def test_returns_by_hand() -> None:
+def test_returns_are_discounted_sums_of_later_rewards() -> None:
     returns = returns_of(rows([1, 2, 4], [8]), 0.5)
     assert [row.tolist() for row in returns] == [[1 + 1 + 1, 2 + 2, 4], [8]]
 
 
-def test_a_masked_token_is_no_step_of_the_discount() -> None:
+def test_a_masked_token_is_not_discounted() -> None:
     """A tool's words make no answer worth less; the masked tokens themselves have no return."""
     returns = discounted_returns(rows([1, 50, 50, 4]), rows([1, 0, 0, 1]), 0.5)
     assert returns[0].tolist() == [1 + 0.5 * 4, 0, 0, 4]
@@ -106,7 +106,7 @@ def test_gae_equals_a_loop_that_skips_masked_tokens(
         assert r.tolist() == pytest.approx(expected_returns, abs=1e-9)
 
 
-def test_an_observation_changes_nothing_for_the_actions_around_it() -> None:
+def test_an_observation_does_not_change_the_actions_around_it() -> None:
     plain = gae(rows([0, 0, 1]), rows([0.5, 0.2, 0.9]), rows([1, 1, 1]), gamma=0.9, lam=0.8)
     observed = gae(
         rows([0, 0, 7, 7, 1]),
@@ -120,7 +120,7 @@ def test_an_observation_changes_nothing_for_the_actions_around_it() -> None:
         assert other[0][2:4].tolist() == [0, 0]
 
 
-def test_with_lambda_one_and_no_values_gae_is_the_return() -> None:
+def test_with_lambda_one_and_zero_values_gae_is_the_return() -> None:
     rewards, masks = rows([1, 2, 4]), rows([1, 1, 1])
     advantages, returns = gae(rewards, rows([0, 0, 0]), masks, gamma=0.5, lam=1.0)
     assert advantages[0].tolist() == returns[0].tolist() == returns_of(rewards, 0.5)[0].tolist()
@@ -131,5 +131,5 @@ def test_with_lambda_zero_gae_is_one_step_ahead() -> None:
     assert advantages[0].tolist() == pytest.approx([0.6 - 0.3, 1 - 0.6])
 
 
-def test_no_responses_at_all() -> None:
+def test_a_batch_without_responses_has_no_returns() -> None:
     assert gae([], [], [], gamma=1.0, lam=1.0) == ([], [])

@@ -1,4 +1,4 @@
-"""A file of weights may be read by whom the umask allows."""
+"""Files of weights have the permissions that the umask allows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from safetensors.torch import load_file
 from sluice_trainer.model import safetensors_file
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_it_has_the_permissions_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("umask", "mode"),
+    [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)],
+    ids=["umask 022", "umask 027", "umask 077"],
+)
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
     path = tmp_path / "model.safetensors"
     before = os.umask(umask)
     try:
@@ -27,7 +31,7 @@ def test_it_has_the_permissions_of_any_new_file(tmp_path: Path, umask: int, mode
     assert load_file(path)["weight"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_one_that_is_there_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"of an attempt that was killed")
     path.chmod(0o664)
@@ -50,7 +54,7 @@ except Exception as error:
 """
 
 
-def test_one_that_may_not_be_read_is_not_told_to_be_missing() -> None:
+def test_an_unreadable_file_is_not_reported_as_missing() -> None:
     with tempfile.TemporaryDirectory() as directory:  # pytest's are closed to other users
         path = Path(directory, "model.safetensors")
         safetensors_file.save({"weight": torch.ones(3)}, path)

@@ -1,4 +1,4 @@
-"""All seconds of a run belong to its start, to a step or to its end."""
+"""All time of a run belongs to its start, to a step or to its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GENERATE, TRAIN, PUBLISH, SAVE, WRITE, IMPORT, ENGINE = 3.0, 2.0, 1.0, 9.0, 0.5,
 
 
 class World:
-    """Buffer, engines, member and policy of a run, all of whose work takes time of one clock."""
+    """Buffer, engines, rendezvous and policy of a run, whose work advances one clock."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -67,14 +67,14 @@ class World:
     # buffer
     def try_take(self, step: int, ranks: int) -> pb.TakeBatchResponse:
         self.now += GENERATE
-        one = pb.Sequence(
+        sequence = pb.Sequence(
             group_id=step,
             length=7,
             response_length=2,
             trainable_tokens=2,
             status=common.SAMPLE_STATUS_COMPLETED,
         )
-        return pb.TakeBatchResponse(state=pb.TakeBatchResponse.STATE_READY, sequences=[one])
+        return pb.TakeBatchResponse(state=pb.TakeBatchResponse.STATE_READY, sequences=[sequence])
 
     def totals(self) -> Totals:
         return Totals({}, {})
@@ -155,7 +155,7 @@ def test_every_second_is_in_the_start_a_step_or_the_end(
         assert not parts[0]["seconds"].get("waiting")
 
 
-def test_a_checkpoint_stands_in_the_step_that_it_held_up(
+def test_a_checkpoint_counts_towards_the_step_that_it_delays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with run(tmp_path, monkeypatch):
@@ -169,7 +169,9 @@ def test_a_checkpoint_stands_in_the_step_that_it_held_up(
         assert rates == {step: 7 / seconds for step, seconds in times.items()}
 
 
-def test_the_parts_of_a_step_are_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phases_of_a_step_add_up_to_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with run(tmp_path, monkeypatch):
         for record in run_directory.by_step(tmp_path / run_directory.METRICS).values():
             parts = {k: v for k, v in record.items() if k.startswith("perf/seconds/")}

@@ -64,7 +64,7 @@ def test_micro_batches_add_up() -> None:
         assert together == pytest.approx(value.item(), abs=1e-6)
 
 
-def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None:
+def test_a_masked_token_does_not_count_even_if_it_is_impossible() -> None:
     log_probs = torch.tensor([-1.0, -math.inf, -2.0, -3.0], requires_grad=True)
     terms = sft_objective(log_probs, torch.zeros(4), inputs(SFT), SFT)
     assert terms.loss.item() == pytest.approx(2.0)
@@ -73,7 +73,7 @@ def test_a_masked_token_counts_for_nothing_even_where_it_is_impossible() -> None
     assert torch.isfinite(log_probs.grad).all()
 
 
-def test_slimes_default_weighs_answers_alike_whatever_their_length() -> None:
+def test_slimes_default_gives_all_answers_the_same_weight() -> None:
     algorithm = Algorithm(loss=Loss(type="sft"), aggregation="sequence_mean")
     log_probs = torch.tensor([-1.0, -9.0, -3.0, -5.0])
     terms = sft_objective(log_probs, torch.zeros(4), inputs(algorithm), algorithm)

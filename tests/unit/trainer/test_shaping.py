@@ -18,8 +18,12 @@ def in_the_paper(length: int, longest: int, buffer: int) -> float:
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.25])
-@pytest.mark.parametrize(("longest", "buffer"), [(16, 4), (16, 16), (7, 1)])
-def test_every_length_has_the_papers_reward(longest: int, buffer: int, penalty: float) -> None:
+@pytest.mark.parametrize(
+    ("longest", "buffer"), [(16, 4), (16, 16), (7, 1)], ids=["a quarter", "all of it", "one token"]
+)
+def test_the_penalty_equals_the_definition_in_the_paper(
+    longest: int, buffer: int, penalty: float
+) -> None:
     lengths = torch.arange(longest + 3)
     expected = [penalty * in_the_paper(n, longest, buffer) for n in lengths.tolist()]
     result = overlong_reward(lengths, longest=longest, buffer=buffer, penalty=penalty)

@@ -1,4 +1,4 @@
-"""Host memory that is locked for a GPU, which a CPU can only watch being locked."""
+"""Host memory is locked for a GPU; here the calls of CUDA are recorded on a CPU."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_memory_is_locked_until_the_last_view_of_it_is_gone(
     assert not runtime.locked
 
 
-def test_what_cannot_be_locked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_locked_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     locking(monkeypatch, Runtime(error=2))
     with pytest.raises(MemoryError, match="1 MiB of host memory cannot be locked: CUDA error 2"):
         staging.host_memory(1 << 20)
 
 
-def test_a_copy_of_another_size_lets_the_former_memory_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_another_size_frees_the_old_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = staging.Staging()
     locking(monkeypatch, runtime := Runtime())
     memory.copy("weights", torch.ones(1024))
@@ -54,7 +54,7 @@ def test_a_copy_of_another_size_lets_the_former_memory_go(monkeypatch: pytest.Mo
     assert [*runtime.locked.values()] == [8192]
 
 
-def test_a_copy_takes_the_memory_that_was_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_uses_the_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.arange(1024.0)
     memory = staging.Staging()
     memory.reserve({"weights": tensor})
@@ -63,7 +63,7 @@ def test_a_copy_takes_the_memory_that_was_reserved(monkeypatch: pytest.MonkeyPat
     assert torch.equal(memory.copy("weights", tensor), tensor)
 
 
-def test_memory_that_cannot_be_reserved_is_told_by_the_copy_that_needs_it(
+def test_a_failed_reservation_is_raised_by_the_copy_that_needs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none_left(size: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The critic's loss against the formula, and how much of the returns is explained."""
+"""The critic's loss equals the formula, and the explained variance."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ from sluice_trainer.algorithms.value_loss import clipped_value_loss, explained_v
         (-1.0, 0.5, 1.0, 2.0, 0),  # away from the goal: the unclipped error is the larger one
         (0.0, 0.5, -1.0, 0.845, 1),  # bounded below: (0.3 + 1)^2 / 2
     ],
+    ids=[
+        "unmoved",
+        "within the bound",
+        "too far towards the goal",
+        "away from the goal",
+        "bounded below",
+    ],
 )
-def test_the_larger_of_both_errors_counts(
+def test_the_larger_of_the_two_errors_counts(
     prediction: float, old: float, goal: float, loss: float, clipped: int
 ) -> None:
     value_loss = clipped_value_loss(*(torch.tensor([x]) for x in (prediction, old, goal)), clip=0.2)
@@ -38,7 +45,7 @@ def test_a_value_beyond_the_bound_has_no_gradient() -> None:
     assert predictions.grad.tolist() == pytest.approx([0, 0.6 - 1])
 
 
-def test_the_objective_weighs_tokens_and_leaves_masked_ones_out() -> None:
+def test_the_objective_weights_tokens_and_leaves_out_masked_ones() -> None:
     predictions = torch.tensor([0.5, 1.0, 50.0], requires_grad=True)
     weights = torch.tensor([0.5, 0.5, 0.0])
     inputs = LossInputs(
@@ -76,7 +83,7 @@ def explained(returns: list[float], values: list[float]) -> float:
     return explained_variance(moments(goals, ones), moments(goals - torch.tensor(values), ones))
 
 
-def test_explained_variance() -> None:
+def test_explained_variance_is_one_for_a_perfect_critic() -> None:
     assert explained([0, 1, 2], [0, 1, 2]) == 1
     assert explained([0, 1, 2], [5, 5, 5]) == pytest.approx(0, abs=1e-4)
     assert explained([0, 1, 2], [2, 1, 0]) == pytest.approx(1 - 4, abs=1e-3)

@@ -1,5 +1,4 @@
-"""Divergences over a whole vocabulary, against the formulas as they are written, and autograd
-through them."""
+"""Divergences over a whole vocabulary equal the formulas, and autograd through them."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ WRITTEN: dict[WholeVocabulary, Callable[[Tensor, Tensor, float], Tensor]] = {
 }
 
 
-def test_by_hand() -> None:
+def test_divergences_of_two_words_by_hand() -> None:
     """Student 0.5, 0.5; teacher 0.9, 0.1."""
     reverse = divergence_shares(HALF, SURE, "reverse_kl", 0.5)
     assert float(reverse.divergence) == pytest.approx(
@@ -56,9 +55,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kind", KINDS)
-def test_value_and_gradient_are_those_of_the_written_formula(
-    kind: WholeVocabulary, beta: float
-) -> None:
+def test_value_and_gradient_equal_those_of_the_formula(kind: WholeVocabulary, beta: float) -> None:
     torch.manual_seed(0)
     logits = (3 * torch.randn(7, 11, dtype=torch.float64)).requires_grad_()
     teacher = (3 * torch.randn(7, 11, dtype=torch.float64)).log_softmax(-1)
@@ -74,7 +71,7 @@ def test_value_and_gradient_are_those_of_the_written_formula(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shares_of_words_add_up(kind: WholeVocabulary) -> None:
+def test_shares_of_split_vocabularies_add_up(kind: WholeVocabulary) -> None:
     torch.manual_seed(1)
     student, teacher = (torch.randn(3, 10, dtype=torch.float64).log_softmax(-1) for _ in range(2))
     whole = divergence_shares(student, teacher, kind, 0.3)
@@ -87,7 +84,7 @@ def test_shares_of_words_add_up(kind: WholeVocabulary) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_teacher_that_agrees_is_no_distance_away_and_pulls_nowhere(kind: WholeVocabulary) -> None:
+def test_a_teacher_that_agrees_has_no_divergence_and_no_gradient(kind: WholeVocabulary) -> None:
     student = torch.randn(4, 6, dtype=torch.float64).log_softmax(-1)
     shares = divergence_shares(student, student, kind, 0.4)
     assert shares.divergence.abs().max() < 1e-12
@@ -95,7 +92,7 @@ def test_a_teacher_that_agrees_is_no_distance_away_and_pulls_nowhere(kind: Whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_that_one_of_them_all_but_excludes_leave_finite_numbers(
+def test_nearly_impossible_words_give_finite_numbers(
     kind: WholeVocabulary,
 ) -> None:
     student = torch.tensor([[0.0, -300.0, -300.0], [-300.0, 0.0, 300.0]]).log_softmax(-1)
@@ -105,7 +102,7 @@ def test_words_that_one_of_them_all_but_excludes_leave_finite_numbers(
     assert torch.isfinite(divergence_gradient(student, teacher, shares.score, kind, 0.5)).all()
 
 
-def test_jsd_is_bounded_and_near_its_ends_a_kl() -> None:
+def test_jsd_is_bounded_and_approaches_kl_at_its_ends() -> None:
     torch.manual_seed(2)
     student, teacher = (torch.randn(50, 9, dtype=torch.float64).log_softmax(-1) for _ in range(2))
     half = divergence_shares(student, teacher, "jsd", 0.5).divergence
@@ -138,7 +135,7 @@ def objective(weights: Tensor, of_words: Tensor, **distillation: object) -> Obje
     )
 
 
-def test_the_divergence_is_a_term_of_the_loss_beside_the_advantage() -> None:
+def test_the_divergence_is_added_to_the_policy_loss() -> None:
     of_words = torch.tensor([0.4, 0.8], requires_grad=True)
     result = objective(torch.tensor([0.5, 0.25]), of_words, divergence="forward_kl", coef=3.0)
     assert float(result.sums["opd_loss"]) == pytest.approx(0.5 * 0.4 + 0.25 * 0.8)
@@ -149,12 +146,12 @@ def test_the_divergence_is_a_term_of_the_loss_beside_the_advantage() -> None:
     assert of_words.grad.tolist() == pytest.approx([1.5, 0.75])
 
 
-def test_a_masked_token_adds_nothing_whatever_stands_there() -> None:
+def test_a_masked_token_adds_no_divergence() -> None:
     result = objective(
         torch.tensor([1.0, 0.0]), torch.tensor([0.4, float("nan")]), divergence="jsd"
     )
     assert float(result.sums["opd_loss"]) == pytest.approx(0.4)
 
 
-def test_of_no_token_the_divergence_is_nothing() -> None:
+def test_the_divergence_of_no_tokens_is_zero() -> None:
     assert float(objective(torch.empty(0), torch.empty(0), divergence="jsd").loss) == 0
