@@ -1,5 +1,6 @@
-"""The buffer as a worker uses it: leases, heartbeats, and one stream for each direction that
-survives restarts.
+"""The buffer as a worker uses it: leases, heartbeats, and a stream of groups in each direction.
+
+Streams are opened again when the buffer restarts.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from sluice.wire.v1 import common_pb2 as common
 T = TypeVar("T")
 
 CALL_SECONDS = 30.0
+# Longest wait for a buffer that is away. After it the worker gives up and is restarted.
 PATIENCE_SECONDS = 600.0
-"""Longest wait of a worker for a buffer that is away; then it gives up and is restarted."""
 
 _REOPEN_SECONDS = (0.2, 10.0)
-_NEVER = (
+# A repetition of the call cannot help. RESOURCE_EXHAUSTED is not listed: a full buffer has room
+# after the next checkpoint.
+_FINAL_CODES = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-"""Sending the same again cannot help. (RESOURCE_EXHAUSTED can: a full buffer has room after the
-next checkpoint.)"""
 
 
 class BufferClient:
-    """The calls of a worker."""
+    """The calls of a worker to the buffer."""
 
     def __init__(self, rendezvous: str, caller: pb.Caller) -> None:
         self._buffer = BufferLocator(rendezvous)
@@ -58,10 +59,20 @@ class BufferClient:
     async def lease(
         self, max_groups: int, version: int, wait_seconds: float, held: Callable[[], list[pb.Lease]]
     ) -> tuple[list[pb.LeasedGroup], bool]:
-        """Leased groups, and True once no prompt will ever come.
+        """Lease groups; return them, and True once no prompt will ever come.
 
-        held: all leases that the worker has in work at the time of a call. Where an answer is lost
-        on its way, what the buffer has leased and the worker does not hold comes with the next one.
+        Parameters
+        ----------
+        max_groups
+            Most groups that the worker has room for.
+        version
+            Weight version of the worker's engine.
+        wait_seconds
+            Time that an empty buffer waits for prompts.
+        held
+            Returns all leases that the worker has in work when a call is made. If an answer is lost
+            on its way, the leases that the worker does not hold come again with the next answer.
+
         """
 
         async def call() -> tuple[list[pb.LeasedGroup], bool]:
@@ -94,8 +105,9 @@ class BufferClient:
         return await rpc.retrying(call, what="LeasePrompts at the buffer", seconds=PATIENCE_SECONDS)
 
     async def heartbeat(self, leases: list[pb.Lease]) -> list[pb.Lease]:
-        """Extend leases; answers those to drop. A buffer that is away is no news: it extends them
-        when it is back.
+        """Extend leases; return those to drop.
+
+        Returns no leases if the buffer is away: it extends them all when it is back.
         """
         request = pb.HeartbeatRequest(worker=self._caller, leases=leases)
         try:
@@ -138,7 +150,7 @@ class BufferClient:
 
 
 async def _leases(answers: Any, seconds: float) -> tuple[list[pb.LeasedGroup], bool]:
-    """The groups of an answer, however large; each piece of it comes within `seconds`."""
+    """Read the groups of an answer of any size. Each piece has to come within `seconds`."""
     assembler, exhausted = codec.Assembler(), False
     groups: list[pb.LeasedGroup] = []
     while True:
@@ -157,13 +169,14 @@ async def _leases(answers: Any, seconds: float) -> tuple[list[pb.LeasedGroup], b
 
 
 Answer = pb.SubmitResponse | pb.ReturnResponse
+# Ends a queue of keys, which count from 1.
 _END = 0
-"""In a queue of keys, which count from 1: nothing more comes."""
 
 
 class Outbox:
-    """Sends groups over one stream and waits for their answers. What is unanswered when it breaks
-    is sent again.
+    """Sends groups over one stream and waits for their answers.
+
+    If the stream breaks, groups without an answer are sent again.
     """
 
     def __init__(
@@ -175,19 +188,20 @@ class Outbox:
         self._queue: asyncio.Queue[int] = asyncio.Queue()
 
     async def send(self, group: SampleGroup) -> Answer:
-        """The buffer's answer for this group: it is on disk there."""
+        """Send a group; return the buffer's answer once the group is on disk there."""
         key = next(self._keys)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._unanswered[key] = (codec.group_to_message(group).SerializeToString(), future)
         self._queue.put_nowait(key)
         try:
             return await future
-        finally:  # whoever is cancelled waits no more, and nothing is sent for it
+        finally:  # a cancelled group is not sent again
             self._unanswered.pop(key, None)
 
     async def run(self) -> None:
-        """Keep the stream open; runs until it is cancelled. RefusedError where the buffer will
-        never take it.
+        """Keep the stream open until this task is cancelled.
+
+        Raises RefusedError if the buffer will never accept the stream.
         """
         pause = _REOPEN_SECONDS[0]
         while True:
@@ -201,7 +215,7 @@ class Outbox:
                     if future and not future.done():
                         future.set_result(answer)
             except grpc.aio.AioRpcError as error:
-                if error.code() in _NEVER:
+                if error.code() in _FINAL_CODES:
                     raise rpc.refused("the buffer", error) from error
                 logs.get().warning(
                     "stream to the buffer broke", code=error.code().name, details=error.details()
@@ -214,8 +228,9 @@ class Outbox:
             pause = min(pause * 2, _REOPEN_SECONDS[1])
 
     async def _chunks(self, queue: asyncio.Queue[int]) -> AsyncIterator[common.Chunk]:
-        """Pieces of what is queued, until the stream has broken: gRPC's task that reads here would
-        wait for ever.
+        """Yield pieces of queued groups until the stream has broken.
+
+        gRPC's task that reads here would otherwise wait for ever.
         """
         while (key := await queue.get()) != _END:
             if key in self._unanswered:

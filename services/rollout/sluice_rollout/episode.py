@@ -1,19 +1,20 @@
-"""An episode: one sample, its model and its tokens,
-on which a user's generate function (`rollout.function`) or program (`rollout.environment`) plays.
+"""An episode: one sample, its model and its tokens, as user code plays it.
+
+A generate function (`rollout.function`) or a program (`rollout.environment`) plays episodes:
 
     async def play(episode: Episode) -> None:
         turn = await episode.generate()           # the model speaks: tokens that are trained
         episode.observe(f" {run(turn.text)} ")    # the environment answers: tokens that are not
         await episode.generate()
 
-Token in, token out: what the model made is kept as the tokens that it made, and never encoded
-again. Everything that is needed to go on elsewhere is in the sample, because the function can be
-repeated: a sample that an interruption left half-way is played again from the start, and `generate`
-answers with the turns that are there already, without asking the engine. An observation that comes
-out otherwise than before ends that: what followed it is dropped, and made anew.
+Token in, token out: the tokens of the model are kept as it made them, and never encoded again. The
+sample has all that is needed to continue elsewhere, because the function can be repeated: after an
+interruption the sample is played again from the start, and `generate` returns the turns that exist
+already, without the engine. If an observation differs from the earlier one, the turns after it are
+dropped and generated again.
 
 A function may try several ways and keep one (`branch`, `adopt`), and play all samples of a prompt
-at once (`whole_group`).
+in one call (`whole_group`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator
 from sluice_rollout.user_functions.time_limit import TimeLimit
 
-_KEPT = (
+# Fields of a sample that `adopt` copies.
+_ADOPTED_FIELDS = (
     "tokens",
     "response_length",
     "response",
@@ -46,74 +48,73 @@ _KEPT = (
     "routed_experts",
     "metadata",
 )
-"""Fields that `adopt` takes of a sample."""
+# Index of a sample that is not part of the group.
 ASIDE = -1
-"""Index of what is none of the group's samples."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class EpisodeEndError(Exception):
-    """Nothing more can be generated for this sample.
+    """No more turns can be generated for this sample.
 
-    Let it pass; `generate` raises it again and again.
+    Do not catch it: `generate` raises it again each time.
     """
 
 
 class TruncatedError(EpisodeEndError):
-    """The response has reached its limit of tokens (sampling.maxResponseTokens,
-    observations included).
+    """The response has reached its limit of tokens.
+
+    The limit is sampling.maxResponseTokens, and observations count.
     """
 
 
 class InterruptedEpisodeError(EpisodeEndError):
-    """The pod ends, or its engine does; the sample goes on elsewhere."""
+    """The pod ends, or its engine does. The sample continues elsewhere."""
 
 
 class PlayFailedError(Exception):
-    """A sample fails: the message says why, behind the name of what played it.
-
-    reason: for metrics.
-    """
+    """A sample fails: the message, put after the name of what played it, says why."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
+        # Label in metrics.
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the model. finish: `stop` or `length` (of the turn). stop: the stop string at its
-    end, not in text.
-    """
+    """A turn of the model."""
 
     text: str
     tokens: list[int]
     log_probs: list[float]
+    # `stop`, or `length` if the turn reached its limit.
     finish: str
+    # The stop string that ended the turn, which the text does not have.
     stop: str | None = None
 
 
 @dataclass(slots=True)
 class Episode:
-    """One sample in play.
+    """A sample that is being played."""
 
-    prompt: the row (prompt, label, metadata, tools); tokenizer: the model's own.
-
-    sampling: SGLang's parameters of this sample; a function may change them. metadata of the sample
-    go to the reward. seats: names of `rollout.seats`.
-    """
-
+    # The row: prompt, label, metadata and tools.
     prompt: Prompt
     sample: Sample
+    # The model's.
     tokenizer: Any
+    # SGLang's parameters of this sample, which a function may change.
     sampling: dict[str, Any]
     generator: Generator
-    clock: TimeLimit
+    time_limit: TimeLimit
     reward_key: str | None = None
     open_gateway: Callable[[Episode], Gateway] | None = None
+    # Names of `rollout.seats`.
     seats: tuple[str, ...] = ()
+    # Why no more can be generated; None while it can.
     ended: BaseException | None = None
+    # The episode that this one is a branch of.
     _trunk: Episode | None = None
+    # Turns and response tokens that this play has reached. An earlier play may have left more.
     _next: int = 0
     _at: int = 0
     _gateway: Gateway | None = None
@@ -121,11 +122,14 @@ class Episode:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The sample's own; the reward sees them beside the prompt's. Only what JSON can hold."""
+        """The sample's metadata, which the reward sees together with the prompt's.
+
+        Values must be representable in JSON.
+        """
         return self.sample.metadata
 
     def version(self) -> int:
-        """Of the weights that the engine has now. -1: it has none yet."""
+        """Return the version of the engine's weights; -1 before the first update."""
         return self.generator.version()
 
     @property
@@ -135,31 +139,42 @@ class Episode:
 
     @property
     def gateway(self) -> Gateway:
-        """Where a program that speaks the OpenAI API plays this episode, in place of `generate`.
+        """An OpenAI-compatible endpoint for a program that plays this episode.
 
-        Its key opens this episode alone, until the function returns. Raises RuntimeError where the
-        episode has turns of `generate` already, or has ended.
+        It takes the place of `generate`. Its key opens this episode only, until the function
+        returns. Raises RuntimeError if the episode has turns of `generate` already, or has ended.
         """
         if self._gateway is None:
             if self.open_gateway is None or self._left or self._next:
                 raise RuntimeError(
-                    "episode.gateway: expected an episode that goes on and has no turn of "
+                    "episode.gateway: expected an episode that has not ended and has no turn of "
                     "episode.generate or episode.observe"
                 )
             self._gateway = self.open_gateway(self)
         return self._gateway
 
     def leave(self, *, interrupted: bool) -> None:
-        """Close the gateway. What its program asked for is then in the sample."""
+        """Close the gateway. The sample then has the turns of its program."""
         gateway, self._gateway, self._left = self._gateway, None, True
         if gateway:
             gateway.close(interrupted)
 
     def reward(self, value: RewardValue, *, seat: str = "") -> None:
-        """Give the reward here, where the environment knows it; nobody else is asked then.
+        """Set the reward here, if the environment knows it; no other reward is asked then.
 
-        seat: the one of `rollout.seats` that it is of; without it, it is that of all seats that are
-        given none of their own. Raises ValueError where the job has no such seat.
+        Parameters
+        ----------
+        value
+            The reward, or named rewards as a reward function may return them.
+        seat
+            The one of `rollout.seats` that earned it. Without a seat it counts for all seats
+            without a reward.
+
+        Raises
+        ------
+        ValueError
+            If the job has no such seat.
+
         """
         reward, parts = read_value(value, self.reward_key)
         if seat:
@@ -167,15 +182,29 @@ class Episode:
             self.sample.seat_rewards[seat] = reward
             self.sample.reward_parts |= {f"{seat}/{name}": part for name, part in parts.items()}
         else:
-            of_seats = self.sample.reward_parts if self.seats else {}
-            self.sample.reward, self.sample.reward_parts = reward, of_seats | parts
+            seat_parts = self.sample.reward_parts if self.seats else {}
+            self.sample.reward, self.sample.reward_parts = reward, seat_parts | parts
 
     def turn_reward(self, value: float, *, seat: str = "", turn: int = -1) -> None:
-        """Give a turn of the model a reward of its own, in addition to the episode's.
+        """Give a turn of the model a reward, in addition to the episode's.
 
-        turn: its place among the turns (of this seat), in the order in which they began; the last
-        one by default. Two rewards of one turn add up. Raises IndexError where there is no such
-        turn, ValueError where the value is no finite number or there is no such seat.
+        Parameters
+        ----------
+        value
+            The reward. Two rewards of one turn add up.
+        seat
+            The seat whose turn it is.
+        turn
+            Index among the turns (of this seat), in the order in which they began. Default: the
+            last one.
+
+        Raises
+        ------
+        IndexError
+            If there is no such turn.
+        ValueError
+            If the value is not a finite number, or there is no such seat.
+
         """
         value = input_checks.reward(value, "turn_reward")
         if seat or self.seats:
@@ -193,13 +222,23 @@ class Episode:
             raise ValueError(f"there is no seat {seat!r}; rollout.seats has: {names}")
 
     async def generate(self, *, max_tokens: int | None = None, **sampling: Any) -> Turn:
-        """The model's next turn, behind all tokens so far. sampling: other SGLang parameters for
-        this turn.
+        """Generate the model's next turn, after all tokens so far.
 
-        Raises TruncatedError where the response is full, at once or by this turn.
+        Parameters
+        ----------
+        max_tokens
+            Most tokens of this turn.
+        **sampling
+            SGLang parameters that differ for this turn.
+
+        Raises
+        ------
+        TruncatedError
+            If the response is full, before or after this turn.
+
         """
         record = self._recorded(MODEL)
-        record.pop("reward", None)  # an earlier play's
+        record.pop("reward", None)  # from an earlier play
         if not record["finish"]:
             room = self.room if max_tokens is None else min(self.room, max_tokens)
             if room <= 0:
@@ -218,10 +257,10 @@ class Episode:
         return Turn(self.generator.text(tokens, stop), tokens, log_probs, record["finish"], stop)
 
     def observe(self, what: str | list[int]) -> None:
-        """Append what the environment says: text, or token ids. It is in the context and never
-        trained on.
+        """Append what the environment says: text, or token ids.
 
-        Raises TruncatedError where it does not fit.
+        The tokens are part of the context and never trained on. Raises TruncatedError if they do
+        not fit.
         """
         tokens = (
             self.tokenizer.encode(what, add_special_tokens=False)
@@ -253,9 +292,9 @@ class Episode:
         self._at += len(tokens)
 
     async def ask(self, text: str | list[int], *, max_tokens: int = 256, **sampling: Any) -> Turn:
-        """Generate beside the sample: a judge, a summary, another player.
+        """Generate text that is not part of the sample: a judge, a summary, another player.
 
-        Nothing of it is kept or trained.
+        It is not trained on.
         """
         aside = Sample(index=ASIDE)
         aside.append_prompt(self.tokenizer.encode(text) if isinstance(text, str) else text)
@@ -277,13 +316,13 @@ class Episode:
         room: int,
         sample: Sample | None = None,
     ) -> None:
-        """Have the engine finish a turn; the user's time stands still meanwhile."""
+        """Let the engine finish a turn. The user's time limit is suspended meanwhile."""
         if self.ended:
             raise self.ended
         sample = sample or self.sample
         before = sample.response_length - record["length"]
         try:
-            with self.clock.at_engine():
+            with self.time_limit.at_engine():
                 answer = await self.generator.turn(sample, sampling, room)
         except (PromptRefusedError, EngineError) as error:
             self._stop(error)
@@ -297,32 +336,33 @@ class Episode:
             record["stop"] = answer.matched_stop
 
     def branch(self) -> Episode:
-        """Another way on from here: an episode of the same tokens, of which nothing is kept unless
-        `adopt` takes it.
+        """Return an episode that continues from the same tokens, as an alternative.
+
+        It is dropped unless `adopt` takes it.
         """
         return replace(
             self, sample=self._so_far(), sampling=dict(self.sampling), _trunk=self._trunk or self
         )
 
     def adopt(self, other: Episode) -> None:
-        """Take another episode's tokens, turns, metadata and reward in place of one's own, and go
-        on from there.
+        """Replace tokens, turns, metadata and reward by another episode's, and continue from there.
 
-        other: a branch, or another sample of the same prompt.
-        Both may be played on, each for itself.
+        `other` is a branch, or another sample of the same prompt. Both may be played on,
+        independently.
         """
         if isinstance(self.ended, InterruptedEpisodeError | EngineError):
             raise self.ended
         if other.prompt is not self.prompt:
             raise ValueError("adopt: the other episode answers another prompt")
         taken = other._so_far()
-        for name in _KEPT:
+        for name in _ADOPTED_FIELDS:
             setattr(self.sample, name, getattr(taken, name))
         self._next, self._at, self.ended = other._next, other._at, other.ended
 
     def _so_far(self) -> Sample:
-        """A copy of the sample as far as it has been played;
-        an earlier play may have gone further.
+        """Return a copy of the sample as far as it has been played.
+
+        An earlier play may have gone further.
         """
         self._must_be_played_here()
         copy_ = replace(
@@ -341,7 +381,7 @@ class Episode:
         return turns
 
     def _recorded(self, by: str) -> dict[str, Any]:
-        """The next turn: as an earlier play left it, or a new one."""
+        """Return the record of the next turn: as an earlier play left it, or a new one."""
         self._must_be_played_here()
         if self.ended:
             raise self.ended
@@ -356,11 +396,11 @@ class Episode:
         if self._gateway:
             raise RuntimeError(
                 "a program at episode.gateway plays this episode: generate, observe, branch and "
-                "adopt are not for it"
+                "adopt are not available"
             )
 
     def _diverge(self) -> None:
-        """Drop what an earlier play had from here on: it belongs to another course of events."""
+        """Drop the turns of an earlier play from here on, because this play differs from it."""
         self.sample.cut(self._at)
         del self._turns[self._next :]
 
@@ -369,31 +409,33 @@ class Episode:
         raise error
 
     def _stop(self, error: BaseException) -> None:
-        """Nothing more can be generated. What ends the pod or the engine ends the sample of a
-        branch as well.
+        """Note that no more can be generated.
+
+        An error that ends the pod or the engine also ends the sample that a branch came from.
         """
         self.ended = error
         if self._trunk and not isinstance(error, TruncatedError):
             self._trunk.ended = error
 
 
+# A generate function.
 Play = Callable[[Episode], Awaitable[None]] | Callable[[list[Episode]], Awaitable[None]]
-"""A generate function."""
 
 
 def whole_group(function: _Function) -> _Function:
-    """Decorates a generate function that plays all samples of a prompt in one call:
-    `async def play(episodes)`.
+    """Mark a generate function that plays all samples of a prompt in one call.
 
-    episodes: a list, one for each sample; of length 1 for the greedy response of remax.
+    The function is `async def play(episodes)`. The list has one episode for each sample, and a
+    single one for the greedy response of remax.
     """
     function.whole_group = True  # type: ignore[attr-defined]
     return function
 
 
 async def together(*plays: Awaitable[object]) -> None:
-    """Play episodes, or branches, side by side. One that is truncated ends alone; what else ends
-    one, ends all.
+    """Play episodes, or branches, concurrently.
+
+    A truncated one ends alone. Any other error is raised once all have ended.
     """
     for outcome in await asyncio.gather(*plays, return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, TruncatedError):

@@ -1,4 +1,4 @@
-"""A log of failures that stays readable: each kind of cause once in full, then rarely."""
+"""A log of failures that stays readable: each kind of cause in full once, then rarely."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHERS = "others"
 
 @dataclass(slots=True)
 class FailureLog:
-    """Counts failures by kind, the first line of an error; logs the first, and every hundredth."""
+    """Counts failures by kind, the first line of an error; logs the first and every hundredth."""
 
     every: int = EVERY
     counts: Counter[str] = field(default_factory=Counter)
@@ -24,7 +24,20 @@ class FailureLog:
     def note(
         self, event: str, error: str | BaseException, details: str = "", **fields: Any
     ) -> None:
-        """error: its first line is the kind. details: what else to show, such as a traceback."""
+        """Count a failure, and log it if it is due.
+
+        Parameters
+        ----------
+        event
+            What failed, for the log line.
+        error
+            An exception or its text. The first line is the kind.
+        details
+            More text to show, such as a traceback.
+        **fields
+            Further fields of the log line.
+
+        """
         if isinstance(error, BaseException):
             details = details or error_summary.full(error)
             error = error_summary.cause(error)
@@ -42,9 +55,9 @@ class FailureLog:
 
 
 def _exception(text: str) -> dict[str, str]:
-    """The text that a log line shows below itself."""
+    """Return the field whose text a log line shows below itself."""
     return {"exception": text} if text else {}
 
 
+# The log of this process.
 LOG = FailureLog()
-"""Of this process."""

@@ -1,4 +1,4 @@
-"""One sample: from a prompt's tokens, or from a partial response, to a finished response."""
+"""Generates one sample: from a prompt's tokens, or a partial response, to a finished response."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ from sluice.telemetry import tracing
 from sluice_rollout import metrics
 from sluice_rollout.health import EngineHealth, EngineLostError
 
+# If the requests of this many groups fail without an answer between, the engine is at fault.
 FAILED_GROUPS = 8
-"""So many groups whose requests fail, and no answer between: it is not the requests."""
 _PAUSE_AFTER_ABORT_SECONDS = 0.2
+# Seconds before a request is repeated that a healthy engine has failed to answer.
 _PAUSES_AFTER_ERRORS = (0.5, 2.0)
-"""Seconds before a request is made again that an engine has failed to answer, though it is well."""
 
 
 @dataclass(slots=True)
 class GroupRequests:
-    """Those of one group. at_engine: how many are there now, or have just failed there. seconds,
-    tokens: at the engine, and from it, of all that were answered.
-    """
+    """Requests of one group to the engine."""
 
     group_id: int
+    # Requests that are at the engine, or have just failed there.
     at_engine: int = 0
+    # Time at the engine, and tokens from it, of all answered requests.
     seconds: float = 0.0
     tokens: int = 0
 
     @property
     def latency(self) -> float | None:
-        """Seconds for a token of theirs: a request's time by the length of its answer, as the
-        normalized latency of the vLLM paper has it. None: they have none.
+        """Seconds per token: the time of requests by the length of their answers.
+
+        The vLLM paper calls it normalized latency. None without answers.
         """
         return self.seconds / self.tokens if self.tokens else None
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         self.at_engine += 1
         try:
             yield
@@ -58,28 +59,30 @@ class GroupRequests:
             self.at_engine -= 1
 
 
-REQUESTS: ContextVar[GroupRequests] = ContextVar("requests", default=GroupRequests(-1))  # noqa: B039 - of who has no group
-"""The group for which this task, and all that it starts, asks the engine."""
+# Requests of the group that the current task, and every task that it starts, works on. The default
+# serves code outside of a group.
+REQUESTS: ContextVar[GroupRequests] = ContextVar("requests", default=GroupRequests(-1))  # noqa: B039
 
 
 @dataclass(slots=True)
 class Generator:
-    """Generates samples at one engine, `concurrency` requests at a time.
+    """Generates samples at one engine, with a limited number of requests at a time.
 
-    version: of the engine's weights. No request finds what older ones left in the prefix cache:
-    while requests run, as in asynchronous training, an engine cannot empty it, and what all prompts
-    have in common would stay for ever. `draining` set: no request is sent any more, and what is
-    unfinished stays `aborted`, to be continued elsewhere.
+    Each weight version has a separate prefix cache. While requests run, as in asynchronous
+    training, an engine cannot empty its cache, and entries of old weights that all prompts share
+    would stay for ever.
     """
 
     engine: Client
     decode: Callable[[list[int]], str]
     slots: asyncio.Semaphore
+    # Version of the engine's weights.
     version: Callable[[], int]
     health: EngineHealth
+    # If set, no request is sent, and unfinished samples stay `aborted`, to be continued elsewhere.
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    # Groups whose requests have failed since the engine last answered one.
     failed: set[int] = field(default_factory=set)
-    """Groups whose requests have failed since the engine last answered one."""
 
     async def __call__(
         self, prompt_ids: list[int], sample: Sample, sampling: dict[str, Any]
@@ -111,11 +114,18 @@ class Generator:
         return sample
 
     async def turn(self, sample: Sample, sampling: dict[str, Any], room: int) -> Generation | None:
-        """Append what the model says next, at most `room` tokens: all of it, with its end; None:
-        cut off by a drain.
+        """Append the model's next turn, at most `room` tokens; return all of it with its end.
 
-        An abort that is not ours comes from a weight update that ends running requests: go on from
-        the tokens that are there, under the new weights. Raises PromptRefusedError and EngineError.
+        Returns None if a drain cuts the turn off. Any other abort comes from a weight update that
+        ends running requests: generation goes on from the tokens so far, under the new weights.
+
+        Raises
+        ------
+        PromptRefusedError
+            If the engine will never take the request.
+        EngineError
+            If the engine fails.
+
         """
         before = sample.response_length
         while (left := room - (sample.response_length - before)) > 0:
@@ -123,12 +133,12 @@ class Generator:
             if answer is None:
                 return None
             if answer.finish in ("stop", "length"):
-                return self._whole(sample, before, answer.finish, answer.matched_stop)
+                return self._whole_turn(sample, before, answer.finish, answer.matched_stop)
             if not answer.tokens:
                 await asyncio.sleep(_PAUSE_AFTER_ABORT_SECONDS)
-        return self._whole(sample, before, "length", None)
+        return self._whole_turn(sample, before, "length", None)
 
-    def _whole(
+    def _whole_turn(
         self, sample: Sample, before: int, finish: str, matched_stop: str | None
     ) -> Generation:
         start = sample.prompt_length + before
@@ -139,14 +149,14 @@ class Generator:
         return Generation(tokens, log_probs, [], finish, matched_stop)
 
     async def _request(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
-        """One request; None in a drain."""
+        """Send one request; return None in a drain."""
         with metrics.REQUESTS_WAITING.track_inprogress():
             await self.slots.acquire()
         try:
             if self.draining.is_set():
                 return None
-            with REQUESTS.get().asking():
-                answer = await self._answered(sample, sampling)
+            with REQUESTS.get().running():
+                answer = await self._answer_with_retries(sample, sampling)
         finally:
             self.slots.release()
         if answer is not None:
@@ -155,22 +165,23 @@ class Generator:
                 sample.routed_experts = answer.experts
         return answer
 
-    async def _answered(self, sample: Sample, sampling: dict[str, Any]) -> Generation | None:
-        """The engine's answer, if need be at the third attempt: an error may be a hiccup.
+    async def _answer_with_retries(
+        self, sample: Sample, sampling: dict[str, Any]
+    ) -> Generation | None:
+        """Return the engine's answer, after up to three attempts: an error may be transient.
 
-        None in a drain. Raises EngineLostError where the error is the engine's; any other
-        EngineError is the request's own.
+        Returns None in a drain. Raises EngineLostError if the engine is at fault; any other
+        EngineError concerns the request.
         """
         for pause in (*_PAUSES_AFTER_ERRORS, None):
             try:
-                answer = await self._asked(sample, sampling)
+                answer = await self._answer(sample, sampling)
             except PromptRefusedError:
                 self._engine_answered()
                 raise
             except EngineError as error:
-                if (
-                    self.draining.is_set()
-                ):  # the pod ends, and its engine was the first: what the sample had goes back
+                if self.draining.is_set():
+                    # The pod ends, and its engine ended first. The tokens so far go back.
                     return None
                 await self.health.must_live(error)
                 if pause is None or isinstance(error, RequestTimeoutError):
@@ -182,8 +193,8 @@ class Generator:
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    async def _asked(self, sample: Sample, sampling: dict[str, Any]) -> Generation:
-        """The engine's answer to one request, counted."""
+    async def _answer(self, sample: Sample, sampling: dict[str, Any]) -> Generation:
+        """Return the engine's answer to one request, and count it."""
         finish, started = "error", time.monotonic()
         with (
             metrics.REQUESTS_AT_ENGINE.track_inprogress(),
@@ -223,14 +234,14 @@ class Generator:
         ) from error
 
     def text(self, tokens: list[int], matched_stop: str | None) -> str:
-        """Response tokens as text, without the stop string that ended them."""
+        """Return response tokens as text, without the stop string that ended them."""
         return self.decode(tokens).removesuffix(matched_stop or "")
 
 
 def sampling_params(
     sampling: Sampling, override: EvaluationSampling | None = None
 ) -> dict[str, Any]:
-    """SGLang's sampling parameters."""
+    """Return sampling parameters by SGLang's names."""
     chosen = sampling.model_dump(exclude={"stop", "max_response_tokens"})
     length = sampling.max_response_tokens
     if override is not None:

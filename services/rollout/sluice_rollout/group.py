@@ -1,4 +1,4 @@
-"""One prompt group: generate its samples concurrently, continue unfinished ones, score them."""
+"""Makes a prompt group: generates samples concurrently, continues unfinished ones, scores them."""
 
 from __future__ import annotations
 

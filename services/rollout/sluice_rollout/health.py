@@ -1,8 +1,8 @@
-"""The engine's health, by which a failed request, a stall and a drop from the epoch are judged.
+"""The engine's health, which decides about a failed request, a stall and a drop from the epoch.
 
-An engine that is paused for a weight update makes no tokens and is well, for `pause_seconds`: a
-trainer that has died in the update has a successor by then, which brings it the weights. One that
-has given its memory to the trainer rests, and is well for as long as that.
+An engine that is paused for a weight update makes no tokens and is healthy, for `pause_seconds`: by
+then a trainer that died in the update has a successor, which sends the weights. An engine that has
+given its memory to the trainer rests, and is healthy for as long as that takes.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ AGAIN_SECONDS = 0.5
 
 
 class EngineLostError(EngineError):
-    """The engine is dead or hung, or answers errors alone: its pod must be replaced.
-
-    blames: a request may have killed it, so groups with requests there count it as their failure.
-    """
+    """The engine is dead or hung, or answers only errors: its pod must be replaced."""
 
     def __init__(self, message: str, *, blames: bool = True) -> None:
         super().__init__(message)
+        # True if a request may have killed the engine: groups with requests there then count it as
+        # their failure.
         self.blames = blames
 
 
 @dataclass(slots=True)
 class EngineHealth:
-    """One engine's. unhealthy: why not, in words, as the last look found it; empty: it is."""
+    """The health of one engine."""
 
     engine: Client
     pause_seconds: float
     policy: EngineHealthPolicy = field(default_factory=EngineHealthPolicy)
+    # Why the engine is not healthy, by the last check; empty if it is.
     unhealthy: str = ""
     last_progress: float = field(default_factory=time.monotonic)
     _judgement: asyncio.Task[str] | None = None
 
     def progress(self) -> None:
-        """The engine has answered a request."""
+        """Note that the engine has answered a request."""
         self.last_progress = time.monotonic()
 
     async def watch(self, busy: Callable[[], bool]) -> NoReturn:
-        """Look at the engine for ever. busy: it has work. Raises EngineLostError."""
+        """Check the engine for ever. `busy` tells whether it has work. Raises EngineLostError."""
         failures = 0
         while True:
             await asyncio.sleep(self.policy.period_seconds)
@@ -62,9 +62,9 @@ class EngineHealth:
                 raise self._lost(self.unhealthy)
 
     async def must_live(self, error: EngineError) -> None:
-        """After a request's error: raise EngineLostError unless the engine is well.
+        """Raise EngineLostError unless the engine is healthy, after the error of a request.
 
-        Those who ask at the same time share one answer.
+        Concurrent callers share one answer.
         """
         if self._judgement is None or self._judgement.done():
             self._judgement = asyncio.create_task(self.judge())
@@ -72,7 +72,7 @@ class EngineHealth:
             raise self._lost(f"{reason}, after a request failed: {error}") from error
 
     async def judge(self, *, dropped: bool = False) -> str:
-        """`examine`, and again if it finds something: a busy server may answer late."""
+        """Return what `examine` does, after several attempts: a busy server may answer late."""
         for _ in range(self.policy.failure_threshold):
             self.unhealthy = await self.examine(dropped=dropped)
             if not self.unhealthy:
@@ -81,10 +81,10 @@ class EngineHealth:
         return self.unhealthy
 
     async def examine(self, *, dropped: bool = False) -> str:
-        """Why the engine makes no tokens, though it should; empty: it makes some, or need not.
+        """Return why the engine makes no tokens, though it should; empty if it is healthy.
 
-        dropped: it is out of the update. Its scheduler waits for no weights then, and answers also
-        in a pause.
+        A `dropped` engine is out of the update. Its scheduler waits for no weights then, so it
+        answers also in a pause.
         """
         healthy, reason = await self.engine.health(self.policy.timeout_seconds)
         if not healthy:
@@ -93,12 +93,9 @@ class EngineHealth:
             return ""
         if paused := await self.engine.paused_seconds():
             if paused >= self.pause_seconds:
-                return f"it has been paused for {paused:.0f} s, and no trainer has ended that"
-            return (
-                ""
-                if not dropped or await self.engine.answers()
-                else "it is paused, and its scheduler hangs"
-            )
+                return f"it has been paused for {paused:.0f} s, and no trainer has resumed it"
+            hangs = dropped and not await self.engine.answers()
+            return "it is paused, and its scheduler hangs" if hangs else ""
         healthy, reason = await self.engine.health(self.policy.generate_seconds, generate=True)
         return "" if healthy else reason
 

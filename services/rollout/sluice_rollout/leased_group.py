@@ -1,4 +1,4 @@
-"""One group that a worker has leased: its identity, its requests and its progress."""
+"""A group that a worker has leased: its identity, its requests and its progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LeasedGroup:
     cpu_started_at: float = field(default_factory=time.thread_time)
 
     @classmethod
-    def of(cls, message: pb.LeasedGroup, load: GroupLoad) -> LeasedGroup:
+    def from_message(cls, message: pb.LeasedGroup, load: GroupLoad) -> LeasedGroup:
         names = message.prompt
         prompt = Prompt(
             names.group_id, "", lease_id=names.lease_id, lease_attempt=names.lease_attempt

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-# A worker is in the tail with fewer samples than this fraction of the most since it last had none.
+# A worker is in the tail with fewer samples than this fraction of the most since it was last idle.
 TAIL_FRACTION = 0.25
 
 
@@ -29,10 +29,9 @@ def is_tail(samples: int, peak: int, *, waiting: bool) -> bool:
     samples
         Samples that are generated now.
     peak
-        The most samples since the worker last had none.
+        The most samples since the worker was last idle.
     waiting
-        True if the worker has asked the buffer for more groups and gets none, because the whole
-        batch is leased.
+        True if the worker waits for more groups, because the whole batch is leased.
 
     """
     return waiting and samples < TAIL_FRACTION * peak
@@ -73,7 +72,7 @@ class Load:
 
     @property
     def tail_seconds(self) -> float:
-        """Duration of the present tail; 0 if there is none."""
+        """Duration of the present tail; 0 without a tail."""
         return 0.0 if self._tail_since is None else self.clock() - self._tail_since
 
     def _change(self, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics: requests, groups, failures, user code, a teacher, the gateway."""
+"""Prometheus metrics of a worker: requests, groups, failures, user code, teacher, gateway."""
 
 from __future__ import annotations
 
@@ -161,8 +161,10 @@ VERIFIER_SECONDS = Histogram(
 
 
 def of_engine(url: str) -> bytes:
-    """The engine's own metrics. The worker shows them, so that nobody but it need reach the engine,
-    which takes orders from whom it can hear. Raises OSError.
+    """Return the engine's metrics.
+
+    The worker serves them, so only the worker needs access to the engine, which obeys everyone who
+    can reach it. Raises OSError.
     """
     with urllib.request.urlopen(f"{url}/metrics", timeout=5.0) as answer:  # noqa: S310 - our engine
         return bytes(answer.read())

@@ -1,4 +1,4 @@
-"""Prompts -> token ids, as their source asks for it, and no longer than the job allows."""
+"""Encodes prompts as their source asks for, and checks that they fit into the engine's context."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SHORTEST_PROMPT = 1
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """tokens: of prompt and response together. origin: what says so."""
+    """Tokens of prompt and response together that an engine can hold."""
 
     tokens: int
+    # The setting or file that says so.
     origin: str
 
 
@@ -34,7 +35,7 @@ class PromptEncoder:
     """Encodes prompts as their source asks for: plain text, or through the chat template."""
 
     def __init__(self, spec: RLJobSpec, model_dir: Path) -> None:
-        """Raises ConfigurationError."""
+        """Load the tokenizer. Raises ConfigurationError."""
         try:
             self.tokenizer: Any = chat.load_tokenizer(
                 model_dir, trust_remote_code=spec.model.trust_remote_code
@@ -51,17 +52,25 @@ class PromptEncoder:
         check_context(spec, self.context)
 
     def fit(self, tokens: int | None) -> None:
-        """Keep to the engine's context; None: it was started with the model's.
+        """Use the engine's context; None if the engine was started with the model's.
 
         Raises ConfigurationError.
         """
         if tokens is not None:
-            self.context = Context(tokens, "the engine's own word")
+            self.context = Context(tokens, "as the engine reports")
             check_context(self._spec, self.context)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises PromptTooLongError, or PromptError if the chat template
-        refuses it or the model's embedding lacks one of its tokens.
+        """Return the token ids of a prompt.
+
+        Raises
+        ------
+        PromptTooLongError
+            If the prompt does not fit.
+        PromptError
+            If the chat template refuses the prompt, or the model's embedding lacks one of its
+            tokens.
+
         """
         source = self._sources.get(prompt.dataset)
         try:
@@ -84,7 +93,7 @@ class PromptEncoder:
         return ids
 
     def template_arguments(self, dataset: str) -> dict[str, Any] | None:
-        """Further variables of the chat template, as the source of a prompt gives them."""
+        """Return further variables of the chat template, as the source of a prompt sets them."""
         source = self._sources.get(dataset)
         return source.chat_template_args if source else None
 
@@ -94,9 +103,7 @@ class PromptEncoder:
 
 
 def context_of_model(spec: RLJobSpec, directory: Path) -> Context:
-    """The context of the model's config.json, or the job's, where it gives the engine
-    another one.
-    """
+    """Return the context that the job gives the engine, or that of the model's config.json."""
     for name, value in spec.rollout.engine_args.items():
         if _plain(name) == "contextlength" and isinstance(value, int):
             return Context(value, "rollout.engineArgs")
@@ -104,7 +111,7 @@ def context_of_model(spec: RLJobSpec, directory: Path) -> Context:
 
 
 def check_context(spec: RLJobSpec, context: Context) -> None:
-    """Raise ConfigurationError where the longest responses leave no room for any prompt."""
+    """Raise ConfigurationError if the longest responses leave no room for a prompt."""
     for field, tokens in response_lengths(spec).items():
         if tokens + SHORTEST_PROMPT > context.tokens:
             raise ConfigurationError(
@@ -115,7 +122,7 @@ def check_context(spec: RLJobSpec, context: Context) -> None:
 
 
 def response_lengths(spec: RLJobSpec) -> dict[str, int]:
-    """Tokens of the longest responses, by the field that says so."""
+    """Return the tokens of the longest responses, by the field that sets them."""
     lengths = {"spec.rollout.sampling.maxResponseTokens": spec.rollout.sampling.max_response_tokens}
     if spec.evaluation is None:
         return lengths
@@ -123,15 +130,15 @@ def response_lengths(spec: RLJobSpec) -> dict[str, int]:
         lengths["spec.evaluation.sampling.maxResponseTokens"] = (
             spec.evaluation.sampling.max_response_tokens
         )
-    for position, one in enumerate(spec.evaluation.datasets):
-        if one.sampling and one.sampling.max_response_tokens:
-            field = f"spec.evaluation.datasets[{position}].sampling.maxResponseTokens"
-            lengths[field] = one.sampling.max_response_tokens
+    for index, dataset in enumerate(spec.evaluation.datasets):
+        if dataset.sampling and dataset.sampling.max_response_tokens:
+            field = f"spec.evaluation.datasets[{index}].sampling.maxResponseTokens"
+            lengths[field] = dataset.sampling.max_response_tokens
     return lengths
 
 
 def longest_prompt(spec: RLJobSpec, context: Context, prompt: Prompt) -> int:
-    """Tokens that this prompt may have."""
+    """Return the number of tokens that this prompt may have."""
     room = context.tokens - _max_response_tokens(spec, prompt)
     return min(spec.data.max_prompt_tokens or room, room)
 
@@ -153,5 +160,5 @@ def evaluation_dataset(spec: RLJobSpec, prompt: Prompt) -> EvaluationDataset | N
 
 
 def _plain(name: str) -> str:
-    """contextLength, context-length and context_length are one argument."""
+    """Return an argument's letters: contextLength and context-length are one argument."""
     return re.sub("[^a-z]", "", name.lower())

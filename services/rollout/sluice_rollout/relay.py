@@ -1,4 +1,4 @@
-"""Passes a request on to another server, and its answer back as it comes."""
+"""Relays a request to another HTTP server, and its answer as it comes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+# Headers that belong to one connection, or that are written here.
 _DROPPED = {
     "authorization",
     "connection",
@@ -21,7 +22,6 @@ _DROPPED = {
     "upgrade",
     "x-api-key",
 }
-"""Headers that are of one connection, or that we write."""
 
 
 async def relay(
@@ -31,9 +31,9 @@ async def relay(
     headers: Mapping[str, str],
     body: Any,
 ) -> web.StreamResponse:
-    """Ask `url` with the request's method and headers, and those of `headers` over them.
+    """Send the request to `url`, with its method and headers, overridden by `headers`.
 
-    Raises aiohttp.ClientError or TimeoutError where it does not answer.
+    Raises aiohttp.ClientError or TimeoutError if the server does not answer.
     """
     async with session.request(
         request.method,

@@ -1,4 +1,4 @@
-"""A ready-made generate function for models with tools, and its parts.
+"""A ready-made generate function for models with tools.
 
     # tools.py, with `rollout.function: tools.py:play` and rows that describe the same tools in
     # their column `tools`
@@ -7,10 +7,10 @@
 
     play = ToolLoop([add])
 
-The model calls as Hermes and Qwen do, <tool_call>{"name": "add", "arguments": {"a": 1, "b":
-2}}</tool_call>, or in plain JSON (`parse=json_calls`). What a tool returns goes back through the
-model's own chat template, as text that is not trained on; what the model said stays the tokens that
-it made.
+The model calls tools as Hermes and Qwen do, <tool_call>{"name": "add", "arguments": {"a": 1, "b":
+2}}</tool_call>, or in plain JSON (`parse=json_calls`). The result of a tool is encoded by the
+model's chat template, as text that is not trained on. The model's turns keep the tokens that it
+made.
 """
 
 from __future__ import annotations
@@ -43,11 +43,29 @@ __all__ = [
 
 
 class ToolLoop:
-    """Turns of the model and answers of tools, until a turn calls none: a `rollout.function`.
+    """Alternates turns of the model and results of tools, until a turn calls no tool.
 
-    tools: functions, sync or async, by their names, and those of `toolbox`. max_calls: of an
-    episode; the turn that goes beyond is its last. seconds: of one call. longest: characters of an
-    answer. template: further variables of the chat template. threads: for tools that are not async.
+    A `rollout.function`.
+
+    Parameters
+    ----------
+    tools
+        Functions, sync or async, called by their names, and tools of `toolbox`.
+    max_turns
+        Most turns of an episode.
+    max_calls
+        Most calls of an episode. A turn that exceeds it is the last one.
+    parse
+        Reads the calls of a turn.
+    seconds
+        Time limit of a call.
+    longest
+        Most characters of a result.
+    template
+        Further variables of the chat template.
+    threads
+        Pool for tools that are not async.
+
     """
 
     def __init__(
@@ -89,22 +107,21 @@ class ToolLoop:
             episode.observe(between_turns(episode.tokenizer, messages, last, self._template))
 
     def _opened(self) -> dict[str, Callable[..., Any]]:
-        """The functions that answer one episode's calls."""
+        """Return the functions that answer one episode's calls."""
         return {
             name: tool.session() if is_tool(tool) else tool for name, tool in self._tools.items()
         }
 
     async def _answer(self, call: ToolCall, tools: Mapping[str, Callable[..., Any]]) -> str:
-        """The answer that the model gets: also to a mistake of its own,
-        and of a tool that fails or hangs.
+        """Return the result that the model gets, also if it called wrongly or the tool failed.
 
-        Raises ToolUnavailableError where the call could not be made.
+        Raises ToolUnavailableError if the call could not be made.
         """
         tool = tools.get(call.name)
         if call.error or tool is None:
             metrics.TOOL_CALLS.labels(tool="", outcome="misunderstood").inc()
-            known = ", ".join(tools)
-            return f"error: {call.error or f'there is no tool {call.name!r}; there is {known}'}"
+            names = ", ".join(tools)
+            return f"error: {call.error or f'there is no tool {call.name!r}; there is {names}'}"
         try:
             with (
                 metrics.TOOL_SECONDS.labels(call.name).time(),
@@ -130,9 +147,9 @@ class ToolLoop:
         return text
 
     def _text(self, value: Any) -> str:
-        """An answer as the model reads it: a text is one already, anything else is JSON.
+        """Return a result as the model reads it: text as it is, anything else as JSON.
 
-        Halves of surrogate pairs, which no tokenizer takes, become U+FFFD.
+        Halves of surrogate pairs, which tokenizers refuse, become U+FFFD.
         """
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         return without_surrogates(text[: self._longest])

@@ -51,12 +51,12 @@ RETURN_SECONDS = 5.0
 
 
 class WorkerError(Exception):
-    """This pod must be replaced, because it has lost its engine, its buffer or its membership."""
+    """The pod must be replaced, because it has lost its engine, its buffer or its membership."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """One engine's worker, from its first lease until it ends."""
+    """The worker of one engine, from its first lease until it ends."""
 
     spec: RLJobSpec
     engine: Client
@@ -172,7 +172,7 @@ class Worker:
             )
             for message in messages:
                 group_load = self.load.add_group(self.spec.rollout.samples_per_prompt)
-                self._start(tasks, LeasedGroup.of(message, group_load))
+                self._start(tasks, LeasedGroup.from_message(message, group_load))
             if messages:
                 self.load.note_lease(waiting=False)
             else:

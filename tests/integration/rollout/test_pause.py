@@ -91,7 +91,7 @@ async def test_a_pause_that_nobody_ends_is_the_engines_end(
         await leases(worker, 4)
         await sglang.running(8)
         call(sglang.url + "/pause_generation", {"mode": "in_place"})
-        with pytest.raises(WorkerError, match=r"paused for \d+ s, and no trainer has ended that"):
+        with pytest.raises(WorkerError, match=r"paused for \d+ s, and no trainer has resumed it"):
             await asyncio.wait_for(work, 60)
         stats = await client.stats()
         assert (stats.leases, stats.counters["groups_returned"]) == (0, 4)

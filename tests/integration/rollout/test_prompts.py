@@ -174,7 +174,7 @@ def test_an_engine_with_another_context_is_kept_to(encoder: Make) -> None:
     prompts.fit(100)
     with pytest.raises(PromptTooLongError, match="has 5 tokens, at most 4 fit"):
         prompts.encode(Prompt(0, "w0001 " * 5, dataset="plain"))
-    with pytest.raises(ConfigurationError, match=r"context of 96 tokens \(the engine's own word\)"):
+    with pytest.raises(ConfigurationError, match=r"context of 96 tokens \(as the engine reports\)"):
         prompts.fit(96)
 
 

@@ -199,14 +199,14 @@ async def test_where_the_job_has_a_reward_that_may_judge(tmp_path: Path) -> None
 
 
 async def test_its_time_is_not_the_programs() -> None:
-    clock = TimeLimit(0.02)
-    episode: Any = Episode(PROMPT, Sample(0), None, {}, None, clock)  # type: ignore[arg-type]
+    time_limit = TimeLimit(0.02)
+    episode: Any = Episode(PROMPT, Sample(0), None, {}, None, time_limit)  # type: ignore[arg-type]
     async with asyncio.timeout(None) as limit:
-        clock.start(limit)
+        time_limit.start(limit)
         async with VerifierRules(60.0).limited(episode):
-            assert clock.free.is_set(), "and a drain does not wait for it"
+            assert time_limit.idle.is_set(), "and a drain does not wait for it"
             await asyncio.sleep(0.1)
-    assert not clock.expired
+    assert not time_limit.expired
 
 
 async def test_what_a_program_that_failed_has_left_is_not_judged(tmp_path: Path) -> None:

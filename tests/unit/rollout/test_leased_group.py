@@ -12,7 +12,7 @@ from sluice_rollout.load import GroupLoad, Load
 
 
 def test_it_knows_how_busy_its_thread_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    leased = LeasedGroup.of(pb.LeasedGroup(), GroupLoad(Load()))
+    leased = LeasedGroup.from_message(pb.LeasedGroup(), GroupLoad(Load()))
     leased.started_at, leased.cpu_started_at = 100.0, 7.0
     monkeypatch.setattr(time, "monotonic", lambda: 110.0)
     monkeypatch.setattr(time, "thread_time", lambda: 9.5)

@@ -75,7 +75,7 @@ class EpisodePods:
             "artifacts": [] if self.rules else None,
         }
         assignment = _assignment(episode, prompt, given)
-        with episode.clock.stopped():
+        with episode.time_limit.stopped():
             pod = await self.episodes.next_free()
         left = await self.episodes.run(pod, assignment)
         await finish(episode, _program_exit(left), lambda: self._judge(episode, left))
@@ -88,7 +88,7 @@ class EpisodePods:
             raise verifying.artifacts_refused(left["artifacts_refused"])
         given = {"key": "", "artifacts": left["artifacts"]}
         assignment = _assignment(episode, episode.prompt, given)
-        with episode.clock.stopped():
+        with episode.time_limit.stopped():
             pod = await self.verifiers.next_free()
         async with self.rules.limited(episode):
             verdict = await self.verifiers.run(pod, assignment)

@@ -135,7 +135,7 @@ class Program:
             if self.must_reward and episode.sample.reward is None:
                 raise PlayFailedError("result", "gave no reward, and the job has no spec.reward")
         finally:
-            with episode.clock.stopped():  # a large directory takes time
+            with episode.time_limit.stopped():  # a large directory takes time
                 await asyncio.shield(asyncio.to_thread(directories.remove, directory))
 
     async def _judge(self, episode: Episode, directory: str) -> None:
@@ -174,7 +174,7 @@ class Program:
         if self.fork_server is None:
             run = self.containers.run if self.containers else process.run
             return partial(run, self.command)
-        with episode.clock.stopped():
+        with episode.time_limit.stopped():
             return await self.fork_server.ready(self._directory)
 
 

@@ -62,7 +62,7 @@ class VerifierRules:
     async def limited(self, episode: Episode) -> AsyncIterator[None]:
         """Limit the time of a verifier. Raises PlayFailedError if it takes longer."""
         try:
-            with metrics.VERIFIER_SECONDS.time(), episode.clock.stopped():
+            with metrics.VERIFIER_SECONDS.time(), episode.time_limit.stopped():
                 async with asyncio.timeout(self.seconds):
                     yield
         except TimeoutError as error:
@@ -103,7 +103,7 @@ class VerifierProcess:
         except (OSError, ArtifactsError, SurvivorError) as error:
             raise PlayFailedError(REASON, f"{_WHO} cannot be run here: {error}") from error
         finally:
-            with episode.clock.stopped():
+            with episode.time_limit.stopped():
                 await asyncio.shield(asyncio.to_thread(directories.remove, workspace))
 
     def _prepare(

@@ -166,7 +166,7 @@ class Server:
             external_model = self._external_models.get(str(body.get("model")))
             if external_model is None:
                 return await handler(request)
-            with next(iter(sessions.values())).agent.episode.clock.at_engine():
+            with next(iter(sessions.values())).agent.episode.time_limit.at_engine():
                 return await external_model.forward(request, body)
 
         return handle

@@ -1,5 +1,6 @@
-"""Rewards of samples, of their seats (`rollout.seats`) and turns: the parts that are to be judged,
-and what they come to together.
+"""Rewards of samples, of their seats (`rollout.seats`) and of turns.
+
+Finds the parts of a sample that are still to be judged, and combines their rewards.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import records_of, turn_rewards
 from sluice_rollout.tool_calls import SEATS
 
+# Key of the metadata that tells a reward which seat it judges.
 SEAT = "seat"
-"""Key of the metadata that tells a reward which seat it judges."""
 
 
 def missing(sample: Sample) -> list[str]:
-    """The seats of a finished sample that are still to be judged; "" is a sample without seats.
+    """Return the seats of a finished sample that are still to be judged.
 
-    One that was given a reward as a whole has none: its seats share that.
+    A sample without seats has the seat "". If a sample was given a reward as a whole, its seats
+    share that.
     """
     if sample.reward is not None:
         return []
@@ -32,12 +34,12 @@ def missing(sample: Sample) -> list[str]:
 def reward_input(
     prompt: Prompt, sample: Sample, seat: str, text: Callable[[list[int], str | None], str]
 ) -> RewardInput:
-    """The input of a reward. Of a seat it is that seat's longest branch."""
-    place = [one.seat for one in sample.sequences].index(seat)
-    sequence = sample.sequences[place]
+    """Return the input of a reward: the sample or, for a seat, that seat's longest branch."""
+    index = [sequence.seat for sequence in sample.sequences].index(seat)
+    sequence = sample.sequences[index]
     response, metadata = sample.response, prompt.metadata | sample.metadata
     if seat:
-        records = records_of(sample.metadata)[place]
+        records = records_of(sample.metadata)[index]
         tokens = sequence.tokens[sequence.prompt_length :].tolist()
         response = text(tokens, records[-1].get("stop") if records else None)
         metadata = metadata | sample.metadata.get(SEATS, {}).get(seat, {}) | {SEAT: seat}
@@ -63,20 +65,20 @@ def give(sample: Sample, seat: str, judgement: Judgement) -> None:
 
 
 def settle(sample: Sample) -> None:
-    """Fill in what follows from the rewards that are there.
+    """Combine the rewards that a sample has.
 
-    A seat without a reward of its own has the sample's. The rewards of turns are added to their
-    seat's. A sample that was given none has the mean of its seats'.
+    A seat without a reward gets the sample's. Rewards of turns are added to those of their seats. A
+    sample without a reward gets the mean of its seats'.
     """
-    of_turns = {seat: sum(rewards) for seat, rewards in turn_rewards(sample).items()}
+    turn_sums = {seat: sum(rewards) for seat, rewards in turn_rewards(sample).items()}
     for seat in _seats(sample):
         reward = sample.seat_rewards.get(seat, sample.reward or 0.0)
-        sample.seat_rewards[seat] = reward + of_turns[seat]
+        sample.seat_rewards[seat] = reward + turn_sums[seat]
     if sample.seat_rewards and sample.reward is None:
         sample.reward = fmean(sample.seat_rewards.values())
     elif not sample.seat_rewards:
-        sample.reward = (sample.reward or 0.0) + of_turns.get("", 0.0)
+        sample.reward = (sample.reward or 0.0) + turn_sums.get("", 0.0)
 
 
 def _seats(sample: Sample) -> Sequence[str]:
-    return list(dict.fromkeys(one.seat for one in sample.sequences if one.seat))
+    return list(dict.fromkeys(s.seat for s in sample.sequences if s.seat))

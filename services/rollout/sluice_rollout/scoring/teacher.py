@@ -1,8 +1,8 @@
-"""A teacher behind a server that somebody runs: it scores each finished response, token by token.
+"""A teacher behind a server of the user's, which scores each finished response token by token.
 
-One request for a sample, and one for each of its branches, from the first trained token to the
-last. Servers score given tokens at temperature 1; so does the student sample, by a rule of the API.
-A teacher that cannot be had fails the sample, never the run.
+A sample costs one request, and one more for each of its branches, from the first trained token to
+the last. Servers score given tokens at temperature 1; so does the student sample, by a rule of the
+API. A teacher that cannot be reached fails the sample, never the run.
 """
 
 from __future__ import annotations
@@ -28,38 +28,45 @@ LOG_SECONDS = 30.0
 
 
 class TeacherError(Exception):
-    """The teacher did not answer in time. The message says what it did instead."""
+    """The teacher did not become ready in time. The message says what it did instead."""
 
 
 class Teacher:
-    """One teacher. tokenizer: the student's. field: which of the job's, for messages."""
+    """A teacher, by its URL."""
 
     def __init__(self, url: str, scorer: Scorer, tokenizer: Any, field: str = FIELD) -> None:
         self.url = url
         self._scorer = scorer
+        # The job's field that names this teacher, for messages.
         self._field = field
-        self._tokenizer, self._words = tokenizer, len(tokenizer)
+        # The student's.
+        self._tokenizer, self._vocabulary = tokenizer, len(tokenizer)
 
     async def close(self) -> None:
         await self._scorer.close()
 
     async def wait_ready(self, seconds: float) -> None:
-        """Wait until it answers, and see that it means the same tokens.
+        """Wait until the server answers, and check that its tokens are the student's.
 
-        TeacherError, ConfigurationError.
+        Raises
+        ------
+        TeacherError
+            If it does not answer in time.
+        ConfigurationError
+            If its tokens differ, or it is another kind of server.
+
         """
-        end, told = time.monotonic() + seconds, time.monotonic()
-        ids = probe(self._words)
+        end, logged_at = time.monotonic() + seconds, time.monotonic()
+        ids = probe(self._vocabulary)
         while True:
             try:
                 theirs = await self._scorer.token_texts(ids)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self._field}: {error}") from error
-            except (
-                ScoringError
-            ) as error:  # one without a tokenizer, say; log-probs may be had all the same
+            except ScoringError as error:
+                # For example a server without a tokenizer, which may have log-probs all the same.
                 logs.get().warning(
-                    "whether the teacher has the student's tokens cannot be checked",
+                    "cannot check whether the teacher has the student's tokens",
                     error=str(error),
                 )
                 return
@@ -70,8 +77,8 @@ class Teacher:
                 return
             if time.monotonic() > end:
                 raise TeacherError(f"{self._field}: {failure}; given up after {seconds:.0f} s")
-            if time.monotonic() - told > LOG_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - logged_at > LOG_SECONDS:
+                logged_at = time.monotonic()
                 logs.get().warning("waiting for the teacher", error=failure)
             await asyncio.sleep(0.5)
 
@@ -82,8 +89,8 @@ class Teacher:
             number, our, their = others[0]
             raise ConfigurationError(
                 f"{self._field}: the teacher's tokens are not the student's: {len(others)} of "
-                f"{len(ids)} that were "
-                f"compared differ, such as {number}, which is {our!r} here and {their!r} there"
+                f"{len(ids)} compared tokens differ, such as {number}, which is {our!r} for the "
+                f"student and {their!r} for the teacher"
             )
 
     async def __call__(self, sample: Sample) -> None:
@@ -102,7 +109,7 @@ class Teacher:
             sequence.teacher_log_probs = log_probs
 
     async def _scores(self, sequence: TokenSequence) -> Float32:
-        """[response] float32, 0 where masked. Raises ScoringError."""
+        """Return log-probs [response] float32, 0 if masked. Raises ScoringError."""
         trained = np.flatnonzero(sequence.loss_mask)
         log_probs = np.zeros(sequence.response_length, dtype=np.float32)
         if len(trained):
@@ -115,21 +122,19 @@ class Teacher:
         return log_probs
 
     async def log_probs(self, tokens: list[int], count: int) -> list[float]:
-        """Of the last `count` of these tokens. Raises ScoringError."""
-        if (highest := max(tokens)) >= self._words:  # a server may die of it
+        """Return the log-probs of the last `count` of these tokens. Raises ScoringError."""
+        if (highest := max(tokens)) >= self._vocabulary:  # a server may crash on it
             raise ScoringError(
-                f"token {highest} is none of the tokenizer's {self._words}: nobody can score it"
+                f"token {highest} cannot be scored: the tokenizer has {self._vocabulary} tokens"
             )
         return await self._scorer.log_probs(tokens, count)
 
 
 class Teachers:
-    """All teachers of a job: one for each data source that has its own,
-    and one for all other rows.
-    """
+    """All teachers of a job: of data sources that name one, and of all other rows."""
 
-    def __init__(self, others: Teacher, by_source: dict[str, Teacher]) -> None:
-        self._others, self._by_source = others, by_source
+    def __init__(self, default: Teacher, by_source: dict[str, Teacher]) -> None:
+        self._default, self._by_source = default, by_source
 
     @property
     def url(self) -> str:
@@ -137,25 +142,23 @@ class Teachers:
 
     @property
     def _all(self) -> list[Teacher]:
-        return [self._others, *self._by_source.values()]
+        return [self._default, *self._by_source.values()]
 
     async def close(self) -> None:
         for teacher in self._all:
             await teacher.close()
 
     async def wait_ready(self, seconds: float) -> None:
-        """Wait until each answers, and means the same tokens. TeacherError, ConfigurationError."""
+        """Wait until all teachers are ready. Raises as `Teacher.wait_ready` does."""
         await asyncio.gather(*(teacher.wait_ready(seconds) for teacher in self._all))
 
     async def __call__(self, prompt: Prompt, sample: Sample) -> None:
-        """Ask the one for the prompt's row; see `Teacher`."""
-        await self._by_source.get(str(prompt.metadata.get("data_source")), self._others)(sample)
+        """Score the sample by the teacher of its prompt's row."""
+        await self._by_source.get(str(prompt.metadata.get("data_source")), self._default)(sample)
 
 
 def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teachers | None:
-    """The teachers that workers of this job ask; None where there is none, or the
-    trainer has it.
-    """
+    """Return the teachers that workers of this job ask; None without any, or with the trainer's."""
     distillation = spec.algorithm.distillation
     if distillation is None or distillation.teacher.url is None:
         return None
@@ -166,15 +169,18 @@ def teacher_of(spec: RLJobSpec, tokenizer: Any) -> Teachers | None:
         return Teacher(url, engine.scorer(url, seconds), tokenizer, field)
 
     by_source = {
-        one.data_source: teacher(one.url, f"spec.algorithm.distillation.teachers[{number}].url")
-        for number, one in enumerate(distillation.teachers)
+        source.data_source: teacher(
+            source.url, f"spec.algorithm.distillation.teachers[{index}].url"
+        )
+        for index, source in enumerate(distillation.teachers)
     }
     return Teachers(teacher(distillation.teacher.url, FIELD), by_source)
 
 
-def probe(words: int) -> list[int]:
-    """Ids whose texts are compared: the last 256, where special tokens are, and others evenly from
-    all the rest.
+def probe(vocabulary: int) -> list[int]:
+    """Return ids whose texts are compared: the last 256, which have special tokens, and others.
+
+    The others are spread evenly over the rest.
     """
-    step = -(-words // (PROBED_TOKENS - 256))
-    return sorted({*range(0, words, step), *range(max(words - 256, 0), words)})
+    step = -(-vocabulary // (PROBED_TOKENS - 256))
+    return sorted({*range(0, vocabulary, step), *range(max(vocabulary - 256, 0), vocabulary)})

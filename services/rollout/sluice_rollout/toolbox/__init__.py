@@ -1,12 +1,12 @@
-"""Tools that ship, for a ToolLoop or a function of one's own.
+"""Ready-made tools, for a ToolLoop or the user's generate function.
 
     from sluice_rollout.toolbox import Http, Python, Search
 
     play = ToolLoop([Python(), Search("corpus.jsonl")])
 
 A tool has a `name`, a `definition` in OpenAI's form for the rows' column `tools`, and `session()`:
-a function of its arguments by name, for one episode. What may be the model's mistake is the text of
-the answer; ToolUnavailableError is raised for what is not.
+a function of its arguments by name, for one episode. If the model may be at fault, the answer says
+so in its text; otherwise the tool raises ToolUnavailableError.
 """
 
 from sluice_rollout.toolbox.base import Tool, definition_of

@@ -1,4 +1,4 @@
-"""The form of a tool."""
+"""The protocol of a tool, and helpers of several tools."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import aiohttp
 
 
 class ToolUnavailableError(Exception):
-    """A tool cannot answer, for no fault of the model's: the sample fails,
-    and nothing of it is trained.
+    """A tool cannot answer, which is not the model's fault: the sample fails and is not trained.
 
-    A tool raises it where its service is down, say. Any other error of a tool is told to the model.
+    For example, the tool's service is down. The model sees any other error of a tool.
     """
 
 
 class Tool(Protocol):
-    """A tool that ships, or one of its form."""
+    """A ready-made tool, or one of the same form."""
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
+        """Name by which the model calls the tool."""
 
     @property
     def definition(self) -> dict[str, Any]:
-        """OpenAI's definition of it, for the rows' column `tools`."""
+        """OpenAI's definition of the tool, for the rows' column `tools`."""
 
     def session(self) -> Callable[..., Any]:
-        """The tool for one episode: a function, sync or async, of its arguments by name."""
+        """Return the tool for one episode: a function, sync or async, of its arguments by name."""
 
 
 def is_tool(value: Callable[..., Any] | Tool) -> TypeGuard[Tool]:
-    """True for what has sessions. Nothing else of it is looked at: a definition may be asked of a
-    server.
+    """Return True for an object with sessions.
+
+    Other attributes are not read: a definition may need a request to a server.
     """
     return hasattr(value, "session")
 
 
 def definition_of(name: str, description: str, **parameters: str) -> dict[str, Any]:
-    """OpenAI's definition of a tool whose parameters are texts, all of them required.
+    """Return OpenAI's definition of a tool whose parameters are texts, all required.
 
-    parameters: descriptions, by name.
+    `parameters` are their descriptions, by name.
     """
     properties = {key: {"type": "string", "description": t} for key, t in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
@@ -50,7 +50,7 @@ def definition_of(name: str, description: str, **parameters: str) -> dict[str, A
 
 
 async def body_of(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The first `most` bytes of an answer's body."""
+    """Return the first `most` bytes of an answer's body."""
     data = bytearray()
     async for part in response.content.iter_any():
         data += part
@@ -60,7 +60,7 @@ async def body_of(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def shortened(text: str, longest: int) -> str:
-    """At most `longest` characters: the beginning and the end, with a word on what is left out."""
+    """Return at most `longest` characters: the beginning and the end, with a note between."""
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -1,4 +1,4 @@
-"""Pages of hosts that the job names."""
+"""Fetches pages of hosts that the job names."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _MOVED = (301, 302, 303, 307, 308)
 
 @dataclass(slots=True)
 class Http:
-    """The tool `fetch`: the text behind an address, by GET.
+    """The tool `fetch`: the text at an address, by GET."""
 
-    hosts: names, with a port where that is not the scheme's own, that may be asked; no other is,
-    not by a redirect either. headers: for all of them. seconds: of a call. most_bytes: of a body.
-    longest: characters of an answer.
-    """
-
+    # Allowed hosts, with a port unless it is the scheme's. Redirects to other hosts are refused.
     hosts: Sequence[str]
     name: str = "fetch"
+    # Headers of all requests.
     headers: dict[str, str] = field(default_factory=dict)
+    # Time limit of a call.
     seconds: float = 10.0
+    # Most bytes of a body.
     most_bytes: int = 1 << 20
+    # Most characters of an answer.
     longest: int = 8192
     definition: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        text = f"Fetch the text behind an address. Hosts: {', '.join(self.hosts)}."
+        text = f"Fetch the text at an address. Hosts: {', '.join(self.hosts)}."
         self.definition = definition_of(self.name, text, url="The address.")
 
     def session(self) -> Callable[..., Any]:
-        """The requests themselves: they keep nothing, no cookies either."""
+        """Return the function of the tool. It keeps no state, and no cookies."""
         return self.fetch
 
     async def fetch(self, url: str) -> str:
-        """The text behind an address, or why there is none."""
+        """Return the text at an address, or why there is no text."""
         limit = aiohttp.ClientTimeout(total=self.seconds)
         jar = aiohttp.DummyCookieJar()
         try:
@@ -68,10 +68,10 @@ class Http:
         return f"error: more than {_REDIRECTS} redirects"
 
     def _refusal(self, url: str) -> str:
-        """Why an address is not asked; "" where it is."""
+        """Return why an address is refused; empty if it is not."""
         address = urlsplit(url)
         if address.scheme not in ("http", "https") or "@" in address.netloc:
             return "error: expected an address http://HOST/... or https://HOST/..."
         if address.netloc.lower() not in {host.lower() for host in self.hosts}:
-            return f"error: {address.netloc} may not be asked; these may: {', '.join(self.hosts)}"
+            return f"error: {address.netloc} is not allowed; allowed hosts: {', '.join(self.hosts)}"
         return ""

@@ -1,8 +1,8 @@
 """Tools of MCP servers (Model Context Protocol), by address or by command. Needs the extra `mcp`.
 
-Each call is a connection of its own, so nothing is left behind when an episode ends, and one that
-hangs ends with its call. A server that keeps something between calls has to know by its arguments
-whose it is.
+Each call uses a new connection, so no state is left when an episode ends, and a call that hangs
+costs only itself. A server that keeps state between calls has to tell by the arguments whose state
+it is.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Mcp:
-    """A server: `http://.../mcp`, or the words of a command, which is started for each call.
-
-    environment: of the command, beside PATH and the like. seconds: of a call, its connection
-    included. longest: characters of an answer.
-    """
+    """A server: `http://.../mcp`, or the words of a command, which is started for each call."""
 
     server: str | Sequence[str]
+    # Variables of the command, in addition to PATH and the like.
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Time limit of a call, with its connection.
     seconds: float = 20.0
+    # Most characters of an answer.
     longest: int = 8192
 
     def tool(self, name: str) -> McpTool:
-        """One of its tools."""
+        """Return the tool of this name."""
         return McpTool(self, name)
 
     async def definitions(self) -> list[dict[str, Any]]:
-        """OpenAI's definitions of all its tools. Raises ToolUnavailableError."""
+        """Return OpenAI's definitions of all tools. Raises ToolUnavailableError."""
         try:
             async with asyncio.timeout(self.seconds), self._client() as client:
                 tools = (await client.list_tools()).tools
-        except Exception as error:  # of the transport, in groups
+        except Exception as error:  # the transport raises groups of any errors
             raise ToolUnavailableError(f"{self._shown}: {_innermost(error)}") from error
         return [_definition(tool) for tool in tools]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """A tool's answer, or its error, as text. Raises ToolUnavailableError where the server
-        cannot be reached.
+        """Return a tool's answer, or its error, as text.
+
+        Raises ToolUnavailableError if the server cannot be reached.
         """
         from mcp import MCPError
 
@@ -57,7 +57,7 @@ class Mcp:
         try:
             async with limit, self._client() as client:
                 answer = await client.call_tool(name, arguments)
-        except Exception as error:  # of the transport, in groups
+        except Exception as error:  # the transport raises groups of any errors
             reason = _innermost(error)
             if limit.expired():
                 return f"error: no answer after {self.seconds:g} s"
@@ -99,18 +99,18 @@ class McpTool:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """The server's, asked for once. Raises ToolUnavailableError."""
-        with ThreadPoolExecutor(1) as pool:  # there may be a loop here
-            asked = pool.submit(lambda: asyncio.run(self.server.definitions()))
-            known = asked.result(self.server.seconds + _GRACE_SECONDS)
-        for definition in known:
+        """The server's definition, requested once. Raises ToolUnavailableError."""
+        with ThreadPoolExecutor(1) as pool:  # this thread may run an event loop
+            request = pool.submit(lambda: asyncio.run(self.server.definitions()))
+            definitions = request.result(self.server.seconds + _GRACE_SECONDS)
+        for definition in definitions:
             if definition["function"]["name"] == self.name:
                 return definition
-        names = ", ".join(one["function"]["name"] for one in known)
+        names = ", ".join(definition["function"]["name"] for definition in definitions)
         raise ToolUnavailableError(f"{self.name}: the server has {names or 'no tools'}")
 
     def session(self) -> Callable[..., Any]:
-        """The calls themselves: they keep nothing."""
+        """Return the function of the tool. It keeps no state."""
 
         async def call(**arguments: Any) -> str:
             return await self.server.call(self.name, arguments)
@@ -128,7 +128,7 @@ def _definition(tool: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first error of a group of groups."""
+    """Return the first error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,9 +1,9 @@
-"""A Python that the model runs programs in: confined as the reward `code` confines them.
+"""A Python that runs the model's programs, confined as the reward `code` confines them.
 
-What a program defines is there in the next call of the same episode. It is there because the
-earlier programs are run again before it, in a new process, with what they printed left out: so a
-session holds no process between two calls, and a program that hangs or is ended costs nothing but
-itself. Random numbers are those of one seed, and come out alike each time.
+Later calls of an episode see what earlier programs have defined, because these are run again
+before, in a new process, without their output. So a session holds no process between two calls, and
+a program that hangs or is killed costs only itself. Random numbers come from a fixed seed, and are
+the same each time.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ print(END, end="")
 
 @dataclass(slots=True)
 class Python:
-    """The tool `python`.
-
-    seconds, memory (bytes): of a program. longest: characters of an answer. most_programs: of an
-    episode. sandboxes: programs that run side by side in this worker.
-    """
+    """The tool `python`."""
 
     name: str = "python"
+    # Limits of a program: time, and bytes of memory.
     seconds: float = 5.0
     memory: int = 1 << 30
+    # Most characters of an answer.
     longest: int = 4096
+    # Most programs of an episode.
     most_programs: int = 16
+    # Programs that run at a time in this worker.
     sandboxes: int = field(default_factory=half_of_the_cores)
     definition: dict[str, Any] = field(init=False)
     _sandboxes: Sandboxes = field(init=False)
@@ -79,13 +79,13 @@ class Python:
         self._sandboxes = Sandboxes(self.sandboxes)
 
     def session(self) -> Callable[..., str]:
-        """Programs that see one another's names."""
+        """Return a session, whose programs share their names."""
         return Session(self)
 
     def run(self, programs: list[str], seconds: float) -> Ran:
-        """Run the programs one after another, with the output of the last.
+        """Run programs one after another; return the output of the last.
 
-        Raises ToolUnavailableError where no sandbox is to be had.
+        Raises ToolUnavailableError if no sandbox is available.
         """
         end = secrets.token_hex(8)
         ran = self._sandboxes.run(
@@ -106,17 +106,18 @@ class Python:
 
 @dataclass(slots=True)
 class Session:
-    """An episode's programs. spent: seconds that those before took together."""
+    """The programs of an episode."""
 
     python: Python
     programs: list[str] = field(default_factory=list)
+    # Time that the earlier programs took together.
     spent: float = 0.0
     calls: int = 0
+    # Calls of one turn of the model run one after another.
     _turn: threading.Lock = field(default_factory=threading.Lock)
-    """Calls of one turn of the model run one after another."""
 
     def __call__(self, code: str) -> str:
-        """The output of a program, or why there is none. Raises ToolUnavailableError."""
+        """Return a program's output, or why there is no output. Raises ToolUnavailableError."""
         with self._turn:
             return self._run(code)
 

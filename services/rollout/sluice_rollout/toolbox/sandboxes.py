@@ -1,4 +1,4 @@
-"""Sandboxes that tools run programs in, some side by side in a worker."""
+"""Sandboxes that tools run programs in, several at a time in a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def half_of_the_cores() -> int:
 
 
 class Sandboxes:
-    """So many of them, started when they are first needed."""
+    """A number of sandboxes, started when they are first needed."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -27,19 +27,19 @@ class Sandboxes:
             self._free.put(None)
 
     def run(self, **request: Any) -> Ran:
-        """Run a program in one that is free: see `Sandbox.run`.
+        """Run a program in a free sandbox: see `Sandbox.run`.
 
-        Raises ToolUnavailableError where no sandbox is to be had.
+        Raises ToolUnavailableError if no sandbox is available.
         """
         try:
             sandbox = self._free.get(timeout=_FREE_SECONDS)
         except queue.Empty:
             raise ToolUnavailableError(
-                f"no sandbox was free in {_FREE_SECONDS:g} s: sandboxes=... says how many there are"
+                f"no sandbox was free in {_FREE_SECONDS:g} s: sandboxes=... sets their number"
             ) from None
         try:
             if sandbox is None:
-                hide()  # labels and keys are in this process's memory
+                hide()  # this process's memory has labels and keys
                 sandbox = Sandbox()
             return sandbox.run(**request)
         except RewardError as error:

@@ -1,4 +1,4 @@
-"""Search in the user's own documents, or with the user's retriever."""
+"""Search in the user's documents, or with the user's retriever."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _ABOUT = "Search for documents. The answer is the best of them."
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in lower case."""
+    """Return the words of a text, in lower case."""
     return _WORD.findall(text.lower())
 
 
 class Index:
-    """Okapi BM25 over documents (Robertson and Zaragoza 2009, eq. 3.15; the idf of Lucene, which is
-    never negative). k1 = 1.5, b = 0.75.
+    """Okapi BM25 over documents (Robertson and Zaragoza 2009, eq. 3.15); k1 = 1.5, b = 0.75.
+
+    The idf is Lucene's, which is never negative.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -51,15 +52,16 @@ class Index:
         }
 
     def _weights(self, postings: list[tuple[int, int]]) -> Float32:
-        """Scores that the word adds to the documents that have it."""
+        """Return the scores that a word adds to the documents that have it."""
         idf = np.log1p((self.size - len(postings) + 0.5) / (len(postings) + 0.5))
         n = np.array([count for _, count in postings], np.float32)
         norm = self._norm[[number for number, _ in postings]]
         return np.asarray(idf * n * (_K1 + 1) / (n + norm), np.float32)
 
     def best(self, query: str, count: int) -> list[int]:
-        """The numbers of the best documents, best first; of equal ones the first. Without a word of
-        the query a document is none of them.
+        """Return the numbers of the best documents, best first; of equal ones the first.
+
+        Documents without a word of the query are left out.
         """
         scores = np.zeros(self.size, np.float32)
         for word in words(query):
@@ -71,7 +73,7 @@ class Index:
 
 
 def documents(paths: Iterable[Path]) -> list[str]:
-    """The documents of JSON-lines files: `contents` (search-R1's), or `title` and `text`.
+    """Read the documents of JSON-lines files: `contents` (search-R1's), or `title` and `text`.
 
     Raises ValueError with the file and the line.
     """
@@ -83,19 +85,19 @@ def documents(paths: Iterable[Path]) -> list[str]:
     ]
 
 
-def _document(line: str, where: str) -> str:
+def _document(line: str, position: str) -> str:
     try:
         row = json.loads(line)
         text = row.get("contents") or f"{row.get('title', '')}\n{row['text']}"
         return str(text).strip()
     except (ValueError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{where}: expected an object with `contents`, or with `text` and a `title`: {error}"
+            f"{position}: expected an object with `contents`, or with `text` and a `title`: {error}"
         ) from error
 
 
 def shown(texts: Iterable[str]) -> str:
-    """Documents as search-R1 shows them: the first line is the title."""
+    """Format documents as search-R1 does: the first line is the title."""
     parts = [text.partition("\n") for text in texts]
     return "\n".join(
         f"Doc {number} (Title: {title.strip()}) {rest.strip()}"
@@ -105,13 +107,11 @@ def shown(texts: Iterable[str]) -> str:
 
 @dataclass
 class Search:
-    """The tool `search`: BM25 over JSON-lines files, in the worker's memory.
-
-    top_k: documents of an answer. longest: characters of it.
-    """
+    """The tool `search`: BM25 over JSON-lines files, in the worker's memory."""
 
     paths: str | Path | Sequence[str | Path]
     name: str = "search"
+    # Most documents, and characters, of an answer.
     top_k: int = 3
     longest: int = 4096
 
@@ -129,29 +129,29 @@ class Search:
         return definition_of(self.name, _ABOUT, query="Words to look for.")
 
     def session(self) -> Callable[..., str]:
-        """The search itself: it keeps nothing."""
+        """Return the function of the tool. It keeps no state."""
         _ = self.index
         return self.search
 
     def search(self, query: str) -> str:
-        """The best documents, as text."""
+        """Return the best documents, as text."""
         best = [self.texts[number] for number in self.index.best(str(query), self.top_k)]
         return shortened(shown(best), self.longest) if best else "no document has these words"
 
 
 @dataclass(slots=True)
 class Retriever:
-    """The tool `search`, asked of a retrieval server as search-R1's:
-    `{"queries": [text], "topk": n, "return_scores": true}` for `{"result": [[{"document":
-    {"contents": text}, "score": number}]]}`.
+    """The tool `search`, answered by a retrieval server such as search-R1's.
 
-    seconds: of one attempt.
+    The request is `{"queries": [text], "topk": n, "return_scores": true}`, and the answer
+    `{"result": [[{"document": {"contents": text}, "score": number}]]}`.
     """
 
     url: str
     name: str = "search"
     top_k: int = 3
     longest: int = 4096
+    # Time limit of one attempt.
     seconds: float = 10.0
     definition: dict[str, Any] = field(init=False)
 
@@ -159,11 +159,11 @@ class Retriever:
         self.definition = definition_of(self.name, _ABOUT, query="Words to look for.")
 
     def session(self) -> Callable[..., Any]:
-        """The search itself: it keeps nothing."""
+        """Return the function of the tool. It keeps no state."""
         return self.search
 
     async def search(self, query: str) -> str:
-        """The best documents, as text. Raises ToolUnavailableError where the server is away."""
+        """Return the best documents, as text. Raises ToolUnavailableError if the server is away."""
         body = {"queries": [str(query)], "topk": self.top_k, "return_scores": True}
         error: Exception | None = None
         for attempt in range(_TRIES):

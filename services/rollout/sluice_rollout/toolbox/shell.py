@@ -1,9 +1,9 @@
-"""A shell that the model gives commands to: confined as the reward `code` confines programs, but
-that it may start others.
+"""A shell that runs the model's commands, confined as the reward `code` confines programs.
 
-What a command leaves behind is there in the next one of the same episode: files, the working
-directory, exported variables, functions. It is carried from one to the next as an archive, so a
-session holds no process and no directory between two calls, and a command that hangs costs itself.
+Unlike those, commands may start other programs. Later commands of an episode see what earlier ones
+have left: files, the working directory, exported variables and functions. An archive carries that
+state, so a session holds no process and no directory between two calls, and a command that hangs
+costs only itself.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from sluice_rollout.toolbox.sandboxes import Sandboxes, half_of_the_cores
 
 _COMMAND_BYTES = 1 << 16
 _MOST_FILES = 4096
+# Size of a session's files, unpacked, that a sandbox has room for.
 _MOST_BYTES = 64 << 20
-"""Of a session's files, unpacked: what a sandbox has room for."""
 _NEEDED = ("bash", "tar", "gzip", "base64", "cp")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
+# Writes the command's output. The state goes to descriptor 3, which the command does not have.
 _OUTER = """\
 cp -R "$1/files/." . 2> /dev/null
 "$BASH" --noprofile --norc "$1/inner" "$1" "$PWD" 3>&-
 echo $? >&3
 tar -czf - . 2> /dev/null | base64 -w 0 >&3
 """
-"""What it says is the command's. Its state goes to descriptor 3, which the command has not."""
 _INNER = """\
 _given=$1 _root=$2
 [ -f .shell/variables ] && . ./.shell/variables
@@ -61,33 +61,33 @@ eval "$(cat "$_given/command")" < /dev/null
 
 @dataclass(slots=True)
 class Shell:
-    """The tool `shell`.
-
-    seconds, memory (bytes): of a command. longest: characters of an answer. most_commands: of an
-    episode. most_kept: bytes of a session's files, packed. sandboxes: commands that run side by
-    side in this worker.
-    """
+    """The tool `shell`."""
 
     name: str = "shell"
+    # Limits of a command: time, and bytes of memory.
     seconds: float = 20.0
     memory: int = 1 << 30
+    # Most characters of an answer.
     longest: int = 4096
+    # Most commands of an episode.
     most_commands: int = 64
+    # Most bytes of a session's files, packed.
     most_kept: int = 1 << 20
+    # Commands that run at a time in this worker.
     sandboxes: int = field(default_factory=half_of_the_cores)
     definition: dict[str, Any] = field(init=False)
     _sandboxes: Sandboxes = field(init=False)
 
     def __post_init__(self) -> None:
         text = (
-            "Run a command in bash; the answer is what it writes, and its exit status where that "
+            "Run a command in bash; the answer is what it writes, and its exit status if that "
             "is not 0. Files and the working directory are kept."
         )
         self.definition = definition_of(self.name, text, command="The command.")
         self._sandboxes = Sandboxes(self.sandboxes)
 
     def session(self) -> Callable[..., str]:
-        """Commands that see one another's files."""
+        """Return a session, whose commands share their files."""
         return Session(self)
 
     def run(self, command: str, state: bytes) -> Ran:
@@ -96,7 +96,7 @@ class Shell:
             raise ToolUnavailableError(f"Shell needs {', '.join(missing)} in {_PATH}")
         with tempfile.TemporaryDirectory(prefix="sluice-shell-") as name:
             folder = Path(name)
-            folder.chmod(0o755)  # the sandbox's user may be another one
+            folder.chmod(0o755)  # the sandbox may run as another user
             (folder / "files").mkdir()
             unpack(state, folder / "files")
             for file, content in (("outer", _OUTER), ("inner", _INNER), ("command", command)):
@@ -122,16 +122,17 @@ class Shell:
 
 @dataclass(slots=True)
 class Session:
-    """An episode's commands. state: an archive of the files that the last one left."""
+    """The commands of an episode."""
 
     shell: Shell
+    # Archive of the files that the last command has left.
     state: bytes = b""
     calls: int = 0
+    # Calls of one turn of the model run one after another.
     _turn: threading.Lock = field(default_factory=threading.Lock)
-    """Calls of one turn of the model run one after another."""
 
     def __call__(self, command: str) -> str:
-        """The output of a command, and how it ended. Raises ToolUnavailableError."""
+        """Return the output of a command, and how it ended. Raises ToolUnavailableError."""
         with self._turn:
             return shortened(self._run(command), self.shell.longest)
 
@@ -154,19 +155,20 @@ class Session:
         return ran.error + self._kept(ran)
 
     def _kept(self, ran: Ran) -> str:
-        """Keep what the command has left; what the model is told of that."""
+        """Keep the files that the command has left; return what the model is told about that."""
         status, _, packed = ran.output.partition("\n")
-        told = "" if status == "0" else f"[exit status {status or 'unknown'}]"
+        note = "" if status == "0" else f"[exit status {status or 'unknown'}]"
         if len(packed) * 3 // 4 > (most := self.shell.most_kept):
-            return f"{told}\nerror: its files are more than {most} bytes packed, and not kept"
-        with contextlib.suppress(binascii.Error):  # a command that ended the shell around it
+            return f"{note}\nerror: its files are more than {most} bytes packed, and not kept"
+        with contextlib.suppress(binascii.Error):  # the command ended the shell around it
             self.state = base64.b64decode(packed, validate=True) or self.state
-        return told
+        return note
 
 
 def unpack(state: bytes, folder: Path) -> None:
-    """Put a state's files into a folder: plain files and folders, as many as a sandbox has room
-    for. A state that is no archive has none.
+    """Unpack a state into a folder: plain files and folders, within the limits of a sandbox.
+
+    A state that is not an archive is empty.
     """
     if not state:
         return
@@ -185,6 +187,6 @@ def unpack(state: bytes, folder: Path) -> None:
 
 
 def _readable() -> list[str]:
-    """Programs and files that a command may read, beside the system's libraries."""
+    """Return programs and files that a command may read, in addition to system libraries."""
     paths = ("/bin", "/usr", "/etc/alternatives", "/etc/passwd", "/etc/group")
     return [path for path in paths if os.path.exists(path)]

@@ -1,1 +1,1 @@
-"""Functions of users that make samples: loading and running them."""
+"""User functions: loading and running them."""

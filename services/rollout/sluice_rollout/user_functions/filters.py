@@ -1,6 +1,6 @@
-"""Dynamic filters of the user's own.
+"""Dynamic filters of the user.
 
-The built-in ones run in the buffer, where no user code may run.
+The built-in filters run in the buffer, which runs no user code.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ Filter = Callable[[SampleGroup], Awaitable[str | None]]
 
 
 class FilterError(Exception):
-    """The user's filter raised, or took too long. The message says which, what and where."""
+    """The user's filter raised, or took too long."""
 
 
-async def _keep(group: SampleGroup) -> str | None:
+async def _keep_all(group: SampleGroup) -> str | None:
     return None
 
 
 def load(name: str | None) -> Filter:
-    """The filter by its dotted path: None keeps a group,
-    a text drops it and is the reason in the metrics.
+    """Load a filter by its path.
 
-    A function that returns True or False keeps or drops, as slime's filters do.
-    The filter raises FilterError.
+    The filter returns None to keep a group, or a text to drop it, which is the reason in metrics. A
+    function that returns True or False keeps or drops, as slime's filters do. The filter raises
+    FilterError.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be loaded.
+
     """
     if name is None or name in BUILT_IN:
-        return _keep
+        return _keep_all
     try:
         function = user_code.load(name)
     except user_code.LoadError as error:

@@ -1,10 +1,10 @@
-"""A user's hooks: functions that see each finished sample before its reward, and after it.
+"""Hooks of the user: functions that see each finished sample before its reward, and after it.
 
     def shorten(prompt: Prompt, sample: Sample) -> None:      # or async
         sample.response = sample.response.rpartition("</think>")[2]
 
-A hook changes the sample: what the reward sees of it (`response`, `metadata`), its reward, or with
-a loss mask of zeros that nothing of it is trained on (slime: remove_sample). A hook that raises or
+A hook changes the sample: what the reward sees of it (`response`, `metadata`), its reward, or its
+loss mask, whose zeros exclude tokens from training (slime: remove_sample). A hook that raises or
 hangs fails its sample.
 """
 
@@ -26,30 +26,30 @@ THREADS = Threads("hook")
 Hook = Callable[[Prompt, Sample], Coroutine[Any, Any, None]]
 
 
-async def _nothing(prompt: Prompt, sample: Sample) -> None:
+async def _no_hook(prompt: Prompt, sample: Sample) -> None:
     return
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Those of one job."""
+    """The hooks of one job."""
 
-    before_reward: Hook = _nothing
-    after_reward: Hook = _nothing
+    before_reward: Hook = _no_hook
+    after_reward: Hook = _no_hook
 
 
 def load_all(hooks: api.HooksSpec) -> Hooks:
-    """The hooks of spec.rollout.hooks. ConfigurationError: one cannot be loaded."""
+    """Load the hooks of spec.rollout.hooks. Raises ConfigurationError if one cannot be loaded."""
     return Hooks(load("beforeReward", hooks.before_reward), load("afterReward", hooks.after_reward))
 
 
 def load(field: str, dotted: str | None) -> Hook:
-    """The hook of `spec.rollout.hooks.<field>`; one that does nothing where there is none.
+    """Load the hook of `spec.rollout.hooks.<field>`; without one, return a hook that has no effect.
 
-    ConfigurationError.
+    Raises ConfigurationError if it cannot be loaded.
     """
     if dotted is None:
-        return _nothing
+        return _no_hook
     try:
         function = user_code.load(dotted)
     except user_code.LoadError as error:
@@ -63,18 +63,18 @@ def load(field: str, dotted: str | None) -> Hook:
             _check(sample)
         except Exception as error:  # the user's function may raise anything
             metrics.HOOK_FAILURES.labels(hook=field).inc()
-            ours = isinstance(error, LateError | SampleError)
-            reason = error_summary.named(error) if ours else error_summary.cause(error)
+            is_own_error = isinstance(error, LateError | SampleError)
+            reason = error_summary.named(error) if is_own_error else error_summary.cause(error)
             line = f"hook {dotted}: {reason}"
             failures.LOG.note("a hook failed", line, error_summary.full(error), hook=field)
             sample.fail(line)
-            sample.cut(0)  # whatever it did to tokens and masks
+            sample.cut(0)  # tokens and masks may be broken
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}
 
     return run
 
 
 def _check(sample: Sample) -> None:
-    """Raise SampleError where a hook has left something broken."""
+    """Raise SampleError if a hook has left a broken sample."""
     sample.check_tokens()
     sample.check_values()

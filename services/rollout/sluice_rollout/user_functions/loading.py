@@ -139,7 +139,7 @@ def _default(spec: RLJobSpec) -> tuple[str, Play] | None:
 def load_function(
     path: str | None, spec: RLJobSpec, field_name: str = "spec.rollout.function"
 ) -> tuple[str, Play] | None:
-    """Load a generate function by its path, with its name; None if there is none.
+    """Load a generate function by its path, with its name; None without a path.
 
     Raises
     ------

@@ -1,5 +1,6 @@
-"""Runs a user's generate function, or program, for samples. Whatever it does, the run goes on; its
-samples tell what happened.
+"""Runs the user's generate function, or program, for samples.
+
+An error of the function fails its samples, which say what happened, and never the run.
 """
 
 from __future__ import annotations
@@ -31,24 +32,22 @@ from sluice_rollout.user_functions.time_limit import TimeLimit
 
 @dataclass(slots=True)
 class EpisodeRunner:
-    """Plays samples with one function, or program.
-
-    seconds: how long it may take between two turns of the model (its tools).
-    """
+    """Plays samples with one function, or program."""
 
     play: Play
     name: str
     generator: Generator
     tokenizer: Any
+    # Time limit between two turns of the model, such as that of tools.
     seconds: float
     reward_key: str | None = None
+    # Opens the gateway to an episode.
     open_gateway: Callable[[Episode], Gateway] | None = None
-    """Opens the gateway to an episode."""
     seats: tuple[str, ...] = ()
 
     @property
     def whole_group(self) -> bool:
-        """The function takes all samples of a prompt at once."""
+        """True if the function takes all samples of a prompt in one call."""
         return bool(getattr(self.play, "whole_group", False))
 
     async def __call__(
@@ -62,11 +61,11 @@ class EpisodeRunner:
     async def run_group(
         self, prompt: Prompt, ids: list[int], samples: list[Sample], sampling: dict[str, Any]
     ) -> None:
-        """Play these samples in one call, until they are finished, or aborted by a drain.
+        """Play samples in one call, until they are finished, or aborted by a drain.
 
-        They are changed.
+        The samples are changed.
         """
-        clock = TimeLimit(self.seconds)
+        time_limit = TimeLimit(self.seconds)
         for sample in samples:
             if not len(sample.tokens):
                 sample.append_prompt(ids)
@@ -77,7 +76,7 @@ class EpisodeRunner:
                 self.tokenizer,
                 dict(sampling),
                 self.generator,
-                clock,
+                time_limit,
                 self.reward_key,
                 self.open_gateway,
                 self.seats,
@@ -85,22 +84,25 @@ class EpisodeRunner:
             for sample in samples
         ]
         try:
-            raised = await self._outcome(episodes, clock)
-            self._conclude_all(episodes, raised, clock)
+            raised = await self._outcome(episodes, time_limit)
+            self._conclude_all(episodes, raised, time_limit)
         finally:
             for episode in episodes:
                 episode.leave(interrupted=True)
 
-    async def _outcome(self, episodes: list[Episode], clock: TimeLimit) -> BaseException | None:
-        """The exception of the function. A drain ends it: at once while it is outside of the
-        engine, else with its turn.
+    async def _outcome(
+        self, episodes: list[Episode], time_limit: TimeLimit
+    ) -> BaseException | None:
+        """Run the function and return its exception.
+
+        A drain ends the function: at once if it has no request at the engine, else after its turn.
         """
-        running = asyncio.create_task(self._timed(episodes, clock))
+        running = asyncio.create_task(self._timed(episodes, time_limit))
         draining = asyncio.create_task(self.generator.draining.wait())
         try:
             await asyncio.wait({running, draining}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                await clock.free.wait()
+                await time_limit.idle.wait()
                 running.cancel()
                 await asyncio.wait({running})
         finally:
@@ -110,17 +112,17 @@ class EpisodeRunner:
             return InterruptedEpisodeError("the pod ends")
         return running.exception()
 
-    async def _timed(self, episodes: list[Episode], clock: TimeLimit) -> None:
-        async with asyncio.timeout(None) as limit:
-            clock.start(limit)
+    async def _timed(self, episodes: list[Episode], time_limit: TimeLimit) -> None:
+        async with asyncio.timeout(None) as timeout:
+            time_limit.start(timeout)
             await contained(self.play(episodes if self.whole_group else episodes[0]))  # type: ignore[arg-type]
 
     def _conclude_all(
-        self, episodes: list[Episode], raised: BaseException | None, clock: TimeLimit
+        self, episodes: list[Episode], raised: BaseException | None, time_limit: TimeLimit
     ) -> None:
-        """The samples' statuses. A group that was interrupted is played again as a whole.
+        """Set the status of all samples. A group that was interrupted is played again as a whole.
 
-        Raises EngineError where the engine is gone: no fault of the function's.
+        Raises EngineError if the engine is lost, which is not the function's fault.
         """
         ends = [episode.ended or raised for episode in episodes]
         for error in ends:
@@ -137,14 +139,14 @@ class EpisodeRunner:
             elif interrupted or (drained and broken is not None):
                 _abort(episode.sample)
             elif broken is not None and not (isinstance(broken, EpisodeEndError) or truncated):
-                self._blame(episode.sample, broken, clock)
+                self._blame(episode.sample, broken, time_limit)
             else:
                 truncated = truncated or isinstance(episode.ended, TruncatedError)
                 self._finish(episode, truncated=truncated)
 
-    def _blame(self, sample: Sample, raised: BaseException, clock: TimeLimit) -> None:
-        """The sample failed by what the function raised."""
-        if isinstance(raised, TimeoutError) and clock.expired:
+    def _blame(self, sample: Sample, raised: BaseException, time_limit: TimeLimit) -> None:
+        """Fail the sample by what the function raised."""
+        if isinstance(raised, TimeoutError) and time_limit.expired:
             text = (
                 f"took more than {self.seconds:g} s outside of the engine (rollout.functionSeconds)"
             )
@@ -189,7 +191,7 @@ class EpisodeRunner:
 
 
 def _abort(sample: Sample) -> None:
-    """To be played again elsewhere: what it has of tokens and turns stays."""
+    """Mark a sample to be played again elsewhere, with its tokens and turns."""
     sample.status = SampleStatus.ABORTED
     sample.reward, sample.reward_parts, sample.seat_rewards = None, {}, {}
     kept = {name: sample.metadata[name] for name in (BRANCH_TURNS,) if name in sample.metadata}
@@ -197,7 +199,7 @@ def _abort(sample: Sample) -> None:
 
 
 def _unsendable(sample: Sample) -> PlayFailedError | None:
-    """The error of a function that left what cannot be sent, such as an object as metadata."""
+    """Return an error if the function left what cannot be sent, such as an object as metadata."""
     try:
         sample.check_values()
     except SampleError as error:

@@ -1,8 +1,9 @@
-"""Threads for a user's functions that are not async. One that hangs keeps its own thread only.
+"""Threads for user functions that are not async. A function that hangs blocks only its thread.
 
-Python cannot end a thread. So a call that takes longer than it may is left alone, and its place
-goes to the next one; once too many hang, no further call is begun, with an error that says so. (The
-event loop's own pool would fill up with them, and the process would wait for each at its end.)
+Python cannot end a thread. So a call that takes too long is abandoned, and its place goes to the
+next call. Once too many calls hang, no further call is begun, with an error that says so. (The
+event loop's pool would fill up with hanging calls, and the process would wait for each of them at
+its end.)
 """
 
 from __future__ import annotations
@@ -25,44 +26,56 @@ MOST_HANGING = 64
 
 
 class LateError(TimeoutError):
-    """A call took longer than it may."""
+    """A call took too long."""
 
 
 class NoThreadError(Exception):
-    """A call was not begun, for no fault of its own. The message says what holds the threads."""
+    """A call was not begun, which is not its fault. The message says what holds the threads."""
 
 
 class UserExitError(Exception):
-    """A user's function asked the process to end (`sys.exit`), which only ends its call."""
+    """User code called `sys.exit`, which ends only its call."""
 
 
 @dataclass(slots=True)
 class Threads:
-    """A pool for `size` calls at a time, beside `most_hanging` that nobody waits for any more.
+    """A pool for a number of calls at a time, in addition to abandoned ones."""
 
-    name: for metrics.
-    """
-
+    # Label in metrics.
     name: str
     size: int = SIZE
     most_hanging: int = MOST_HANGING
+    # Abandoned calls that have not ended, by their function.
     hanging: Counter[str] = field(default_factory=Counter)
-    """Calls that nobody waits for any more, by their function."""
     _places: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.size)
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float) -> Any:
-        """Call the function: in a thread, or here if it is async.
+        """Call the function: in a thread, or in the event loop if it is async.
 
-        seconds: that it may take, not counting the wait for a thread. Raises LateError,
-        NoThreadError, and what the function raises.
+        Parameters
+        ----------
+        function
+            The user's function.
+        *args
+            Its arguments.
+        seconds
+            Time limit, without the wait for a thread.
+
+        Raises
+        ------
+        LateError
+            If the call takes too long.
+        NoThreadError
+            If too many calls hang.
+
         """
         if inspect.iscoroutinefunction(function):
             return await _in_time(function(*args), seconds)
         value = await self._in_thread(_name(function), functools.partial(function, *args), seconds)
-        if inspect.isawaitable(value):  # a coroutine function in a wrapper that is none
+        if inspect.isawaitable(value):  # a coroutine function in a plain wrapper
             return await _in_time(value, seconds)
         return value
 
@@ -91,14 +104,14 @@ class Threads:
             )
 
     def _leave(self, name: str, outcome: asyncio.Future[Any]) -> None:
-        """The call goes on, and nobody waits for it."""
+        """Abandon a call, which goes on in its thread."""
         self.hanging[name] += 1
         gauge = metrics.HANGING_CALLS.labels(pool=self.name)
         gauge.inc()
 
         def ended(_: asyncio.Future[Any]) -> None:
             self.hanging[name] -= 1
-            self.hanging += Counter()  # forgets those of which there are none
+            self.hanging += Counter()  # removes zeros
             gauge.dec()
 
         outcome.add_done_callback(ended)
@@ -107,18 +120,18 @@ class Threads:
 def _start(
     name: str, call: Callable[[], Any], outcome: asyncio.Future[tuple[Any, BaseException | None]]
 ) -> None:
-    """Call it in a thread of its own. Raises NoThreadError."""
+    """Call the function in a new thread. Raises NoThreadError."""
     loop = outcome.get_loop()
 
     def run() -> None:
         try:
-            told: tuple[Any, BaseException | None] = call(), None
+            result: tuple[Any, BaseException | None] = call(), None
         except (SystemExit, KeyboardInterrupt) as error:
-            told = None, _exit(error)
+            result = None, _exit(error)
         except BaseException as error:
-            told = None, error
+            result = None, error
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(outcome.set_result, told)
+            loop.call_soon_threadsafe(outcome.set_result, result)
 
     context = contextvars.copy_context()
     try:
@@ -126,7 +139,7 @@ def _start(
             target=context.run, args=(run,), name=f"user's {name}", daemon=True
         ).start()
     except RuntimeError as error:
-        raise NoThreadError(f"the system gives no thread: {error}") from error
+        raise NoThreadError(f"the system cannot start a thread: {error}") from error
 
 
 async def _in_time(value: Awaitable[Any], seconds: float) -> Any:
@@ -141,7 +154,7 @@ async def _in_time(value: Awaitable[Any], seconds: float) -> Any:
 
 
 async def contained(value: Awaitable[Any]) -> Any:
-    """Await a user's code. Where it raises SystemExit, which would end the loop: UserExitError."""
+    """Await user code. SystemExit, which would end the event loop, becomes UserExitError."""
     try:
         return await value
     except (SystemExit, KeyboardInterrupt) as error:

@@ -1,6 +1,4 @@
-"""The time that a user's function takes:
-it stands still while any of its requests is at the engine.
-"""
+"""The time limit of user code, suspended while a request of it is at the engine."""
 
 from __future__ import annotations
 
@@ -12,36 +10,31 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class TimeLimit:
-    """One call of a function.
+    """The time limit of one call of a function."""
 
-    seconds: what it may take between two turns of the model; 0: for ever.
-
-    free: set while none of its requests is at the engine.
-    """
-
+    # Time between two turns of the model; 0: no limit.
     seconds: float
-    free: asyncio.Event = field(default_factory=asyncio.Event)
-    _limit: asyncio.Timeout | None = None
+    # Set while no request of the function is at the engine.
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _timeout: asyncio.Timeout | None = None
     _requests: int = 0
     _stops: int = 0
 
     def __post_init__(self) -> None:
-        self.free.set()
+        self.idle.set()
 
     @property
     def expired(self) -> bool:
-        return self._limit is not None and self._limit.expired()
+        return self._timeout is not None and self._timeout.expired()
 
-    def start(self, limit: asyncio.Timeout) -> None:
-        """Limit what runs inside of `limit` from now on."""
-        self._limit = limit
+    def start(self, timeout: asyncio.Timeout) -> None:
+        """Limit what runs inside of `timeout` from now on."""
+        self._timeout = timeout
         self._run()
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """The time stands still, for something else than the engine: a drain does not wait for
-        its end.
-        """
+        """Suspend the limit, for work outside of the engine. A drain does not wait for its end."""
         self._stops += 1
         self._set(None)
         try:
@@ -53,21 +46,21 @@ class TimeLimit:
 
     @contextmanager
     def at_engine(self) -> Iterator[None]:
-        """Several requests may be on their way at the same time."""
+        """Suspend the limit while a request is at the engine. Several may be at a time."""
         self._requests += 1
-        self.free.clear()
+        self.idle.clear()
         try:
             with self.stopped():
                 yield
         finally:
             self._requests -= 1
             if not self._requests:
-                self.free.set()
+                self.idle.set()
 
     def _run(self) -> None:
         if self.seconds:
             self._set(asyncio.get_running_loop().time() + self.seconds)
 
     def _set(self, when: float | None) -> None:
-        if self._limit and not self._limit.expired():
-            self._limit.reschedule(when)
+        if self._timeout and not self._timeout.expired():
+            self._timeout.reschedule(when)
