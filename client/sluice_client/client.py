@@ -19,7 +19,7 @@ from sluice_client.job_list import JobSummary
 from sluice_client.local_runs import LocalRuns
 from sluice_client.logs import LogLine, merged
 from sluice_client.status_view import render_status, status_of
-from sluice_client.submission import JobLike, Submission, submission
+from sluice_client.submission import JobLike, Submission, prepare_submission
 from sluice_operator.cluster.view import JobEvent, JobSnapshot, Reader, ReadError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Client:
             If the job is not valid, with every problem, or cannot be created.
 
         """
-        prepared = submission(
+        sent = prepare_submission(
             job,
             name=name,
             overrides=overrides or {},
@@ -135,7 +135,7 @@ class Client:
             prompts=prompts,
             local=self._store.shares_files,
         )
-        return Job(self._loop.run(self._store.submit(prepared)), self._store, self._loop)
+        return Job(self._loop.run(self._store.submit(sent)), self._store, self._loop)
 
     def get(self, name: str) -> Job:
         """Return an existing job. Raises ClientError if there is no job of this name."""

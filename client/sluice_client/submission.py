@@ -46,7 +46,7 @@ class Submission:
         return RLJob.model_validate(document)
 
 
-def submission(
+def prepare_submission(
     job: JobLike,
     *,
     name: str | None,

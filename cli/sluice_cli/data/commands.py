@@ -153,7 +153,7 @@ def inspect(
     The exit code is 1 if some rows are unusable.
     """
     from sluice.data.inspection import inspect as inspect_rows
-    from sluice_cli.data.view import answers_of, lengths_of, show
+    from sluice_cli.data.view import answers_of, lengths_of, print_inspection
 
     with _input_errors():
         if max_prompt_tokens and not model:
@@ -184,7 +184,7 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(facts, ensure_ascii=False))
     else:
-        show(facts, inspection)
+        print_inspection(facts, inspection)
     raise typer.Exit(Exit.FAILED if inspection.broken else Exit.DONE)
 
 

@@ -85,7 +85,7 @@ def _plain(row: PromptRow) -> str:
     return row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt, ensure_ascii=False)
 
 
-def show(facts: dict[str, Any], inspection: Inspection) -> None:
+def print_inspection(facts: dict[str, Any], inspection: Inspection) -> None:
     """Print what an inspection found; `facts` holds its counts and the example."""
     console = Console(highlight=False)
     console.print(f"[bold]{escape(facts['source'])}[/]: {inspection.rows} rows", soft_wrap=True)

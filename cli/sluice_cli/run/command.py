@@ -23,7 +23,7 @@ from sluice.wire.v1.rendezvous_pb2 import Ledger
 from sluice_cli.exits import Exit
 from sluice_cli.run import containers as images
 from sluice_cli.run.ending import finish, write_summary
-from sluice_cli.run.monitor import Monitor, Snapshot
+from sluice_cli.run.monitor import Monitor, ServiceSnapshot
 from sluice_cli.run.run_files import RunFiles
 from sluice_cli.run.view import LiveView, PlainView, View
 from sluice_cli.validate import file_checks, footprint
@@ -289,7 +289,7 @@ class HealthWarnings:
 def update_view(
     view: View,
     status: RLJobStatus | None,
-    snapshot: Snapshot,
+    snapshot: ServiceSnapshot,
     files: RunFiles,
     warnings: HealthWarnings,
 ) -> None:

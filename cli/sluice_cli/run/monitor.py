@@ -18,7 +18,7 @@ CALL_SECONDS = 3.0
 
 
 @dataclass(slots=True)
-class Snapshot:
+class ServiceSnapshot:
     """Answers of a job's services; None if a service does not answer."""
 
     stats: buffer_pb2.BufferStats | None = None
@@ -42,16 +42,16 @@ class Monitor:
     def __init__(self, timeline: Path | None = None) -> None:
         self._timeline = timeline
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self.latest = Snapshot()
+        self.latest = ServiceSnapshot()
         self.devices = DeviceSeconds()
 
-    async def take_snapshot(self, rendezvous: str, token: str, tls: Tls = PLAIN) -> Snapshot:
+    async def take_snapshot(self, rendezvous: str, token: str, tls: Tls = PLAIN) -> ServiceSnapshot:
         """Take a new snapshot.
 
         A service that does not answer is missing in the snapshot. Raises AioRpcError only if a
         service refuses the token.
         """
-        snapshot = Snapshot()
+        snapshot = ServiceSnapshot()
         try:
             snapshot.ledger = await queries.ledger(
                 self._channel(rendezvous, tls), token, CALL_SECONDS

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sluice.api import RLJob, RLJobStatus, RoleStatus
 from sluice.telemetry.headline import headline
-from sluice_cli.run.monitor import Snapshot
+from sluice_cli.run.monitor import ServiceSnapshot
 from sluice_cli.run.run_files import Record, RunFiles
 from sluice_client.status_view import STATE_STYLES, duration
 
@@ -32,7 +32,7 @@ class View(Protocol):
     def show(
         self,
         status: RLJobStatus | None,
-        snapshot: Snapshot,
+        snapshot: ServiceSnapshot,
         files: RunFiles,
         new_steps: list[Record],
     ) -> None:
@@ -59,7 +59,7 @@ class PlainView:
     def show(
         self,
         status: RLJobStatus | None,
-        snapshot: Snapshot,
+        snapshot: ServiceSnapshot,
         files: RunFiles,
         new_steps: list[Record],
     ) -> None:
@@ -109,7 +109,7 @@ class LiveView:
     def show(
         self,
         status: RLJobStatus | None,
-        snapshot: Snapshot,
+        snapshot: ServiceSnapshot,
         files: RunFiles,
         new_steps: list[Record],
     ) -> None:
@@ -138,7 +138,7 @@ class LiveView:
         self._live.stop()
 
 
-def progress(snapshot: Snapshot, files: RunFiles, elapsed: float) -> RenderableType:
+def progress(snapshot: ServiceSnapshot, files: RunFiles, elapsed: float) -> RenderableType:
     """Render the step, a bar and the time left; `elapsed` is in seconds since this start."""
     step = snapshot.stats.step if snapshot.stats else 0
     total = snapshot.stats.total_steps if snapshot.stats else 0
@@ -152,7 +152,7 @@ def progress(snapshot: Snapshot, files: RunFiles, elapsed: float) -> RenderableT
     return grid
 
 
-def numbers(snapshot: Snapshot, files: RunFiles) -> RenderableType:
+def numbers(snapshot: ServiceSnapshot, files: RunFiles) -> RenderableType:
     """Render the newest step's figures, and the curves of reward and evaluation."""
     stats, last = snapshot.stats, files.last()
     name, values = headline(files.steps[step] for step in sorted(files.steps))
@@ -202,7 +202,7 @@ def _one_line(value: Any) -> str:
     return " ".join(str(value or "").split())
 
 
-def roles(status: RLJobStatus | None, snapshot: Snapshot) -> RenderableType:
+def roles(status: RLJobStatus | None, snapshot: ServiceSnapshot) -> RenderableType:
     """Render a row for each role: running pods, attempt, restarts, and what its members do."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("role", "ready", "attempt", "restarts", "doing"):
@@ -217,7 +217,7 @@ def roles(status: RLJobStatus | None, snapshot: Snapshot) -> RenderableType:
     return table
 
 
-def _doing(role: RoleStatus, snapshot: Snapshot) -> str:
+def _doing(role: RoleStatus, snapshot: ServiceSnapshot) -> str:
     """Say what the members of a role report. A member that is gone keeps its last report."""
     if role.name == "rendezvous":
         return "serving" if snapshot.ledger else "starting"
@@ -263,7 +263,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
-def evaluation_text(snapshot: Snapshot) -> str:
+def evaluation_text(snapshot: ServiceSnapshot) -> str:
     """Return the newest evaluation: a number, or `name number` for each of several data sets."""
     scores = dict(snapshot.stats.evaluation) if snapshot.stats else {}
     if len(scores) == 1:

@@ -239,6 +239,7 @@ def test_a_split_has_every_row_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [(["--test-rows", "5"], "5 of 2 rows"), (["--test-rows", "0.01"], "0 of 2 rows")],
+    ids=["more than all", "less than one"],
 )
 def test_a_split_with_an_empty_part_is_refused(
     tmp_path: Path, options: list[str], message: str
@@ -297,6 +298,14 @@ def test_seeds_writes_a_row_for_each_seed(tmp_path: Path) -> None:
         ("Fixed", [], "row 1: a row must be a dict, found list"),
         ("raising", [], "raising raised KeyError after 1 rows ("),
         ("nobody", [], "nobody yielded no rows"),
+    ],
+    ids=[
+        "no such function",
+        "unknown argument",
+        "argument without value",
+        "row of another type",
+        "exception",
+        "no rows",
     ],
 )
 def test_materialise_refuses_functions_without_rows(
@@ -368,6 +377,7 @@ def test_a_prompt_that_the_template_refuses_is_a_problem(tmp_path: Path, model: 
         (["{rows}", "--model", "/no/model"], "/no/model has no tokenizer"),
         (["{rows}@[5:]"], "no rows"),
     ],
+    ids=["no such file", "limit without model", "no tokenizer", "empty slice"],
 )
 def test_inspect_refuses_what_it_cannot_read(
     tmp_path: Path, words: list[str], message: str
@@ -380,6 +390,7 @@ def test_inspect_refuses_what_it_cannot_read(
 @pytest.mark.parametrize(
     ("module", "options", "extra"),
     [("pyarrow", [], "buffer"), ("transformers", ["--model", "."], "rollout")],
+    ids=["parquet", "model"],
 )
 def test_data_names_a_missing_library_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, options: list[str], extra: str

@@ -24,11 +24,8 @@ STATUS = {
 
 
 @pytest.fixture
-def runs(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """runs/first, stopped at step 3; and no cluster."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+def runs(task: Path, tmp_path: Path, no_cluster: None) -> Path:
+    """Directory runs/ with the run `first`, which was stopped at step 3; there is no cluster."""
     first = tmp_path / "runs/first"
     prepare(first, load_job(task / "job.yaml"), fresh=False)
     document = json.loads((first / "job.json").read_text())
@@ -110,12 +107,8 @@ def test_a_job_of_a_cluster_has_the_same_fields_as_a_run() -> None:
     )
 
 
-def test_an_empty_list_says_so(
-    tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+@pytest.mark.usefixtures("no_cluster")
+def test_an_empty_list_says_so(sluice: Sluice) -> None:
     assert sluice("list").output == "no runs in runs/ and no jobs in a cluster\n"
     result = sluice("list", "-n", "team")
     assert result.exit_code == 1

@@ -19,6 +19,7 @@ from tests.unit.cli.conftest import Sluice, prepare
 @pytest.mark.parametrize(
     ("place", "message"),
     [("file", "Not a directory"), ("/proc/no/run", "No such file or directory")],
+    ids=["below a file", "below /proc"],
 )
 def test_a_run_directory_that_cannot_be_made_is_a_one_line_error(
     sluice: Sluice, job_file: Path, place: str, message: str

@@ -146,6 +146,7 @@ def test_a_shell_completes_runs_and_fields(
         ),
         ("cryptography", "list", f"cryptography is missing: {install_command('operator')}"),
     ],
+    ids=["init", "run", "list"],
 )
 def test_a_missing_library_is_a_one_line_error(
     module: str, words: str, expected: str, task: Path, tmp_path: Path

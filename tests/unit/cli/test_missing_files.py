@@ -77,6 +77,7 @@ def test_paths_of_hooks_and_of_evaluation_rewards_are_resolved_and_checked(job_f
         ("rows.jsonl", "rows.jsonl: no such prompt file"),
         ("judge.py", "spec.reward.function: there is no file"),
     ],
+    ids=["config", "tokenizer", "prompts", "function"],
 )
 def test_a_missing_file_is_an_error_with_its_field(
     job_file: Path, missing: str, message: str
@@ -97,6 +98,14 @@ def test_a_missing_file_is_an_error_with_its_field(
         ("partial.py:graded", None),
         ("star.py:anything", None),
         ("package.of.mine.f", None),
+    ],
+    ids=[
+        "misspelt",
+        "no function named",
+        "not Python",
+        "bound in a branch",
+        "star import",
+        "of a package",
     ],
 )
 def test_a_function_must_be_in_its_file(job_file: Path, function: str, message: str | None) -> None:
@@ -125,6 +134,13 @@ def test_a_function_must_be_in_its_file(job_file: Path, function: str, message: 
         ("rows.jsonl@0:1", "found @0:1"),
         ("judge.py", "judge.py: expected a file that ends with .jsonl, .json, .parquet"),
         ("empty", "no .jsonl, .json, .parquet file in this directory"),
+    ],
+    ids=[
+        "slice of letters",
+        "slice of signs",
+        "slice without brackets",
+        "another ending",
+        "empty directory",
     ],
 )
 def test_prompt_files_that_cannot_be_read_are_errors(
@@ -174,6 +190,7 @@ def test_a_teacher_must_exist_with_weights(job_file: Path) -> None:
             "spec.reward.model.tokenizer: {base}/there has no tokenizer (tokenizer.json",
         ),
     ],
+    ids=["reference", "critic", "reward tokenizer"],
 )
 def test_every_other_model_must_exist(job_file: Path, change: str, message: str) -> None:
     with pytest.raises(ManifestError) as raised:

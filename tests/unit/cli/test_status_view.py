@@ -295,6 +295,16 @@ def failure(**more: Any) -> LastFailure:
         ),
         (failure(reason="Error", exit_code=1), "sluice logs demo trainer -n team"),
     ],
+    ids=[
+        "memory limit",
+        "memory limit of a sidecar",
+        "machine out of memory",
+        "configuration error",
+        "segmentation fault",
+        "killed",
+        "hung",
+        "any other failure",
+    ],
 )
 def test_advice_on_a_failure_in_a_cluster(last_failure: LastFailure, expected: str) -> None:
     assert expected in advice(last_failure, RUNNING.job, None)
@@ -357,6 +367,10 @@ def test_pod_states_and_their_reasons(body: dict[str, Any], state: tuple[str, st
     assert pod_state(body) == state
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3700, "1:01:40")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "0:05"), (65, "1:05"), (3700, "1:01:40")],
+    ids=["seconds", "minutes", "hours"],
+)
 def test_a_duration_has_hours_only_from_one_hour_on(seconds: float, text: str) -> None:
     assert duration(seconds) == text

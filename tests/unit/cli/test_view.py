@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from sluice.api import RLJobStatus, load_job
 from sluice.telemetry import run_directory
 from sluice.wire.v1 import buffer_pb2, rendezvous_pb2
-from sluice_cli.run.monitor import Snapshot
+from sluice_cli.run.monitor import ServiceSnapshot
 from sluice_cli.run.run_files import RunFiles
 from sluice_cli.run.view import (
     LiveView,
@@ -51,8 +51,8 @@ def files(tmp_path: Path) -> RunFiles:
     return files
 
 
-def at(step: int, total: int = 100, **more: Any) -> Snapshot:
-    return Snapshot(stats=buffer_pb2.BufferStats(step=step, total_steps=total, **more))
+def at(step: int, total: int = 100, **more: Any) -> ServiceSnapshot:
+    return ServiceSnapshot(stats=buffer_pb2.BufferStats(step=step, total_steps=total, **more))
 
 
 def test_the_time_left_follows_from_the_step_times(files: RunFiles) -> None:
@@ -152,7 +152,7 @@ def test_roles_of_an_ended_job(status: RLJobStatus, doing: list[str]) -> None:
         )
         for name, state in members.items()
     ]
-    snapshot = Snapshot(ledger=rendezvous_pb2.Ledger(entries=entries))
+    snapshot = ServiceSnapshot(ledger=rendezvous_pb2.Ledger(entries=entries))
     lines = drawn(roles(status, snapshot))[1:]
     assert [line.split()[-1] for line in lines] == doing
 
@@ -193,7 +193,7 @@ def test_a_starting_job_prints_each_reason_to_wait_once(tmp_path: Path) -> None:
         ("Running", "training, with 900 of 900 pods running"),
         ("Running", "training, with 899 of 900 pods running"),
     ):
-        view.show(waits(state, message), Snapshot(), RunFiles(tmp_path), [])
+        view.show(waits(state, message), ServiceSnapshot(), RunFiles(tmp_path), [])
     assert [line.split(" ", 1)[1] for line in text.getvalue().splitlines()] == [
         "state Pending: 0 of 900 pods are running",
         "state Starting: pods are running; waiting for trainer-0",

@@ -10,7 +10,7 @@ import pytest
 from sluice.api import RLJob, load_job, manifest
 from sluice_client.cluster_jobs import CODE_DIR, step_of
 from sluice_client.errors import ClientError
-from sluice_client.submission import PROMPTS_FILE, Submission, submission
+from sluice_client.submission import PROMPTS_FILE, Submission, prepare_submission
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples/quickstart/job.yaml"
@@ -19,7 +19,7 @@ ROWS = [{"prompt": "max 1 2 3 =", "label": "3"}]
 
 def submitted(job: Any = QUICKSTART, *, local: bool = True, **more: Any) -> Submission:
     arguments: dict[str, Any] = {"name": None, "overrides": {}, "reward": None, "prompts": None}
-    return submission(job, local=local, **arguments | more)
+    return prepare_submission(job, local=local, **arguments | more)
 
 
 def test_paths_are_absolute_only_for_a_local_job() -> None:
