@@ -199,7 +199,7 @@ class _Parser:
                 self.advance()
                 return self._definition(words[0].plain)
         while self.operator in ("(", "((") and self.operator not in ends:
-            self.advance()  # it means nothing here
+            self.advance()  # it has no special meaning
         return SimpleCommand(words)
 
     def _expect(self, word: str, opening: str, line: int) -> None:

@@ -1,4 +1,4 @@
-"""Calls of `sluice import`, and what came of them."""
+"""Helpers that call `sluice import` and read its results."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def verl(arguments: str, *options: str, entry: str = "verl.trainer.main_ppo") ->
 
 
 def unwrapped(result: Result) -> str:
-    """The notes above the manifest, in one line."""
+    """Return the notes above the manifest as one line."""
     return " ".join(result.stdout.partition("apiVersion")[0].replace("#", "").split())
 
 
 def check(section: dict[str, Any], expected: dict[str, Any]) -> None:
-    """All that is expected is there; what is expected to be None or empty is not."""
+    """Compare a section; a field that is expected to be None or empty must be absent."""
     for key, value in expected.items():
         if isinstance(value, dict) and value:
             check(section[key], value)

@@ -39,7 +39,7 @@ def test_adapters_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("project", ["slime", "verl"])
-def test_a_function_says_what_to_install_if_no_adapter_is(
+def test_a_function_without_its_adapter_says_what_to_install(
     project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(function_adapters, "installed", lambda: ())

@@ -1,4 +1,4 @@
-"""`--exact`: the real bash reads a script, and can do no harm with it."""
+"""`--exact` runs a script with bash, which can do no harm."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def commands(bash: ConfinedBash, text: str, **environment: str) -> list[list[str
     ids=["a program", "exec", "a program of two words", "another shell", "folders", "a pipe",
          "no other machine", "text tools"],
 )  # fmt: skip
-def test_programs_are_written_down_and_not_run(
+def test_programs_are_recorded_and_not_run(
     bash: ConfinedBash, text: str, expected: list[list[str]]
 ) -> None:
     assert commands(bash, text) == expected
 
 
 @needs_a_sandbox
-def test_what_a_program_says_is_not_known(bash: ConfinedBash) -> None:
+def test_the_output_of_a_program_is_not_known(bash: ConfinedBash) -> None:
     script = bash.run("python a.py --gpus $(nvidia-smi -L) --home $HOME/x --n ${N:-3}", None, {})
     words = script.commands[-1].words
     assert [(word.text, word.missing) for word in words[3:]] == [
@@ -145,7 +145,7 @@ def _is(process: Path, marker: str) -> bool:
 
 
 @needs_a_sandbox
-def test_a_project_s_files_are_there(tmp_path: Path) -> None:
+def test_a_script_can_source_files_of_its_project(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/common.sh").write_text("STEPS=${STEPS:-9}\n")
@@ -182,7 +182,9 @@ def test_a_script_that_starts_nothing_says_why(text: str, why: str, tmp_path: Pa
     assert why in result.output
 
 
-def test_without_a_sandbox_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_is_not_run_without_a_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Bare:
         closed = False
 

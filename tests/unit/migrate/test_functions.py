@@ -181,7 +181,7 @@ async def play(episode, *, answer):
         await run(code, "play", tmp_path, rollout__functionArgs={"question": 1})
 
 
-def test_a_function_that_is_not_async(tmp_path: Path) -> None:
+def test_a_function_that_is_not_async_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "theirs.py"
     path.write_text(SLIME)
     with pytest.raises(ConfigurationError, match="late is not async: expected"):

@@ -1,5 +1,4 @@
-"""Launch scripts of slime and verl, written as their users do -> manifests that `sluice validate`
-takes."""
+"""Launch scripts of slime and verl become manifests that `sluice validate` accepts."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def test_every_manifest_is_valid(name: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) -> None:
+def test_untranslated_settings_are_listed_in_the_manifest_and_on_stderr(tmp_path: Path) -> None:
     result = slime(tmp_path, "--brand-new-flag 3 --optimizer sgd")
     assert (
         "# Not translated:\n#   --brand-new-flag 3 (line 1): sluice does not know this setting"
@@ -80,20 +79,20 @@ def test_what_is_lost_stands_above_the_manifest_and_on_stderr(tmp_path: Path) ->
     assert "--brand-new-flag 3" in result.stderr
 
 
-def test_notes_are_for_machines_too(tmp_path: Path) -> None:
+def test_notes_are_written_as_json(tmp_path: Path) -> None:
     report = json.loads(slime(tmp_path, "--brand-new-flag 3", "--json").stdout)
     assert {"kind": "not translated", "subject": "--brand-new-flag 3", "line": 1,
             "text": "sluice does not know this setting"} in report["notes"]  # fmt: skip
     assert YAML(typ="safe").load(report["manifest"])["spec"]["rollout"]["batchSize"] == 8
 
 
-def test_a_key_in_a_script_never_gets_into_the_manifest(tmp_path: Path) -> None:
+def test_a_secret_in_a_script_never_gets_into_the_manifest(tmp_path: Path) -> None:
     result = slime(tmp_path, "--use-wandb --wandb-key 0123abc")
     assert "--wandb-key" in result.stdout
     assert "0123abc" not in result.output
 
 
-def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -> None:
+def test_fields_that_the_api_refuses_are_removed_and_reported(tmp_path: Path) -> None:
     result = slime(
         tmp_path, "--use-kl-loss --kl-loss-coef 0.1 --kl-coef 0.1 --gamma 0.9 --global-batch-size 5"
     )
@@ -122,7 +121,9 @@ def test_what_the_rules_of_the_api_refuse_is_left_out_and_said(tmp_path: Path) -
         (["verl", "{list}"], "expected a configuration"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_imported_is_said(tmp_path: Path, words: list[str], message: str) -> None:
+def test_an_input_that_cannot_be_imported_is_refused_with_the_reason(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
     texts = {
         "empty": "",
         "open": "x 'y",
@@ -139,7 +140,7 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path, words: list[str], messa
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
-def test_no_file_is_overwritten_unless_asked(tmp_path: Path) -> None:
+def test_a_file_is_overwritten_only_with_force(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("mine")
     assert slime(tmp_path, "", "-o", str(tmp_path / "job.yaml")).exit_code == 2
     assert (tmp_path / "job.yaml").read_text() == "mine"
@@ -147,7 +148,7 @@ def test_no_file_is_overwritten_unless_asked(tmp_path: Path) -> None:
     assert (tmp_path / "job.yaml").read_text().startswith("# Imported from run.sh.")
 
 
-def test_a_job_that_lacks_something_is_written_and_said(tmp_path: Path) -> None:
+def test_a_job_that_is_not_valid_yet_is_written_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "python train.py --prompt-data /d/rows.jsonl --rm-type f1 --num-rollout 3\n"
     )
@@ -167,7 +168,7 @@ def test_an_estimator_is_never_exchanged_for_another() -> None:
     assert "estimator: grpo # algorithm.adv_estimator" in result.stdout
 
 
-def test_who_profiles_is_told_of_the_field_for_it(tmp_path: Path) -> None:
+def test_profiling_names_the_field_for_it(tmp_path: Path) -> None:
     words = "debug.profile: [steps]"
     assert words in slime(tmp_path, "--use-pytorch-profiler --profile-step-start 5").stdout
     assert words in verl("global_profiler.steps=[1,2]").stdout

@@ -1,4 +1,4 @@
-"""Translations of single arguments of slime."""
+"""Arguments of slime are translated one by one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ from tests.unit.migrate.import_tools import check, slime, spec_of, unwrapped
         ),
     ],
 )
-def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
+def test_arguments_of_slime_become_fields(
+    tmp_path: Path, arguments: str, expected: dict[str, Any]
+) -> None:
     check(spec_of(slime(tmp_path, arguments)), expected)
 
 
@@ -115,7 +117,7 @@ def test_arguments_of_slime(tmp_path: Path, arguments: str, expected: dict[str, 
         ),
     ],
 )
-def test_what_slimes_optimizer_cannot_be_here_is_said(
+def test_unsupported_options_of_slimes_optimizer_are_reported(
     tmp_path: Path, arguments: str, said: str
 ) -> None:
     result = slime(tmp_path, arguments)
@@ -123,7 +125,7 @@ def test_what_slimes_optimizer_cannot_be_here_is_said(
     assert "cpuOffload" not in spec_of(result)["trainer"]
 
 
-def test_a_pass_that_is_not_made_is_not_replayed(tmp_path: Path) -> None:
+def test_routing_is_not_replayed_if_there_is_no_other_pass(tmp_path: Path) -> None:
     result = slime(tmp_path, "--use-routing-replay --num-steps-per-rollout 1")
     assert "routingReplay" not in spec_of(result)["trainer"]
     assert "--use-routing-replay: with one optimizer step per batch the old log-probs" in unwrapped(
@@ -131,7 +133,7 @@ def test_a_pass_that_is_not_made_is_not_replayed(tmp_path: Path) -> None:
     )
 
 
-def test_types_that_sluice_has_anyway_are_not_reported(tmp_path: Path) -> None:
+def test_types_that_sluice_always_has_are_not_reported(tmp_path: Path) -> None:
     arguments = " ".join(f"--{kind} fp32" for kind in ("main-grads-dtype", "main-params-dtype"))
     assert "dtype" not in slime(tmp_path, f"--use-precision-aware-optimizer {arguments}").stdout
 
@@ -144,7 +146,7 @@ BY_TEACHER = (
 )
 
 
-def test_a_teacher_behind_slimes_remote_reward_is_all_that_there_is(tmp_path: Path) -> None:
+def test_a_teacher_behind_slimes_remote_reward_replaces_the_reward(tmp_path: Path) -> None:
     result = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --n-samples-per-prompt 1")
     spec = spec_of(result)
     assert spec["algorithm"]["distillation"] == {"coef": 0.5, "teacher": {"url": "http://t:1"}}
@@ -152,7 +154,7 @@ def test_a_teacher_behind_slimes_remote_reward_is_all_that_there_is(tmp_path: Pa
     assert "opd" not in result.stdout.partition("apiVersion")[0]
 
 
-def test_slimes_teacher_in_the_trainer_stands_beside_the_reward(tmp_path: Path) -> None:
+def test_slimes_teacher_in_the_trainer_keeps_the_reward(tmp_path: Path) -> None:
     result = slime(
         tmp_path,
         f"{TAUGHT} --opd-type megatron --opd-teacher-load /m/teacher --rollout-temperature 0.8",
@@ -166,7 +168,7 @@ def test_slimes_teacher_in_the_trainer_stands_beside_the_reward(tmp_path: Path) 
     )
 
 
-def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
+def test_unsupported_teachers_of_slime_are_reported(tmp_path: Path) -> None:
     hot = slime(tmp_path, f"{TAUGHT} {BY_TEACHER} --rollout-temperature 0.8")
     assert hot.exit_code == 1
     assert (
@@ -233,7 +235,7 @@ def test_what_slimes_teacher_cannot_be_here_is_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_has_no_effect_or_is_not_read_is_told(
+def test_settings_without_an_effect_are_reported(
     tmp_path: Path, arguments: str, notes: list[str]
 ) -> None:
     result = slime(tmp_path, arguments)
@@ -247,7 +249,7 @@ def test_slimes_async_trainer_is_one_step_off(tmp_path: Path) -> None:
     assert (rollout["mode"], rollout["maxStaleness"]) == ("async", 1)
 
 
-def test_a_value_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+def test_a_value_that_is_not_in_the_script_is_reported(tmp_path: Path) -> None:
     result = slime(tmp_path, "--lr $LR --save-interval ${EVERY:-7}")
     assert (
         "--lr ${LR} (line 1): the value is not in the script: set $LR with --var" in result.stdout

@@ -1,4 +1,4 @@
-"""Translations of single keys of verl."""
+"""Keys of verl are translated one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.migrate.import_tools import check, run, spec_of, unwrapped, verl
 OPTIMIZER = "actor_rollout_ref.actor.optim.override_optimizer_config"
 
 
-def test_verls_teacher(tmp_path: Path) -> None:
+def test_verls_teacher_is_translated(tmp_path: Path) -> None:
     loss = "distillation.distillation_loss"
     common = (
         "distillation.enabled=True distillation.teacher_models.teacher_model.model_path=/m/large "
@@ -322,11 +322,11 @@ def test_verls_teacher(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_keys_of_verl(arguments: str, expected: dict[str, Any]) -> None:
+def test_keys_of_verl_become_fields(arguments: str, expected: dict[str, Any]) -> None:
     check(spec_of(verl(arguments)), expected)
 
 
-def test_verls_gdpo() -> None:
+def test_reward_parts_of_verls_gdpo_are_translated() -> None:
     result = verl(
         "algorithm.adv_estimator=gdpo actor_rollout_ref.rollout.n=4 "
         "reward.reward_manager.name=gdpo "
@@ -344,7 +344,7 @@ def test_verls_gdpo() -> None:
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 
 
-def test_verls_overlong_penalty() -> None:
+def test_verls_overlong_penalty_is_translated() -> None:
     result = verl(
         f"reward.reward_manager.name=dapo +{OVERLONG}.enable=True +{OVERLONG}.len=4096 "
         f"+{OVERLONG}.penalty_factor=0.5 +{OVERLONG}.log=False data.max_response_length=8192 "
@@ -368,12 +368,12 @@ def test_verls_overlong_penalty() -> None:
         ),
     ],
 )
-def test_an_overlong_penalty_that_means_something_else_is_said(arguments: str, said: str) -> None:
+def test_an_overlong_penalty_with_another_meaning_is_reported(arguments: str, said: str) -> None:
     overlong = f"+{OVERLONG}.enable=True +{OVERLONG}.len=4096"
     assert said in unwrapped(verl(f"{overlong} {arguments}"))
 
 
-def test_an_overlong_penalty_that_is_off_is_off() -> None:
+def test_an_overlong_penalty_that_is_off_stays_off() -> None:
     result = verl(
         f"reward.reward_manager.name=dapo +{OVERLONG}.enable=False +{OVERLONG}.len=128 "
         f"+{OVERLONG}.penalty_factor=1.0"
@@ -382,14 +382,14 @@ def test_an_overlong_penalty_that_is_off_is_off() -> None:
     assert "overlong" not in result.stdout
 
 
-def test_verls_fully_async_trainer_has_engines_of_its_own() -> None:
+def test_verls_fully_async_trainer_has_separate_engines() -> None:
     words = "rollout.nnodes=2 rollout.n_gpus_per_node=4 async_training.staleness_threshold=1.5"
     entry = "verl.experimental.fully_async_policy.fully_async_main"
     rollout = spec_of(verl(words, entry=entry))["rollout"]
     assert (rollout["mode"], rollout["maxStaleness"], rollout["replicas"]) == ("async", 2, 4)
 
 
-def test_a_configuration_is_the_base_of_a_command(tmp_path: Path) -> None:
+def test_a_command_overrides_its_configuration_file(tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text(
         "data: {train_batch_size: 64}\ntrainer: {total_epochs: 2}\nx: ${trainer.total_epochs}\n"
@@ -399,8 +399,8 @@ def test_a_configuration_is_the_base_of_a_command(tmp_path: Path) -> None:
     assert "mine is not read; pass its file with --config" in verl("--config-name=mine").stdout
 
 
-def test_a_whole_configuration_does_not_drown_what_matters(tmp_path: Path) -> None:
-    """Hydra writes out every default; only what a command line says is worth a line for each."""
+def test_unknown_keys_of_a_configuration_file_are_one_note(tmp_path: Path) -> None:
+    """Hydra files contain every default, so only settings of the command get a note each."""
     config = tmp_path / "config.yaml"
     others = "".join(f"  {name}: 1\n" for name in ("one", "two", "three"))
     config.write_text(
@@ -413,7 +413,7 @@ def test_a_whole_configuration_does_not_drown_what_matters(tmp_path: Path) -> No
     assert "new.one 1 (line 1): sluice does not know this setting" in verl("+new.one=1").stdout
 
 
-def test_validation_is_greedy_where_verls_is() -> None:
+def test_validation_is_greedy_if_verls_is() -> None:
     files = (
         "data.val_files=/d/test.parquet trainer.test_freq=5 "
         "actor_rollout_ref.rollout.val_kwargs.temperature=0.6"
@@ -437,14 +437,14 @@ def test_validation_is_greedy_where_verls_is() -> None:
         ),
     ],
 )
-def test_corrections_without_a_counterpart_are_said(arguments: str, said: str) -> None:
+def test_corrections_without_a_counterpart_are_reported(arguments: str, said: str) -> None:
     assert said in " ".join(verl(arguments).stdout.replace("#", " ").split())
 
 
 @pytest.mark.parametrize(
     ("side", "field"), [("left", "left"), ("right", "right"), ("error", None)], ids=str
 )
-def test_sft_of_verl_cuts_rows(side: str, field: str | None) -> None:
+def test_sft_of_verl_truncates_rows(side: str, field: str | None) -> None:
     result = run(
         "verl",
         "torchrun --nproc_per_node=2 -m verl.trainer.sft_trainer data.train_files=/d/a.parquet "

@@ -1,4 +1,4 @@
-"""verl's asynchronous trainers, and samples that are not text or have several turns."""
+"""verl's asynchronous trainers, rows with images, and agent loops are translated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAM = (
 )
 
 
-def test_a_batch_is_what_is_trained_between_two_updates_of_the_weights() -> None:
+def test_a_batch_has_the_prompts_between_two_weight_updates() -> None:
     spec = spec_of(verl(STREAM, entry=FULLY))
     check(
         spec,
@@ -46,14 +46,16 @@ def test_a_batch_is_what_is_trained_between_two_updates_of_the_weights() -> None
     [("0", None, None), ("0.5", "async", 1), ("1", "async", 1), ("2.5", "async", 3)],
     ids=["synchronous", "a share", "one step", "several steps"],
 )
-def test_staleness_is_whole_steps(threshold: str, mode: str | None, staleness: int | None) -> None:
+def test_staleness_is_rounded_up_to_whole_steps(
+    threshold: str, mode: str | None, staleness: int | None
+) -> None:
     result = verl(f"{STREAM} async_training.staleness_threshold={threshold}", entry=FULLY)
     rollout = spec_of(result)["rollout"]
     assert (rollout.get("mode"), rollout.get("maxStaleness")) == (mode, staleness)
     assert (f"{threshold}, verl's share of a batch" in unwrapped(result)) == ("." in threshold)
 
 
-def test_defaults_of_the_asynchronous_configuration() -> None:
+def test_defaults_of_the_asynchronous_configuration_are_used() -> None:
     result = verl(f"{GROUP} data.train_batch_size=0", entry=FULLY)
     rollout = spec_of(result)["rollout"]
     assert (rollout["batchSize"], rollout["replicas"]) == (256 * 4, 4)
@@ -75,11 +77,11 @@ def test_defaults_of_the_asynchronous_configuration() -> None:
     ],
     ids=["too short", "no mini-batch", "no number", "not known", "engines not known"],
 )
-def test_what_an_asynchronous_run_lacks_is_said(change: str, message: str) -> None:
+def test_missing_values_of_an_asynchronous_run_are_reported(change: str, message: str) -> None:
     assert message in unwrapped(verl(f"{STREAM} {change}", entry=FULLY))
 
 
-def test_a_configuration_s_keys_say_that_it_is_asynchronous(tmp_path: Path) -> None:
+def test_a_configuration_without_a_command_is_asynchronous_by_its_keys(tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text(
         "data: {train_files: /d/a.parquet, train_batch_size: 0}\n"
         "actor_rollout_ref: {model: {path: /m}, rollout: {n: 4}, actor: {ppo_mini_batch_size: 8}}\n"
@@ -90,7 +92,7 @@ def test_a_configuration_s_keys_say_that_it_is_asynchronous(tmp_path: Path) -> N
     assert (rollout["mode"], rollout["batchSize"]) == ("async", 16)
 
 
-def test_one_step_off_is_asynchronous_with_engines_of_its_own() -> None:
+def test_one_step_off_is_asynchronous_with_separate_engines() -> None:
     words = f"{GROUP} data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=32"
     spec = spec_of(verl(f"{words} rollout.n_gpus_per_node=2 rollout.nnodes=3", entry=ONE_STEP))
     check(
@@ -112,7 +114,7 @@ def test_one_step_off_is_asynchronous_with_engines_of_its_own() -> None:
         ("colocate_async", {"mode": None, "replicas": None}),
     ],
 )
-def test_modes_of_the_new_trainer(mode: str, expected: dict[str, Any]) -> None:
+def test_modes_of_trainer_v1_are_translated(mode: str, expected: dict[str, Any]) -> None:
     result = verl(
         f"{GROUP} trainer.v1.trainer_mode={mode} trainer.v1.sampler.max_off_policy_threshold=5 "
         f"data.train_batch_size=64 {ACTOR}.ppo_mini_batch_size=16 data.gen_batch_size=1 "
@@ -122,7 +124,7 @@ def test_modes_of_the_new_trainer(mode: str, expected: dict[str, Any]) -> None:
     assert ("so the job is synchronous" in unwrapped(result)) == (mode == "colocate_async")
 
 
-def test_an_engine_that_is_wider_than_a_machine_has_several() -> None:
+def test_an_engine_wider_than_a_host_spans_several_hosts() -> None:
     words = f"{GROUP} {ROLLOUT}.tensor_model_parallel_size=16 trainer.nnodes=4"
     rollout = spec_of(verl(words))["rollout"]
     assert (rollout["gpusPerReplica"], rollout["nodesPerReplica"]) == (8, 2)
@@ -137,14 +139,14 @@ def test_an_engine_that_is_wider_than_a_machine_has_several() -> None:
     ],
     ids=["a column", "the data", "the model"],
 )
-def test_pictures_are_said(setting: str, subject: str) -> None:
+def test_rows_with_images_are_reported(setting: str, subject: str) -> None:
     said = unwrapped(verl(f"{GROUP} {setting}"))
     assert f"{subject}" in said.partition("sluice trains on text only")[0]
     assert "text only" in said
     assert "text only" not in unwrapped(verl(GROUP))
 
 
-def test_pictures_are_said_of_supervised_runs_too() -> None:
+def test_rows_with_images_are_reported_for_supervised_runs() -> None:
     words = "python -m verl.trainer.sft_trainer data.train_files=/d/a model.path=/m/x-vl-2b"
     assert "sluice trains on text only" in unwrapped(run("verl", words))
 
@@ -159,7 +161,7 @@ def test_pictures_are_said_of_supervised_runs_too() -> None:
     ],
     ids=["no such file", "tools", "one turn", "workers"],
 )
-def test_an_agent_loop_that_cannot_be_named(setting: str, said: str) -> None:
+def test_an_agent_loop_whose_class_is_not_known_is_reported(setting: str, said: str) -> None:
     result = unwrapped(verl(f"{GROUP} {setting}"))
     assert said in result
     assert ("rollout.function" in result) == bool(said)
@@ -173,7 +175,7 @@ def test_an_agent_loop_that_cannot_be_named(setting: str, said: str) -> None:
     ],
     ids=["the only one", "by its name, with arguments"],
 )
-def test_an_agent_loop_runs_as_it_is(
+def test_an_agent_loop_becomes_the_rollout_function(
     default: str, text: str, function: str, arguments: dict[str, Any] | None, tmp_path: Path
 ) -> None:
     (tmp_path / "loops.yaml").write_text(text)
@@ -183,7 +185,7 @@ def test_an_agent_loop_runs_as_it_is(
     assert (rollout["function"], rollout.get("functionArgs")) == (function, arguments)
 
 
-def test_what_is_of_other_hardware_does_not_get_into_the_job() -> None:
+def test_settings_of_other_hardware_do_not_get_into_the_job() -> None:
     result = verl(
         f"{GROUP} {ROLLOUT}.name=sglang trainer.device=npu "
         f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend=ascend "
@@ -193,13 +195,13 @@ def test_what_is_of_other_hardware_does_not_get_into_the_job() -> None:
     assert unwrapped(result).count("sluice runs on NVIDIA GPUs") == 2
 
 
-def test_a_list_for_the_engine_is_several_words() -> None:
+def test_an_engine_argument_of_several_words_is_a_list() -> None:
     words = f"{GROUP} {ROLLOUT}.name=vllm +{ROLLOUT}.engine_kwargs.vllm.cudagraph_capture_sizes"
     arguments = spec_of(verl(f"{words}=[4,8]"))["rollout"]["engineArgs"]
     assert arguments["cudagraph-capture-sizes"] == ["4", "8"]
 
 
-def test_fsdp_by_its_own_group() -> None:
+def test_fsdp_is_recognized_by_its_group() -> None:
     spec = spec_of(verl(f"{GROUP} {ACTOR}.fsdp_config.strategy=fsdp2"))
     assert spec["trainer"]["backend"] == "fsdp"
     group = f"{ACTOR}.fsdp_config"

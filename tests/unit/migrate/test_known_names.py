@@ -1,4 +1,4 @@
-"""No argument of slime and no key of verl is unknown; each that is lost says why."""
+"""Every argument of slime and key of verl is known, or unsupported with a reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_name_has_an_entry_with_a_reason(table: Table, name: str) -> None:
         ("async_training.use_dynamic_resource_scheduling", False, False),
     ],
 )
-def test_a_default_loses_nothing(name: str, value: Any, lost: bool) -> None:
+def test_a_default_value_is_not_reported_as_unsupported(name: str, value: Any, lost: bool) -> None:
     entry = VERL.entry(name)
     assert isinstance(entry, Unsupported)
     assert (value not in entry.unless) == lost

@@ -1,4 +1,4 @@
-"""docs/migration.md names arguments that the import knows, and fields that the API has."""
+"""docs/migration.md names settings that the import translates, and fields of the API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs/migration.md"
 
 
 def rows(heading: str) -> list[tuple[list[str], list[str]]]:
-    """(names, fields) of each row of the table under a heading."""
+    """Return (names, fields) of each row in the table under a heading."""
     section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     cells = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
     return [
@@ -102,8 +102,8 @@ def test_every_path_of_a_table_is_a_field(table: Table) -> None:
 
 
 @pytest.mark.parametrize("table", [SLIME, VERL], ids=["slime", "verl"])
-def test_a_default_is_written_out_only_where_it_differs(table: Table) -> None:
-    """Else the list of other defaults would tell what is not so."""
+def test_a_default_is_written_out_only_if_it_differs(table: Table) -> None:
+    """Keep the list of other defaults true."""
     from sluice.api import RLJob
 
     spec = {

@@ -1,4 +1,4 @@
-"""A reward function may have slime's or verl's parameters."""
+"""Reward functions may have the parameters of slime or verl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader follows a script to its end, and says what it cannot know of it."""
+"""A script is read to its end, and values that are not known are reported."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def last(text: str, **environment: str) -> list[tuple[str, tuple[str, ...], tupl
          "other hardware", "read", "mapfile", "a pipe", "an answer", "two unknowns", "cut",
          "arithmetic", "transformed", "must be set", "an element", "home"],
 )  # fmt: skip
-def test_what_only_the_machine_knows(
+def test_values_that_only_the_machine_knows_are_reported(
     text: str, expected: tuple[str, tuple[str, ...], tuple[str, ...]]
 ) -> None:
     assert last(text) == [expected]
 
 
-def test_home_is_what_the_user_says() -> None:
+def test_home_is_set_by_the_user() -> None:
     text = "A=~/a; x ~ $A ${U:-~/b} \"${U:-~}\" '~' p=~"
     assert [word for word, _, _ in last(text, HOME="/home/me")] == [
         "/home/me", "/home/me/a", "/home/me/b", "~", "~", "p=~",
     ]  # fmt: skip
 
 
-def test_one_unknown_among_words_spoils_no_other() -> None:
+def test_an_unknown_word_does_not_affect_the_others() -> None:
     assert last('ARGS="a=1 b=$U c=$(date +%s) d=2"; x $ARGS') == [
         ("a=1", (), ()),
         ("b=${U}", ("U",), ()),
@@ -66,7 +66,7 @@ def test_one_unknown_among_words_spoils_no_other() -> None:
     ]
 
 
-def test_a_script_that_ends_is_not_read_on() -> None:
+def test_a_script_is_not_read_after_its_exit() -> None:
     script = read_script("x 1\nif [ a = a ]; then x 2; exit 0; fi\nx 3")
     assert [command.words[1].text for command in script.commands] == ["1", "2"]
     script = read_script(
@@ -76,7 +76,7 @@ def test_a_script_that_ends_is_not_read_on() -> None:
     assert [(remark.line, remark.subject) for remark in script.remarks] == [(1, "exit 1")]
 
 
-def test_a_loop_without_an_end_is_left() -> None:
+def test_an_endless_loop_ends() -> None:
     script = read_script("while true; do A=1; done; x")
     assert [remark.text for remark in script.remarks] == ["is too long to be read here"]
 
@@ -97,7 +97,7 @@ def test_a_script_cannot_fill_the_memory(text: str) -> None:
     assert all(len(command.words) < 10 for command in script.commands)
 
 
-def test_a_sourced_file_is_read_where_there_is_one(tmp_path: Path) -> None:
+def test_a_sourced_file_is_read_if_it_exists(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/model.sh").write_text("ARGS=(--layers ${LAYERS:-2})\nx sourced\n")
     path = tmp_path / "run.sh"
@@ -137,7 +137,7 @@ def test_an_empty_value_takes_the_default(tmp_path: Path) -> None:
     ],
     ids=["an end", "eval", "an unset variable", "other hardware", "several trainings"],
 )  # fmt: skip
-def test_what_was_not_read_as_bash_would_is_said(before: str, message: str, tmp_path: Path) -> None:
+def test_differences_to_bash_are_reported(before: str, message: str, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         f"{before}\npython3 train.py --hf-checkpoint /m --prompt-data /d/a.jsonl --rm-type f1 "
@@ -146,7 +146,7 @@ def test_what_was_not_read_as_bash_would_is_said(before: str, message: str, tmp_
     assert message in unwrapped(run("slime", script))
 
 
-def test_a_training_that_only_a_condition_starts_is_said(tmp_path: Path) -> None:
+def test_a_training_under_an_unknown_condition_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "if [ -f /a ]; then\n python3 train.py --hf-checkpoint /m --prompt-data /d/a.jsonl "
@@ -157,7 +157,7 @@ def test_a_training_that_only_a_condition_starts_is_said(tmp_path: Path) -> None
     )
 
 
-def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None:
+def test_an_unset_variable_after_an_option_is_reported(tmp_path: Path) -> None:
     result = slime(tmp_path, "--lr $LR --seed 42 $MORE")
     assert (
         "--lr ${LR} (line 1): the value is not in the script: set $LR with --var" in result.stdout
@@ -165,7 +165,7 @@ def test_an_unset_variable_behind_an_option_is_asked_for(tmp_path: Path) -> None
     assert "$MORE (line 1): not set, so it is left out" in result.stdout
 
 
-def test_options_of_hydra_in_two_words() -> None:
+def test_options_of_hydra_may_be_two_words() -> None:
     said = unwrapped(verl("algorithm.adv_estimator=gae --config-name 'own_trainer.yaml'"))
     assert "own_trainer.yaml is not read" in said
 
@@ -194,7 +194,7 @@ def test_a_script_starts_in_its_project_or_in_an_unknown_folder(
     ] * 2
 
 
-def test_cd_goes_on_from_a_folder_that_is_not_known() -> None:
+def test_cd_continues_from_a_folder_that_is_not_known() -> None:
     script = read_script('cd a\nx "$(pwd)"\ncd ../..\nx "$(pwd)"\ncd /b\nx "$(pwd)"\n')
     words = [command.words[1] for command in script.commands if command.words[0].text == "x"]
     assert [word.text for word in words] == ["${PWD}/a", "$(pwd)", "/b"]

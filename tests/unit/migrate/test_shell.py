@@ -1,4 +1,4 @@
-"""Scripts are read as a shell would read them, and never run."""
+"""Scripts are parsed as bash does, and never run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def words(text: str, **given_: str) -> list[str]:
         ("x '{\"a\": {\"b\": 1}}' a=[1,2] b={c:1}", ["x", '{"a": {"b": 1}}', "a=[1,2]", "b={c:1}"]),
     ],
 )  # fmt: skip
-def test_words(text: str, expected: list[str]) -> None:
+def test_words_are_split_as_bash_does(text: str, expected: list[str]) -> None:
     assert words(ASSIGNED + text) == expected
 
 
@@ -57,7 +57,7 @@ def test_words(text: str, expected: list[str]) -> None:
         max_size=6,
     )
 )
-def test_quoted_words_come_back_as_they_were(given_words: list[str]) -> None:
+def test_quoted_words_are_read_unchanged(given_words: list[str]) -> None:
     assert words(" ".join(["x", *map(shlex.quote, given_words)])) == ["x", *given_words]
     assert words(f'LIST=({" ".join(map(shlex.quote, given_words))}); x "${{LIST[@]}}"') == [
         "x",
@@ -107,11 +107,11 @@ def test_any_mixture_of_a_shells_words_is_read_or_refused(text: str) -> None:
         ),
     )
 )
-def test_arithmetic_is_pythons(expression: str) -> None:
+def test_arithmetic_agrees_with_python(expression: str) -> None:
     assert words(f"x $(({expression}))")[1] == str(eval(expression))
 
 
-def test_nothing_is_ever_run(tmp_path: Path) -> None:
+def test_programs_are_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     script = f"A=$(touch {marker}); B=`touch {marker}`; x $A $((`touch {marker}`)) ; touch {marker}"
     arguments = read_script(script).commands[0].words
@@ -119,18 +119,18 @@ def test_nothing_is_ever_run(tmp_path: Path) -> None:
     assert arguments[1].missing == (f"$(touch {marker})",)
 
 
-def test_what_is_not_set_keeps_its_name() -> None:
+def test_an_unset_variable_keeps_its_name() -> None:
     arguments = read_script("x ${BASE}/data $((N + 1)) ${A%b}").commands[0].words
     assert arguments[1] == Argument("${BASE}/data", 1, ("BASE",))
     assert (arguments[2].text, arguments[2].missing) == ("$((N + 1))", ("N",))
     assert (arguments[3].text, arguments[3].missing) == ("${A%b}", ("A",))
 
 
-def test_the_environment_goes_before_the_script() -> None:
+def test_given_variables_win_over_the_script() -> None:
     assert words("A=1; x $A ${B:-2}", A="9", B="8") == ["x", "9", "8"]
 
 
-def test_what_only_a_condition_sets_is_doubtful() -> None:
+def test_a_value_set_under_an_unknown_condition_is_reported() -> None:
     arguments = read_script("A=1\nif [ -d x ]; then\n A=2\nfi\nB=3\nx $A $B").commands[-1].words
     assert [(word.text, word.conditional) for word in arguments[1:]] == [("2", ("A",)), ("3", ())]
 
@@ -160,6 +160,6 @@ def test_lines_are_counted() -> None:
         ("x ${b", "line 1: { is opened here"),
     ],
 )
-def test_what_is_never_closed_is_said(text: str, message: str) -> None:
+def test_an_unclosed_construct_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ScriptError, match=message):
         read_script(text)

@@ -1,6 +1,6 @@
-"""Expansions, arithmetic and conditions have the values that bash gives them.
+"""Expansions, arithmetic and conditions have the values that bash computes.
 
-Every line is put to the real bash, too, so that an expectation cannot be ours alone.
+Every expectation is also checked with bash itself.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read(line: str) -> list[list[str]]:
 
 
 def run(line: str) -> list[list[str]]:
-    """The calls of `x` by the real bash; on a descriptor that no redirection of a line catches."""
+    """Return the calls of `x` in bash, recorded on a descriptor that lines do not redirect."""
     preamble = 'exec 9>&1\nx() { printf \'%s\\0\' "$#" "$@" >&9; }\n'
     answer = subprocess.run(
         [str(BASH), "--norc", "-c", f"{preamble}{SET}{line}"],
@@ -110,5 +110,5 @@ def run(line: str) -> list[list[str]]:
 
 @pytest.mark.skipif(BASH is None, reason="there is no bash")
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_a_line_means_what_bash_means(line: str) -> None:
+def test_a_line_is_expanded_as_bash_does(line: str) -> None:
     assert read(line) == run(line)
