@@ -22,9 +22,8 @@ from sluice.samples.sample import (
     SampleStatus,
 )
 from sluice.samples.turns import check_turns
-from sluice.telemetry import logs
+from sluice.telemetry import failure_log, logs
 from sluice.wire.membership import Membership
-from sluice_rollout import failures
 from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.generate import Generator, sampling_params
@@ -219,7 +218,7 @@ class GroupMaker:
         except (SampleError, InputError) as error:
             line = f"a broken sample: {error}"
             row = f"{prompt.dataset} row {prompt.row}"
-            failures.LOG.note("a sample is broken", line, at=row, index=sample.index)
+            failure_log.LOG.note("a sample is broken", line, at=row, index=sample.index)
             sample.fail(f"{line}\n{row}")
             sample.cut(0)
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}

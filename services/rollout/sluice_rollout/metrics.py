@@ -12,32 +12,36 @@ _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3
 
 PHASES = Phases(
     "sluice_rollout_phase_seconds",
-    "Time in each phase: starting, idle (nothing to do, or no weights), generating, tail (of a "
-    "batch: less than a quarter of its samples are left), unresponsive (its engine fails health "
-    "checks), draining.",
+    "Time in each phase: starting, idle (without groups or weights), generating, tail (less than a "
+    "quarter of a batch's samples are left), unresponsive (the engine fails health checks), "
+    "draining.",
     first="starting",
     before=process_age(),
 )
 REQUESTS = Counter(
     "sluice_rollout_requests",
-    "Requests that the engine has answered. finish: stop, length, abort (a weight update, or the "
-    "worker's end), refused (the prompt), error.",
+    "Requests that the engine has answered. finish: stop, length, abort (by a weight update or the "
+    "end of the worker), refused (the prompt), error.",
     ["finish"],
 )
 REQUESTS_AT_ENGINE = Gauge("sluice_rollout_requests_at_engine", "Requests at the engine now.")
 REQUESTS_WAITING = Gauge(
-    "sluice_rollout_requests_waiting", "Requests that wait for a place (rollout.concurrency)."
+    "sluice_rollout_requests_waiting",
+    "Requests that wait, because rollout.concurrency are at the engine.",
 )
 REQUEST_SECONDS = Histogram(
     "sluice_rollout_request_seconds", "Time of a request at the engine.", buckets=_SECONDS
 )
-GENERATED_TOKENS = Counter("sluice_rollout_generated_tokens", "Tokens that the engine has made.")
+GENERATED_TOKENS = Counter(
+    "sluice_rollout_generated_tokens", "Tokens that the engine has generated."
+)
 PROMPT_TOKENS = Counter(
-    "sluice_rollout_prompt_tokens", "Tokens of requests' prompts, those in the cache included."
+    "sluice_rollout_prompt_tokens",
+    "Tokens of the prompts of requests, including those in the cache.",
 )
 GROUPS = Counter(
     "sluice_rollout_groups",
-    "Groups that this worker is done with. outcome: submitted, returned (unfinished, or failed).",
+    "Groups that left this worker. outcome: submitted, returned (unfinished or failed).",
     ["outcome"],
 )
 GROUP_SECONDS = Histogram(
@@ -46,11 +50,13 @@ GROUP_SECONDS = Histogram(
     buckets=_SECONDS,
 )
 LEASES = Gauge("sluice_rollout_leases", "Groups in work.")
-VERSION = Gauge("sluice_rollout_version", "Weight version that the engine serves; -1: none.")
+VERSION = Gauge(
+    "sluice_rollout_version", "Weight version that the engine serves; -1 before the first update."
+)
 GROUP_FAILURES = Counter(
     "sluice_rollout_group_failures",
-    "Groups given back because of an error of their own. reason: engine, timeout (of a request), "
-    "filter, internal.",
+    "Groups given back because of an error. reason: engine, timeout (of a request), filter, "
+    "internal.",
     ["reason"],
 )
 FUNCTION_FAILURES = Counter(
@@ -59,46 +65,45 @@ FUNCTION_FAILURES = Counter(
     ["reason"],
 )
 EPISODE_PROGRAMS = Gauge(
-    "sluice_rollout_episode_programs", "Programs of rollout.environment that run now."
+    "sluice_rollout_episode_programs", "Running programs of rollout.environment."
 )
 HOOK_FAILURES = Counter(
     "sluice_rollout_hook_failures", "Samples that failed in a hook, by hook", ["hook"]
 )
 TOOL_SECONDS = Histogram(
     "sluice_rollout_tool_seconds",
-    "Time of a tool's call, waiting included.",
+    "Time of a tool's call, including the wait for a thread.",
     ["tool"],
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 TOOL_CALLS = Counter(
     "sluice_rollout_tool_calls",
-    "Calls of tools by the model. outcome: ok; raised, timeout, misunderstood (the model is told); "
-    "unavailable (the sample fails).",
+    "Calls of tools by the model. outcome: ok; raised, timeout, misunderstood (the model sees the "
+    "error); unavailable (the sample fails).",
     ["tool", "outcome"],
 )
 HANGING_CALLS = Gauge(
     "sluice_rollout_hanging_calls",
-    "Calls of user functions that have hung past their time, by pool",
+    "Calls of user functions that still run after their time limit, by pool",
     ["pool"],
 )
 TEACHER = Counter(
     "sluice_rollout_teacher",
-    "Samples that a teacher was asked to score. outcome: ok, or why not: timeout, refused, "
-    "invalid.",
+    "Samples that a teacher had to score. outcome: ok, timeout, refused, invalid.",
     ["outcome"],
 )
 TEACHER_SECONDS = Histogram(
     "sluice_rollout_teacher_seconds",
-    "Time from a finished response to its teacher's log-probs, waiting included.",
+    "Time from a finished response to its teacher's log-probs.",
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
 
 
 GATEWAY_REQUESTS = Counter(
     "sluice_rollout_gateway_requests",
-    "Requests at the gateway. endpoint: as chat/completions. outcome: ok, refused (the client's "
-    "mistake), key, unavailable (the engine, or the end of the pod), gone (the client), failed "
-    "(ours).",
+    "Requests at the gateway. endpoint: such as chat/completions. outcome: ok, refused (an error "
+    "of the client), key, unavailable (the engine, or the end of the pod), gone (the client), "
+    "failed (an error of the gateway).",
     ["endpoint", "outcome"],
 )
 GATEWAY_OVERHEAD = Histogram(
@@ -108,8 +113,8 @@ GATEWAY_OVERHEAD = Histogram(
 )
 GATEWAY_TURNS = Counter(
     "sluice_rollout_gateway_turns",
-    "Turns that the gateway has asked the engine for. history: new; continued (from the sampled "
-    "tokens); rerendered (in part, from text).",
+    "Turns that the gateway has requested from the engine. history: new; continued (from the "
+    "sampled tokens); rerendered (in part, from text).",
     ["history"],
 )
 GATEWAY_RERENDERED = Counter(
@@ -119,17 +124,17 @@ GATEWAY_RERENDERED = Counter(
 )
 GATEWAY_DROPPED = Counter(
     "sluice_rollout_gateway_dropped_results",
-    "Results of tools that gave way because their history was too long (rollout.limits.overflow).",
+    "Results of tools that were dropped from too long histories (rollout.limits.overflow).",
 )
 GATEWAY_SUMMARIES = Counter(
     "sluice_rollout_gateway_summaries",
-    "Summaries of histories that were too long (rollout.limits.overflow). outcome: ok; cut (it had "
-    "no end, and the episode ends).",
+    "Summaries of too long histories (rollout.limits.overflow). outcome: ok; cut (the summary did "
+    "not end, so the episode ends).",
     ["outcome"],
 )
 GATEWAY_BRANCHES = Counter(
     "sluice_rollout_gateway_branches",
-    "Branches of episodes' conversations: sequences that are trained.",
+    "Branches of conversations in episodes: sequences that are trained.",
 )
 GATEWAY_REFUSED_KEYS = Counter(
     "sluice_rollout_gateway_refused_keys",
@@ -138,7 +143,7 @@ GATEWAY_REFUSED_KEYS = Counter(
 )
 GATEWAY_OVERRIDDEN = Counter(
     "sluice_rollout_gateway_overridden_settings",
-    "Requests whose sampling settings differ from the job's, which hold, by setting.",
+    "Requests whose sampling settings differ from the job's, which apply, by setting.",
     ["setting"],
 )
 GATEWAY_OTHER_SECONDS = Histogram(
@@ -155,7 +160,7 @@ EPISODE_PODS = Gauge(
 )
 VERIFIER_SECONDS = Histogram(
     "sluice_rollout_verifier_seconds",
-    "Time of a verifier (rollout.environment.verifier) at an episode, failures included.",
+    "Time that a verifier (rollout.environment.verifier) takes for an episode, or to fail.",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000),
 )
 

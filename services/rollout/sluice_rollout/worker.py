@@ -24,11 +24,11 @@ from sluice.api import RLJobSpec
 from sluice.engines.protocol import Client, EngineError, RequestTimeoutError
 from sluice.runtime import error_summary
 from sluice.runtime.pod_env import ConfigurationError
-from sluice.telemetry import logs, tracing
+from sluice.telemetry import failure_log, logs, tracing
 from sluice.wire import rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
-from sluice_rollout import failures, metrics
+from sluice_rollout import metrics
 from sluice_rollout.buffer import BufferClient
 from sluice_rollout.generate import REQUESTS
 from sluice_rollout.group import GroupMaker
@@ -237,7 +237,7 @@ class Worker:
             # User code may raise anything. The error belongs to this group alone.
             metrics.GROUP_FAILURES.labels(reason=_failure_kind(error)).inc()
             line = _failure_line(error)
-            failures.LOG.note(
+            failure_log.LOG.note(
                 "a group failed", line, error_summary.full(error), group=leased.prompt.group_id
             )
             await self.submitter.give_back(leased.without_samples(line), leased)

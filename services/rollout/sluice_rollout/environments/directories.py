@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from sluice.rewards.sandbox import hide, home, tree
 from sluice.runtime import open_files
-from sluice.telemetry import logs
-from sluice_rollout import failures
+from sluice.telemetry import failure_log, logs
 from sluice_rollout.environments import inputs, orphan_reaper
 
 PREFIX = "sluice-episodes-"
@@ -74,4 +73,4 @@ def remove(directory: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # the worker has removed it already
             tree.remove(directory)
     except OSError as error:  # the next worker tries again
-        failures.LOG.note("the directory of an episode cannot be removed", error)
+        failure_log.LOG.note("the directory of an episode cannot be removed", error)

@@ -30,8 +30,8 @@ import aiohttp
 from aiohttp import web
 
 from sluice.samples import episode_protocol as wire
+from sluice.wire.http_relay import relay
 from sluice_rollout.environments import artifacts, result
-from sluice_rollout.relay import relay
 
 JOIN_SECONDS = 1800.0  # a worker listens once its engine has started
 RETRY_SECONDS = 1.0

@@ -17,7 +17,9 @@ from sluice import input_checks
 from sluice.api.groups.episode import OtherModel
 from sluice.runtime import error_summary
 from sluice.samples.episode_protocol import MOST_BYTES
-from sluice_rollout import failures, metrics
+from sluice.telemetry import failure_log
+from sluice.wire.http_relay import relay
+from sluice_rollout import metrics
 from sluice_rollout.gateway import access, large_requests
 from sluice_rollout.gateway.access import ConnectionLimiter, EpisodeKeys
 from sluice_rollout.gateway.agent_session import AuthenticatedSession
@@ -28,7 +30,6 @@ from sluice_rollout.gateway.interfaces.errors import (
     no_such_model,
 )
 from sluice_rollout.gateway.interfaces.exchange import Answer, TurnRequest
-from sluice_rollout.relay import relay
 
 LOOPBACK = "127.0.0.1"
 _MESSAGES = "/v1/messages"
@@ -330,7 +331,7 @@ async def _handle_errors(request: web.Request, handler: Handler) -> web.StreamRe
         refusal = GatewayError(status, f"{request.path}: {error.reason}")
         response = _refusal(refusal, request.path)
     except Exception as error:  # must not affect other requests
-        failures.LOG.note("a request at the gateway failed", error)
+        failure_log.LOG.note("a request at the gateway failed", error)
         refusal = GatewayError(500, error_summary.cause(error), "server_error")
         status, response = 500, _refusal(refusal, request.path)
     finally:

@@ -12,7 +12,7 @@ from sluice.api import RLJobSpec
 from sluice.engines import engine_of
 from sluice.engines.protocol import CallParser
 from sluice.runtime.pod_env import ConfigurationError
-from sluice_rollout import failures
+from sluice.telemetry import failure_log
 from sluice_rollout.gateway.interfaces.exchange import AnswerToolCall
 from sluice_rollout.tool_calls import hermes_calls
 
@@ -69,7 +69,7 @@ def parse(
         for call in calls:  # clients send calls back, so they must be valid UTF-8
             input_checks.check_value([*call], "call")
     except Exception as error:  # a parser may raise anything on a model's text
-        failures.LOG.note("a tool call cannot be read", error)
+        failure_log.LOG.note("a tool call cannot be read", error)
         return text, []
     if not calls:
         return text, []

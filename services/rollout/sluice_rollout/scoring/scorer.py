@@ -12,8 +12,7 @@ from sluice.rewards.terms import with_terms
 from sluice.rewards.types import Judgement
 from sluice.runtime.gather import gather
 from sluice.samples.sample import Prompt, Purpose, Sample, SampleStatus
-from sluice.telemetry import tracing
-from sluice_rollout import failures
+from sluice.telemetry import failure_log, tracing
 from sluice_rollout.prompts import evaluation_dataset
 from sluice_rollout.scoring import seat_rewards
 from sluice_rollout.user_functions.hooks import Hooks
@@ -58,7 +57,7 @@ class Scorer:
         for (sample, seat), reward_input, outcome in zip(judged, inputs, outcomes, strict=True):
             if isinstance(outcome, RewardError):
                 row = f"{prompt.dataset} row {prompt.row}"
-                failures.LOG.note(
+                failure_log.LOG.note(
                     "a reward failed", str(outcome), outcome.details, at=row, index=sample.index
                 )
                 sample.fail(f"reward: {outcome}\n{row}")

@@ -19,8 +19,8 @@ from sluice.engines import engine_of
 from sluice.engines.protocol import Scorer, ScoringError
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Float32, Prompt, Sample, TokenSequence
-from sluice.telemetry import logs
-from sluice_rollout import failures, metrics
+from sluice.telemetry import failure_log, logs
+from sluice_rollout import metrics
 
 FIELD = "spec.algorithm.distillation.teacher.url"
 PROBED_TOKENS = 2048
@@ -100,7 +100,7 @@ class Teacher:
             scores = [await self._scores(sequence) for sequence in sample.sequences]
         except ScoringError as error:
             metrics.TEACHER.labels(outcome=error.reason).inc()
-            failures.LOG.note("the teacher failed", str(error), index=sample.index)
+            failure_log.LOG.note("the teacher failed", str(error), index=sample.index)
             sample.fail(f"teacher: {error}")
             return
         metrics.TEACHER.labels(outcome="ok").inc()

@@ -18,7 +18,8 @@ from sluice.api.groups import rollout as api
 from sluice.runtime import error_summary, user_code
 from sluice.runtime.pod_env import ConfigurationError
 from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
-from sluice_rollout import failures, metrics
+from sluice.telemetry import failure_log
+from sluice_rollout import metrics
 from sluice_rollout.user_functions.threads import LateError, Threads
 
 SECONDS = 60.0
@@ -66,7 +67,7 @@ def load(field: str, dotted: str | None) -> Hook:
             is_own_error = isinstance(error, LateError | SampleError)
             reason = error_summary.named(error) if is_own_error else error_summary.cause(error)
             line = f"hook {dotted}: {reason}"
-            failures.LOG.note("a hook failed", line, error_summary.full(error), hook=field)
+            failure_log.LOG.note("a hook failed", line, error_summary.full(error), hook=field)
             sample.fail(line)
             sample.cut(0)  # tokens and masks may be broken
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}

@@ -14,7 +14,8 @@ from sluice.engines.protocol import EngineError, PromptRefusedError
 from sluice.runtime import error_summary
 from sluice.samples.sample import Prompt, Sample, SampleError, SampleStatus
 from sluice.samples.turns import BRANCH_TURNS, MODEL, TURNS
-from sluice_rollout import failures, metrics
+from sluice.telemetry import failure_log
+from sluice_rollout import metrics
 from sluice_rollout.episode import (
     Episode,
     EpisodeEndError,
@@ -181,7 +182,7 @@ class EpisodeRunner:
     def _fail(self, sample: Sample, reason: str, message: str, details: str = "") -> None:
         metrics.FUNCTION_FAILURES.labels(reason=reason).inc()
         line = f"{self.name} {message}"
-        failures.LOG.note("an episode failed", line, details, index=sample.index)
+        failure_log.LOG.note("an episode failed", line, details, index=sample.index)
         sample.fail(line)
         if _unsendable(sample):
             sample.metadata = {TURNS: sample.metadata.get(TURNS, [])}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from sluice_rollout import failures
-from sluice_rollout.failures import FailureLog
+from sluice.telemetry import failure_log
+from sluice.telemetry.failure_log import FailureLog
 
 
 def test_a_kind_is_logged_in_full_once_and_then_every_hundredth() -> None:
@@ -34,7 +34,7 @@ def test_an_exception_brings_its_traceback() -> None:
 def test_ever_new_messages_do_not_fill_the_memory() -> None:
     log = FailureLog()
     with capture_logs() as lines:
-        for number in range(failures.MOST_KINDS + 500):
+        for number in range(failure_log.MOST_KINDS + 500):
             log.note("a reward failed", f"ValueError: {number}")
-    assert len(log.counts) == failures.MOST_KINDS + 1
-    assert len(lines) == failures.MOST_KINDS + 5
+    assert len(log.counts) == failure_log.MOST_KINDS + 1
+    assert len(lines) == failure_log.MOST_KINDS + 5
