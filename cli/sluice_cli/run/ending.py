@@ -114,6 +114,24 @@ def warning_lines(warnings: Sequence[RunWarning]) -> list[str]:
     return lines
 
 
+def result_line(state: str, summary: dict[str, Any]) -> str:
+    """Return the result of a run: its time, steps and restarts, and what reward or loss did."""
+    line = f"{state} after {duration(summary['wall_seconds'])}"
+    if not summary["steps"]:
+        return line
+    parts = [_count(summary["steps"], "step")]
+    # A job with given answers has no reward.
+    for name in ("reward" if summary["reward_last"] is not None else "loss", "eval"):
+        first, last = summary[f"{name}_first"], summary[f"{name}_last"]
+        if last is not None:
+            parts.append(f"{name} {first:.3f} -> {last:.3f}")
+    return f"{line}: {', '.join([*parts, _count(summary['restarts'], 'restart')])}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def print_outcome(
     console: Console,
     directory: Path,
@@ -125,15 +143,7 @@ def print_outcome(
     if status is None:
         console.print("stopped; the same command continues the run")
         return Exit.STOPPED
-    text = f"{status.state} after {duration(summary['wall_seconds'])}"
-    if summary["steps"]:
-        curves = ("reward", "eval") if summary["reward_last"] is not None else ("loss", "eval")
-        ends = [f"{curve}_{end}" for curve in curves for end in ("first", "last")]
-        shown = {k: summary[k] for k in ("steps", *ends, "restarts") if summary[k] is not None}
-        text += ": " + ", ".join(
-            f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in shown.items()
-        )
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(result_line(status.state, summary), highlight=False, soft_wrap=True)
     if any(summary["trainer_seconds"].values()):
         parts = summary["trainer_seconds"].items()
         text = ", ".join(f"{part} {value:g} s" for part, value in parts)

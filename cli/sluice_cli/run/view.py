@@ -166,7 +166,7 @@ def numbers(snapshot: ServiceSnapshot, files: RunFiles) -> RenderableType:
         f"{last.get('perf/tokens_per_second', 0):,.0f} tokens/s   "
         f"{last.get('perf/step_time', 0):.2f} s per step",
         f"policy lag {last.get('rollout/policy_lag', 0):.2f}   "
-        f"buffer {stats.depth if stats else 0} ready, {stats.leases if stats else 0} in work",
+        f"buffer {stats.depth if stats else 0} ready, {stats.leases if stats else 0} leased",
     )
     if "rollout/response_len/mean" in last:
         truncated = last.get("rollout/truncated_ratio", 0.0)

@@ -6,11 +6,13 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sluice.api import ManifestError, load_job
 from sluice_cli.init.tiny_model import write_model
+from sluice_cli.run.ending import result_line
 from sluice_cli.run.start_from import model_of
 from sluice_operator.cluster.local import run_state
 from tests.unit.cli.conftest import Sluice, prepare
@@ -138,3 +140,25 @@ def test_options_for_half_of_the_loop_set_fields_of_the_manifest(
     assert sluice("run", job_file, *options).exit_code == 0
     assert changes == [change.format(here=tmp_path) for change in expected]
     load_job(job_file, changes)
+
+
+@pytest.mark.parametrize(
+    ("summary", "line"),
+    [
+        pytest.param({"steps": 0}, "Failed after 1:05", id="before the first step"),
+        pytest.param(
+            {"steps": 20, "reward_first": 0.1, "reward_last": 0.9},
+            "Failed after 1:05: 20 steps, reward 0.100 -> 0.900, 1 restart",
+            id="reward",
+        ),
+        pytest.param(
+            {"steps": 1, "loss_first": 2, "loss_last": 2, "eval_first": 0.5, "eval_last": 0.75},
+            "Failed after 1:05: 1 step, loss 2.000 -> 2.000, eval 0.500 -> 0.750, 1 restart",
+            id="given answers",
+        ),
+    ],
+)
+def test_the_result_of_a_run_is_one_line(summary: dict[str, Any], line: str) -> None:
+    names = ("reward_first", "reward_last", "loss_first", "loss_last", "eval_first", "eval_last")
+    facts = dict.fromkeys(names) | {"wall_seconds": 65.0, "restarts": 1}
+    assert result_line("Failed", facts | summary) == line
