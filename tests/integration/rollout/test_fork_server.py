@@ -106,7 +106,7 @@ def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-async def test_an_episode_is_a_child_that_has_what_a_program_has() -> None:
+async def test_an_episode_is_a_child_with_the_variables_of_a_program() -> None:
     async with opened() as (one, root):
         ended, seen = await play(one, root, 0, SAY="hello")
         assert seen["loader"] == server_pid(one) != seen["pid"]
@@ -130,7 +130,9 @@ async def test_an_episode_is_a_child_that_has_what_a_program_has() -> None:
         pytest.param("crash", -signal.SIGSEGV, "err", id="crash"),
     ],
 )
-async def test_an_end_is_told_as_that_of_a_program(do: str, status: int, err: str) -> None:
+async def test_the_end_of_a_child_is_reported_as_that_of_a_program(
+    do: str, status: int, err: str
+) -> None:
     async with opened() as (one, root):
         ended, _ = await play(one, root, 0, DO=do)
         again, _ = await play(one, root, 1)
@@ -138,7 +140,7 @@ async def test_an_end_is_told_as_that_of_a_program(do: str, status: int, err: st
     assert again.status == 0
 
 
-async def test_the_last_of_its_outputs_is_kept() -> None:
+async def test_the_end_of_a_childs_outputs_is_kept() -> None:
     async with opened() as (one, root):
         ended, _ = await play(one, root, 0, DO="much")
     assert ended.out.endswith("x\nthe last of it")
@@ -146,14 +148,14 @@ async def test_the_last_of_its_outputs_is_kept() -> None:
     assert KEPT_BYTES - 10 < len(ended.out) <= KEPT_BYTES
 
 
-async def test_it_ends_as_a_python_does() -> None:
+async def test_a_child_ends_as_python_does() -> None:
     """Threads are waited for; what was registered while loading is not done by every child."""
     async with opened() as (one, root):
         ended, _ = await play(one, root, 0, DO="at_exit")
     assert (ended.out, ended.err) == ("out \na thread\nthe child's", "err")
 
 
-async def test_what_it_has_left_is_killed() -> None:
+async def test_processes_that_a_child_leaves_are_killed() -> None:
     async with opened() as (one, root):
         tell = Path(root, "told")
         ended, _ = await play(one, root, 0, DO="leave_behind", TELL=str(tell))
@@ -161,7 +163,7 @@ async def test_what_it_has_left_is_killed() -> None:
         assert (ended.status, len(left), [pid for pid in left if lives(pid)]) == (0, 2, [])
 
 
-async def test_one_that_is_cancelled_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+async def test_a_cancelled_episode_ends_with_all_its_processes(tmp_path: Path) -> None:
     async with opened() as (one, root):
         other = asyncio.create_task(play(one, root, 1, DO="hang", TELL=str(tmp_path / "other")))
         playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
@@ -177,7 +179,7 @@ async def test_one_that_is_cancelled_ends_with_all_that_it_has_started(tmp_path:
         await asyncio.wait([other])
 
 
-async def test_the_death_of_the_interpreter_sends_its_episodes_back_and_it_is_started_anew(
+async def test_a_fork_server_that_dies_is_started_again_and_its_episodes_are_lost(
     tmp_path: Path,
 ) -> None:
     async with opened() as (one, root):
@@ -198,7 +200,9 @@ async def test_the_death_of_the_interpreter_sends_its_episodes_back_and_it_is_st
         assert len(os.listdir(root)) == 1, "the new one's directory"
 
 
-async def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_hangs_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is stopped: nobody would kill the child."""
     monkeypatch.setattr("sluice_rollout.environments.fork_server_process._END_SECONDS", 1.0)
     async with opened() as (one, root):
@@ -211,7 +215,7 @@ async def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
         assert (await play(one, root, 1))[0].status == 0
 
 
-async def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
+async def test_processes_end_with_a_killed_worker(tmp_path: Path) -> None:
     words = [sys.executable, "-c", WORKER, str(tmp_path / "told")]
     worker = subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
@@ -227,7 +231,7 @@ async def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path) -> None:
     os.kill(processes[2], signal.SIGKILL)  # as today: neither our mark, nor a session that ends
 
 
-async def test_two_hundred_in_a_row_leave_nothing() -> None:
+async def test_two_hundred_episodes_in_a_row_leave_no_files_or_processes() -> None:
     async with opened() as (one, root):
         draws = set()
         for number in range(200):
@@ -244,7 +248,7 @@ async def test_two_hundred_in_a_row_leave_nothing() -> None:
         assert len(os.listdir(root)) == 1
 
 
-async def test_thirty_two_at_once() -> None:
+async def test_thirty_two_episodes_at_once() -> None:
     async with opened() as (one, root):
         say = [str(number) for number in range(32)]
         ends = await asyncio.gather(*(play(one, root, int(n), SAY=n) for n in say))
@@ -260,7 +264,7 @@ async def test_thirty_two_at_once() -> None:
         pytest.param("process", "it has started processes", id="process"),
     ],
 )
-async def test_one_that_cannot_be_forked_has_an_interpreter_for_each_episode(
+async def test_an_environment_that_cannot_be_forked_has_an_interpreter_for_each_episode(
     load: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[dict[str, Any]] = []
@@ -274,7 +278,7 @@ async def test_one_that_cannot_be_forked_has_an_interpreter_for_each_episode(
     assert said == [{"environment": "words", "reason": why}]
 
 
-async def test_one_that_ends_before_anybody_listens_is_heard(
+async def test_messages_of_an_interpreter_that_has_ended_already_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -292,7 +296,7 @@ async def test_one_that_ends_before_anybody_listens_is_heard(
     assert (ended.status, seen["loader"]) == (0, seen["pid"])
 
 
-async def test_one_that_cannot_be_loaded_is_tried_again_later() -> None:
+async def test_an_environment_that_cannot_be_loaded_is_tried_again_later() -> None:
     async with opened("raise") as (one, root):
         starting: list[Awaitable[Any]] = [one.ready(root) for _ in range(3)]
         lost = await asyncio.gather(*starting, return_exceptions=True)
@@ -302,5 +306,5 @@ async def test_one_that_cannot_be_loaded_is_tried_again_later() -> None:
         assert os.listdir(root) == []
 
 
-def test_one_that_dies_again_and_again_is_waited_for() -> None:
+def test_the_pause_before_a_restart_grows_with_deaths_in_a_row() -> None:
     assert [pause(deaths) for deaths in (0, 1, 2, 3, 4, 8, 30)] == [0, 0, 1, 2, 4, 60, 60]

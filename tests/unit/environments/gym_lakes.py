@@ -1,4 +1,4 @@
-"""Environments, and classes between them and text, that tests of `rollout.environment.gym` name."""
+"""Environments, and translations to text, for tests of `rollout.environment.gym`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 
 
 class Echo:
-    """Texts, and nothing but the interface: no spaces, no package. Ends at `stop`."""
+    """An environment of texts without spaces, which imports no package. It ends at `stop`."""
 
     def __init__(self, greeting: str = "hello") -> None:
         self.greeting = greeting
@@ -24,7 +24,7 @@ class Echo:
 
 
 class Camera(gymnasium.Env[Any, Any]):
-    """Observations are pictures."""
+    """An environment whose observations are pictures."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (32, 32, 3), numpy.uint8)
     action_space = gymnasium.spaces.Discrete(2)
@@ -34,7 +34,7 @@ class Camera(gymnasium.Env[Any, Any]):
 
 
 class Compass:
-    """Words for FrozenLake: where it is, and moves by their points of the compass."""
+    """Positions and points of the compass, as texts for FrozenLake."""
 
     def __init__(self, env: Any) -> None:
         self.columns = env.unwrapped.ncol
@@ -49,14 +49,14 @@ class Compass:
 
 
 class Silent:
-    """Neither an observation nor an action."""
+    """An object without observation() or action()."""
 
     def __init__(self, env: Any) -> None:
         pass
 
 
 class Anything:
-    """Words that the model of the tests has, as `w0008`; and every answer is an action."""
+    """Observations in words of the tests' model, such as `w0008`; every answer is an action."""
 
     def __init__(self, env: Any) -> None:
         pass

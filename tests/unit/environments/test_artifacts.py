@@ -1,4 +1,4 @@
-"""Artifacts: what a program leaves is handed on as it is, or refused; whatever it made there."""
+"""Artifacts of a program are handed on unchanged, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice_rollout.environments.artifacts import (
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    """The directory in which a program leaves its artifacts."""
+    """Make the directory in which a program leaves its artifacts."""
     prepare(str(tmp_path))
     return tmp_path / ARTIFACTS
 
@@ -50,7 +50,7 @@ def test_files_reach_another_directory_as_they_were(left: Path, tmp_path: Path) 
     assert not files[odd].stat().st_mode & 0o111
 
 
-def test_a_program_need_not_leave_any(tmp_path: Path) -> None:
+def test_a_program_need_not_leave_artifacts(tmp_path: Path) -> None:
     assert collect(str(tmp_path)) == []
 
 
@@ -74,13 +74,13 @@ def _many(left: Path) -> None:
 
 
 def _socket(left: Path) -> None:
-    here = os.getcwd()
+    before = os.getcwd()
     os.chdir(left)  # the name of a socket may have 107 characters
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind("s")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind("s")
     finally:
-        os.chdir(here)
+        os.chdir(before)
 
 
 def _in_place_of_it(left: Path) -> None:
@@ -111,7 +111,7 @@ def _in_place_of_it(left: Path) -> None:
         pytest.param(_many, "expected at most 1000 files and directories", id="many"),
     ],
 )
-def test_anything_else_is_refused_and_named(
+def test_unsafe_or_too_large_artifacts_are_refused_and_named(
     make: Callable[[Path], Any], message: str, left: Path, tmp_path: Path
 ) -> None:
     make(left)
@@ -130,9 +130,7 @@ def test_anything_else_is_refused_and_named(
         pytest.param([Artifact("x", b""), Artifact("x", b"")], id="twice"),
     ],
 )
-def test_what_a_message_names_lies_below_its_directory(
-    files: list[Artifact], tmp_path: Path
-) -> None:
+def test_invalid_paths_are_refused(files: list[Artifact], tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     with pytest.raises(ArtifactsError):

@@ -1,6 +1,4 @@
-"""Real environments of Gymnasium's interface at a real gateway, before an engine that answers what
-a test says.
-"""
+"""Real environments with Gymnasium's interface at a real gateway, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ from sluice.samples.turns import turn_rewards
 from sluice_rollout.environments import gym_play, package_environments
 from sluice_rollout.environments.program import Program
 from sluice_rollout.scoring import seat_rewards
-from tests.unit.environments.test_program import at_gateway
-from tests.unit.gateway.test_server import ids
+from tests.unit.environments.program_tools import program_runner
+from tests.unit.gateway.gateway_tools import token_ids
 from tests.unit.rollout.test_episode import PARAMS, Script
 
 MOVES = ["left", "down", "right", "up"]
@@ -33,32 +31,37 @@ COMPASS = "tests/unit/environments/gym_lakes.py:Compass"
 
 
 @contextlib.asynccontextmanager
-async def opened(**settings: Any) -> AsyncIterator[Program]:
+async def gym_program(**settings: Any) -> AsyncIterator[Program]:
     variables = {"PATH": os.environ["PATH"]}
-    forking = package_environments.gym_fork_server(Gym(**settings), sys.executable, variables)
-    one = Program(forking.name, forking.single_episode_command, variables, "tiny", 8, forking)
-    one.open()
+    fork_server = package_environments.gym_fork_server(Gym(**settings), sys.executable, variables)
+    program = Program(
+        fork_server.name, fork_server.single_episode_command, variables, "tiny", 8, fork_server
+    )
+    program.open()
     try:
-        yield one
+        yield program
     finally:
-        one.close()
+        program.close()
 
 
-async def played(
+async def play_gym(
     directory: Path, *answers: str, tokens: int = 2000, reset: Any = None, **settings: Any
 ) -> tuple[Sample, list[str]]:
-    """An episode in which the model says this; and what it was asked with, as texts."""
-    engine = Script(*map(ids, answers))
+    """Play an episode with these answers of the model. Returns the sample and the prompts."""
+    engine = Script(*map(token_ids, answers))
     prompt = Prompt(3, "Cross.", None, {"reset": reset} if reset else {})
-    async with opened(**settings) as one, at_gateway(one, engine, directory) as playing:
-        sample = await playing(prompt, [1], Sample(0), PARAMS | {"max_new_tokens": tokens})
-        decode = playing.generator.decode
-    return sample, [decode(asked) for asked in engine.asked]
+    async with (
+        gym_program(**settings) as program,
+        program_runner(program, engine, directory) as runner,
+    ):
+        sample = await runner(prompt, [1], Sample(0), PARAMS | {"max_new_tokens": tokens})
+        decode = runner.generator.decode
+    return sample, [decode(tokens) for tokens in engine.asked]
 
 
 async def test_a_walk_over_the_ice(tmp_path: Path) -> None:
     way = ["down", "I go Down", "right", "right", "down", "left or right? right"]
-    sample, asked = await played(tmp_path, *way, **LAKE, actions=MOVES)
+    sample, prompts = await play_gym(tmp_path, *way, **LAKE, actions=MOVES)
     assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
     assert turn_rewards(sample) == {"": [0, 0, 0, 0, 0, 1]}
     seat_rewards.settle(sample)
@@ -67,33 +70,33 @@ async def test_a_walk_over_the_ice(tmp_path: Path) -> None:
         "steps": 6, "refused": 0, "terminated": True, "truncated": False,
     }  # fmt: skip
     first = "Cross.\n\n[S]FFF\nFHFH\nFFFH\nHFFG\n\nAnswer with one of left, down, right, up."
-    assert first in asked[0]
-    assert "SFFF\n[F]HFH" in asked[1]
-    assert asked[1].count("Answer with") == 1
+    assert first in prompts[0]
+    assert "SFFF\n[F]HFH" in prompts[1]
+    assert prompts[1].count("Answer with") == 1
 
 
-async def test_an_answer_that_is_no_action_is_a_turn_that_is_told_so(tmp_path: Path) -> None:
+async def test_an_invalid_action_is_a_turn_that_is_answered_with_an_error(tmp_path: Path) -> None:
     answers = ["north", "right", "down"]  # and into a hole
-    sample, asked = await played(tmp_path, *answers, **LAKE, actions=MOVES)
+    sample, prompts = await play_gym(tmp_path, *answers, **LAKE, actions=MOVES)
     assert (sample.error, turn_rewards(sample)) == ("", {"": [0, 0, 0]})
-    assert "error: expected one of left, down, right, up" in asked[1]
+    assert "error: expected one of left, down, right, up" in prompts[1]
     assert (sample.metadata["gym"]["steps"], sample.metadata["gym"]["refused"]) == (2, 1)
 
 
 async def test_an_episode_ends_after_its_turns(tmp_path: Path) -> None:
-    sample, _ = await played(tmp_path, "0", "0", **LAKE, max_turns=2)
+    sample, _ = await play_gym(tmp_path, "0", "0", **LAKE, max_turns=2)
     assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
     assert sample.metadata["gym"]["truncated"]
 
 
-async def test_own_words_between_the_environment_and_the_model(tmp_path: Path) -> None:
+async def test_a_users_function_translates_observations_and_actions(tmp_path: Path) -> None:
     answers = ["S", "down", "E"]
-    sample, asked = await played(tmp_path, *answers, **LAKE, function=COMPASS)
+    sample, prompts = await play_gym(tmp_path, *answers, **LAKE, function=COMPASS)
     assert (sample.error, sample.metadata["gym"]["steps"]) == ("", 2)
-    assert "Cross.\n\nrow 0 column 0" in asked[0]
-    assert "Answer with" not in asked[0]
-    assert "row 1 column 0" in asked[1]
-    assert "error: down is no point of the compass" in asked[2]
+    assert "Cross.\n\nrow 0 column 0" in prompts[0]
+    assert "Answer with" not in prompts[0]
+    assert "row 1 column 0" in prompts[1]
+    assert "error: down is no point of the compass" in prompts[2]
 
 
 @pytest.mark.parametrize(
@@ -107,20 +110,20 @@ async def test_an_environment_of_texts_without_spaces(
     reset: Any, words: str, tmp_path: Path
 ) -> None:
     answers = ["go on", "stop"]
-    sample, asked = await played(tmp_path, *answers, **ECHO, reset=reset)
+    sample, prompts = await play_gym(tmp_path, *answers, **ECHO, reset=reset)
     assert (sample.error, turn_rewards(sample)) == ("", {"": [0.5, 0.5]})
-    assert words in asked[0]
-    assert "\nSpeak." in asked[0]
-    assert "heard go on" in asked[1]
+    assert words in prompts[0]
+    assert "\nSpeak." in prompts[0]
+    assert "heard go on" in prompts[1]
 
 
 async def test_a_truncated_episode_of_the_environments_is_complete(tmp_path: Path) -> None:
-    sample, _ = await played(tmp_path, "enough", **ECHO)
+    sample, _ = await play_gym(tmp_path, "enough", **ECHO)
     assert (sample.status, sample.metadata["gym"]["truncated"]) == (SampleStatus.COMPLETED, True)
 
 
 async def test_a_history_that_does_not_fit_keeps_the_rewards_until_then(tmp_path: Path) -> None:
-    sample, _ = await played(tmp_path, *["a" * 30] * 9, tokens=80, **ECHO)
+    sample, _ = await play_gym(tmp_path, *["a" * 30] * 9, tokens=80, **ECHO)
     assert (sample.error, sample.status) == ("", SampleStatus.TRUNCATED)
     (rewards,) = turn_rewards(sample).values()
     assert 0 < len(rewards) < 9
@@ -129,7 +132,7 @@ async def test_a_history_that_does_not_fit_keeps_the_rewards_until_then(tmp_path
 
 
 async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path) -> None:
-    sample, _ = await played(tmp_path, "fail", **ECHO)
+    sample, _ = await play_gym(tmp_path, "fail", **ECHO)
     assert sample.status is SampleStatus.FAILED
     assert "ended with status 1: RuntimeError: the lake is on fire" in sample.error
 
@@ -164,7 +167,9 @@ async def test_a_step_that_raises_fails_the_sample_with_its_error(tmp_path: Path
         ),
     ],
 )
-def test_one_that_cannot_be_played_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_an_environment_that_cannot_be_played_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
         gym_play.load(
             json.loads(package_environments.gym_fork_server(Gym(**settings), "python", {}).config)
@@ -172,14 +177,14 @@ def test_one_that_cannot_be_played_is_refused(settings: dict[str, Any], words: s
     assert re.search(words, str(ended.value))
 
 
-async def test_that_ends_the_worker_before_any_episode() -> None:
-    async with opened(**LAKE, actions=MOVES) as one:
-        await one.check()
-    async with opened(id="Nope-v1") as one:
+async def test_a_broken_environment_is_an_error_before_the_first_episode() -> None:
+    async with gym_program(**LAKE, actions=MOVES) as program:
+        await program.check()
+    async with gym_program(id="Nope-v1") as program:
         with pytest.raises(
             ConfigurationError, match=r"gym Nope-v1 cannot be loaded: .* gym\.id: Nope"
         ):
-            await one.check()
+            await program.check()
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,13 @@ NESTED = spaces.Dict({"go": FOUR, "turn": spaces.Tuple([FOUR, spaces.Text(9)])})
         pytest.param("of 0 to 3: 1, not 2.5, 12, -3, 99 or x3", None, 1, id="whole numbers"),
     ],
 )
-def test_the_last_action_that_is_mentioned(
+def test_the_last_action_of_an_answer_counts(
     answer: str, names: list[str] | None, action: int
 ) -> None:
     assert actions.actions_of(FOUR, names).parse(answer) == action
 
 
-def test_actions_that_begin_elsewhere() -> None:
+def test_a_discrete_space_may_start_at_another_number() -> None:
     parser = actions.actions_of(spaces.Discrete(3, start=-1), None)
     assert [parser.parse(answer) for answer in ("-1", "go 0", "1")] == [-1, 0, 1]
     assert parser.description == "an integer from -1 to 1"
@@ -80,7 +80,7 @@ def test_parts_of_an_action_have_their_types() -> None:
     ],
 )
 @pytest.mark.parametrize("answer", ["", "somewhere", "[9, 9, 9]", '{"go": 7}', "[7, 7, 7, 7"])
-def test_an_answer_that_is_no_action_says_what_was_expected(
+def test_the_error_of_an_invalid_action_says_what_was_expected(
     space: Any, words: str, answer: str
 ) -> None:
     parser = actions.actions_of(space, None)
@@ -113,7 +113,7 @@ def test_texts_are_actions_as_they_are() -> None:
         pytest.param(spaces.Sequence(FOUR), None, "cannot become an action of Seq", id="a kind"),
     ],
 )
-def test_spaces_that_no_text_becomes_are_refused(
+def test_spaces_whose_actions_cannot_be_text_are_refused(
     space: Any, names: list[str] | None, words: str
 ) -> None:
     with pytest.raises(actions.SpaceError, match=words):

@@ -37,7 +37,7 @@ def test_an_observation_is_text(observation: Any, words: str) -> None:
         pytest.param({"screen": object()}, "an observation with a object", id="an object"),
     ],
 )
-def test_one_that_no_text_stands_for_says_so(observation: Any, words: str) -> None:
+def test_an_observation_that_cannot_be_text_is_an_error(observation: Any, words: str) -> None:
     with pytest.raises(text.NoTextError, match=words):
         text.shown(observation)
 
@@ -61,7 +61,7 @@ def test_one_that_no_text_stands_for_says_so(observation: Any, words: str) -> No
         ),
     ],
 )
-def test_a_drawing_keeps_what_its_colours_say(name: str, lines: list[str]) -> None:
+def test_styles_of_a_drawing_become_marks(name: str, lines: list[str]) -> None:
     env = gymnasium.make(name, render_mode="ansi")
     env.reset(seed=1)
     picture = env.render()
@@ -69,6 +69,6 @@ def test_a_drawing_keeps_what_its_colours_say(name: str, lines: list[str]) -> No
     assert text.drawn(picture).splitlines() == lines
 
 
-def test_several_colours_of_one_place_are_all_there() -> None:
-    """Taxi's, where the passenger waits in the taxi's place."""
+def test_a_place_with_several_colours_shows_all_of_them() -> None:
+    """In Taxi, the passenger may wait at the taxi's place."""
     assert text.drawn("|\x1b[34;1m\x1b[43mR\x1b[0m\x1b[0m: |") == "|*[R]*: |"

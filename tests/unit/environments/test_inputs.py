@@ -1,4 +1,4 @@
-"""Inputs of a program: few variables, none of the worker's secrets, and its row."""
+"""Inputs of a program: a few variables, without the worker's secrets, and its row."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ def test_the_gateway_is_where_common_clients_look_for_it() -> None:
         pytest.param("a\ud800b", "4", (None, "4"), id="half a character"),
     ],
 )
-def test_the_row_as_variables(prompt: Any, label: Any, expected: tuple[str | None, str]) -> None:
+def test_prompt_and_label_are_variables(
+    prompt: Any, label: Any, expected: tuple[str | None, str]
+) -> None:
     seen = variables(prompt, label)
     assert (seen.get("SLUICE_PROMPT"), seen.get("SLUICE_LABEL")) == expected
 
 
-def test_of_the_workers_variables_few_are_passed_on() -> None:
+def test_programs_inherit_only_a_few_variables_of_the_worker() -> None:
     worker = {
         "PATH": "/bin",
         "HOME": "/root",
@@ -66,7 +68,7 @@ def test_of_the_workers_variables_few_are_passed_on() -> None:
     assert passed == {"PATH": "/bin", "HOME": "/home/agent", "MODE": "fast"}
 
 
-def test_the_row_as_a_file() -> None:
+def test_the_row_is_a_json_object() -> None:
     prompt = Prompt(
         7, MESSAGES, {"a": 1}, {"level": 3}, dataset="sums", row=5, purpose=Purpose.EVALUATE
     )

@@ -37,7 +37,7 @@ def test_an_answer_is_an_action(
 
 
 @pytest.mark.parametrize("answer", ["left", "[1, 2]", ""])
-def test_an_answer_that_is_no_action_says_what_was_expected(answer: str) -> None:
+def test_the_error_of_an_invalid_action_says_what_was_expected(answer: str) -> None:
     with pytest.raises(text.ActionError, match="expected a JSON object with x, y"):
         text.action_of(answer, MOVE)
 
@@ -73,7 +73,7 @@ def user(words: str) -> dict[str, Any]:
         pytest.param([user("Play.")], [user("Play.\n\nboard")], id="messages"),
     ],
 )
-def test_the_first_observation_stands_behind_the_rows_words(
+def test_the_first_observation_follows_the_rows_prompt(
     prompt: str | Messages, messages: Messages
 ) -> None:
     assert text.opening(prompt, "board") == messages

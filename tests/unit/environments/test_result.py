@@ -1,4 +1,4 @@
-"""`result.json`: what is read of it, and what is refused."""
+"""Contents of `result.json` that are read, and those that are refused."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sluice_rollout.environments.result import Result, ResultError, read
         pytest.param('{"reward": null, "metadata": null}', Result(), id="nulls"),
     ],
 )
-def test_a_result(text: str, expected: Result, tmp_path: Path) -> None:
+def test_a_result_is_read(text: str, expected: Result, tmp_path: Path) -> None:
     (tmp_path / RESULT).write_text(text)
     assert read(str(tmp_path)) == expected
 
 
-def test_a_program_need_not_leave_one(tmp_path: Path) -> None:
+def test_a_program_need_not_leave_a_result(tmp_path: Path) -> None:
     assert read(str(tmp_path)) == Result()
 
 
@@ -96,7 +96,7 @@ def _link(file: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, _pipe, _link], ids=["directory", "pipe", "link"])
-def test_nothing_but_a_plain_file_is_read(make: Any, tmp_path: Path) -> None:
+def test_only_a_plain_file_is_read(make: Any, tmp_path: Path) -> None:
     make(tmp_path / RESULT)
     with pytest.raises(ResultError, match="expected a plain file"):
         read(str(tmp_path))

@@ -1,4 +1,4 @@
-"""A verifier: it judges what a program has left, and nothing that the program does changes that."""
+"""A verifier judges what a program has left, whatever the program does."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sluice_rollout.episode import Episode
 from sluice_rollout.user_functions.time_limit import TimeLimit
 from tests.tools import ROOT
 from tests.unit.buffer.buffer_tools import make_job
-from tests.unit.environments.test_program import (
+from tests.unit.environments.program_tools import (
     FOREVER,
-    HEAD,
-    at_gateway,
     environment,
     left_behind,
+    program_runner,
+    python_command,
     until,
 )
-from tests.unit.gateway.test_server import ids
+from tests.unit.gateway.gateway_tools import token_ids
 from tests.unit.rollout.test_episode import PARAMS, Script
 
 JUDGE = """
@@ -39,25 +39,23 @@ leave(reward=float(right), metadata={"tests": row["metadata"]["tests"]})
 PROMPT = Prompt(3, "2+2", "4", {"level": 1, "tests": "hidden"})
 
 
-def python(text: str) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", HEAD + text]
-
-
-class Judged(Program):
+class JudgedProgram(Program):
     """A program with a verifier, from Python texts."""
 
     def __init__(self, text: str, judge: str = JUDGE, **rules: Any) -> None:
         rules = {"seconds": 20.0, "hidden": frozenset({"tests"}), **rules}
         variables = {"PATH": os.environ["PATH"]}
-        verifier = VerifierProcess(python(judge), variables, VerifierRules(**rules))
-        super().__init__("agent", python(text), variables, "tiny", 8, verifier=verifier)
+        verifier = VerifierProcess(python_command(judge), variables, VerifierRules(**rules))
+        super().__init__("agent", python_command(text), variables, "tiny", 8, verifier=verifier)
 
     async def play(self, directory: Path, prompt: Prompt = PROMPT) -> Sample:
-        """A sample; nothing is left of its episode."""
+        """Play an episode, and check that its files and processes are gone."""
         try:
-            async with at_gateway(self, Script(ids("4"), ids("4")), directory) as playing:
+            async with program_runner(
+                self, Script(token_ids("4"), token_ids("4")), directory
+            ) as runner:
                 params = PARAMS | {"max_new_tokens": 100}
-                sample = await playing(prompt, [1], Sample(0), params)
+                sample = await runner(prompt, [1], Sample(0), params)
             assert left_behind(self) == []
             return sample
         finally:
@@ -81,12 +79,12 @@ WRONG = ANSWER.replace('"4"', '"5"')
     ],
 )
 async def test_the_verifier_gives_the_reward(text: str, reward: float, tmp_path: Path) -> None:
-    sample = await Judged(text).play(tmp_path)
+    sample = await JudgedProgram(text).play(tmp_path)
     assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
     assert (sample.reward, sample.metadata["tests"]) == (reward, "hidden")
 
 
-async def test_the_program_is_not_shown_what_it_is_judged_by(tmp_path: Path) -> None:
+async def test_the_program_does_not_see_label_and_hidden_metadata(tmp_path: Path) -> None:
     seen = """
 row = pathlib.Path("row.json").read_text()
 ask("x")
@@ -96,7 +94,7 @@ ask("x")
 leave(reward=1, metadata={"seen": pathlib.Path("artifacts/seen").read_text(),
     "variables": sorted(os.environ), "address": os.environ.get("OPENAI_BASE_URL")})
 """
-    sample = await Judged(seen, judge).play(tmp_path)
+    sample = await JudgedProgram(seen, judge).play(tmp_path)
     assert '"label": null' in sample.metadata["seen"]
     assert '"metadata": {"level": 1}' in sample.metadata["seen"]
     assert sample.metadata["address"] is None, "and the verifier has no way to the model"
@@ -137,7 +135,7 @@ for number in range(100):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_a_program_cannot_change_its_reward(attack: str, tmp_path: Path) -> None:
-    sample = await Judged(WRONG + attack).play(tmp_path)
+    sample = await JudgedProgram(WRONG + attack).play(tmp_path)
     assert (sample.error, sample.reward) == ("", 0.0)
     assert "won" not in sample.metadata
 
@@ -164,8 +162,10 @@ async def test_a_program_cannot_change_its_reward(attack: str, tmp_path: Path) -
         pytest.param("for n in range(2000): (out / str(n)).touch()", "at most 1000", id="many"),
     ],
 )
-async def test_what_it_leaves_hangs_nothing(attack: str, message: str, tmp_path: Path) -> None:
-    sample = await Judged(ANSWER + attack).play(tmp_path)
+async def test_hostile_artifacts_are_read_or_refused(
+    attack: str, message: str, tmp_path: Path
+) -> None:
+    sample = await JudgedProgram(ANSWER + attack).play(tmp_path)
     if message:
         assert sample.error.startswith("agent left artifacts that cannot be handed on: ")
         assert message in sample.error
@@ -187,18 +187,20 @@ async def test_what_it_leaves_hangs_nothing(attack: str, message: str, tmp_path:
 async def test_a_verifier_that_fails_fails_the_sample(
     judge: str, rules: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    sample = await Judged(ANSWER, judge, **rules).play(tmp_path)
+    sample = await JudgedProgram(ANSWER, judge, **rules).play(tmp_path)
     assert sample.status is SampleStatus.FAILED
     assert sample.error.startswith("agent has a verifier that ")
     assert message in sample.error
 
 
-async def test_where_the_job_has_a_reward_that_may_judge(tmp_path: Path) -> None:
-    sample = await Judged(ANSWER, "leave(metadata={'passed': 3})", must_reward=False).play(tmp_path)
+async def test_the_jobs_reward_judges_if_the_verifier_gives_none(tmp_path: Path) -> None:
+    sample = await JudgedProgram(ANSWER, "leave(metadata={'passed': 3})", must_reward=False).play(
+        tmp_path
+    )
     assert (sample.error, sample.reward, sample.metadata["passed"]) == ("", None, 3)
 
 
-async def test_its_time_is_not_the_programs() -> None:
+async def test_the_verifiers_time_does_not_count_as_the_programs() -> None:
     time_limit = TimeLimit(0.02)
     episode: Any = Episode(PROMPT, Sample(0), None, {}, None, time_limit)  # type: ignore[arg-type]
     async with asyncio.timeout(None) as limit:
@@ -209,24 +211,24 @@ async def test_its_time_is_not_the_programs() -> None:
     assert not time_limit.expired
 
 
-async def test_what_a_program_that_failed_has_left_is_not_judged(tmp_path: Path) -> None:
-    sample = await Judged(ANSWER + "sys.exit(3)").play(tmp_path)
+async def test_artifacts_of_a_failed_program_are_not_judged(tmp_path: Path) -> None:
+    sample = await JudgedProgram(ANSWER + "sys.exit(3)").play(tmp_path)
     assert sample.error == "agent ended with status 3"
 
 
-async def test_a_drain_does_not_wait_for_it(tmp_path: Path) -> None:
-    one = Judged(ANSWER, "pathlib.Path('there').touch()\n" + FOREVER, seconds=600.0)
+async def test_a_drain_does_not_wait_for_the_verifier(tmp_path: Path) -> None:
+    program = JudgedProgram(ANSWER, "pathlib.Path('there').touch()\n" + FOREVER, seconds=600.0)
     sample = Sample(0)
     try:
-        async with at_gateway(one, Script(ids("4")), tmp_path) as playing:
+        async with program_runner(program, Script(token_ids("4")), tmp_path) as runner:
             params = PARAMS | {"max_new_tokens": 100}
-            running = asyncio.create_task(playing(PROMPT, [1], sample, params))
-            await until(lambda: list(Path(one._directory).glob("*verifier*/there")))
-            playing.generator.draining.set()
+            running = asyncio.create_task(runner(PROMPT, [1], sample, params))
+            await until(lambda: list(Path(program._directory).glob("*verifier*/there")))
+            runner.generator.draining.set()
             await running
-            assert left_behind(one) == []
+            assert left_behind(program) == []
     finally:
-        one.close()
+        program.close()
     assert (sample.status, sample.reward) == (SampleStatus.ABORTED, None)
 
 
@@ -255,14 +257,14 @@ async def test_the_verifier_of_the_page_judges_patches(
     repository.mkdir()
     (repository / "sums.py").write_text("def add(a, b):\n    return a\n")
     tests = TESTS + "self.assertEqual(sums.add(2, 3), 5)"
-    one = Judged(f"out = pathlib.Path('artifacts')\nask('x')\n{patch}", "")
+    program = JudgedProgram(f"out = pathlib.Path('artifacts')\nask('x')\n{patch}", "")
     command = [sys.executable, str(file), str(repository)]
-    one.verifier = VerifierProcess(command, one.variables, VerifierRules(60.0))
-    sample = await one.play(tmp_path, Prompt(0, "?", metadata={"tests": tests}))
+    program.verifier = VerifierProcess(command, program.variables, VerifierRules(60.0))
+    sample = await program.play(tmp_path, Prompt(0, "?", metadata={"tests": tests}))
     assert (sample.error, sample.reward) == ("", reward)
 
 
-def test_a_verifier_that_is_not_there_is_said_before_any_episode(tmp_path: Path) -> None:
+def test_a_missing_verifier_is_an_error_before_the_first_episode(tmp_path: Path) -> None:
     spec = environment(tmp_path, command=["python3"], verifier={"command": ["no-such-judge"]})
     message = "environment.verifier.command: cannot run 'no-such-judge'"
     with pytest.raises(ConfigurationError, match=message):
@@ -270,14 +272,14 @@ def test_a_verifier_that_is_not_there_is_said_before_any_episode(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("reward", "must"),
+    ("reward", "must_reward"),
     [
         pytest.param({"type": "exact_match"}, False, id="with one"),
         pytest.param(None, True, id="without"),
     ],
 )
 def test_a_job_without_a_reward_needs_the_verifiers(
-    reward: dict[str, Any] | None, must: bool, tmp_path: Path
+    reward: dict[str, Any] | None, must_reward: bool, tmp_path: Path
 ) -> None:
     spec = environment(tmp_path, command=["python3"], verifier={"command": ["python3"]})
     spec = spec.model_copy(
@@ -285,4 +287,4 @@ def test_a_job_without_a_reward_needs_the_verifiers(
     )
     verifier = program_of(spec.rollout.environment, spec).verifier
     assert verifier is not None
-    assert verifier.rules.must_reward is must
+    assert verifier.rules.must_reward is must_reward

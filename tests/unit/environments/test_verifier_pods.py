@@ -1,10 +1,9 @@
-"""A verifier in pods, before an engine that answers what a test says. Containers are processes."""
+"""A verifier in pods, with a scripted engine. Containers are processes here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests import chat
 from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.unit.buffer.buffer_tools import make_job
-from tests.unit.environments.test_program import FOREVER, HEAD
-from tests.unit.gateway.test_server import ids, seated
+from tests.unit.environments.program_tools import FOREVER, python_command
+from tests.unit.gateway.gateway_tools import episode_runner, token_ids
 from tests.unit.rollout.test_episode import PARAMS, Script
 
 ROW = Prompt(0, "?", label="0.5", metadata={"level": 1, "tests": "hidden"})
-TERMS = VerifierRules(SECONDS, frozenset({"tests"}))
+RULES = VerifierRules(SECONDS, frozenset({"tests"}))
 LEAVE = """
 out = pathlib.Path(os.environ["SLUICE_ARTIFACTS"])
 ask("x")
@@ -44,15 +43,11 @@ leave(reward=float(row["label"]) / 2, metadata={"seen": json.loads(seen), "told"
 """
 
 
-def python(text: str) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", HEAD + text]
-
-
 @contextlib.asynccontextmanager
 async def worker(
-    directory: Path, rules: VerifierRules = TERMS
+    directory: Path, rules: VerifierRules = RULES
 ) -> AsyncIterator[tuple[EpisodeRunner, str]]:
-    """A player whose episodes are pods with a verifier, and the address where those join."""
+    """Make a runner whose episodes are pods with a verifier. Yields it with the address to join."""
     model = directory / "model"
     chat.save(model)
     environment = {"command": ["agent"], "image": "agent:1"}
@@ -60,32 +55,32 @@ async def worker(
     pods = EpisodePods.create(TOKEN, 2 * SECONDS, "kubectl", rules)
     async with EpisodeRegistry.for_job(
         spec, PromptEncoder(spec, model), PodAddress(LOOPBACK, 0, pods.join)
-    ) as desk:
-        player = seated(desk, pods, Script(ids("hello")))
-        player.name, player.seconds = "the program", SECONDS
-        yield player, f"http://{LOOPBACK}:{desk.server.port}"
+    ) as registry:
+        runner = episode_runner(registry, pods, Script(token_ids("hello")))
+        runner.name, runner.seconds = "the program", SECONDS
+        yield runner, f"http://{LOOPBACK}:{registry.server.port}"
 
 
-async def play(player: EpisodeRunner) -> Sample:
-    return await player(ROW, [1], Sample(0), PARAMS | {"max_new_tokens": 100})
+async def play(runner: EpisodeRunner) -> Sample:
+    return await runner(ROW, [1], Sample(0), PARAMS | {"max_new_tokens": 100})
 
 
-async def judged(directory: Path, text: str, judge: str, rules: VerifierRules = TERMS) -> Sample:
-    """A sample of a program, and of a verifier, as Python texts. Their pods are over then."""
-    async with worker(directory, rules) as (player, address):
+async def judged(directory: Path, text: str, judge: str, rules: VerifierRules = RULES) -> Sample:
+    """Play an episode of a program and a verifier, and check that their pods have ended."""
+    async with worker(directory, rules) as (runner, address):
         with (
-            Pod(directory / "pod", address, python(text)) as pod,
-            Pod(directory / "verifier", address, python(judge), VERIFIER) as verifier,
+            Pod(directory / "pod", address, python_command(text)) as pod,
+            Pod(directory / "verifier", address, python_command(judge), VERIFIER) as verifier,
         ):
-            sample = await play(player)
+            sample = await play(runner)
             assert await pod.ends() == 0
             if "verifier" in sample.error or not sample.error:
                 assert await verifier.ends() == 0
             return sample
 
 
-async def test_a_verifier_judges_in_a_pod_of_its_own(tmp_path: Path) -> None:
-    """The program leaves the row that it has seen, and a result that nobody reads."""
+async def test_a_verifier_judges_in_a_separate_pod(tmp_path: Path) -> None:
+    """The program leaves the row that it has seen, and a result that is ignored."""
     sample = await judged(tmp_path, LEAVE, JUDGE)
     assert (sample.error, sample.reward) == ("", 0.25)
     seen = sample.metadata["seen"]
@@ -107,14 +102,14 @@ os.symlink("/etc/passwd", os.environ["SLUICE_ARTIFACTS"] + "/x")
 @pytest.mark.parametrize(
     ("text", "judge", "rules", "message"),
     [
-        pytest.param(LINK, JUDGE, TERMS, "left artifacts that cannot be handed on: art", id="link"),
+        pytest.param(LINK, JUDGE, RULES, "left artifacts that cannot be handed on: art", id="link"),
         pytest.param(
-            STATUS + FOREVER, JUDGE, TERMS, "the program ended with status 1", id="own status"
+            STATUS + FOREVER, JUDGE, RULES, "the program ended with status 1", id="own status"
         ),
         pytest.param(
             LEAVE,
             "sys.exit('no such test')",
-            TERMS,
+            RULES,
             "has a verifier that ended with status 1: no such test",
             id="a verifier that fails",
         ),
@@ -135,13 +130,13 @@ async def test_a_sample_that_cannot_be_judged_fails(
     assert message in sample.error
 
 
-async def test_a_verifier_that_is_lost_is_nobodys_fault(tmp_path: Path) -> None:
-    async with worker(tmp_path) as (player, address):
+async def test_a_lost_verifier_pod_does_not_fail_the_sample(tmp_path: Path) -> None:
+    async with worker(tmp_path) as (runner, address):
         with (
-            Pod(tmp_path / "pod", address, python(LEAVE)),
-            Pod(tmp_path / "verifier", address, python(FOREVER), VERIFIER) as verifier,
+            Pod(tmp_path / "pod", address, python_command(LEAVE)),
+            Pod(tmp_path / "verifier", address, python_command(FOREVER), VERIFIER) as verifier,
         ):
-            playing = asyncio.create_task(play(player))
+            playing = asyncio.create_task(play(runner))
             await verifier.plays()
             verifier.sidecar.kill()
             with pytest.raises(EpisodePodError, match="job-verifier-0-1-0-1 was lost before"):

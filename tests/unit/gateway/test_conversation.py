@@ -1,5 +1,7 @@
-"""The tree of an episode: whatever a client does with its history, what was sampled is trained once
-and in the context in which it was sampled."""
+"""Conversations as trees: every sampled token is trained once, in the context it was sampled in.
+
+This holds whatever a client does with its history.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,7 @@ TEMPLATES = {name: Template(chat.tokenizer(getattr(chat, name))) for name in ("P
 
 
 def say(turn: Turn, ids: list[int], version: int = 0, finish: str = "stop") -> None:
-    """The engine's answer at a turn. The log-prob of a token is its id, so that one shows whose it
-    is."""
+    """Make the engine's answer at a turn. The log-prob of each token is its id, to recognise it."""
     turn.tokens = np.asarray(ids, np.int32)
     turn.log_probs = -np.asarray(ids, np.float32) - 1
     turn.spans = [WeightSpan(version, 0, len(ids))] if ids else []
@@ -33,7 +34,7 @@ def say(turn: Turn, ids: list[int], version: int = 0, finish: str = "stop") -> N
 
 
 class Client:
-    """A program that talks with the gateway, and what the engine saw and said."""
+    """A client of the gateway, with a record of what the engine saw and generated."""
 
     def __init__(self, template: Template, conversation: Conversation | None = None) -> None:
         self.conversation = conversation or Conversation()
@@ -45,7 +46,7 @@ class Client:
         return self.history.continue_messages(messages, None)
 
     def ask(self, messages: Messages, answer: str, finish: str = "stop") -> Messages:
-        """The messages with the answer, as the client would send them next."""
+        """Return the messages with the answer, as the client sends them next."""
         place = self.place(messages)
         turn = self.conversation.turn_at(place.parent, place.added)
         if not turn.finish:
@@ -57,7 +58,7 @@ class Client:
         return messages
 
     def sample(self, *, with_unanswered: bool = False) -> Sample:
-        """The episode's sample as the other side of the wire has it."""
+        """Return the episode's sample after a round trip through the wire format."""
         write_branches(
             {"": self.conversation}, sample := Sample(0), with_unanswered=with_unanswered
         )
@@ -79,7 +80,6 @@ def trained(sequence: TokenSequence) -> list[int]:
 
 
 def turns(sample: Sample) -> list[list[dict[str, Any]]]:
-    """Of each sequence."""
     return [sample.metadata.get(TURNS, []), *sample.metadata.get(BRANCH_TURNS, [])]
 
 
@@ -148,7 +148,7 @@ def test_what_branches_share_is_trained_in_the_longest() -> None:
     assert second.loss_mask[: len("four") + 1].tolist() == [0] * 5
 
 
-def test_a_template_that_drops_earlier_thoughts_is_followed_and_counted() -> None:
+def test_text_that_a_template_renders_anew_is_encoded_anew_and_counted() -> None:
     client = Client(TEMPLATES["REWRITING"])
     messages = client.ask(user("2+2"), "<think>\nwell\n</think>\n\nfour")
     place = client.place(messages + user("3+3"))
@@ -157,7 +157,7 @@ def test_a_template_that_drops_earlier_thoughts_is_followed_and_counted() -> Non
     assert "well" not in client.template.tokenizer.decode(place.added)
 
 
-def test_a_thought_is_kept_while_the_turns_tools_are_called() -> None:
+def test_a_thought_is_kept_while_its_tools_are_called() -> None:
     client = Client(TEMPLATES["REWRITING"])
     messages = client.ask(user("2+2"), "<think>\nwell\n</think>\n\ncall")
     place = client.place([*messages, {"role": "tool", "content": "4"}])
@@ -178,7 +178,7 @@ def test_a_turn_whose_answer_never_arrived_is_given_to_who_asks_again() -> None:
     assert len(client.seen) == 2
 
 
-def test_what_no_client_has_is_not_trained() -> None:
+def test_a_turn_that_no_client_has_received_is_not_trained() -> None:
     client = Client(TEMPLATES["PLAIN"])
     client.ask(user("2+2"), "four")
     client.conversation.turns[0].answered = False
@@ -186,7 +186,7 @@ def test_what_no_client_has_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize("finish", ["stop", "", "length"])
-def test_an_interrupted_play_is_found_again_in_its_sample(finish: str) -> None:
+def test_turns_of_an_interrupted_episode_are_found_in_its_sample(finish: str) -> None:
     client = Client(TEMPLATES["PLAIN"])
     messages = client.ask(user("2+2"), "four")
     client.ask(messages + user("3+3"), "si", finish=finish)
@@ -203,8 +203,9 @@ def test_an_interrupted_play_is_found_again_in_its_sample(finish: str) -> None:
 
 
 def play(client: Client, draw: random.Random, steps: int, *, distinct: bool = False) -> None:
-    """A client that goes on, goes back, changes, drops and re-orders what it was told. distinct: no
-    answer is as another one, or empty.
+    """Play a client that continues, goes back, changes, drops and reorders its history.
+
+    With `distinct`, no two turns are alike.
     """
     histories: list[Messages] = [user("start")]
     for step in range(steps):
@@ -245,7 +246,7 @@ def test_every_sampled_token_is_trained_once_in_the_context_that_the_engine_saw(
 ) -> None:
     client = Client(TEMPLATES[name])
     play(client, random.Random(seed), steps)
-    asked = {(tuple(context), tuple(said)): n for n, (context, said) in enumerate(client.seen)}
+    numbers = {(tuple(context), tuple(said)): n for n, (context, said) in enumerate(client.seen)}
     learned: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     sample = client.sample()
     for sequence, records in zip(sample.sequences, turns(sample), strict=True):
@@ -254,7 +255,7 @@ def test_every_sampled_token_is_trained_once_in_the_context_that_the_engine_saw(
             end = start + turn["length"]
             if turn["by"] == "model":
                 pair = tuple(tokens[:start]), tuple(tokens[start:end])
-                assert pair in asked, "the engine saw another context"
+                assert pair in numbers, "the engine saw another context"
                 at = slice(start - sequence.prompt_length, end - sequence.prompt_length)
                 trains = turn["turn"] not in learned
                 assert sequence.loss_mask[at].tolist() == [trains] * turn["length"]
@@ -267,7 +268,7 @@ def test_every_sampled_token_is_trained_once_in_the_context_that_the_engine_saw(
 
 
 def version(sequence: TokenSequence, at: slice) -> int:
-    """The weights of these response tokens: here the number of the turn that sampled them."""
+    """Return the weight version of response tokens: the number of the turn that sampled them."""
     (version,) = (
         s.version for s in sequence.weight_versions if s.start < at.stop and s.end > at.start
     )
@@ -275,7 +276,9 @@ def version(sequence: TokenSequence, at: slice) -> int:
 
 
 @over_histories
-def test_an_interrupted_tree_is_found_again_in_its_sample(name: str, seed: int, steps: int) -> None:
+def test_branches_of_an_interrupted_episode_are_found_in_its_sample(
+    name: str, seed: int, steps: int
+) -> None:
     client = Client(TEMPLATES[name])
     play(client, random.Random(seed), steps, distinct=True)
     again = Client(TEMPLATES[name], Conversation.from_sample(client.sample(with_unanswered=True)))

@@ -1,4 +1,4 @@
-"""Large requests: the event loop goes on, what cannot fit is not encoded, and nothing is kept."""
+"""Large requests do not block the event loop, and are not encoded or kept if they cannot fit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sluice_rollout.gateway.conversation import Turn
 from sluice_rollout.gateway.history import Template, TextTooLongError
 from sluice_rollout.gateway.large_requests import LARGE_CHARACTERS
 from tests import chat
-from tests.unit.gateway.test_server import client, desk, ids, run
+from tests.unit.gateway.gateway_tools import open_registry, openai_client, play_episode, token_ids
 from tests.unit.rollout.test_episode import Script
 
 WORDS = "word " * 10_000
 
 
 class Watched:
-    """A tokenizer that is told of each text, and of large ones before it encodes them."""
+    """A tokenizer that calls a function before it encodes a large text."""
 
     def __init__(self, tokenizer: Any, large: Any) -> None:
         self._tokenizer, self._large = tokenizer, large
@@ -55,16 +55,16 @@ async def test_the_loop_goes_on_while_a_large_text_is_encoded(tmp_path: Path) ->
         assert others.wait(30), "the event loop stands still"
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             large = asyncio.create_task(ai.chat.completions.create(model="x", messages=user(WORDS)))
             answer = await ai.chat.completions.create(model="x", messages=user("hi"))
             assert answer.choices[0].message.content == "small"
             others.set()
             assert (await large).choices[0].message.content == "large"
 
-    async with desk(tmp_path, rollout__engineArgs={"contextLength": 100_000}) as one:
-        one.encoder.tokenizer = Watched(one.encoder.tokenizer, wait_for_others)
-        sample = await run(one, play, Script(ids("small"), ids("large")))
+    async with open_registry(tmp_path, rollout__engineArgs={"contextLength": 100_000}) as registry:
+        registry.encoder.tokenizer = Watched(registry.encoder.tokenizer, wait_for_others)
+        sample = await play_episode(registry, play, Script(token_ids("small"), token_ids("large")))
     assert sample.error == ""
 
 
@@ -74,21 +74,21 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded(path: str, tmp_pa
         raise AssertionError("it is encoded")
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway, max_retries=0) as ai:
+        async with openai_client(episode.gateway, max_retries=0) as ai:
             await ai.chat.completions.create(model="x", messages=user("hi"))
             if path == "completions":
                 await ai.completions.create(model="x", prompt=WORDS * 2)
             await ai.chat.completions.create(model="x", messages=user(WORDS * 2))
 
-    async with desk(tmp_path) as one:
-        one.encoder.tokenizer = Watched(one.encoder.tokenizer, fail)
-        sample = await run(one, play, Script(ids("hi")))
+    async with open_registry(tmp_path) as registry:
+        registry.encoder.tokenizer = Watched(registry.encoder.tokenizer, fail)
+        sample = await play_episode(registry, play, Script(token_ids("hi")))
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
 
 
 def turns() -> list[Turn]:
     gc.collect()
-    return [one for one in gc.get_objects() if type(one) is Turn]
+    return [item for item in gc.get_objects() if type(item) is Turn]
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,17 @@ async def test_a_refused_request_keeps_nothing(body: dict[str, Any], tmp_path: P
                 kept.append(len(turns()))
         raise openai.OpenAIError("enough")
 
-    async with desk(tmp_path) as one:
+    async with open_registry(tmp_path) as registry:
         engine = Script(*[EngineError("no")] * 20)
         try:
-            await run(one, play, engine)
+            await play_episode(registry, play, engine)
         except EngineError:
             assert body == {"prompt": [1] * 100}
     assert len(set(kept)) == 1
 
 
 async def test_a_program_that_goes_on_without_room_keeps_nothing(tmp_path: Path) -> None:
-    """Functions of slime and verl are answered with no tokens then."""
+    """Functions of slime and verl get an answer without tokens."""
     contexts: list[int] = []
 
     async def play(episode: Episode) -> None:
@@ -136,12 +136,12 @@ async def test_a_program_that_goes_on_without_room_keeps_nothing(tmp_path: Path)
             for _ in range(4):
                 async with session.post(url, json={"input_ids": input_ids}) as answer:
                     reply = await answer.json()
-                contexts.append(max(len(one.added) for one in turns()))
+                contexts.append(max(len(turn.added) for turn in turns()))
                 input_ids = [*input_ids, *reply["output_ids"], *([1] * 200_000)]
         assert (reply["output_ids"], reply["meta_info"]["finish_reason"]["type"]) == ([], "length")
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(ids("hi")))
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("hi")))
     assert sample.error == ""
     assert contexts == [10] * 4
 
@@ -160,7 +160,7 @@ def test_a_text_has_at_least_as_many_tokens_as_its_bytes_say() -> None:
 
 
 def test_a_tokenizer_with_unknown_words_has_no_bound() -> None:
-    """One of its tokens may be a word of any length."""
+    """A token for unknown words may stand for a word of any length."""
     template = Template(chat.tokenizer(unk_token="<unk>"), context=10)
     assert len(template.encode("x" * LARGE_CHARACTERS)) == LARGE_CHARACTERS
 

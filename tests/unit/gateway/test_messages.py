@@ -1,4 +1,4 @@
-"""/v1/messages, asked by Anthropic's own client."""
+"""Requests of Anthropic's client to /v1/messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.interfaces import messages
 from sluice_rollout.gateway.interfaces.errors import GatewayError
-from tests.unit.gateway.test_server import counted, desk, ids, run
+from tests.unit.gateway.gateway_tools import counter_value, open_registry, play_episode, token_ids
 from tests.unit.rollout.test_episode import Script
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": 2}}</tool_call>'
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
-ASK: dict[str, Any] = {
+CHAT_BODY: dict[str, Any] = {
     "model": "any",
     "max_tokens": 200,
     "messages": [{"role": "user", "content": "hi"}],
 }
 
 
-def client(gateway: Gateway) -> AsyncAnthropic:
+def openai_client(gateway: Gateway) -> AsyncAnthropic:
     return AsyncAnthropic(
         base_url=gateway.base_url.removesuffix("/v1"), api_key=gateway.api_key, max_retries=0
     )
@@ -38,7 +38,7 @@ async def test_a_conversation_with_a_tool_goes_on_from_the_sampled_tokens(tmp_pa
     texts: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             history: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "1+2"}]}]
             ask: Any = {"model": "any", "max_tokens": 200, "system": "Add.", "tools": [TOOL]}
             first = await ai.messages.create(messages=history, **ask)
@@ -54,25 +54,30 @@ async def test_a_conversation_with_a_tool_goes_on_from_the_sampled_tokens(tmp_pa
             texts.append(second.content[0].text)
             assert (second.stop_reason, second.usage.output_tokens) == ("end_turn", 1)
 
-    rerendered = counted("rerendered_tokens")
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(ids(CALL), ids("3")), tokens=300)
+    rerendered = counter_value("rerendered_tokens")
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(
+            registry, play, Script(token_ids(CALL), token_ids("3")), tokens=300
+        )
     assert (sample.status, texts, sample.branches) == (SampleStatus.COMPLETED, ["3"], [])
     by = [turn["by"] for turn in sample.metadata[TURNS]]
     assert by == ["model", "environment", "model"]
-    assert counted("rerendered_tokens") == rerendered
+    assert counter_value("rerendered_tokens") == rerendered
 
 
 async def test_a_stream_is_the_answer_in_the_clients_own_events(tmp_path: Path) -> None:
     streamed: list[Any] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai, ai.messages.stream(**ASK, tools=[TOOL]) as stream:
+        async with (
+            openai_client(episode.gateway) as ai,
+            ai.messages.stream(**CHAT_BODY, tools=[TOOL]) as stream,
+        ):
             streamed.append("".join([text async for text in stream.text_stream]))
             streamed.append(await stream.get_final_message())
 
-    async with desk(tmp_path) as one:
-        await run(one, play, Script(ids(f"so {CALL}")), tokens=300)
+    async with open_registry(tmp_path) as registry:
+        await play_episode(registry, play, Script(token_ids(f"so {CALL}")), tokens=300)
     text, message = streamed
     assert text.strip() == "so"
     assert message.content[1].input == {"a": 1, "b": 2}
@@ -84,25 +89,27 @@ async def test_only_the_episodes_key_opens_it(tmp_path: Path) -> None:
         base_url = episode.gateway.base_url.removesuffix("/v1")
         async with AsyncAnthropic(base_url=base_url, api_key="sluice-0.0.0-x") as ai:
             with pytest.raises(anthropic.AuthenticationError) as refused:
-                await ai.messages.create(**ASK)
+                await ai.messages.create(**CHAT_BODY)
         assert refused.value.body["type"] == "error"
-        async with client(episode.gateway) as ai:
-            await ai.messages.create(**ASK)
+        async with openai_client(episode.gateway) as ai:
+            await ai.messages.create(**CHAT_BODY)
 
-    async with desk(tmp_path) as one:
-        assert (await run(one, play, Script(ids("hello")))).error == ""
+    async with open_registry(tmp_path) as registry:
+        assert (await play_episode(registry, play, Script(token_ids("hello")))).error == ""
 
 
 async def test_a_history_that_does_not_fit_ends_the_episode_as_truncated(tmp_path: Path) -> None:
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
-            answer = await ai.messages.create(**ASK)
+        async with openai_client(episode.gateway) as ai:
+            answer = await ai.messages.create(**CHAT_BODY)
             said = {"role": "assistant", "content": answer.content}
             more = {"role": "user", "content": "and"}
-            await ai.messages.create(**ASK | {"messages": [*ASK["messages"], said, more]})
+            await ai.messages.create(
+                **CHAT_BODY | {"messages": [*CHAT_BODY["messages"], said, more]}
+            )
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(ids("hello")), tokens=5)
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("hello")), tokens=5)
     assert sample.status is SampleStatus.TRUNCATED
 
 
@@ -114,15 +121,15 @@ def test_arguments_come_back_as_the_model_wrote_them() -> None:
         ({"call_1": '{"a": 5}'}, '{"a": 1, "b": 2}'),  # the client has changed them
         ({}, '{"a": 1, "b": 2}'),
     ]:
-        body = ASK | {"messages": [{"role": "assistant", "content": [use]}]}
+        body = CHAT_BODY | {"messages": [{"role": "assistant", "content": [use]}]}
         (message,) = messages.read(body, sampled).messages
         assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
-def test_thoughts_are_left_out_and_what_they_ask_of_sampling_is_counted() -> None:
+def test_thoughts_are_left_out_and_thinking_settings_are_counted() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     said = {"role": "assistant", "content": [thought, {"type": "text", "text": "yes"}]}
-    body = ASK | {
+    body = CHAT_BODY | {
         "messages": [said],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tool_choice": {"type": "any"},
@@ -133,7 +140,7 @@ def test_thoughts_are_left_out_and_what_they_ask_of_sampling_is_counted() -> Non
     assert request.messages == [{"role": "assistant", "content": "yes"}]
     assert request.settings == {"thinking": "enabled", "tool_choice": "any", "top_k": 4}
     assert (request.stop, request.max_tokens, request.calls) == (["#"], 200, True)
-    assert not messages.read(ASK | {"tool_choice": {"type": "none"}}, {}).calls
+    assert not messages.read(CHAT_BODY | {"tool_choice": {"type": "none"}}, {}).calls
 
 
 @pytest.mark.parametrize(
@@ -151,4 +158,4 @@ def test_thoughts_are_left_out_and_what_they_ask_of_sampling_is_counted() -> Non
 )
 def test_a_wrong_request_is_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(GatewayError, match=reason):
-        messages.read(json.loads(json.dumps(ASK | change)), {})
+        messages.read(json.loads(json.dumps(CHAT_BODY | change)), {})

@@ -1,4 +1,4 @@
-"""Requests of every interface: what is refused, and that no body breaks the gateway."""
+"""Requests of every interface: wrong ones are refused, and no body breaks the gateway."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.engines.protocol import Generation
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import tool_call_parser
 from sluice_rollout.gateway.endpoint import Gateway
-from tests.unit.gateway.test_server import desk, ids, run
+from tests.unit.gateway.gateway_tools import open_registry, play_episode, token_ids
 from tests.unit.rollout.test_episode import Script
 
 TEXT = "hi"
@@ -98,7 +98,7 @@ class Engine(Script):
     def __init__(self) -> None:
         super().__init__()
         self.sampling: list[dict[str, Any]] = []
-        self._turns = itertools.cycle([ids(text) for text in self.TURNS])
+        self._turns = itertools.cycle([token_ids(text) for text in self.TURNS])
 
     async def generate(
         self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
@@ -110,14 +110,14 @@ class Engine(Script):
 
 
 @dataclass
-class Open:
+class OpenGateway:
     """A gateway that a thread keeps open for one endless episode."""
 
     engine: Engine = field(default_factory=Engine)
     gateway: Gateway | None = None
 
     def post(self, path: str, body: Any) -> tuple[int, bytes]:
-        """The status and the whole answer. Raises HTTPException if the answer breaks off."""
+        """Return the status and the answer. Raises HTTPException if the answer is cut off."""
         assert self.gateway
         host, port = self.gateway.router[0].rpartition("@")[2], self.gateway.router[1]
         connection = http.client.HTTPConnection(host, port, timeout=60)
@@ -134,31 +134,31 @@ class Open:
             connection.close()
 
     def reason(self, path: str, body: Any) -> tuple[int, str]:
-        """The status and the message of a refusal."""
+        """Return the status and the message of a refusal."""
         status, answer = self.post(path, body)
         return status, str(json.loads(answer).get("error", {}).get("message", ""))
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    one, ready = Open(), threading.Event()
+def open_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenGateway]:
+    opened, ready = OpenGateway(), threading.Event()
     loop, end = asyncio.new_event_loop(), asyncio.Event()
 
     async def play(episode: Episode) -> None:
-        one.gateway = episode.gateway
+        opened.gateway = episode.gateway
         ready.set()
         await end.wait()
 
     async def serve(directory: Path) -> None:
         limits = {"turns": 10**6, "branches": 10**6}
-        async with desk(directory, rollout__limits=limits) as served:
-            await run(served, play, one.engine, tokens=2000)
+        async with open_registry(directory, rollout__limits=limits) as registry:
+            await play_episode(registry, play, opened.engine, tokens=2000)
 
     directory = tmp_path_factory.mktemp("gateway")
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve(directory)))
     thread.start()
     assert ready.wait(60)
-    yield one
+    yield opened
     loop.call_soon_threadsafe(end.set)
     thread.join(60)
     loop.close()
@@ -198,7 +198,7 @@ SAMPLING_NAMES = [
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all values in a body."""
+    """Yield the paths of all values in a body."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:
         yield (*at, key)
@@ -208,7 +208,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """A path, and a request for it of which some values are replaced or added."""
+    """Draw an interface and a body for it, with some values replaced or added."""
     path = draw(st.sampled_from([*BODIES]))
     body = json.loads(json.dumps(BODIES[path]))
     for place in draw(st.lists(st.sampled_from([*places(body)]), max_size=2)):
@@ -230,13 +230,15 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(request=requests())
-def test_every_body_is_answered_or_refused(opened: Open, request: tuple[str, Any]) -> None:
+def test_every_body_is_answered_or_refused(
+    open_gateway: OpenGateway, request: tuple[str, Any]
+) -> None:
     path, body = request
     try:
         raw = json.dumps(body).encode()
     except ValueError:  # an integer of more digits than Python writes
         return
-    status, answer = opened.post(path, raw)
+    status, answer = open_gateway.post(path, raw)
     assert status in (200, 400), answer
     if status == 400:
         assert json.loads(answer)["error"]["message"]
@@ -255,7 +257,7 @@ def test_a_malformed_call_of_the_model_is_text(turn: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["\ud83d", None], ids=["a surrogate", "an error"])
-def test_what_an_engines_parser_stumbles_over_is_text(arguments: str | None) -> None:
+def test_a_turn_at_which_the_parser_fails_is_text(arguments: str | None) -> None:
     def parser(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
         if arguments is None:
             raise RecursionError("too deep")
@@ -266,9 +268,11 @@ def test_what_an_engines_parser_stumbles_over_is_text(arguments: str | None) -> 
 
 @pytest.mark.parametrize("path", [*BODIES])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_the_body_that_is_mutated_is_a_good_one(opened: Open, path: str, stream: bool) -> None:
+def test_the_body_that_is_mutated_is_a_good_one(
+    open_gateway: OpenGateway, path: str, stream: bool
+) -> None:
     extra = {"stream": True} if stream and path != GENERATE else {}
-    assert opened.post(path, BODIES[path] | extra)[0] == 200
+    assert open_gateway.post(path, BODIES[path] | extra)[0] == 200
 
 
 STOPS = {CHAT: "stop", "/v1/completions": "stop", MESSAGES: "stop_sequences"}
@@ -329,18 +333,18 @@ REFUSED = [
 
 @pytest.mark.parametrize(("path", "change", "reason"), REFUSED)
 def test_a_wrong_value_is_refused_with_the_reason(
-    opened: Open, path: str, change: dict[str, Any], reason: str
+    open_gateway: OpenGateway, path: str, change: dict[str, Any], reason: str
 ) -> None:
-    asked = len(opened.engine.sampling)
-    status, message = opened.reason(path, BODIES[path] | change)
+    before = len(open_gateway.engine.sampling)
+    status, message = open_gateway.reason(path, BODIES[path] | change)
     assert status == 400
     assert reason in message
     assert len(message) < 500
-    assert len(opened.engine.sampling) == asked, "the engine sees nothing of it"
+    assert len(open_gateway.engine.sampling) == before, "the engine sees nothing of it"
 
 
-def test_the_jobs_own_stops_are_not_doubled(opened: Open) -> None:
+def test_the_jobs_own_stops_are_not_doubled(open_gateway: OpenGateway) -> None:
     params = {"max_new_tokens": 8, "stop": ["#", "#"], "stop_token_ids": [3, 3]}
-    assert opened.post(GENERATE, {"text": "stops", "sampling_params": params})[0] == 200
-    assert opened.engine.sampling[-1]["stop"] == ["#"]
-    assert opened.engine.sampling[-1]["stop_token_ids"] == [3]
+    assert open_gateway.post(GENERATE, {"text": "stops", "sampling_params": params})[0] == 200
+    assert open_gateway.engine.sampling[-1]["stop"] == ["#"]
+    assert open_gateway.engine.sampling[-1]["stop_token_ids"] == [3]

@@ -1,4 +1,4 @@
-"""Several seats in one episode: each has its conversation, its reward, and its own tokens."""
+"""Several seats in one episode, each with its conversation, its reward and its tokens."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sluice.wire import codec
 from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from tests import chat
-from tests.unit.gateway.test_server import client, desk, ids, seated
+from tests.unit.gateway.gateway_tools import episode_runner, open_registry, openai_client, token_ids
 from tests.unit.rollout.test_episode import PARAMS, Script, drain_after_the_last
 
 SEATS = {"rollout__seats": [{"name": "white"}, {"name": "black"}]}
 
 
-async def run(
-    one: EpisodeRegistry, play: Play, engine: Script, sample: Sample | None = None
+async def play_game(
+    registry: EpisodeRegistry, play: Play, engine: Script, sample: Sample | None = None
 ) -> Sample:
-    guest = seated(one, play, engine)
-    guest.seats = tuple(seat.name for seat in one.spec.rollout.seats)
+    runner = episode_runner(registry, play, engine)
+    runner.seats = tuple(seat.name for seat in registry.spec.rollout.seats)
     params = PARAMS | {"max_new_tokens": 100}
-    played = await guest(Prompt(3, "?"), [1], sample or Sample(0), params)
+    played = await runner(Prompt(3, "?"), [1], sample or Sample(0), params)
     return codec.sample_from_message(codec.sample_to_message(played))
 
 
 async def say(ai: Any, seat: str, *texts: str) -> str:
-    """The seat's answer to a history of its own."""
+    """Ask for a seat's answer to a history."""
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
     answer = await ai.chat.completions.create(model=seat, messages=messages)
@@ -39,8 +39,8 @@ async def say(ai: Any, seat: str, *texts: str) -> str:
 
 
 async def play(episode: Episode) -> None:
-    """Two rounds of white, one of black."""
-    async with client(episode.gateway) as ai:
+    """Play two rounds of white and one of black."""
+    async with openai_client(episode.gateway) as ai:
         opening = await say(ai, "white", "begin")
         await say(ai, "black", opening)
         await say(ai, "white", "begin", opening, "go on")
@@ -51,60 +51,64 @@ async def play(episode: Episode) -> None:
 
 
 def script() -> Script:
-    return Script(*[ids(text) for text in ("e4", "resign now", "mate")])
+    return Script(*[token_ids(text) for text in ("e4", "resign now", "mate")])
 
 
 def texts(sample: Sample) -> dict[str, str]:
-    """The trained tokens of each seat, as text."""
+    """Return the trained tokens of each seat, as text."""
     return {
-        one.seat: chat.tokenizer().decode(one.tokens[one.prompt_length :][one.loss_mask == 1])
-        for one in sample.sequences
+        sequence.seat: chat.tokenizer().decode(
+            sequence.tokens[sequence.prompt_length :][sequence.loss_mask == 1]
+        )
+        for sequence in sample.sequences
     }
 
 
 async def test_each_seat_has_a_conversation_and_a_reward_of_its_own(tmp_path: Path) -> None:
-    async with desk(tmp_path, **SEATS) as one:
-        sample = await run(one, play, script())
+    async with open_registry(tmp_path, **SEATS) as registry:
+        sample = await play_game(registry, play, script())
     assert texts(sample) == {"black": "resign now", "white": "e4mate"}
     assert sample.seat_rewards == {"white": 1.0, "black": -1.0}
     assert sample.reward_parts == {"black/score": -1.0, "black/moves": 3.0}
     assert turn_rewards(sample) == {"white": [0.25, 0.5], "black": [0]}
     assert sample.metadata["seats"]["white"] == {"tool_calls": 0, "answer": "mate"}
-    numbers = [r["turn"] for of in records_of(sample.metadata) for r in of if r["by"] == "model"]
+    numbers = [
+        r["turn"] for records in records_of(sample.metadata) for r in records if r["by"] == "model"
+    ]
     assert sorted(numbers) == [0, 1, 2]
 
 
-async def test_a_game_that_a_pod_leaves_goes_on_elsewhere_where_each_seat_stood(
+async def test_an_interrupted_game_continues_in_another_pod(
     tmp_path: Path,
 ) -> None:
-    async with desk(tmp_path, **SEATS) as one:
+    async with open_registry(tmp_path, **SEATS) as registry:
         first = Script(*script().answers[:2])
-        playing = seated(one, play, first)
+        playing = episode_runner(registry, play, first)
         playing.seats = ("white", "black")
         drain_after_the_last(first, playing)
         params = PARAMS | {"max_new_tokens": 100}
         left = await playing(Prompt(3, "?"), [1], Sample(0), params)
         assert (left.status, left.seat_rewards) == (SampleStatus.ABORTED, {})
         left = codec.sample_from_message(codec.sample_to_message(left))
-        last = Script(ids("mate"))
-        sample = await run(one, play, last, left)
-        whole = await run(one, play, script())
+        last = Script(token_ids("mate"))
+        sample = await play_game(registry, play, last, left)
+        whole = await play_game(registry, play, script())
     assert len(last.asked) == 1
     assert sample.status is SampleStatus.COMPLETED
     assert texts(sample) == texts(whole)
     assert turn_rewards(sample) == turn_rewards(whole)
 
 
-async def test_a_name_that_is_no_seat_is_refused(tmp_path: Path) -> None:
+async def test_a_model_name_that_is_not_a_seat_is_refused(tmp_path: Path) -> None:
     names: list[str] = []
 
     async def mistaken(episode: Episode) -> None:
-        async with client(episode.gateway, max_retries=0) as ai:
+        async with openai_client(episode.gateway, max_retries=0) as ai:
             names.extend([model.id async for model in ai.models.list()])
             await say(ai, "any", "begin")
 
-    async with desk(tmp_path, **SEATS) as one:
-        sample = await run(one, mistaken, Script())
+    async with open_registry(tmp_path, **SEATS) as registry:
+        sample = await play_game(registry, mistaken, Script())
     assert names == ["white", "black"]
     assert "NotFoundError" in sample.error
     assert "'any' is not a seat of this job (rollout.seats): expected one of white, black" in (
@@ -123,40 +127,42 @@ async def test_a_name_that_is_no_seat_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_reward_of_nobody_fails_the_sample(give: Any, message: str, tmp_path: Path) -> None:
+async def test_a_reward_for_an_unknown_seat_or_turn_fails_the_sample(
+    give: Any, message: str, tmp_path: Path
+) -> None:
     async def mistaken(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             await say(ai, "white", "begin")
         give(episode)
 
-    async with desk(tmp_path, **SEATS) as one:
-        sample = await run(one, mistaken, Script(ids("e4")))
+    async with open_registry(tmp_path, **SEATS) as registry:
+        sample = await play_game(registry, mistaken, Script(token_ids("e4")))
     assert sample.status is SampleStatus.FAILED
     assert message in sample.error
 
 
 async def test_an_engine_that_dies_at_one_seat_ends_the_episode(tmp_path: Path) -> None:
-    async with desk(tmp_path, **SEATS) as one:
+    async with open_registry(tmp_path, **SEATS) as registry:
         with pytest.raises(EngineError, match="gone"):
-            await run(one, play, Script(ids("e4"), EngineError("gone")))
+            await play_game(registry, play, Script(token_ids("e4"), EngineError("gone")))
 
 
 async def test_without_seats_any_name_is_the_model(tmp_path: Path) -> None:
     async def alone(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             await say(ai, "white", "begin")
         episode.turn_reward(0.5)
         episode.turn_reward(0.25)
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, alone, Script(ids("e4")))
+    async with open_registry(tmp_path) as registry:
+        sample = await play_game(registry, alone, Script(token_ids("e4")))
     assert (sample.seat, sample.metadata[TURNS][0]["reward"]) == ("", 0.75)
 
 
-async def test_a_claim_of_one_conversation_is_refused_where_there_are_seats(tmp_path: Path) -> None:
+async def test_a_claim_is_refused_if_the_job_has_seats(tmp_path: Path) -> None:
     async def claiming(episode: Episode) -> None:
         episode.gateway.claim_sample([1, 2], [1])
 
-    async with desk(tmp_path, **SEATS) as one:
-        sample = await run(one, claiming, Script())
+    async with open_registry(tmp_path, **SEATS) as registry:
+        sample = await play_game(registry, claiming, Script())
     assert "the job has rollout.seats" in sample.error

@@ -1,69 +1,35 @@
-"""The gateway's HTTP, asked by OpenAI's own client: keys, attacks, mistakes, settings."""
+"""Requests of OpenAI's client to the gateway: keys, attacks, mistakes, settings."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import aiohttp
 import openai
 import pytest
-from openai import AsyncOpenAI
-from prometheus_client import REGISTRY
 
 from sluice.engines.protocol import EngineError
 from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice.samples.turns import TURNS
-from sluice_rollout.episode import Episode, Play
+from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import endpoint, server
 from sluice_rollout.gateway.endpoint import Gateway
-from sluice_rollout.gateway.registry import EpisodeRegistry
-from sluice_rollout.prompts import PromptEncoder
-from sluice_rollout.user_functions.runner import EpisodeRunner
-from tests import chat
-from tests.unit.buffer.buffer_tools import make_job
-from tests.unit.rollout.test_episode import PARAMS, Script, player
+from tests.unit.gateway.gateway_tools import (
+    CHAT_BODY,
+    counter_value,
+    episode_runner,
+    open_registry,
+    openai_client,
+    play_episode,
+    post,
+    token_ids,
+)
+from tests.unit.rollout.test_episode import PARAMS, Script
 
-ASK: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
 PATHS = ["chat/completions", "completions", "responses"]
-
-
-def ids(text: str) -> list[int]:
-    return [int(i) for i in chat.tokenizer().encode(text, add_special_tokens=False)]
-
-
-@contextlib.asynccontextmanager
-async def desk(directory: Path, **changes: Any) -> AsyncIterator[EpisodeRegistry]:
-    chat.save(directory / "model")
-    job: dict[str, Any] = {"model__path": str(directory / "model")}
-    spec = make_job(directory, **job, rollout__function="play.py:play", **changes).spec
-    async with EpisodeRegistry.for_job(spec, PromptEncoder(spec, directory / "model")) as one:
-        yield one
-
-
-def seated(one: EpisodeRegistry, play: Play, engine: Script) -> EpisodeRunner:
-    guest = player(play, engine)
-    guest.open_gateway, guest.tokenizer = one.open_gateway, one.encoder.tokenizer
-    guest.generator.decode = one.encoder.decode
-    return guest
-
-
-async def run(one: EpisodeRegistry, play: Play, engine: Script, tokens: int = 100) -> Sample:
-    params = PARAMS | {"max_new_tokens": tokens}
-    return await seated(one, play, engine)(Prompt(3, "?"), [1], Sample(0), params)
-
-
-def client(gateway: Gateway, **options: Any) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=gateway.base_url, api_key=gateway.api_key, **options)
-
-
-def counted(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(f"sluice_rollout_gateway_{name}_total", labels) or 0.0
 
 
 async def test_clients_of_episodes_read_the_certificates_once(tmp_path: Path) -> None:
@@ -71,13 +37,13 @@ async def test_clients_of_episodes_read_the_certificates_once(tmp_path: Path) ->
 
     async def play(episode: Episode) -> None:
         async with episode.gateway.openai() as ai:
-            texts.append((await ai.chat.completions.create(**ASK)).choices[0].message.content)
+            texts.append((await ai.chat.completions.create(**CHAT_BODY)).choices[0].message.content)
 
     endpoint.certificates.cache_clear()
     with patch.object(ssl, "create_default_context", wraps=ssl.create_default_context) as read:
-        async with desk(tmp_path) as one:
+        async with open_registry(tmp_path) as registry:
             for answer in ("one", "two"):
-                await run(one, play, Script(ids(answer)))
+                await play_episode(registry, play, Script(token_ids(answer)))
     assert texts == ["one", "two"]
     assert read.call_count == 1
 
@@ -86,8 +52,8 @@ async def test_the_three_interfaces_give_the_same_answer(tmp_path: Path) -> None
     texts: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
-            answer = await ai.chat.completions.create(**ASK)
+        async with openai_client(episode.gateway) as ai:
+            answer = await ai.chat.completions.create(**CHAT_BODY)
             texts.append(answer.choices[0].message.content or "")
             texts.append((await ai.completions.create(model="x", prompt="hi")).choices[0].text)
             response = await ai.responses.create(model="x", input="hi")
@@ -98,8 +64,10 @@ async def test_the_three_interfaces_give_the_same_answer(tmp_path: Path) -> None
             texts.append(again.output_text)
             texts.extend([model.id async for model in ai.models.list()])
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(*[ids(text) for text in ("one", "two", "3", "four")]))
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(
+            registry, play, Script(*[token_ids(text) for text in ("one", "two", "3", "four")])
+        )
     assert texts == ["one", "two", "3", "four", "model"]
     assert (sample.status, sample.metadata["answer"]) == (SampleStatus.COMPLETED, "four")
     assert [turn["length"] for turn in sample.metadata[TURNS] if turn["by"] == "model"] == [1, 4]
@@ -121,7 +89,7 @@ async def test_an_episode_is_truncated_at_its_limits(
     answered: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             messages: list[Any] = []
             for number in range(5):
                 messages = (
@@ -133,8 +101,8 @@ async def test_an_episode_is_truncated_at_its_limits(
                 messages.append(answer.choices[0].message)
                 answered.append(answer.choices[0].message.content or "")
 
-    async with desk(tmp_path, rollout__limits=limits) as one:
-        sample = await run(one, play, Script(*[ids("one")] * 5), tokens=200)
+    async with open_registry(tmp_path, rollout__limits=limits) as registry:
+        sample = await play_episode(registry, play, Script(*[token_ids("one")] * 5), tokens=200)
     assert len(answered) == turns
     assert sample.status is (SampleStatus.COMPLETED if turns == 5 else SampleStatus.TRUNCATED)
 
@@ -143,12 +111,12 @@ async def test_a_turn_has_its_limit(tmp_path: Path) -> None:
     finishes: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
-            answer = await ai.chat.completions.create(**ASK, max_tokens=50)
+        async with openai_client(episode.gateway) as ai:
+            answer = await ai.chat.completions.create(**CHAT_BODY, max_tokens=50)
             finishes.append(answer.choices[0].finish_reason)
 
-    async with desk(tmp_path, rollout__limits={"turnTokens": 3}) as one:
-        sample = await run(one, play, Script(ids("hello")))
+    async with open_registry(tmp_path, rollout__limits={"turnTokens": 3}) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("hello")))
     assert (finishes, sample.trainable_tokens) == (["length"], 3)
 
 
@@ -157,10 +125,10 @@ async def test_a_stream_is_the_answer_in_the_clients_own_events(kind: str, tmp_p
     texts: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             if kind == "chat":
                 options: Any = {"stream": True, "stream_options": {"include_usage": True}}
-                chunks = [c async for c in await ai.chat.completions.create(**ASK, **options)]
+                chunks = [c async for c in await ai.chat.completions.create(**CHAT_BODY, **options)]
                 texts.extend(c.choices[0].delta.content or "" for c in chunks if c.choices)
                 assert chunks[-1].usage.completion_tokens == 5
             elif kind == "completions":
@@ -171,16 +139,9 @@ async def test_a_stream_is_the_answer_in_the_clients_own_events(kind: str, tmp_p
                     texts.extend([getattr(e, "delta", "") async for e in events])
                     assert (await events.get_final_response()).output_text == "hello"
 
-    async with desk(tmp_path) as one:
-        await run(one, play, Script(ids("hello")))
+    async with open_registry(tmp_path) as registry:
+        await play_episode(registry, play, Script(token_ids("hello")))
     assert "".join(texts) == "hello"
-
-
-async def status(url: str, **options: Any) -> tuple[int, dict[str, Any]]:
-    async with aiohttp.ClientSession() as session, session.post(url, **options) as answer:
-        body = await answer.json()
-        assert set(body["error"]) == {"message", "type", "param", "code"}
-        return answer.status, body["error"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -203,19 +164,19 @@ async def test_only_the_episodes_key_opens_it_and_only_while_it_plays(
             ({"Authorization": f"Bearer {key}x"}, ""),
             ({"Authorization": f"Bearer {key[:-1]}"}, ""),
         ]:
-            code, error = await status(url + query, json=ASK, headers=headers)
+            code, error = await post(url + query, json=CHAT_BODY, headers=headers)
             assert (code, error["code"]) == (401, "invalid_api_key")
 
-    async with desk(tmp_path) as one:
-        await run(one, play, Script())
+    async with open_registry(tmp_path) as registry:
+        await play_episode(registry, play, Script())
         (gateway,) = opened
         with pytest.raises(openai.AuthenticationError, match="expired"):
-            await client(gateway).chat.completions.create(**ASK)
+            await openai_client(gateway).chat.completions.create(**CHAT_BODY)
 
 
 async def test_a_key_opens_its_own_episode_alone(tmp_path: Path) -> None:
     both: dict[int, Gateway] = {}
-    ready, asked = asyncio.Event(), asyncio.Event()
+    ready, answered = asyncio.Event(), asyncio.Event()
 
     async def play(episode: Episode) -> None:
         both[episode.sample.index] = episode.gateway
@@ -223,28 +184,37 @@ async def test_a_key_opens_its_own_episode_alone(tmp_path: Path) -> None:
             ready.set()
         await ready.wait()
         if episode.sample.index == 0:
-            await client(both[1]).chat.completions.create(**ASK)
-            asked.set()
-        await asked.wait()
+            await openai_client(both[1]).chat.completions.create(**CHAT_BODY)
+            answered.set()
+        await answered.wait()
 
-    async with desk(tmp_path) as one:
-        guest, params = seated(one, play, Script(ids("hello"))), PARAMS | {"max_new_tokens": 100}
+    async with open_registry(tmp_path) as registry:
+        runner, params = (
+            episode_runner(registry, play, Script(token_ids("hello"))),
+            PARAMS | {"max_new_tokens": 100},
+        )
         first, second = Sample(0), Sample(1)
-        playing = [guest(Prompt(0, "?"), [1], sample, params) for sample in (first, second)]
+        playing = [runner(Prompt(0, "?"), [1], sample, params) for sample in (first, second)]
         await asyncio.gather(*playing)
     assert (first.trainable_tokens, second.response_length) == (0, 5)
 
 
-WRONG = [
+MALFORMED_REQUESTS = [
     pytest.param("chat/completions", {"data": b"{"}, 400, "not valid JSON", id="broken JSON"),
     pytest.param("chat/completions", {"data": b"\xff"}, 400, "not valid JSON", id="no text"),
     pytest.param("chat/completions", {"data": b"[" * 99999}, 400, "not valid JSON", id="deep JSON"),
     pytest.param("chat/completions", {"json": [1]}, 400, "JSON object", id="a list"),
     pytest.param("chat/completions", {"json": {}}, 400, "messages", id="no messages"),
-    pytest.param("chat/completions", {"json": ASK | {"messages": [1]}}, 400, "role", id="no role"),
-    pytest.param("chat/completions", {"json": ASK | {"n": 2}}, 400, "branch", id="two answers"),
-    pytest.param("chat/completions", {"json": ASK | {"stop": 1}}, 400, "stop", id="stop"),
-    pytest.param("chat/completions", {"json": ASK | {"tools": [1]}}, 400, "tools", id="tools"),
+    pytest.param(
+        "chat/completions", {"json": CHAT_BODY | {"messages": [1]}}, 400, "role", id="no role"
+    ),
+    pytest.param(
+        "chat/completions", {"json": CHAT_BODY | {"n": 2}}, 400, "branch", id="two answers"
+    ),
+    pytest.param("chat/completions", {"json": CHAT_BODY | {"stop": 1}}, 400, "stop", id="stop"),
+    pytest.param(
+        "chat/completions", {"json": CHAT_BODY | {"tools": [1]}}, 400, "tools", id="tools"
+    ),
     pytest.param(
         "chat/completions",
         {"json": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}},
@@ -275,7 +245,7 @@ WRONG = [
     ),
     pytest.param(
         "chat/completions",
-        {"json": ASK | {"tools": [{"type": "function", "function": {"name": 1}}]}},
+        {"json": CHAT_BODY | {"tools": [{"type": "function", "function": {"name": 1}}]}},
         400,
         "tools",
         id="a tool without a name",
@@ -301,8 +271,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("path", "options", "code", "message"), WRONG)
-async def test_a_wrong_request_is_refused_in_openais_shape_and_harms_nothing(
+@pytest.mark.parametrize(("path", "options", "code", "message"), MALFORMED_REQUESTS)
+async def test_a_malformed_request_is_refused_in_openais_format(
     path: str, options: dict[str, Any], code: int, message: str, tmp_path: Path
 ) -> None:
     options = dict(options)
@@ -310,13 +280,13 @@ async def test_a_wrong_request_is_refused_in_openais_shape_and_harms_nothing(
     async def play(episode: Episode) -> None:
         gateway = episode.gateway
         headers = options.pop("headers", {}) | {"Authorization": f"Bearer {gateway.api_key}"}
-        got, error = await status(f"{gateway.base_url}/{path}", headers=headers, **options)
+        got, error = await post(f"{gateway.base_url}/{path}", headers=headers, **options)
         assert got == code
         assert message in error["message"]
-        await client(gateway).chat.completions.create(**ASK)
+        await openai_client(gateway).chat.completions.create(**CHAT_BODY)
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(ids("hello")))
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("hello")))
     assert (sample.error, sample.response) == ("", "hello")
 
 
@@ -326,56 +296,54 @@ async def test_a_huge_body_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     async def play(episode: Episode) -> None:
         gateway = episode.gateway
         headers = {"Authorization": f"Bearer {gateway.api_key}"}
-        code, _ = await status(
-            f"{gateway.base_url}/completions", headers=headers, data=b" " * 10_000
-        )
+        code, _ = await post(f"{gateway.base_url}/completions", headers=headers, data=b" " * 10_000)
         assert code == 413
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script())
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, Script())
     assert "before the model generated" in sample.error
 
 
 async def test_the_jobs_sampling_holds_and_a_clients_is_counted(tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
-    engine = Script(ids("hello"))
+    requests: list[dict[str, Any]] = []
+    engine = Script(token_ids("hello"))
     generate = engine.generate
 
     async def note(rid: str, input_ids: list[int], sampling: dict[str, Any], **rest: Any) -> Any:
-        asked.append(sampling)
+        requests.append(sampling)
         return await generate(rid, input_ids, sampling, **rest)
 
     engine.generate = note  # type: ignore[method-assign]
 
     async def play(episode: Episode) -> None:
-        await client(episode.gateway).chat.completions.create(
-            **ASK, temperature=0.2, max_tokens=3, stop=["x"], seed=1
+        await openai_client(episode.gateway).chat.completions.create(
+            **CHAT_BODY, temperature=0.2, max_tokens=3, stop=["x"], seed=1
         )
 
-    before = counted("overridden_settings", setting="temperature")
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, engine)
-    (sampling,) = asked
+    before = counter_value("overridden_settings", setting="temperature")
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, engine)
+    (sampling,) = requests
     assert (sampling["temperature"], sampling["max_new_tokens"], sampling["stop"]) == (
         1.0,
         3,
         ["x"],
     )
     assert (sample.response, sample.status) == ("hel", SampleStatus.TRUNCATED)
-    assert counted("overridden_settings", setting="temperature") == before + 1
+    assert counter_value("overridden_settings", setting="temperature") == before + 1
 
 
 async def test_a_history_that_does_not_fit_ends_the_episode_as_truncated(tmp_path: Path) -> None:
     async def play(episode: Episode) -> None:
-        messages: list[Any] = list(ASK["messages"])
+        messages: list[Any] = list(CHAT_BODY["messages"])
         while True:
-            answer = await client(episode.gateway).chat.completions.create(
+            answer = await openai_client(episode.gateway).chat.completions.create(
                 model="x", messages=messages
             )
             messages += [answer.choices[0].message, {"role": "user", "content": "more"}]
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(*[ids("hello")] * 9), tokens=120)
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, Script(*[token_ids("hello")] * 9), tokens=120)
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
     assert sample.trainable_tokens >= 10
 
@@ -388,33 +356,33 @@ async def test_a_client_that_hangs_up_gets_its_turn_when_it_asks_again(tmp_path:
                 await asyncio.sleep(60)
             return await super().generate(*arguments, **options)
 
-    engine = Slow(ids("hello"))
+    engine = Slow(token_ids("hello"))
 
     async def play(episode: Episode) -> None:
-        ai = client(episode.gateway, timeout=0.3, max_retries=1)
-        answer = await ai.chat.completions.create(**ASK)
+        ai = openai_client(episode.gateway, timeout=0.3, max_retries=1)
+        answer = await ai.chat.completions.create(**CHAT_BODY)
         assert answer.choices[0].message.content == "hello"
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, engine)
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, engine)
     assert (sample.error, sample.response, len(engine.asked)) == ("", "hello", 2)
 
 
-async def test_an_engine_that_is_gone_is_no_fault_of_the_program(tmp_path: Path) -> None:
+async def test_a_lost_engine_does_not_fail_the_sample(tmp_path: Path) -> None:
     async def play(episode: Episode) -> None:
         with pytest.raises(openai.InternalServerError, match="gone"):
-            await client(episode.gateway).chat.completions.create(**ASK)
+            await openai_client(episode.gateway).chat.completions.create(**CHAT_BODY)
 
-    async with desk(tmp_path) as one:
+    async with open_registry(tmp_path) as registry:
         with pytest.raises(EngineError, match="gone"):
-            await run(one, play, Script(EngineError("gone")))
+            await play_episode(registry, play, Script(EngineError("gone")))
 
 
-async def test_a_parser_that_the_worker_lacks_fails_only_those_who_ask_for_the_gateway(
+async def test_a_missing_parser_fails_only_episodes_that_use_the_gateway(
     tmp_path: Path,
 ) -> None:
     async def play(episode: Episode) -> None:
-        await client(episode.gateway).chat.completions.create(**ASK)
+        await openai_client(episode.gateway).chat.completions.create(**CHAT_BODY)
 
     async def alone(episode: Episode) -> None:
         await episode.generate()
@@ -423,16 +391,19 @@ async def test_a_parser_that_the_worker_lacks_fails_only_those_who_ask_for_the_g
         "rollout__engine": "vllm",
         "rollout__engineArgs": {"toolCallParser": "glm45"},
     }
-    async with desk(tmp_path, **changes) as one:
-        assert "'glm45' is not installed in the worker" in (await run(one, play, Script())).error
-        assert (await run(one, alone, Script([10]))).error == ""
+    async with open_registry(tmp_path, **changes) as registry:
+        assert (
+            "'glm45' is not installed in the worker"
+            in (await play_episode(registry, play, Script())).error
+        )
+        assert (await play_episode(registry, alone, Script([10]))).error == ""
 
 
 async def test_an_episode_is_played_by_a_program_or_by_its_function(tmp_path: Path) -> None:
     async def play(episode: Episode) -> None:
-        await client(episode.gateway).chat.completions.create(**ASK)
+        await openai_client(episode.gateway).chat.completions.create(**CHAT_BODY)
         await episode.generate()
 
-    async with desk(tmp_path) as one:
-        sample = await run(one, play, Script(ids("hello")))
+    async with open_registry(tmp_path) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("hello")))
     assert "a program at episode.gateway plays this episode" in sample.error

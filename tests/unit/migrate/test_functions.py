@@ -16,7 +16,7 @@ from sluice_migrate.functions import slime_generate, verl_agent_loop
 from sluice_migrate.stubs import import_hooks
 from sluice_rollout.user_functions import loading
 from tests.unit.buffer.buffer_tools import make_job
-from tests.unit.gateway.test_server import desk, ids
+from tests.unit.gateway.gateway_tools import open_registry, token_ids
 from tests.unit.rollout.test_episode import PARAMS, Script, player
 
 SLIME = """
@@ -106,12 +106,12 @@ async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
     """Play a sample with a function of this code."""
     path = directory / f"function_{name}.py"
     path.write_text(code)
-    async with desk(directory, **changes) as gateway:
-        loaded = loading.load_function(f"{path}:{name}", gateway.spec)
+    async with open_registry(directory, **changes) as registry:
+        loaded = loading.load_function(f"{path}:{name}", registry.spec)
         assert loaded
-        runner = player(loaded[1], Script(ids("one two")))
-        runner.open_gateway, runner.tokenizer = gateway.open_gateway, gateway.encoder.tokenizer
-        runner.generator.decode = gateway.encoder.decode
+        runner = player(loaded[1], Script(token_ids("one two")))
+        runner.open_gateway, runner.tokenizer = registry.open_gateway, registry.encoder.tokenizer
+        runner.generator.decode = registry.encoder.decode
         params = PARAMS | {"max_new_tokens": 50, "top_p": 1.0, "top_k": -1, "stop": None}
         return await runner(Prompt(3, "hi"), [1], Sample(0), params)
 
@@ -124,14 +124,14 @@ async def test_a_function_of_another_project_is_recognized(
 ) -> None:
     sample = await run(code, name, tmp_path)
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
-    assert sample.tokens[sample.prompt_length :].tolist() == ids("one two")
-    assert sample.trainable_tokens == len(ids("one two"))
+    assert sample.tokens[sample.prompt_length :].tolist() == token_ids("one two")
+    assert sample.trainable_tokens == len(token_ids("one two"))
 
 
 async def test_a_removed_sample_trains_nothing(tmp_path: Path) -> None:
     sample = await run(SLIME, "removed", tmp_path)
     assert (sample.status, sample.trainable_tokens) == (SampleStatus.COMPLETED, 0)
-    assert sample.response_length == len(ids("one two"))
+    assert sample.response_length == len(token_ids("one two"))
 
 
 @pytest.mark.parametrize(

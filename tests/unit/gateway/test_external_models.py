@@ -1,4 +1,4 @@
-"""Models besides the policy: who is asked, with which key, and that nothing of it is trained."""
+"""Requests to models other than the policy: server, key, and that they are not trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from aiohttp import web
 
 from sluice.samples.sample import SampleStatus
 from sluice_rollout.episode import Episode
-from tests.unit.gateway.test_server import ASK, client, desk, ids, run
+from tests.unit.gateway.gateway_tools import (
+    CHAT_BODY,
+    open_registry,
+    openai_client,
+    play_episode,
+    token_ids,
+)
 from tests.unit.rollout.test_episode import Script
 
 ANSWER = {
@@ -34,7 +40,7 @@ CHUNK = (
 
 @dataclass
 class Judge:
-    """A server of another model. seen: (path, model, key) of its requests."""
+    """A server of another model, which records (path, model, key) of its requests."""
 
     url: str = ""
     seen: list[tuple[str, Any, str | None]] = field(default_factory=list)
@@ -53,13 +59,13 @@ class Judge:
 
 @pytest.fixture
 async def judge() -> AsyncIterator[Judge]:
-    one, app = Judge(), web.Application()
-    app.router.add_post("/v1/{path:.*}", one.answer)
+    judge, app = Judge(), web.Application()
+    app.router.add_post("/v1/{path:.*}", judge.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    yield one
+    judge.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    yield judge
     await runner.cleanup()
 
 
@@ -74,31 +80,36 @@ async def test_each_request_goes_to_the_model_that_it_names(
     texts: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             for model in ("any", "judge"):
-                answer = await ai.chat.completions.create(**(ASK | {"model": model}))
+                answer = await ai.chat.completions.create(**(CHAT_BODY | {"model": model}))
                 texts.append(answer.choices[0].message.content or "")
             texts.extend([model.id async for model in ai.models.list()])
 
-    async with desk(tmp_path, **judging(judge, key={"name": "keys", "key": "judge"})) as one:
-        sample = await run(one, play, Script(ids("one")))
+    async with open_registry(
+        tmp_path, **judging(judge, key={"name": "keys", "key": "judge"})
+    ) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("one")))
     assert texts == ["one", "good", "model", "judge"]
     assert judge.seen == [("/v1/chat/completions", "big", "Bearer secret")]
-    assert (sample.status, sample.trainable_tokens) == (SampleStatus.COMPLETED, len(ids("one")))
+    assert (sample.status, sample.trainable_tokens) == (
+        SampleStatus.COMPLETED,
+        len(token_ids("one")),
+    )
 
 
 async def test_a_stream_of_another_model_comes_as_it_is(judge: Judge, tmp_path: Path) -> None:
     texts: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway) as ai:
-            await ai.chat.completions.create(**ASK)
-            ask = ASK | {"model": "judge", "stream": True}
+        async with openai_client(episode.gateway) as ai:
+            await ai.chat.completions.create(**CHAT_BODY)
+            ask = CHAT_BODY | {"model": "judge", "stream": True}
             async for chunk in await ai.chat.completions.create(**ask):
                 texts.append(chunk.choices[0].delta.content or "")
 
-    async with desk(tmp_path, **judging(judge)) as one:
-        await run(one, play, Script(ids("one")))
+    async with open_registry(tmp_path, **judging(judge)) as registry:
+        await play_episode(registry, play, Script(token_ids("one")))
     assert texts == ["good", "good"]
     assert [key for *_, key in judge.seen] == [None], "and none of its episode's"
 
@@ -110,19 +121,19 @@ async def test_a_stream_of_another_model_comes_as_it_is(judge: Judge, tmp_path: 
         pytest.param({}, "judges", id="another name is the policy"),
     ],
 )
-async def test_a_model_that_does_not_answer(
+async def test_an_unreachable_model_fails_the_request_and_unknown_names_are_the_policy(
     fields: dict[str, str], name: str, judge: Judge, tmp_path: Path
 ) -> None:
     said: list[str] = []
 
     async def play(episode: Episode) -> None:
-        async with client(episode.gateway, max_retries=0) as ai:
+        async with openai_client(episode.gateway, max_retries=0) as ai:
             with contextlib.suppress(openai.APIStatusError):
-                answer = await ai.chat.completions.create(**(ASK | {"model": name}))
+                answer = await ai.chat.completions.create(**(CHAT_BODY | {"model": name}))
                 said.append(answer.choices[0].message.content or "")
 
-    async with desk(tmp_path, **judging(judge, **fields)) as one:
-        sample = await run(one, play, Script(ids("one")))
+    async with open_registry(tmp_path, **judging(judge, **fields)) as registry:
+        sample = await play_episode(registry, play, Script(token_ids("one")))
     assert said == (["one"] if name == "judges" else [])
     assert sample.status is (SampleStatus.COMPLETED if said else SampleStatus.FAILED)
     assert judge.seen == []

@@ -1,4 +1,4 @@
-"""Results of tools give way to the length of a history, the oldest first."""
+"""Old results of tools are dropped if a history becomes too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from sluice.samples.sample import Messages, Prompt, Sample, SampleStatus
 from sluice_rollout.episode import Episode
 from sluice_rollout.gateway.compaction import DROPPED, ToolResultDropper
 from tests import chat
-from tests.unit.gateway.test_server import client, counted, desk, ids, seated
+from tests.unit.gateway.gateway_tools import (
+    counter_value,
+    episode_runner,
+    open_registry,
+    openai_client,
+    token_ids,
+)
 from tests.unit.rollout.test_episode import PARAMS, Script
 
 LONG = "x" * 300
@@ -25,7 +31,7 @@ def result(name: str, content: str = LONG) -> dict[str, Any]:
 
 
 def history(results: int, *behind: dict[str, Any]) -> Messages:
-    """A question, so many results, each answered, and what is behind them."""
+    """Make a history: a question, a number of answered results, and further messages."""
     turns = [[result(str(n)), {"role": "assistant", "content": "on"}] for n in range(results)]
     return [{"role": "user", "content": LONG}, *(m for turn in turns for m in turn), *behind]
 
@@ -34,7 +40,7 @@ def left(messages: Messages) -> list[str]:
     return [m["tool_call_id"] for m in messages if m["role"] == "tool" and m["content"] != DROPPED]
 
 
-def test_the_older_half_gives_way_each_time_and_stays_away() -> None:
+def test_the_older_half_of_the_results_is_dropped_each_time() -> None:
     shortener, messages = ToolResultDropper(), history(4)
     assert left(shortener.shorten(messages)) == ["0", "1", "2", "3"]
     counts = [shortener.drop(messages) for _ in range(4)]
@@ -42,8 +48,8 @@ def test_the_older_half_gives_way_each_time_and_stays_away() -> None:
     assert left(shortener.shorten(history(6))) == ["4", "5"]
 
 
-def test_a_result_is_known_by_its_place_and_not_by_the_name_of_its_call() -> None:
-    """Clients number the calls of each turn anew, or give all of them one name."""
+def test_a_result_is_identified_by_its_history_and_not_by_its_call_id() -> None:
+    """Some clients number the calls of each turn anew, or give all calls the same id."""
     shortener = ToolResultDropper()
     messages = [message | {"tool_call_id": "call_0"} for message in history(4)]
     assert shortener.drop(messages) == 2
@@ -61,18 +67,20 @@ def test_a_result_of_another_conversation_stays() -> None:
     assert left(shortener.shorten(other)) == ["0", "1", "2", "3"]
 
 
-def test_what_the_model_has_not_answered_stays() -> None:
+def test_results_that_the_model_has_not_answered_stay() -> None:
     shortener, messages = ToolResultDropper(), history(1, result("new"))
     assert (shortener.drop(messages), shortener.drop(messages)) == (1, 0)
     assert left(shortener.shorten(messages)) == ["new"]
 
 
-def test_a_result_that_is_shorter_than_its_mark_stays() -> None:
+def test_a_result_that_is_shorter_than_the_placeholder_stays() -> None:
     assert ToolResultDropper().drop([result("0", "4"), {"role": "assistant", "content": "on"}]) == 0
 
 
 @given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=20), st.integers(0, 6))
-def test_nothing_but_results_changes_and_every_one_ends(roles: list[str], drops: int) -> None:
+def test_only_results_change_and_all_of_them_are_dropped_in_the_end(
+    roles: list[str], drops: int
+) -> None:
     messages: Messages = [{"role": role, "content": f"{n} {LONG}"} for n, role in enumerate(roles)]
     shortener = ToolResultDropper()
     total = sum(shortener.drop(messages) for _ in range(drops))
@@ -86,47 +94,49 @@ def test_nothing_but_results_changes_and_every_one_ends(roles: list[str], drops:
 async def episode(
     directory: Path, engine: Script, limits: dict[str, Any], call_id: str = "call_{}"
 ) -> tuple[Sample, int]:
-    """The sample of a client that keeps all it has seen, and how many answers it has had."""
+    """Play a client that keeps its whole history. Returns the sample and the number of answers."""
     answers = 0
 
     async def play(episode: Episode) -> None:
         nonlocal answers
-        async with client(episode.gateway) as ai:
+        async with openai_client(episode.gateway) as ai:
             messages: list[Any] = [{"role": "user", "content": "go"}]
             for number in range(TURNS):
                 answer = await ai.chat.completions.create(model="any", messages=messages)
                 answers += 1
                 messages += [answer.choices[0].message, result(call_id.format(number))]
 
-    async with desk(directory, rollout__limits=limits) as one:
-        guest = seated(one, play, engine)
+    async with open_registry(directory, rollout__limits=limits) as registry:
+        runner = episode_runner(registry, play, engine)
         params = PARAMS | {"max_new_tokens": 1000}
-        return await guest(Prompt(3, "?"), [1], Sample(0), params), answers
+        return await runner(Prompt(3, "?"), [1], Sample(0), params), answers
 
 
 @pytest.mark.parametrize("turn_tokens", [20, 5000], ids=["a turn's", "more than any turn's"])
 async def test_an_episode_outlives_its_context(turn_tokens: int, tmp_path: Path) -> None:
-    """Each turn takes some 320 tokens of a branch's 1,000."""
-    engine, before = Script(*[ids("on")] * TURNS), counted("dropped_results")
+    """A turn takes about 320 of a branch's 1,000 tokens."""
+    engine, before = Script(*[token_ids("on")] * TURNS), counter_value("dropped_results")
     limits = {"overflow": "drop_tool_results", "turnTokens": turn_tokens}
     sample, answers = await episode(tmp_path, engine, limits)
     assert (sample.error, answers) == ("", TURNS)
     assert sample.status is SampleStatus.COMPLETED
-    asked = [chat.tokenizer().decode(ids) for ids in engine.asked]
-    assert [text.count(DROPPED) for text in asked] == sorted(text.count(DROPPED) for text in asked)
-    assert asked[-1].count(DROPPED) == counted("dropped_results") - before > 2
-    assert LONG in asked[-1].rpartition("assistant")[0], "the newest result is there"
-    assert sample.trainable_tokens == TURNS * len(ids("on"))
+    prompts = [chat.tokenizer().decode(tokens) for tokens in engine.asked]
+    assert [text.count(DROPPED) for text in prompts] == sorted(
+        text.count(DROPPED) for text in prompts
+    )
+    assert prompts[-1].count(DROPPED) == counter_value("dropped_results") - before > 2
+    assert LONG in prompts[-1].rpartition("assistant")[0], "the newest result is there"
+    assert sample.trainable_tokens == TURNS * len(token_ids("on"))
     assert 1 < len(sample.sequences) < TURNS
 
 
-async def test_the_newest_result_is_seen_where_a_client_repeats_call_ids(tmp_path: Path) -> None:
-    engine = Script(*[ids("on")] * TURNS)
+async def test_the_newest_result_is_seen_if_a_client_repeats_call_ids(tmp_path: Path) -> None:
+    engine = Script(*[token_ids("on")] * TURNS)
     limits = {"overflow": "drop_tool_results", "turnTokens": 20}
     _, answers = await episode(tmp_path, engine, limits, call_id="call_0")
     assert answers == TURNS
-    asked = [chat.tokenizer().decode(ids) for ids in engine.asked]
-    assert all(LONG in text.rpartition("assistant")[0] for text in asked[1:])
+    prompts = [chat.tokenizer().decode(tokens) for tokens in engine.asked]
+    assert all(LONG in text.rpartition("assistant")[0] for text in prompts[1:])
 
 
 @pytest.mark.parametrize(
@@ -140,5 +150,5 @@ async def test_the_newest_result_is_seen_where_a_client_repeats_call_ids(tmp_pat
 async def test_an_episode_is_truncated(
     limits: dict[str, Any], answers: int, tmp_path: Path
 ) -> None:
-    sample, had = await episode(tmp_path, Script(*[ids("on")] * TURNS), limits)
+    sample, had = await episode(tmp_path, Script(*[token_ids("on")] * TURNS), limits)
     assert (had, sample.status) == (answers, SampleStatus.TRUNCATED)

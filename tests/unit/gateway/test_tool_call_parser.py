@@ -1,4 +1,4 @@
-"""Tool calls: by the engine's own parsers, each as its models write them, and as Hermes does."""
+"""Tool calls are read by the engine's parsers, and as Hermes writes them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_call_that_cannot_be_read_stays_text(tmp_path: Path) -> None:
     ("engine", "name", "reason"),
     [("sglang", "nobody", "nobody"), ("vllm", "glm45", "not installed in the worker")],
 )
-def test_a_parser_that_is_not_there_is_a_configuration_error(
+def test_a_missing_parser_is_a_configuration_error(
     engine: str, name: str, reason: str, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {"engineArgs": {"toolCallParser": name}, "engine": engine}

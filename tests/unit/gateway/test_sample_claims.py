@@ -1,4 +1,4 @@
-"""The sample that a program says it has played, against the turns that were sampled."""
+"""Claims of samples are checked against the turns that were sampled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TURNS_PLAYED = [FIRST, SECOND, ASIDE]
         "a first turn in the prompt", "text behind the last turn", "nothing",
     ],
 )  # fmt: skip
-def test_what_was_sampled_has_its_log_probs(
+def test_claimed_tokens_have_their_log_probs(
     tokens: list[int], mask: list[int], trained: list[int], log_probs: list[float]
 ) -> None:
     sample = claimed_sample(SampleClaim(tokens, mask), TURNS_PLAYED, Sample(0))
@@ -52,7 +52,7 @@ def test_what_was_sampled_has_its_log_probs(
     assert sample.tokens.tolist() == tokens
     assert sample.loss_mask.tolist() == trained
     assert sample.rollout_log_probs.tolist() == log_probs
-    assert sum(one["length"] for one in sample.metadata[TURNS]) == len(mask)
+    assert sum(changed_one["length"] for changed_one in sample.metadata[TURNS]) == len(mask)
 
 
 def test_each_token_knows_its_weights() -> None:
@@ -76,15 +76,15 @@ def test_each_token_knows_its_weights() -> None:
         "longer than the tokens", "a weight",
     ],
 )  # fmt: skip
-def test_what_was_not_sampled_there_is_not_trained(
+def test_a_claim_of_a_token_that_was_not_sampled_is_refused(
     tokens: list[int], mask: list[int], message: str
 ) -> None:
     with pytest.raises(ClaimError, match=message):
         claimed_sample(SampleClaim(tokens, mask), TURNS_PLAYED, Sample(0))
 
 
-def test_a_claim_of_any_part_of_a_conversation_is_whole() -> None:
-    """Every cut of the tokens that were played makes a sample that passes its checks."""
+def test_any_prefix_of_a_conversation_can_be_claimed() -> None:
+    """A sample of any prefix of the tokens passes its checks."""
     tokens, mask = [1, 2, 3, 4, 5, 6, 7], [1, 1, 0, 1, 1]
     for length in range(6):
         sample = claimed_sample(

@@ -1,4 +1,4 @@
-"""Connections without a key: they are bounded, and closed after a while."""
+"""Connections without a key are bounded, and closed after a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import access
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.gateway.server import LOOPBACK, Server
-from tests.unit.gateway.test_server import desk, ids, run
+from tests.unit.gateway.gateway_tools import open_registry, play_episode, token_ids
 from tests.unit.rollout.test_episode import Script
 
 MODELS = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n"
@@ -23,16 +23,16 @@ COMPLETION = POST + "Authorization: Bearer {}\r\nContent-Length: 16\r\n\r\n"
 
 
 async def connected(
-    one: EpisodeRegistry, said: str
+    registry: EpisodeRegistry, said: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection(LOOPBACK, one.server.port)
+    reader, writer = await asyncio.open_connection(LOOPBACK, registry.server.port)
     writer.write(said.encode())
     await writer.drain()
     return reader, writer
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
-    """True once the other side has closed the connection; False if it has not after a second."""
+    """True if the other side closes the connection within a second."""
     try:
         async with asyncio.timeout(1):
             await reader.read()
@@ -58,18 +58,18 @@ async def test_a_connection_without_a_key_is_closed(
     monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 0.1)
 
     async def play(episode: Episode) -> None:
-        reader, writer = await connected(one, said)
+        reader, writer = await connected(registry, said)
         assert await closed(reader)
         writer.close()
-        kept, writer = await connected(one, MODELS.format(episode.gateway.api_key))
+        kept, writer = await connected(registry, MODELS.format(episode.gateway.api_key))
         assert not await closed(kept), "a key keeps it open"
         writer.close()
 
-    async with desk(tmp_path) as one:
-        assert "before the model generated" in (await run(one, play, Script())).error
+    async with open_registry(tmp_path) as registry:
+        assert "before the model generated" in (await play_episode(registry, play, Script())).error
 
 
-async def test_a_program_waits_for_its_answer_longer_than_a_stranger_may_stay(
+async def test_a_request_may_take_longer_than_the_limit_for_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 0.1)
@@ -80,12 +80,14 @@ async def test_a_program_waits_for_its_answer_longer_than_a_stranger_may_stay(
             return await super().generate(*arguments, **options)  # type: ignore[arg-type]
 
     async def play(episode: Episode) -> None:
-        reader, writer = await connected(one, COMPLETION.format(episode.gateway.api_key) + PROMPT)
+        reader, writer = await connected(
+            registry, COMPLETION.format(episode.gateway.api_key) + PROMPT
+        )
         assert b"200 OK" in await reader.readline()
         writer.close()
 
-    async with desk(tmp_path) as one:
-        assert (await run(one, play, Slow(ids("hello")))).response == "hello"
+    async with open_registry(tmp_path) as registry:
+        assert (await play_episode(registry, play, Slow(token_ids("hello")))).response == "hello"
 
 
 async def test_connections_without_a_key_are_bounded(
@@ -95,21 +97,21 @@ async def test_connections_without_a_key_are_bounded(
     monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 600)
 
     async def play(episode: Episode) -> None:
-        kept, _ = await connected(one, MODELS.format(episode.gateway.api_key))
+        kept, _ = await connected(registry, MODELS.format(episode.gateway.api_key))
         await kept.readline()
         most = access.MAX_UNAUTHENTICATED + access.MAX_UNAUTHENTICATED_PER_KEY
-        strangers = [await connected(one, "") for _ in range(most + 3)]
+        strangers = [await connected(registry, "") for _ in range(most + 3)]
         ended = [await closed(reader) for reader, _ in strangers[:4]]
         assert ended == [True, True, True, False]
         assert not await closed(kept)
         for _, writer in strangers:
             writer.close()
 
-    async with desk(tmp_path) as one:
-        assert "before the model generated" in (await run(one, play, Script())).error
+    async with open_registry(tmp_path) as registry:
+        assert "before the model generated" in (await play_episode(registry, play, Script())).error
 
 
-async def test_a_pod_that_has_joined_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_connection_of_a_pod_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "UNAUTHENTICATED_SECONDS", 0.1)
 
     async def join(request: web.Request) -> web.StreamResponse:
