@@ -1,12 +1,12 @@
-"""Trainer and engine on one GPU, with everything that a job needs importable:
+"""Trainer and engine on one GPU, with everything that a job needs importable.
 
-    python tests/gpu/colocated.py                             the task of examples/gpu/one-gpu.yaml
-    python tests/gpu/colocated.py --faults                    engine and trainer are killed
-    python tests/gpu/colocated.py --shape qwen3-4b --steps 5  random weights of a larger model
+    python tests/gpu/colocated.py                          the task of examples/gpu/one-gpu.yaml
+    python tests/gpu/colocated.py --faults                 engine and trainer are killed
+    python tests/gpu/colocated.py --shape qwen3-4b --steps 5   random weights of a larger model
 
-`--set` as of `sluice run`. Prints each step's times and the GPU's memory in each turn, and checks
-what must hold: the reward rises, log-probs of trainer and engine agree, what was offloaded comes
-back unchanged. Exit code 1, with the ends of all logs, where it does not.
+`--set` works as in `sluice run`. It prints each step's times and the GPU's memory in each turn, and
+checks that the reward rises, that log-probs of trainer and engine agree, and that offloaded memory
+returns unchanged. Otherwise it exits with code 1 and prints the ends of all logs.
 """
 
 from __future__ import annotations
@@ -117,15 +117,13 @@ def prepare(scratch: Path, arguments: argparse.Namespace) -> Laptop:
 
 
 def offload(scratch: Path) -> list[str]:
-    """In a process of its own: the GPU must be free for the run."""
+    """Check offloading in a separate process, because the GPU must be free for the run."""
     command = [sys.executable, __file__, "--offload", str(scratch / "quickstart/model")]
     return [] if subprocess.run(command, timeout=300).returncode == 0 else ["offload: see above"]
 
 
 def check_offload(model: Path) -> int:
-    """All tensors of a trainer, on the GPU, before their memory leaves and after it
-    has come back.
-    """
+    """Compare a trainer's tensors on the GPU before they are offloaded and after the restore."""
     import torch
 
     from sluice_trainer.megatron.policy import MegatronPolicy
@@ -149,7 +147,7 @@ def check_offload(model: Path) -> int:
         return [tensor.detach().clone().cpu() for part in parts for tensor in part._tensors()]
 
     before, full = snapshot(), memory_used()
-    for _ in range(2):  # the second time host memory is there already
+    for _ in range(2):  # the second time host memory is allocated already
         started = time.perf_counter()
         policy.offload(weights=True)
         gone, out = memory_used(), time.perf_counter() - started
@@ -170,7 +168,7 @@ def check_offload(model: Path) -> int:
 
 
 def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
-    """Train in a run; one line for each thing that does not hold."""
+    """Train in a run, and return a line for each check that fails."""
     run.start()
     try:
         if arguments.faults:
@@ -201,7 +199,7 @@ def train(run: Laptop, arguments: argparse.Namespace) -> list[str]:
 
 
 def _has_rested(log: Path) -> bool:
-    """True once the engine of this log has given its memory away three times."""
+    """Return True once the engine of this log has released its memory three times."""
     return log.exists() and log.read_text().count("POST /release_memory") >= 3
 
 

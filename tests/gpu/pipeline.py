@@ -1,15 +1,15 @@
-"""Pipelines on two GPUs beside one GPU: five steps of a tiny Qwen3, in float32 and in bf16.
+"""Pipelines on two GPUs compared with one GPU: five steps of a tiny Qwen3, in float32 and bf16.
 
-    python tests/gpu/pipeline.py              equal, uneven and interleaved stages, recompute
-    python tests/gpu/pipeline.py --offload    the optimizer in host memory too: on one GPU, with
-                                              turns, a resume, and on two
-    python tests/gpu/pipeline.py --cpu        the rehearsal, by gloo
+    python tests/gpu/pipeline.py             equal, uneven and interleaved stages, recompute
+    python tests/gpu/pipeline.py --offload   the optimizer in host memory too: on one GPU, with
+    turns, a resume, and on two
+    python tests/gpu/pipeline.py --cpu       the rehearsal, by gloo
 
-Losses, gradient norms, log-probs and weights are compared with one GPU's. In float32 they are to be
-equal but for the order of sums. In bf16 they may be three times as far from one GPU's as those are
-from its float32 ones: two runs are rounded to both sides, and the farthest of five steps varies.
-Weights are compared on average: one that is rounded the other way is another by a hundredth. Exit
-code 1 where they are further.
+Losses, gradient norms, log-probs and weights are compared with those of one GPU. In float32 they
+must be equal up to the order of sums. In bf16 they may differ from one GPU's three times as much as
+those differ from its float32 results: two runs are rounded in both directions, and the worst of
+five steps varies. Weights are compared on average, because a single weight that is rounded the
+other way differs by a hundredth. The exit code is 1 if a difference is larger.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 STEPS = 5
+# The run with which all others are compared.
 ONE = "one"
-"""The run that all others are compared with."""
 PIPELINES: dict[str, dict[str, Any]] = {
     "pipeline 2": {"parallelism": {"pipeline": 2}},
     "pipeline 2, virtual 2": {"parallelism": {"pipeline": 2, "virtualPipeline": 2}},
@@ -60,12 +60,12 @@ OFFLOADS: dict[int, dict[str, dict[str, Any]]] = {
         "on the host, pipeline 2": {**HALF, "parallelism": {"pipeline": 2}},
     },
 }
+# Runs that are compared with another run than `ONE`.
 BESIDE = {"moments in bf16": "moments in bf16, host", "moments in bf16, host": "moments in bf16"}
-"""Runs that are compared with another than `ONE`."""
 NUMBERS = ("loss", "norm", "log-probs", "weights")
+# Differences that the order of sums causes; relative for the norm. A step moves a weight by at most
+# 1e-3.
 FLOAT32 = {"loss": 1e-5, "norm": 5e-4, "log-probs": 2e-3, "weights": 1e-6}
-"""Differences that the order of sums makes, of the norm as a part of it. A step moves a weight by
-1e-3 at most."""
 
 
 def main() -> int:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def launch(options: argparse.Namespace, directory: Path, world: int) -> int:
-    """Run all cases of so many ranks; the exit code."""
+    """Run all cases for this number of ranks and return the exit code."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment |= {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "PYTHONPATH": path}
@@ -104,7 +104,7 @@ def launch(options: argparse.Namespace, directory: Path, world: int) -> int:
 
 
 def ranks(options: argparse.Namespace) -> None:
-    """The cases of one rank, one after another; rank 0 writes what they came to."""
+    """Run the cases of one rank, one after another; rank 0 writes the results."""
     import torch.distributed as dist
 
     from sluice_trainer.distributed.process_group import join
@@ -128,7 +128,10 @@ def ranks(options: argparse.Namespace) -> None:
 
 
 def case(model: Path, trainer: dict[str, Any], precision: str) -> dict[str, Any]:
-    """Five steps of one layout: its numbers, the median seconds of a step, and the GPU's memory."""
+    """Train five steps in one layout.
+
+    Return its numbers, the median step time, and the GPU's memory.
+    """
     import torch.distributed as dist
     from megatron.core import parallel_state
 
@@ -181,7 +184,7 @@ def case(model: Path, trainer: dict[str, Any], precision: str) -> dict[str, Any]
 
 
 def report(results: dict[str, dict[str, Any]]) -> int:
-    """Print a table of differences; 1 where one is above its bound."""
+    """Print a table of differences, and return 1 if one exceeds its bound."""
     by_rounding = apart(results[f"{ONE}/bf16"], results[f"{ONE}/fp32"])
     bf16 = {name: 3 * difference for name, difference in by_rounding.items()}
     bounds = {"fp32": FLOAT32, "bf16": bf16}
@@ -205,14 +208,12 @@ def report(results: dict[str, dict[str, Any]]) -> int:
 
 
 def apart(result: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """The largest difference of each of the numbers, of the norm as a part of it; the mean one of
-    the weights.
-    """
+    """Return the largest difference of each number (relative for the norm, mean for weights)."""
     differences = {name: (result[name] - other[name]).abs() for name in NUMBERS}
     differences["norm"] /= other["norm"]
     return {
-        name: (each.mean() if name == "weights" else each.max()).item()
-        for name, each in differences.items()
+        name: (difference.mean() if name == "weights" else difference.max()).item()
+        for name, difference in differences.items()
     }
 
 

@@ -1,10 +1,10 @@
-"""Compilations of an FSDP2 trainer whose model has sliding windows, step by step on one GPU.
+"""Compilations of an FSDP2 trainer of a model with sliding windows, step by step on one GPU.
 
-    python tests/gpu/recompilations.py          a model of Gemma 3's 270M shape, random weights
-    python tests/gpu/recompilations.py --cpu    the rehearsal, where nothing is compiled
+    python tests/gpu/recompilations.py         a model of Gemma 3's 270M shape, random weights
+    python tests/gpu/recompilations.py --cpu   the rehearsal, without compilation
 
-Rows grow from step to step, past the window, as a run's responses do. Exit code 1 if a step after
-the second compiles anything.
+Rows grow from step to step, past the window, as a run's responses do. The exit code is 1 if a step
+after the second one compiles anything.
 """
 
 from __future__ import annotations

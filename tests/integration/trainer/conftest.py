@@ -1,4 +1,4 @@
-"""Tiny models on disk, made once for all tests of the trainer."""
+"""Tiny models on disk, created once for all tests of the trainer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from tests.integration.trainer.tiny import TIMEOUT, save_model, save_reward_mode
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Sums in a fixed order: bit-exact comparisons ask for it."""
+    """Use one thread, so that sums have a fixed order: bit-exact comparisons need it."""
     torch.set_num_threads(1)
 
 
 class Models(dict[str, Path]):
-    """Checkpoints of the families, as transformers writes them, each made when it is asked for:
-    name -> directory."""
+    """Checkpoints of the families by name, as transformers writes them, created on first use."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
-    """This process as a trainer of one rank."""
+    """Make this process a trainer of one rank."""
     from sluice.api import Parallelism
     from sluice_trainer.megatron import parallel
 

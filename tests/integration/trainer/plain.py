@@ -1,6 +1,6 @@
-"""A backend of transformers and torch alone: one sequence at a time, one process, no packing.
+"""Reference backend in plain transformers and torch: one process, one sequence, no packing.
 
-What others compute is compared with it. It shares no more than the loss and what leads to it.
+Other backends are compared with it. They share only the loss and its inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 class Lengths:
-    """A row as its sequences' lengths: nothing else is asked of it here."""
+    """A minimal layout of a row: lengths and positions of its sequences."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = tuple(lengths)
@@ -43,7 +43,7 @@ class Lengths:
 
 
 def forward(model: Any, batch: MicroBatch, *, temperature: float, numbers: TokenNumbers) -> Tensor:
-    """[k, r] numbers of `PLAIN`, from the logits of each sequence."""
+    """Return [k, r] numbers of `PLAIN`, computed from the logits of each sequence."""
     rows, targets = [], list(torch.split(batch.targets, list(batch.response_lengths)))
     for tokens, target in zip(_sequences(batch), targets, strict=True):
         logits = model(input_ids=tokens[None]).logits[0, len(tokens) - len(target) :]
@@ -58,20 +58,20 @@ def plain_log_probs_and_entropies(log_p: Tensor, target: Tensor) -> list[Tensor]
 
 
 def plain_energies(log_p: Tensor, target: Tensor) -> list[Tensor]:
-    """The squared norm of the gradient of the target's log-prob by the logits, as it reads."""
+    """Return the squared norm of the gradient of the target's log-prob by the logits."""
     one_hot = torch.nn.functional.one_hot(target, log_p.shape[-1])
     return [(one_hot - log_p.exp()).square().sum(-1)]
 
 
+# (log-probs of all words [n, words], targets [n]) -> what the backends compute in one pass.
 PLAIN: dict[TokenNumbers, Callable[[Tensor, Tensor], list[Tensor]]] = {
     log_probs_and_entropies: plain_log_probs_and_entropies,
     energies: plain_energies,
 }
-"""(log-probs of all words [n, words], targets [n]) -> what the backends compute in one pass."""
 
 
 def forward_values(model: Any, batch: MicroBatch) -> Tensor:
-    """[1, r] values: a head on the state before each response token."""
+    """Return [1, r] values: a head on the state before each response token."""
     rows = []
     for tokens, length in zip(_sequences(batch), batch.response_lengths, strict=True):
         hidden = model.model.model(input_ids=tokens[None]).last_hidden_state[0]
@@ -84,7 +84,7 @@ def _sequences(batch: MicroBatch) -> list[Tensor]:
 
 
 class WithValues(torch.nn.Module):
-    """A language model's decoder with a head of one number."""
+    """A language model's decoder with a value head."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class PlainFrozen:
 
 
 class Plain(LearningPolicy):
-    """transformers' model, AdamW, and the steps that all backends share."""
+    """transformers' model with AdamW, and the steps that all backends share."""
 
     def __init__(
         self,
@@ -170,11 +170,11 @@ class Plain(LearningPolicy):
         self._teacher = None
         self.critic = None
         if settings:
-            body = WithValues(tiny.hf_model(model_dir))
-            values = PlainLearner(body, spec, critic.rates(settings, rates), spec.trainer.steps)
+            model = WithValues(tiny.hf_model(model_dir))
+            values = PlainLearner(model, spec, critic.rates(settings, rates), spec.trainer.steps)
             self.critic = critic.Critic(settings, values, forward_values)
-        nothing = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
-        self._offload = Offload("none", **nothing, before=lambda: None)
+        no_memory = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
+        self._offload = Offload("none", **no_memory, before=lambda: None)
 
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
         return partial(forward, temperature=self.spec.temperature, numbers=numbers)

@@ -1,5 +1,6 @@
-"""Child process: attempt 1 of a trainer, which stops itself in the middle of its first
-checkpoint.
+"""Child process.
+
+Attempt 1 of a trainer, which stops itself in the middle of its first checkpoint.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Child process: save one checkpoint after another until it is killed. Prints "saved N" when one is
-durable."""
+"""Child process that saves checkpoints until it is killed; prints "saved N" when one is durable."""
 
 from __future__ import annotations
 
@@ -10,7 +9,11 @@ from pathlib import Path
 from sluice_trainer.megatron.policy import MegatronPolicy
 from tests.integration.trainer import tiny
 
-model, checkpoints, beside = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["beside"]
+model, checkpoints, in_background = (
+    Path(sys.argv[1]),
+    Path(sys.argv[2]),
+    sys.argv[3:] == ["in the background"],
+)
 policy = MegatronPolicy(
     tiny.spec(model, checkpoint={"keep": 2}),
     model_dir=model,
@@ -21,8 +24,8 @@ while True:
     shard = tiny.batch(4, seed=policy.step)
     policy.train([shard], [tiny.totals(shard)])
     saved = policy.finish_save(checkpoints, wait=True)
-    policy.begin_save(checkpoints, policy.step, background=beside)
-    if not beside:
+    policy.begin_save(checkpoints, policy.step, background=in_background)
+    if not in_background:
         saved = policy.finish_save(checkpoints, wait=True)
     if saved is not None:
         print(f"saved {saved}", flush=True)

@@ -1,4 +1,4 @@
-"""A checkpoint's promises: a resume is exact, a kill harms nothing, a full disk is said clearly."""
+"""The promises of a checkpoint: a resume is exact, a kill does no harm, a full disk is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(policy: MegatronPolicy, steps: int = 1) -> list[dict[str, float]]:
     return result
 
 
-# A schedule, momentum and a reference policy: all of it must come back.
+# A schedule, momentum and a reference policy: all of them must be restored.
 TRAINER: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "schedule": "cosine", "weightDecay": 0.1},
     "steps": 10,
@@ -56,14 +56,14 @@ def job(model: Path, **options: Any) -> dict[str, Any]:
 
 
 def elsewhere(world: int = 1, **options: Any) -> dict[str, Any]:
-    """Train in new processes; returns what rank 0 tells."""
+    """Train in new processes and return the results of rank 0."""
     result: dict[str, Any] = tiny.run("train_steps.py", json.dumps(options), world=world)[0]
     return result
 
 
 @pytest.fixture(scope="module")
 def saved_by_two(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of step 3, saved by two ranks."""
+    """Save a checkpoint of step 3 on two ranks."""
     directory = tmp_path_factory.mktemp("saved-by-two")
     elsewhere(2, **job(qwen3, steps=3, save_at=3, checkpoints=str(directory)))
     return directory
@@ -76,7 +76,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(qwen3: Path, tmp_p
     assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "saved": None}
 
 
-def test_so_it_does_on_two_ranks(qwen3: Path, saved_by_two: Path) -> None:
+def test_a_resumed_run_on_two_ranks_equals_an_uninterrupted_one(
+    qwen3: Path, saved_by_two: Path
+) -> None:
     through = elsewhere(2, **job(qwen3, steps=6))
     resumed = elsewhere(2, **job(qwen3, steps=6, checkpoints=str(saved_by_two)))
     assert resumed == {**through, "history": through["history"][3:], "resumed": 3, "saved": None}
@@ -159,7 +161,7 @@ def test_there_may_be_no_checkpoint_yet(qwen3: Path, tmp_path: Path) -> None:
     assert make(qwen3).load_latest(tmp_path / "absent") is None
 
 
-def test_only_the_newest_are_kept(qwen3: Path, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(qwen3: Path, tmp_path: Path) -> None:
     policy = make(qwen3, checkpoint={"keep": 2})
     for step in (1, 2, 3):
         train(policy)
@@ -177,7 +179,7 @@ def test_a_step_that_is_saved_already_is_left_alone(qwen3: Path, tmp_path: Path)
     assert (tmp_path / "iter_0000001" / ".metadata").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("how", ["now", "beside"])
+@pytest.mark.parametrize("how", ["now", "in the background"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
     qwen3: Path, tmp_path: Path, seed: int, how: str
@@ -209,7 +211,7 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
 @pytest.mark.parametrize(
     "continued", ["while its successor writes", "after its successor has published"]
 )
-def test_an_older_attempt_that_wakes_up_publishes_nothing_and_harms_nothing(
+def test_an_older_attempt_that_wakes_up_neither_publishes_nor_harms_a_checkpoint(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, continued: str
 ) -> None:
     older = tiny.start("save_and_freeze.py", qwen3, tmp_path, where)
@@ -246,7 +248,7 @@ def test_an_older_attempt_that_wakes_up_publishes_nothing_and_harms_nothing(
 
 @pytest.fixture
 def held_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Checkpoint files are written only once the event is set."""
+    """Write checkpoint files only once the event is set."""
     released = threading.Event()
     write = filesystem_async._write_item
 
@@ -274,7 +276,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert policy.finish_save(tmp_path, wait=True) is None
     resumed = make(qwen3)
     assert resumed.load_latest(tmp_path) == 2
-    assert train(resumed, 2) == after  # what was saved is not what training has changed since
+    assert train(resumed, 2) == after  # training has changed the weights since the save began
 
 
 def test_the_next_checkpoint_waits_for_the_one_under_way(qwen3: Path, tmp_path: Path) -> None:
@@ -287,8 +289,10 @@ def test_the_next_checkpoint_waits_for_the_one_under_way(qwen3: Path, tmp_path: 
     assert checkpoint_directory.steps(tmp_path) == [2]
 
 
-def test_two_ranks_write_beside_training(qwen3: Path, tmp_path: Path) -> None:
-    through = elsewhere(2, **job(qwen3, steps=5, save_at=3, beside=True, checkpoints=str(tmp_path)))
+def test_two_ranks_write_in_the_background(qwen3: Path, tmp_path: Path) -> None:
+    through = elsewhere(
+        2, **job(qwen3, steps=5, save_at=3, in_background=True, checkpoints=str(tmp_path))
+    )
     assert through["saved"] == 3
     assert through["new_memory"] == 0
     resumed = elsewhere(2, **job(qwen3, steps=5, checkpoints=str(tmp_path)))
@@ -309,21 +313,28 @@ def test_memory_that_is_reserved_is_all_that_a_copy_takes_and_changes_no_bit(
 ) -> None:
     options = job(qwen3, steps=3) | {"trainer": TRAINER | trainer}
     plain = train_steps.train(**options)
-    reserved = train_steps.train(**options, save_at=3, beside=True, checkpoints=str(tmp_path))
+    reserved = train_steps.train(
+        **options, save_at=3, in_background=True, checkpoints=str(tmp_path)
+    )
     assert reserved["new_memory"] == 0
     assert {**reserved, "saved": None, "new_memory": None} == plain
 
 
 def test_both_ranks_write_states_of_parameters(saved_by_two: Path) -> None:
-    """Each writes those that its share of the optimizer begins: none gathers all."""
+    """Each rank writes those that its share of the optimizer begins.
+
+    None is gathered as a whole.
+    """
     sizes = [sum(f.stat().st_size for f in saved_by_two.glob(f"*/__{rank}_*")) for rank in (0, 1)]
     assert min(sizes) > sum(sizes) / 10, sizes
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(
+    "in_background", [False, True], ids=["in the foreground", "in the background"]
+)
 @pytest.mark.parametrize("where", ["weights", "metadata"])
-def test_a_full_disk_is_said_clearly_and_harms_nothing(
-    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, beside: bool
+def test_a_full_disk_is_reported_and_does_no_harm(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, in_background: bool
 ) -> None:
     policy = make(qwen3)
     train(policy)
@@ -341,7 +352,7 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
         monkeypatch.setattr(filesystem.FileSystemWriter, "finish", full)
 
     def save() -> None:
-        policy.begin_save(tmp_path, 2, background=beside)
+        policy.begin_save(tmp_path, 2, background=in_background)
         policy.finish_save(tmp_path, wait=True)
 
     with pytest.raises(
@@ -373,7 +384,7 @@ def test_export_is_a_hugging_face_checkpoint_of_the_current_weights(
     policy = make(qwen3)
     train(policy)
     policy.export_hf(tmp_path / "hf")
-    policy.export_hf(tmp_path / "hf")  # replaces the older one
+    policy.export_hf(tmp_path / "hf")  # replaces the older checkpoint
     shard = tiny.batch(2, seed=0)
     exported = tiny.hf_model(tmp_path / "hf").requires_grad_(False)
     assert torch.allclose(

@@ -1,6 +1,4 @@
-"""`sluice convert`: weights go from Hugging Face's format to Megatron's and back
-without a change.
-"""
+"""`sluice convert` brings weights from Hugging Face's format to Megatron's and back unchanged."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def same(one: Path, other: Path) -> bool:
-    ours, theirs = weights(one), weights(other)
+def same(first: Path, second: Path) -> bool:
+    ours, theirs = weights(first), weights(second)
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype
         for name in ours
@@ -41,7 +39,7 @@ def same(one: Path, other: Path) -> bool:
 @pytest.mark.parametrize(
     "family", ["qwen3-tied", "qwen2", "glm4", "qwen3-moe-mixed", "deepseek-v3"]
 )
-def test_there_and_back_changes_nothing(
+def test_a_round_trip_does_not_change_the_weights(
     models: dict[str, Path], tmp_path: Path, family: str
 ) -> None:
     written = hf_to_dist(models[family], tmp_path / "dist")
@@ -51,7 +49,7 @@ def test_there_and_back_changes_nothing(
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
 
 
-def test_bf16_with_router_biases_in_fp32(models: dict[str, Path], tmp_path: Path) -> None:
+def test_bf16_weights_keep_router_biases_in_fp32(models: dict[str, Path], tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         models["deepseek-v3"], dtype=torch.bfloat16
     )
@@ -69,7 +67,7 @@ def test_bf16_with_router_biases_in_fp32(models: dict[str, Path], tmp_path: Path
     ("family", "layout"),
     [("qwen3-tied", {"tensor": 2}), ("deepseek-v3", {"expert": 2, "tensor": 2})],
 )
-def test_a_checkpoint_of_a_training_on_two_ranks(
+def test_a_checkpoint_trained_on_two_ranks_is_converted(
     models: dict[str, Path], tmp_path: Path, family: str, layout: dict[str, int]
 ) -> None:
     job = {
@@ -89,7 +87,9 @@ def test_a_checkpoint_of_a_training_on_two_ranks(
     assert all(torch.equal(trained[name], converted[name]) for name in trained)
 
 
-def test_what_is_no_checkpoint_is_said(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_refused(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(ConversionError, match="neither is nor holds a torch_dist checkpoint"):
         dist_to_hf(tmp_path, models["qwen3"], tmp_path / "hf")
     hf_to_dist(models["qwen3"], tmp_path / "dist")
@@ -108,7 +108,9 @@ def sluice(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_command_line(models: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_line_converts_in_both_directions(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     there = sluice("hf-to-dist", models["qwen2"], tmp_path / "dist")
     assert (there.returncode, there.stderr) == (0, "")
     back = sluice("dist-to-hf", tmp_path / "dist", tmp_path / "hf", "--like", models["qwen2"])

@@ -1,4 +1,4 @@
-"""A checkpoint that somebody else wrote runs no code in the trainer or in `sluice convert`."""
+"""A checkpoint from elsewhere runs no code in the trainer or in `sluice convert`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call_from_the_table(checkpoint: Path, mark: Path) -> None:
 
 
 def call_from_an_object(checkpoint: Path, mark: Path) -> None:
-    """Put another object in the place of one that every resume reads."""
+    """Replace an object that every resume reads by another one."""
     table, content = CheckpointReader(checkpoint).read_metadata(), io.BytesIO()
     torch.save([Call(os.mkdir, str(mark))], content)
     for index, place in list(table.storage_data.items()):
@@ -49,7 +49,7 @@ def call_from_an_object(checkpoint: Path, mark: Path) -> None:
 
 
 def change(directory: Path, step: int, mark: Path, change: Change) -> None:
-    """Change a checkpoint, and give it a manifest that agrees."""
+    """Change a checkpoint and write a matching manifest."""
     checkpoint_directory.claim(directory, Author())
     final = checkpoint_directory.path_of(directory, step)
     temporary = checkpoint_directory.temporary_of(final, Author())

@@ -1,4 +1,4 @@
-"""`model.fp32LmHead`: engine and trainer compute the same logits, not rounded to bf16."""
+"""`model.fp32LmHead`: engine and trainer compute the same logits, without rounding them to bf16."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ PROMPT, RESPONSE = 30, 60
 
 @pytest.fixture(scope="module")
 def only_a_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in bf16 whose layers add nothing and whose logits reach 40: all that trainer and
-    engine may differ by is the head."""
+    """Save a bf16 model whose layers add 0 and whose logits reach 40.
+
+    Trainer and engine can then differ only by the head.
+    """
     directory = tmp_path_factory.mktemp("head") / "model"
     save_model(directory, 3, tie_word_embeddings=False, dtype="bfloat16")
     file = directory / "model.safetensors"
@@ -44,10 +46,10 @@ def only_a_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer(
     only_a_head: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Sequence, torch.Tensor]]:
-    """Words drawn at random and their log-probs by SGLang in bf16 with a float32 head.
+    """Return random words and their log-probs by SGLang in bf16 with a float32 head.
 
-    Words that it samples would not do: its model may come to one that follows itself with
-    certainty, and of that a rounded head says the same.
+    Sampled words would not do: the model may reach a word that is followed by itself with
+    certainty, for which a rounded head gives the same.
     """
     log = tmp_path_factory.mktemp("sglang") / "log"
     server = Sglang(only_a_head, log, "--dtype", "bfloat16", "--enable-fp32-lm-head")
@@ -73,7 +75,7 @@ def answer(
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
-def test_trainer_and_engine_agree_where_both_have_it(
+def test_trainer_and_engine_agree_if_both_have_a_float32_head(
     only_a_head: Path, answer: tuple[Sequence, torch.Tensor], backend: str
 ) -> None:
     sequence, said = answer
@@ -86,7 +88,7 @@ def test_trainer_and_engine_agree_where_both_have_it(
 
 
 def log_probs(model: Path, sequence: Sequence, backend: str, fp32: bool) -> torch.Tensor:
-    """The trainer's, in bf16."""
+    """Return the trainer's log-probs in bf16."""
     spec = tiny.spec(
         model,
         model={"path": str(model), "fp32LmHead": fp32},

@@ -1,4 +1,4 @@
-"""FSDP2's checkpoints: an exact resume on any number of ranks, and no harm by what goes wrong."""
+"""Checkpoints of FSDP2: an exact resume on any number of ranks, and no harm by failures."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def on_two(script: str, options: Any) -> Any:
 
 
 def close(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+    for metrics, other in zip(ours, theirs, strict=True):
+        assert metrics == pytest.approx(other, rel=1e-4, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
 def through(qwen3: Path) -> dict[str, Any]:
-    """Five steps without a stop, on one rank."""
+    """Train five steps without a stop, on one rank."""
     return train_steps.train(**job(qwen3, steps=5))
 
 
@@ -78,11 +78,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     assert {**resumed, "rng": 0} == {**through, **later, "rng": 0}
 
 
-def test_two_ranks_write_beside_training_and_any_number_goes_on(
+def test_two_ranks_write_in_the_background_and_any_number_of_ranks_resumes(
     qwen3: Path, tmp_path: Path, through: dict[str, Any]
 ) -> None:
     place = {"checkpoints": str(tmp_path)}
-    both = on_two("train_steps.py", job(qwen3, steps=5, save_at=3, beside=True, **place))
+    both = on_two("train_steps.py", job(qwen3, steps=5, save_at=3, in_background=True, **place))
     assert both["saved"] == 3
     assert both["new_memory"] == 0
     close(both["history"], through["history"])
@@ -96,7 +96,7 @@ def test_two_ranks_write_beside_training_and_any_number_goes_on(
 def test_a_checkpoint_of_one_rank_and_its_critic_continue_on_two(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Tied embeddings, and a policy that has taken no step: the critic's warm-up."""
+    """Embeddings are tied, and the policy has taken no step, as in the critic's warm-up."""
     options: dict[str, Any] = {
         "model": str(models["qwen3-tied"]),
         "algorithm": PPO,
@@ -140,7 +140,7 @@ def test_memory_that_leaves_and_comes_back_changes_no_bit(
 
 
 def bytes_held(policy: ShardedPolicy, *, weights: bool) -> int:
-    """Behind moments and, with `weights`, all parameters of everything that the policy has."""
+    """Return the bytes of moments and, with `weights`, of all parameters that the policy holds."""
     assert policy.critic is not None
     tensors = []
     for learner in policy._parts.values():
@@ -155,7 +155,7 @@ def bytes_held(policy: ShardedPolicy, *, weights: bool) -> int:
 
 @pytest.fixture
 def held_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Checkpoint files are written only once the event is set."""
+    """Write checkpoint files only once the event is set."""
     released = threading.Event()
     write = filesystem.FileSystemWriter.write_data
 
@@ -181,13 +181,15 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert policy.finish_save(tmp_path, wait=True) == 2
     resumed = make(qwen3)
     assert resumed.load_latest(tmp_path) == 2
-    assert train(resumed, 2) == after  # what was saved is not what training has changed since
+    assert train(resumed, 2) == after  # training has changed the weights since the save began
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["now", "beside"])
+@pytest.mark.parametrize(
+    "in_background", [False, True], ids=["in the foreground", "in the background"]
+)
 @pytest.mark.parametrize("where", ["write_data", "finish"])
-def test_a_full_disk_is_said_clearly_and_harms_nothing(
-    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, beside: bool
+def test_a_full_disk_is_reported_and_does_no_harm(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, in_background: bool
 ) -> None:
     policy = make(qwen3)
     train(policy)
@@ -200,7 +202,7 @@ def test_a_full_disk_is_said_clearly_and_harms_nothing(
     monkeypatch.setattr(filesystem.FileSystemWriter, where, full)
 
     def save() -> None:
-        policy.begin_save(tmp_path, 2, background=beside)
+        policy.begin_save(tmp_path, 2, background=in_background)
         policy.finish_save(tmp_path, wait=True)
 
     with pytest.raises(CheckpointError, match=r"iter_0000002 could not be written: no space left"):
@@ -246,7 +248,7 @@ def test_export_is_a_checkpoint_that_transformers_and_megatron_read(
         policy = make(models[name])
         train(policy)
         policy.export_hf(tmp_path / name)
-        policy.export_hf(tmp_path / name)  # replaces the older one
+        policy.export_hf(tmp_path / name)  # replaces the older checkpoint
         shard = tiny.batch(2, seed=0)
         exported = tiny.hf_model(tmp_path / name).requires_grad_(False)
         expected = tiny.hf_log_probs(exported, shard[0])[0]
@@ -258,7 +260,7 @@ def test_export_is_a_checkpoint_that_transformers_and_megatron_read(
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "qwen3-tied"])
-def test_a_checkpoint_is_converted_to_what_is_exported(
+def test_a_converted_checkpoint_equals_the_export(
     models: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     policy = make(models[name])

@@ -1,4 +1,4 @@
-"""Families without a mapping of ours: packed log-probs are those of transformers' own logits."""
+"""Families without a Megatron mapping: packed log-probs are those of transformers' own logits."""
 
 from __future__ import annotations
 
@@ -95,8 +95,10 @@ def test_log_probs_and_tensors_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss", "gemma3", "phi4"])
-def test_they_learn(all_models: dict[str, Path], name: str) -> None:
-    """A step of plain transformers with AdamW, and the same of ours."""
+def test_a_step_equals_one_of_transformers_with_adamw(
+    all_models: dict[str, Path], name: str
+) -> None:
+    """Take one step in plain transformers with AdamW, and the same one in this backend."""
     directory = all_models[name]
     policy, plain = make(directory), tiny.hf_model(directory, "eager")
     adam = torch.optim.AdamW(
@@ -116,7 +118,7 @@ def test_they_learn(all_models: dict[str, Path], name: str) -> None:
         assert torch.allclose(values, expected, atol=1e-4)
 
 
-def test_experts_come_in_stacks_for_an_engine_that_wants_them(models: dict[str, Path]) -> None:
+def test_experts_come_in_stacks_for_an_engine_that_takes_them(models: dict[str, Path]) -> None:
     policy = make(models["qwen3-moe"])
     single, stacked = (
         dict(policy.hf_tensors()),
@@ -149,7 +151,7 @@ def test_a_family_whose_sequences_would_mix_is_refused(
 
 
 @pytest.mark.parametrize("name", [*OTHERS, *ONES_OF_OURS])
-def test_none_of_them_is_refused_for_what_bf16_rounds(
+def test_no_supported_family_is_refused_for_rounding_in_bf16(
     all_models: dict[str, Path], name: str
 ) -> None:
     make(all_models[name], trainer={"precision": "bf16"})
@@ -186,7 +188,7 @@ def test_a_model_that_cannot_be_trained_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "gpt-oss", "mistral"])
-def test_bf16_costs_what_it_costs_transformers(all_models: dict[str, Path], name: str) -> None:
+def test_bf16_rounds_as_much_as_in_transformers(all_models: dict[str, Path], name: str) -> None:
     policy, shard = make(all_models[name], trainer={"precision": "bf16"}), tiny.batch(6, seed=0)
     assert_near_eager_attention(policy, all_models[name], shard, "bf16")
 
@@ -198,7 +200,7 @@ def test_bf16_costs_what_it_costs_transformers(all_models: dict[str, Path], name
 def test_on_a_gpu_log_probs_are_those_of_eager_attention_on_the_cpu(
     all_models: dict[str, Path], name: str, precision: str
 ) -> None:
-    """Sequences longer than the windows, also as compiled layers train on them."""
+    """Sequences are longer than the windows; the layers are also compiled, as in training."""
     policy = make(all_models[name], trainer={"precision": precision, "gpusPerNode": 1})
     plain, shard = tiny.hf_model(all_models[name], "eager"), tiny.batch(12, seed=1)
     allowed = assert_near_eager_attention(policy, all_models[name], shard, precision)
@@ -210,9 +212,10 @@ def test_on_a_gpu_log_probs_are_those_of_eager_attention_on_the_cpu(
 def assert_near_eager_attention(
     policy: ShardedPolicy, model: Path, shard: list[TrainSequence], precision: str
 ) -> float:
-    """The difference of log-probs that was allowed: of bf16, as much as transformers' own has.
+    """Assert that log-probs are close to eager attention, and return the allowed difference.
 
-    A gated delta net of random weights loses far more by rounding than attention does.
+    In bf16 it is as large as that of transformers itself: a gated delta net with random weights
+    loses far more by rounding than attention does.
     """
     plain = _eager_log_probs(model, shard, torch.float32)
     allowed = 1e-3

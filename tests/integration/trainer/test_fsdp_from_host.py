@@ -1,4 +1,4 @@
-"""FSDP2 with weights, gradients and optimizer in host memory: slower, and nothing else."""
+"""FSDP2 with weights, gradients and optimizer in host memory computes the same."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def make(model: Path, *, algorithm: dict[str, Any], **trainer: Any) -> ShardedPo
 
 
 @pytest.mark.parametrize("algorithm", [KL, PPO], ids=["reference", "critic"])
-def test_steps_are_the_same(models: dict[str, Path], algorithm: dict[str, Any]) -> None:
+def test_steps_equal_those_with_weights_on_the_device(
+    models: dict[str, Path], algorithm: dict[str, Any]
+) -> None:
     usual, host = (make(models["qwen3-tied"], algorithm=algorithm, **way) for way in ({}, HOST))
     close(train(host, 4), train(usual, 4))
     assert apart(weights(host), weights(usual)) < 1e-6
 
 
-def test_two_ranks_equal_one_and_go_on_from_its_checkpoint(qwen3: Path, tmp_path: Path) -> None:
+def test_two_ranks_equal_one_and_resume_from_its_checkpoint(qwen3: Path, tmp_path: Path) -> None:
     through = train_steps.train(**job(qwen3, steps=5))
     host = {"trainer": {**TRAINER, **HOST}}
     saved = {"steps": 3, "save_at": 3, "checkpoints": str(tmp_path)}
@@ -50,13 +52,13 @@ def test_two_ranks_equal_one_and_go_on_from_its_checkpoint(qwen3: Path, tmp_path
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_nothing_stays_there_between_steps(qwen3: Path) -> None:
+def test_no_memory_stays_on_a_gpu_between_steps(qwen3: Path) -> None:
     way = {"gpusPerNode": 1, "precision": "fp32"}
     usual, host = (make(qwen3, algorithm=PPO, **way, **more) for more in ({}, HOST))
     close(train(host, 4), train(usual, 4))
     assert apart(weights(host), weights(usual)) < 1e-4
     parameters = list(host._learner.net.parameters())
     states = list(host._learner.optimizer.state.values())
-    assert {each.device.type for each in parameters} == {"cpu"}
+    assert {parameter.device.type for parameter in parameters} == {"cpu"}
     assert {state["exp_avg"].device.type for state in states} == {"cpu"}
     assert {tensor.device.type for tensor in weights(host).values()} == {DEVICE.type}

@@ -1,4 +1,4 @@
-"""FSDP2 learns what transformers with AdamW learn, and what Megatron does, by every estimator."""
+"""FSDP2 learns the same as transformers with AdamW and as Megatron, for every estimator."""
 
 from __future__ import annotations
 
@@ -48,22 +48,24 @@ def weights(policy: ShardedPolicy) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.hf_tensors()}
 
 
-def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest difference of two sets of weights."""
-    assert one.keys() == other.keys()
-    return max((one[name] - tensor).abs().max().item() for name, tensor in other.items())
+def apart(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference of two sets of weights."""
+    assert first.keys() == second.keys()
+    return max((first[name] - tensor).abs().max().item() for name, tensor in second.items())
 
 
+# One algorithm for each kind of sum over ranks. Differences between the others do not depend on the
+# backend.
 OF_RANKS = ("grpo", "gspo", "ppo", "optimal_token_baseline", "clip_cov", "kl_cov", "sft")
-"""Algorithms, one of each kind of sum over ranks. What the others differ in is no backend's."""
 OTHERS = tuple(name for name in ALGORITHMS if name not in OF_RANKS)
 Trained = tuple[dict[str, Any], Path]
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
-    """Five steps of an algorithm on two ranks: what they told, and the weights' file. Those of a
-    group are trained together, when the first of them is asked for.
+    """Train five steps of an algorithm on two ranks; return their results and the weights' file.
+
+    All algorithms of a group are trained together when the first of them is needed.
     """
     root = tmp_path_factory.mktemp("two-ranks")
 
@@ -81,7 +83,7 @@ def on_two_ranks(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         ]
         first, second = tiny.run("estimate_steps.py", json.dumps(jobs), world=2)
         assert first == second
-        return {n: (told, root / n) for n, told in zip(names, first, strict=True)}
+        return {n: (result, root / n) for n, result in zip(names, first, strict=True)}
 
     return lambda name: train_together(OF_RANKS if name in OF_RANKS else OTHERS)[name]
 
@@ -100,18 +102,18 @@ def test_five_steps_on_two_ranks_equal_transformers_with_adamw(
         dump=str(tmp_path / "plain"),
         backend=plain.Plain,
     )
-    told, file = on_two_ranks(name)
+    result, file = on_two_ranks(name)
     before = safetensors.torch.load_file(qwen3 / "model.safetensors")
     after = safetensors.torch.load_file(tmp_path / "plain")
     assert apart(after, before) > 1e-3
     assert apart(safetensors.torch.load_file(file), after) < 1e-6
-    for ours, theirs in zip(told["history"], expected["history"], strict=True):
+    for ours, theirs in zip(result["history"], expected["history"], strict=True):
         assert ours == pytest.approx(theirs, rel=2e-5, abs=5e-6)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_megatron_computes_the_same(qwen3: Path, name: str) -> None:
-    """The same weights and batches."""
+def test_megatron_computes_the_same_steps(qwen3: Path, name: str) -> None:
+    """Weights and batches are the same."""
     fsdp, megatron = (
         estimate_steps.train(
             str(qwen3), algorithm=ALGORITHMS[name], trainer={**TRAINER, "backend": backend}
@@ -122,10 +124,12 @@ def test_megatron_computes_the_same(qwen3: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3-tied", "qwen3-moe", "glm4-moe"])
-def test_megatron_computes_the_same_of_other_families(models: dict[str, Path], family: str) -> None:
+def test_megatron_computes_the_same_steps_of_other_families(
+    models: dict[str, Path], family: str
+) -> None:
     algorithm = {"entropyCoef": 0.01}
     job: dict[str, Any] = {"model": str(models[family]), "algorithm": algorithm}
-    job |= {"branches": "bare"}  # the family is asked here; tests of algorithms train branches
+    job |= {"branches": "bare"}  # tests the family; tests of algorithms train branches
     fsdp, megatron = (
         estimate_steps.train(**job, trainer={**TRAINER, "backend": backend})
         for backend in ("fsdp", "megatron")
@@ -141,7 +145,7 @@ def test_the_rates_follow_the_schedule(qwen3: Path) -> None:
 
 
 def test_norms_and_biases_do_not_decay(models: dict[str, Path]) -> None:
-    """A batch without a trained token: nothing but the decay moves weights."""
+    """The batch has no trained token, so only the decay moves weights."""
     path = models["qwen2"]
     policy = make(path, trainer={"optimizer": {"lr": 1e-2, "weightDecay": 0.5}})
     before = weights(policy)
@@ -161,8 +165,8 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path) -> None:
         assert apart(tensors, results[0][1]) < 1e-5
 
 
-def test_no_gradient_outlives_its_step(qwen3: Path) -> None:
-    """Memory that is allocated between steps is memory that stays."""
+def test_gradients_are_freed_after_their_step(qwen3: Path) -> None:
+    """Memory that is allocated between steps stays allocated."""
     policy = make(qwen3)
     train(policy)
     assert all(parameter.grad is None for _, parameter in named(policy))
@@ -217,7 +221,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None
 
 
 def test_bf16_trains_close_to_fp32_and_keeps_fp32_weights(qwen3: Path) -> None:
-    """Steps that no bf16 weight would notice add up."""
+    """Updates that are too small for a bf16 weight add up."""
     optimizer = {"lr": 1e-5, "eps": tiny.EPS}
     exact, rough = (
         make(qwen3, trainer={"precision": precision, "optimizer": optimizer})
@@ -285,10 +289,10 @@ def test_a_critic_of_tied_embeddings_shares_nothing_with_the_policy(
 @pytest.mark.parametrize(
     "kind", [{}, {"divergence": "jsd", "beta": 0.3}, {"divergence": "reverse_kl"}], ids=str
 )
-def test_a_teacher_gives_what_megatrons_does(
+def test_a_teacher_gives_the_same_as_under_megatron(
     models: dict[str, Path], tmp_path: Path, kind: dict[str, Any]
 ) -> None:
-    """Another model of the same words."""
+    """The teacher is another model with the same vocabulary."""
     student, other = (checkpoint(models[name], tmp_path / name) for name in ("qwen3", "qwen3-tied"))
     distillation = {"coef": 0.5, "teacher": {"path": str(other)}, **kind}
     algorithm = {"estimator": "rloo", "distillation": distillation}

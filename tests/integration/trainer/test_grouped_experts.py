@@ -1,4 +1,4 @@
-"""Experts that are computed together, beside the same ones after another."""
+"""Experts that are computed together give the same as experts one after another."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mixtures(policy: MegatronPolicy) -> list[GroupedExperts]:
 
 
 def sums(policy: MegatronPolicy, seed: int = 0) -> dict[str, Tensor]:
-    """Of the weights' gradients in a step of several micro-batches."""
+    """Return the sums of the weights' gradients in a step of several micro-batches."""
     shard = tiny.batch(8, seed=seed)
     policy.train([shard], [tiny.totals(shard)])
     return {
@@ -53,20 +53,20 @@ def close(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float =
         assert (ours[name] - expected).norm() <= tolerance * expected.norm(), name
 
 
-def test_gradients_are_those_of_one_after_another_and_are_added_in_place(
+def test_gradients_equal_those_of_single_experts_and_are_added_in_place(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = make(models["qwen3-moe"])
     ours = sums(together)
     for experts in mixtures(together):
         assert isinstance(experts, GroupedExperts)
-        for name, place in experts._places.items():
-            assert place.weights is not None
-            assert place.gradients is not None
+        for name, stack in experts._stacks.items():
+            assert stack.weights is not None
+            assert stack.gradients is not None
             for number, expert in enumerate(experts.local_experts):
                 weight = getattr(expert, name).weight
-                assert place.weights[number].data_ptr() == weight.data_ptr()
-                assert place.gradients[number].data_ptr() == weight.main_grad.data_ptr()
+                assert stack.weights[number].data_ptr() == weight.data_ptr()
+                assert stack.gradients[number].data_ptr() == weight.main_grad.data_ptr()
     with monkeypatch.context() as one_by_one:
         one_by_one.setattr(GroupedExperts, "forward", SequentialMLP.forward)
         theirs = sums(make(models["qwen3-moe"]))
@@ -80,23 +80,22 @@ def test_a_mixture_learns_with_moments_in_bf16(models: dict[str, Path]) -> None:
         close(sums(compact, seed), sums(exact, seed), tolerance=0.25 if seed else 0.05)
 
 
-def test_memory_that_leaves_and_comes_back_is_used_where_it_is(models: dict[str, Path]) -> None:
+def test_offloaded_memory_is_used_at_its_new_address(models: dict[str, Path]) -> None:
     stays, moves = make(models["qwen3-moe"]), make(models["qwen3-moe"])
     for seed in range(2):
         close(sums(moves, seed), sums(stays, seed))
         weights = OffloadableMemory(lambda: moves._learner.chunks[0].module.parameters())
         room = OffloadableMemory(lambda: gradients(moves._learner.chunks), preserve=False)
-        for each in (weights, room):
-            each.offload()
-        taken = [
-            torch.ones(1000, device=DEVICE) for _ in range(100)
-        ]  # so that it comes back elsewhere
-        for each in (weights, room):
-            each.restore()
+        for memory in (weights, room):
+            memory.offload()
+        # So that the memory gets another address.
+        taken = [torch.ones(1000, device=DEVICE) for _ in range(100)]
+        for memory in (weights, room):
+            memory.restore()
         del taken
 
 
-def test_weights_that_do_not_learn_lie_anywhere(models: dict[str, Path]) -> None:
+def test_weights_that_do_not_learn_need_not_be_adjacent(models: dict[str, Path]) -> None:
     (experts, *_) = mixtures(make(models["qwen3-moe"]))
     hidden, probs = (x.to(DEVICE) for x in (torch.randn(32, 64).bfloat16(), torch.rand(32)))
     counts = torch.tensor([7, 0, 20, 5])
@@ -108,7 +107,7 @@ def test_weights_that_do_not_learn_lie_anywhere(models: dict[str, Path]) -> None
     assert (result.float() - expected.float()).norm() < 0.02 * expected.float().norm()
 
 
-def test_only_tensors_at_equal_distances_are_one() -> None:
+def test_only_equally_spaced_tensors_are_viewed_as_one() -> None:
     memory = torch.arange(24.0)
     pieces = [memory[start : start + 4].view(2, 2) for start in (2, 8, 14, 20)]
     together = _as_one(pieces)
@@ -124,10 +123,10 @@ def test_only_tensors_at_equal_distances_are_one() -> None:
 
 
 def test_all_gradients_are_clipped_by_their_norm_together() -> None:
-    each = [torch.full((3,), 2.0), torch.full((2, 2), -1.0)]
+    tensors = [torch.full((3,), 2.0), torch.full((2, 2), -1.0)]
     use_fused_clipping()
-    total, _ = clip_grads.l2_norm_impl(1, torch.zeros(1), [each], False)
+    total, _ = clip_grads.l2_norm_impl(1, torch.zeros(1), [tensors], False)
     assert total.tolist() == [4.0]
-    clip_grads.multi_tensor_scale_impl(1, torch.zeros(1), [each, each], 0.5)
-    assert each[0].tolist() == [1.0] * 3
-    assert each[1].flatten().tolist() == [-0.5] * 4
+    clip_grads.multi_tensor_scale_impl(1, torch.zeros(1), [tensors, tensors], 0.5)
+    assert tensors[0].tolist() == [1.0] * 3
+    assert tensors[1].flatten().tolist() == [-0.5] * 4

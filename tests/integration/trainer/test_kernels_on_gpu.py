@@ -1,4 +1,4 @@
-"""The trainer's kernels in bf16 and at real sizes, beside torch's functions in float32."""
+"""The trainer's kernels in bf16 and at real sizes, compared with torch's functions in float32."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def draw(*shape: int) -> Tensor:
 def outcome(
     function: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype
 ) -> list[Tensor]:
-    """The result and the gradients."""
-    leaves = [each.to(dtype).detach().requires_grad_() for each in inputs]
+    """Return the result and its gradients."""
+    leaves = [tensor.to(dtype).detach().requires_grad_() for tensor in inputs]
     result = function(*leaves)
-    of = draw(*result.shape).to(dtype)
-    return [result, *torch.autograd.grad(result, leaves, of)]
+    grad = draw(*result.shape).to(dtype)
+    return [result, *torch.autograd.grad(result, leaves, grad)]
 
 
 @pytest.mark.parametrize("width", [768, 9728, 100])
@@ -73,8 +73,8 @@ def test_moments_in_bf16_are_rounded_by_the_same_thresholds() -> None:
             offset=adamw._offset(step),
         )
         for place in adamw.pieces(count):
-            weights, first, second = (each[place] for each in theirs)
+            weights, first, second = (tensor[place] for tensor in theirs)
             adamw.update(weights, gradient[place], first, second, float(step), group)
     for a, b in zip(ours, theirs, strict=True):
         differ = (a.float() - b.float()).abs() > 1e-4 * b.float().abs() + 1e-5
-        assert differ.float().mean() < 0.01  # at a threshold the order of operations decides
+        assert differ.float().mean() < 0.01  # at a threshold the order of operations matters

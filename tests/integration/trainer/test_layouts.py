@@ -1,4 +1,4 @@
-"""Several ranks come to what one rank comes to, however work and model are divided among them."""
+"""Several ranks give the same result as one rank, however work and model are divided."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 @pytest.fixture(scope="module")
 def alone(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Runs a job on one rank, once: its results and the file of its weights."""
+    """Run a job on one rank, once; return its results and the file of its weights."""
     done: dict[str, Run] = {}
 
     def run(family: str, **job: Any) -> Run:
@@ -41,8 +41,7 @@ def alone(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def compare(
     model: Path, expected: Run, dump: Path, job: dict[str, Any], layout: dict[str, Any], world: int
 ) -> None:
-    """Train on `world` ranks under a layout; losses, gradient norms and weights must be those of
-    one rank."""
+    """Train on `world` ranks; losses, gradient norms and weights must equal those of one rank."""
     options = {**job.get("trainer", {}), "parallelism": layout, "processesPerNode": world}
     request = {**job, "model": str(model), "trainer": options, "dump": str(dump)}
     results = tiny.run("train_steps.py", json.dumps(request), world=world)
@@ -52,7 +51,8 @@ def compare(
         assert ours == pytest.approx(theirs, rel=2e-4, abs=2e-6)
     weights, reference = load_file(dump), load_file(expected[1])
     assert weights.keys() == reference.keys()
-    # A step moves a weight by up to 1e-3; where its gradient is mostly rounding, by a part of that.
+    # A step moves a weight by up to 1e-3, or by a part of that if its gradient is mostly rounding
+    # error.
     assert max((weights[name] - reference[name]).abs().max().item() for name in weights) < 5e-5
 
 
@@ -128,7 +128,7 @@ EXPERTS: dict[str, tuple[str, dict[str, int], int]] = {
 
 
 @pytest.mark.parametrize("case", EXPERTS)
-def test_families_under_layouts(
+def test_families_give_the_same_in_all_layouts(
     models: dict[str, Path], alone: Any, tmp_path: Path, case: str
 ) -> None:
     family, layout, world = EXPERTS[case]

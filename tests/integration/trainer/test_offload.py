@@ -1,4 +1,4 @@
-"""A trainer whose memory leaves and comes back between steps trains the same model, to the bit."""
+"""A trainer that offloads its memory between steps trains the same model, to the bit."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def weights(policy: MegatronPolicy) -> dict[str, torch.Tensor]:
 
 
 def held(policy: MegatronPolicy) -> int:
-    """Bytes behind the weights, gradients and optimizer states of everything that the
-    policy has.
-    """
+    """Return the bytes of weights, gradients and optimizer states that the policy holds."""
     away = policy._offload
     storages = [s for part in (*away._weights, *away._rest) for s, _ in part._offloaded]
     return sum(storage.nbytes() for storage in storages)
@@ -67,7 +65,7 @@ def test_training_goes_on_to_the_bit(
     for seed in range(3):
         assert step(shared, seed) == step(plain, seed)
         shared.offload(weights=False)
-        sent = weights(shared)  # the engines have room for theirs, and get ours
+        sent = weights(shared)  # the engines have room for their weights
         shared.offload(weights=True)
         assert held(shared) == 0
         assert all(torch.equal(sent[name], tensor) for name, tensor in weights(plain).items())
@@ -84,7 +82,7 @@ def test_training_goes_on_to_the_bit(
     assert step(resumed, 3) == step(plain, 3)
 
 
-def test_the_memory_behind_all_parameters_and_states_is_gone(qwen3: Path) -> None:
+def test_the_memory_of_all_parameters_and_states_is_released(qwen3: Path) -> None:
     policy = make(qwen3, PPO, precision="bf16", colocate=True, offload="all")
     step(policy, 0)
     policy.offload(weights=True)
@@ -111,7 +109,7 @@ def test_views_of_one_storage_come_back_as_views_of_one_storage() -> None:
     for value in (7.0, 8.0):
         whole[3] = value
         storages.offload()
-        storages.offload()  # of no effect
+        storages.offload()  # has no effect
         assert whole.untyped_storage().nbytes() == 0
         storages.restore()
         storages.restore()

@@ -1,4 +1,4 @@
-"""The same numbers on a GPU: NCCL, variable-length attention, no adaptations."""
+"""The trainer on a GPU computes the same: NCCL, variable-length attention, no adaptations."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_training_steps_equal_transformers_with_adamw(
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
-def test_micro_batches_grow_where_the_gpu_has_room(qwen3: Path, backend: str) -> None:
-    """A tiny model, so that it has."""
+def test_micro_batches_grow_if_the_gpu_has_room(qwen3: Path, backend: str) -> None:
+    """The model is tiny, so the GPU has room."""
     trainer = {"gpusPerNode": 1, "precision": "bf16", "backend": backend, "maxTokensPerGpu": None}
     spec = tiny.spec(qwen3, trainer=trainer)
     timeout = timedelta(seconds=tiny.TIMEOUT)
@@ -165,8 +165,10 @@ def test_context_shares_attend_as_the_whole_row_does(
 def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
     monkeypatch: pytest.MonkeyPatch, installed: bool, width: int
 ) -> None:
-    """FlashAttention 4, or cuDNN's attention of padded sequences beside FlashAttention 2 over the
-    packed row, and dense float32."""
+    """Compare FlashAttention 4, or cuDNN over padded sequences, with dense float32.
+
+    FlashAttention 2 over the packed row is compared too.
+    """
     if not installed:
         monkeypatch.setattr(flash_attention, "flash4_fits", lambda width: False)
     elif not flash_attention.flash4_fits(width):
@@ -199,12 +201,12 @@ def test_long_sequences_attend_as_packed_ones_do_and_so_do_their_gradients(
 
 
 @pytest.mark.parametrize("normed", [True, False], ids=["normalised", "as they are"])
-def test_heads_are_turned_as_torch_turns_them_and_so_are_their_gradients(normed: bool) -> None:
+def test_heads_are_rotated_as_by_torch_and_so_are_their_gradients(normed: bool) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     mixed = torch.randn(777, 6, 3 * 128, generator=generator, device="cuda").bfloat16()
     weight = torch.rand(128, generator=generator, device="cuda").bfloat16() + 0.5
     angles = torch.rand(777, 64, generator=generator, device="cuda") * 6
-    of = torch.randn(777, 6, 128, generator=generator, device="cuda")
+    grad = torch.randn(777, 6, 128, generator=generator, device="cuda")
 
     def outcome(dtype: torch.dtype, fused: bool) -> list[torch.Tensor]:
         x = mixed.to(dtype)[..., 128:256].detach().requires_grad_()
@@ -215,7 +217,7 @@ def test_heads_are_turned_as_torch_turns_them_and_so_are_their_gradients(normed:
         else:
             plain = torch.nn.functional.rms_norm(x, (128,), gain, 1e-6) if normed else x
             out = rotary.rotate(plain, *turns, False)
-        out.backward(of.to(dtype))
+        out.backward(grad.to(dtype))
         return [value.float() for value in (out.detach(), x.grad, gain.grad) if value is not None]
 
     pairs = zip(outcome(torch.bfloat16, True), outcome(torch.float32, False), strict=True)
@@ -226,8 +228,10 @@ def test_heads_are_turned_as_torch_turns_them_and_so_are_their_gradients(normed:
 def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
     monkeypatch: pytest.MonkeyPatch, context: int
 ) -> None:
-    """cuDNN's attention of a rectangle and a square, joined, beside dense float32. Ranks' gradients
-    add up."""
+    """Compare cuDNN's rectangle and square, joined, with dense float32.
+
+    Gradients of ranks add up.
+    """
     monkeypatch.setattr(layout, "LONG", 500)
     lengths = [5000, 40, 2000]
     lengths.append(-sum(lengths) % (2 * context) or 2 * context)
@@ -270,7 +274,7 @@ def test_grouped_experts_compute_what_one_after_another_do(models: dict[str, Pat
 
 @pytest.mark.parametrize("tokens", [7, 100], ids=["many chunks", "one chunk"])
 def test_a_float32_head_rounds_no_logit(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Log-probs as in float64, and gradients but for the rounding of what is multiplied."""
+    """Log-probs equal those in float64, and gradients up to the rounding of the factors."""
     words, hidden_size = 1000, 64
     monkeypatch.setattr(head, "CHUNK_ELEMENTS", tokens * words)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Megatron's optimizer in host memory: the same steps, another place."""
+"""Megatron's optimizer in host memory takes the same steps."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ HALF: dict[str, Any] = {**HOST, "cpuOffloadFraction": 0.5}
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several pieces for most matrices, the last shorter."""
+    """Use several pieces for most matrices, with a shorter last one."""
     monkeypatch.setattr(adamw, "PIECE", 1000)
 
 
 def parts(policy: MegatronPolicy) -> list[HostOptimizer]:
-    learners = [each for each in policy._learners.values() if isinstance(each, MegatronLearner)]
-    chained = [part for each in learners for part in each.optimizer.chained_optimizers]
+    learners = [
+        learner for learner in policy._learners.values() if isinstance(learner, MegatronLearner)
+    ]
+    chained = [part for learner in learners for part in learner.optimizer.chained_optimizers]
     return [part for part in chained if isinstance(part, HostOptimizer)]
 
 
@@ -45,7 +47,7 @@ def parts(policy: MegatronPolicy) -> list[HostOptimizer]:
     ],
     ids=["all of it, with a critic", "half of it, with a critic", "a mixture"],
 )
-def test_five_steps_are_the_same(
+def test_five_steps_equal_those_on_the_device(
     models: dict[str, Path],
     family: str,
     algorithm: dict[str, Any],
@@ -69,9 +71,11 @@ def on_two(model: Path, way: dict[str, Any], checkpoints: Path, **options: Any) 
     return elsewhere(2, **request)
 
 
-def test_two_ranks_and_their_checkpoints_go_both_ways(qwen3: Path, tmp_path: Path) -> None:
-    usual = on_two(qwen3, {}, tmp_path / "usual", save_at=3, beside=True)
-    host = on_two(qwen3, HOST, tmp_path / "host", save_at=3, beside=True)
+def test_checkpoints_of_two_ranks_load_with_and_without_host_memory(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    usual = on_two(qwen3, {}, tmp_path / "usual", save_at=3, in_background=True)
+    host = on_two(qwen3, HOST, tmp_path / "host", save_at=3, in_background=True)
     assert host == usual
     pipeline = {**HALF, "parallelism": {"pipeline": 2}}
     on_pipeline = on_two(qwen3, pipeline, tmp_path / "usual")
@@ -82,9 +86,7 @@ def test_two_ranks_and_their_checkpoints_go_both_ways(qwen3: Path, tmp_path: Pat
             assert ours == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_a_turn_of_the_engines_moves_only_what_is_on_the_device(
-    qwen3: Path, tmp_path: Path
-) -> None:
+def test_offloading_moves_only_memory_on_the_device(qwen3: Path, tmp_path: Path) -> None:
     plain = make(qwen3, PPO, precision="bf16")
     shared = make(qwen3, PPO, precision="bf16", colocate=True, offload="all", **HALF)
     for seed in range(2):
@@ -111,7 +113,9 @@ def test_a_turn_of_the_engines_moves_only_what_is_on_the_device(
     assert step(resumed, 2) == step(plain, 2)
 
 
-def test_moments_in_bf16_are_saved_so_and_go_on_in_either_type(qwen3: Path, tmp_path: Path) -> None:
+def test_moments_in_bf16_are_saved_as_such_and_load_in_either_type(
+    qwen3: Path, tmp_path: Path
+) -> None:
     rates = {**TRAINER["optimizer"], "expAvgDtype": "bf16", "expAvgSqDtype": "bf16"}
     through = train_steps.train(**job(qwen3, steps=5))
     on_two(qwen3, {**HALF, "optimizer": rates}, tmp_path, save_at=3)

@@ -1,5 +1,7 @@
-"""`trainer.routingReplay: trainer`: optimizer steps send tokens where the log-prob pass before them
-sent them."""
+"""`trainer.routingReplay.
+
+Trainer`: optimizer steps use the experts of the preceding log-prob pass.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def same(some: list[Experts], others: list[Experts]) -> list[bool]:
 def test_all_optimizer_steps_of_a_batch_have_the_experts_of_the_pass_before_them(
     models: dict[str, Path], kl: float
 ) -> None:
-    """Those that their forward passes go to, read in the steps themselves."""
+    """The experts of their forward passes are read in the steps themselves."""
     learning = policy(models["qwen3-moe"], kl=kl)
     shard = tiny.batch(16, seed=0)
     before = experts_of(policy(models["qwen3-moe"])._with_old_log_probs(shard))
@@ -78,8 +80,10 @@ def test_all_optimizer_steps_of_a_batch_have_the_experts_of_the_pass_before_them
 
 
 def test_another_packing_sends_no_token_elsewhere(models: dict[str, Path], tmp_path: Path) -> None:
-    """Routers that hardly know which experts are the better ones, and other rows in the second
-    pass: before the first optimizer step the ratio is 1 with replay alone."""
+    """Without replay the ratio before the first optimizer step differs from 1.
+
+    The routers hardly distinguish experts, and the second pass packs other rows.
+    """
     model = undecided(models["qwen3-moe"], tmp_path / "model")
     scored = policy(model)._with_old_log_probs(tiny.batch(16, seed=0))
     unknown = [replace(s, experts=None) for s in scored]
@@ -95,7 +99,7 @@ def largest_log_ratio(policy: MegatronPolicy, shard: list[TrainSequence]) -> flo
 
 
 def undecided(model: Path, directory: Path) -> Path:
-    """The model with routers that score all experts alike, but for what rounding leaves."""
+    """Save the model with routers that score all experts equally, up to rounding."""
     directory.mkdir()
     for file in model.iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
@@ -124,7 +128,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
-def test_two_ranks_send_tokens_where_one_does(
+def test_two_ranks_send_tokens_to_the_same_experts_as_one(
     models: dict[str, Path], alone: Callable[..., Run], tmp_path: Path, case: str
 ) -> None:
     family, layout, more = LAYOUTS[case]
@@ -140,7 +144,7 @@ def test_a_rank_without_sequences_takes_part(
 
 
 def test_chunks_of_a_virtual_pipeline_keep_their_own_mixtures(tmp_path: Path) -> None:
-    """The second rank's first chunk has none."""
+    """The second rank's first chunk has no mixture."""
     kind, shape = tiny.FAMILIES["qwen3-moe"]
     layers = {"num_hidden_layers": 4, "mlp_only_layers": [1]}
     model = tiny.save_kind(kind, {**shape, **layers}, tmp_path / "model")
@@ -163,6 +167,6 @@ def test_numbers_above_255_are_kept() -> None:
     assert {e.dtype for e in kept} == {np.dtype(np.uint16)}
 
 
-def test_a_dense_model_has_nothing_to_replay(models: dict[str, Path]) -> None:
+def test_a_dense_model_is_refused(models: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="routingReplay: qwen3 has no experts"):
         policy(models["qwen3"])

@@ -1,5 +1,4 @@
-"""Megatron and transformers compute the same: logits, log-probs, gradients, weights after some
-steps."""
+"""Megatron and transformers compute the same logits, log-probs, gradients and trained weights."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def test_logits_of_one_sequence_are_equal_to_the_bit(models: dict[str, Path], na
 
 
 @torch.no_grad()
-def test_logits_of_packed_sequences(family: Path) -> None:
+def test_logits_of_packed_sequences_equal_those_of_transformers(family: Path) -> None:
     model, _ = megatron_model(family)
     tokens = random_tokens(LENGTHS)
     reference = tiny.hf_model(family)
@@ -133,7 +132,7 @@ def test_stacked_experts_are_the_experts_of_the_checkpoint(
     assert all(torch.equal(stacked[name], single[name]) for name in single)
 
 
-def test_a_checkpoint_in_several_files_is_read_by_transformers_and_by_us(
+def test_a_checkpoint_in_several_files_is_read_by_transformers_and_megatron(
     qwen3: Path, tmp_path: Path
 ) -> None:
     model, shape = megatron_model(qwen3)
@@ -217,8 +216,7 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_three_steps_equal_transformers_with_adamw(qwen3: Path, algorithm: str) -> None:
-    """The loss written down once more, over one sequence at a time, without packing, Megatron or
-    our functions."""
+    """The loss is computed again, one sequence at a time, without packing or shared code."""
     options = ALGORITHMS[algorithm]
     spec = tiny.spec(qwen3, algorithm=options)
     policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
@@ -268,7 +266,8 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path) -> None:
 def test_recompute_does_not_change_the_result(
     name: str, modules: list[str], models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("megatron.core.tensor_parallel.random.load_inline")  # no image has ninja
+    # the images have no ninja
+    monkeypatch.delattr("megatron.core.tensor_parallel.random.load_inline")
     shard = tiny.batch(6, seed=0)
     again: dict[str, Any] = {"recompute": "selective", "recomputeModules": modules}
     results = []
@@ -286,7 +285,7 @@ def test_recompute_does_not_change_the_result(
 
 
 @pytest.mark.parametrize("part", ["core_attn", "mlp"])
-def test_the_named_part_alone_is_computed_again(part: str, qwen3: Path) -> None:
+def test_only_the_named_part_is_recomputed(part: str, qwen3: Path) -> None:
     policy = MegatronPolicy(
         tiny.spec(qwen3, trainer={"recompute": "selective", "recomputeModules": [part]}),
         model_dir=qwen3,
@@ -369,8 +368,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(qwen3: Path) -> None
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, policy.hf_tensors(), strict=True))
 
 
-def test_a_mixture_that_has_diverged_says_so(models: dict[str, Path]) -> None:
-    """Its router has no preferences any more, and tokens still have to go somewhere."""
+def test_a_diverged_mixture_is_reported(models: dict[str, Path]) -> None:
+    """The router has no preferences, and tokens still have to go to some experts."""
     path = models["qwen3-moe"]
     policy = MegatronPolicy(
         tiny.spec(path), model_dir=path, timeout=timedelta(seconds=tiny.TIMEOUT)
@@ -400,7 +399,7 @@ def test_the_kl_grows_as_the_policy_leaves_its_reference(qwen3: Path) -> None:
     )
 
 
-def test_log_probs_of_the_kl_are_the_old_ones_of_several_optimizer_steps(qwen3: Path) -> None:
+def test_the_kl_over_several_optimizer_steps_uses_the_old_log_probs(qwen3: Path) -> None:
     spec = tiny.spec(qwen3, algorithm={"kl": {"coef": 0.5}}, trainer={"stepsPerBatch": 2})
     policy = MegatronPolicy(spec, model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT))
     shard, _ = policy.with_kl(tiny.batch(4, seed=0))
@@ -431,7 +430,7 @@ def test_bf16_trains_close_to_fp32(qwen3: Path) -> None:
 
 
 def test_weights_of_the_objective_use_the_whole_batch() -> None:
-    """A micro-batch alone does not know how many sequences the step has."""
+    """A micro-batch does not know how many sequences the step has."""
     weights = token_weights(
         torch.ones(2), torch.tensor([0, 0]), BatchTotals(10, 99), "sequence_mean"
     )

@@ -1,5 +1,4 @@
-"""`trainer.routingReplay: rollout`: SGLang tells where it sent tokens, and the trainer sends them
-there."""
+"""`trainer.routingReplay: rollout`: the trainer sends tokens to the experts that SGLang chose."""
 
 from __future__ import annotations
 
@@ -55,13 +54,14 @@ def server(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 async def answered(server: Sglang, prompt: list[int], tokens: int) -> Sample:
-    """A response of the engine, as a worker keeps it."""
+    """Return a response of the engine in the form in which a worker stores it."""
     async with server.engine.client(server.url) as client:
         await client.wait_ready(60)
         answer = await client.generate("one", prompt, {"max_new_tokens": tokens, "temperature": 1})
     sample = Sample(0)
     sample.append_prompt(prompt)
-    spans = [WeightSpan(0, 0, len(answer.tokens))]  # no trainer has given the engine a version
+    # the engine has no weight version from a trainer
+    spans = [WeightSpan(0, 0, len(answer.tokens))]
     sample.append(answer.tokens, answer.log_probs, spans)
     sample.routed_experts = answer.experts
     return sample
@@ -76,7 +76,7 @@ def policy(model: Path, routing_replay: str) -> MegatronPolicy:
 async def test_experts_of_the_engine_make_a_wrong_router_right(
     server: Sglang, mixture: Path
 ) -> None:
-    """The engine's log-probs come out of a trainer that would have chosen other experts."""
+    """The trainer's router would choose other experts, but its log-probs equal the engine's."""
     prompt = np.random.default_rng(3).integers(8, 2040, 30).tolist()
     sample = await answered(server, prompt, 40)
     assert sample.routed_experts is not None
@@ -95,11 +95,10 @@ async def test_experts_of_the_engine_make_a_wrong_router_right(
 
 
 @pytest.mark.skipif(gpus() > 0, reason="trainer and engine would be on different devices")
-async def test_experts_of_the_engine_help_where_routers_are_off(
+async def test_experts_of_the_engine_help_if_routers_differ(
     server: Sglang, mixture: Path, tmp_path: Path
 ) -> None:
-    """A few tokens that go to other experts make most of the difference: one response has too few
-    of them to tell."""
+    """Most of the difference comes from a few tokens, so several responses are needed to see it."""
     shaken = shaken_routers(mixture, tmp_path / "model")
     without, replaying = policy(shaken, "none"), policy(shaken, "rollout")
     prompt = np.random.default_rng(3).integers(8, 2040, 30).tolist()
@@ -120,8 +119,7 @@ def distance(policy: MegatronPolicy, sequence: Sequence, said: torch.Tensor) -> 
 
 
 def shaken_routers(model: Path, directory: Path) -> Path:
-    """The model with some noise in its routers, as rounding puts there, so that near ties fall
-    otherwise."""
+    """Save the model with some noise in its routers, so that near ties are resolved differently."""
     directory.mkdir()
     for file in model.iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
@@ -143,16 +141,16 @@ JOB: dict[str, Any] = {
 
 @pytest.mark.parametrize("layout", ["tensor", "context", "pipeline", "expert"])
 @pytest.mark.parametrize("family", ["qwen3-moe", "deepseek-v3"])
-def test_two_ranks_send_tokens_where_one_does(
+def test_two_ranks_send_tokens_to_the_same_experts_as_one(
     models: dict[str, Path], alone: Callable[..., Run], tmp_path: Path, layout: str, family: str
 ) -> None:
     compare(models[family], alone(family, **JOB), tmp_path / "w", JOB, {layout: 2}, 2)
 
 
-def test_layers_that_are_computed_again_send_tokens_where_they_did(
+def test_recomputed_layers_send_tokens_to_the_same_experts(
     models: dict[str, Path], alone: Callable[..., Run]
 ) -> None:
-    """Small rows, so that others come between a layer's pass and its second one."""
+    """Rows are small, so that other rows come between a layer's pass and its recomputation."""
     again = {**JOB, "trainer": {**JOB["trainer"], "recompute": "full"}}
     expected, result = alone("qwen3-moe", **JOB)[0], alone("qwen3-moe", **again)[0]
     for ours, theirs in zip(result["history"], expected["history"], strict=True):

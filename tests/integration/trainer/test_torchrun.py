@@ -51,8 +51,8 @@ def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) ->
         )
 
     pods = [pod(1), pod(0)]
-    outputs = [each.communicate(timeout=200)[0] for each in pods]
-    assert [each.returncode for each in pods] == [0, 0], outputs
+    outputs = [pod.communicate(timeout=200)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
     ranks = sorted(
         line for output in outputs for line in output.splitlines() if line.startswith("rank ")
     )
@@ -106,8 +106,8 @@ def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_rea
         )
 
     pods = [pod(0), pod(1)]
-    outputs = [each.communicate(timeout=200)[0] for each in pods]
-    assert [each.returncode for each in pods] == [3, 1], outputs
+    outputs = [pod.communicate(timeout=200)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [3, 1], outputs
     assert outputs[1].splitlines()[-1] == "error: rank 1 was killed by SIGKILL"
 
 

@@ -1,4 +1,4 @@
-"""Parts that the trainer's tests share: tiny models, specs, batches, and child processes."""
+"""Shared parts of the trainer's tests: tiny models, specs, batches and child processes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ROOT = Path(__file__).parents[3]
 
 VOCAB = 131
 TIMEOUT = 150
+# Adam's epsilon. With 1e-8 a gradient that is only rounding error moves its weight by the full
+# learning rate.
 EPS = 1e-5
-"""Of Adam. With 1e-8 a gradient that is nothing but rounding moves its weight by the full learning
-rate."""
 _SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -115,22 +115,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_MIXTURE, **_SIGMOID, **_LATENT, "q_lora_rank": None, "n_group": 1},
     ),
 }
+# Families that Megatron computes in another order than transformers: equal up to rounding.
 REORDERED = ("qwen3-yarn", "qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonlight")
-"""Families that Megatron computes in another order than transformers: equal but for rounding."""
 MIXTURES = ("qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "deepseek-v3", "moonlight")
 
 
 def save_model(family: str, directory: Path) -> Path:
-    """A checkpoint of one of our families."""
+    """Save a checkpoint of one of the `FAMILIES`."""
     return save_kind(*FAMILIES[family], directory)
 
 
 def save_kind(kind: str, changes: dict[str, Any], directory: Path) -> Path:
-    """A checkpoint with norms and biases that are not 1 and 0, so that a mix-up shows.
+    """Save a checkpoint whose norms are not 1 and biases not 0, so that a mix-up shows.
 
-    kind: of transformers' `...Config`.
+    kind: prefix of transformers' `...Config`.
     """
-    import transformers  # seconds, and child processes do without
+    import transformers  # takes seconds, and child processes do not need it
 
     config = getattr(transformers, f"{kind}Config")(**{**_SHAPE, **changes})
     torch.manual_seed(0)
@@ -149,7 +149,7 @@ def save_kind(kind: str, changes: dict[str, Any], directory: Path) -> Path:
 
 
 def save_reward_model(directory: Path) -> Path:
-    """A reward model as transformers writes it: a decoder with a head of one number."""
+    """Save a reward model as transformers writes it: a decoder with a value head."""
     import transformers
 
     torch.manual_seed(1)
@@ -170,9 +170,7 @@ def hf_reward_model(directory: Path) -> Any:
 
 
 def hf_values(model: Any, sequence: TrainSequence) -> torch.Tensor:
-    """By transformers: a reward model's head on the state before each response token.
-    [response].
-    """
+    """Return transformers' values of the states before each response token, [response]."""
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     hidden = model.model(input_ids=tokens[None]).last_hidden_state[0, :-1]
     values: torch.Tensor = model.score(hidden).squeeze(-1)[-sequence.response_length :]
@@ -189,7 +187,10 @@ def hf_model(directory: Path, attention: str = "sdpa") -> Any:
 def spec(
     directory: Path, /, *, algorithm: dict[str, Any] | None = None, **changes: Any
 ) -> RLJobSpec:
-    """A job for a CPU trainer. changes: groups of the spec; `trainer` is merged."""
+    """Return the spec of a job for a CPU trainer.
+
+    changes: groups of the spec; `trainer` is merged.
+    """
     trainer = {
         "gpusPerNode": 0,
         "steps": 20,
@@ -208,7 +209,7 @@ def spec(
 
 
 def batch(count: int, seed: int, *, longest: int = 40) -> list[TrainSequence]:
-    """Sequences of uneven lengths, some tokens masked, one without any trainable token."""
+    """Draw sequences of uneven lengths with some masked tokens; one has no trainable token."""
     random = np.random.default_rng(seed)
     sequences = []
     for index in range(count):
@@ -230,16 +231,16 @@ def batch(count: int, seed: int, *, longest: int = 40) -> list[TrainSequence]:
 
 
 def with_experts(sequences: list[TrainSequence], model: Path) -> list[TrainSequence]:
-    """The sequences with experts drawn for all tokens but some, which have none."""
+    """Add experts to all tokens, except the last one of every second sequence."""
     shape = read_shape(model)
     assert shape.experts
-    count, each, layers = shape.experts.count, shape.experts.per_token, shape.layers
+    count, topk, layers = shape.experts.count, shape.experts.per_token, shape.layers
     random = np.random.default_rng(len(sequences))
 
     def experts(sequence: TrainSequence) -> Experts:
         rows = len(sequence.tokens) - 1 - sequence.index % 2
-        drawn = [random.permutation(count)[:each] for _ in range(rows * layers)]
-        return np.array(drawn, np.uint8).reshape(rows, layers * each)
+        drawn = [random.permutation(count)[:topk] for _ in range(rows * layers)]
+        return np.array(drawn, np.uint8).reshape(rows, layers * topk)
 
     return [replace(s, experts=experts(s)) for s in sequences]
 
@@ -253,7 +254,7 @@ def _module(script: str) -> str:
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A trainer process that runs `script` of this directory."""
+    """Start a trainer process that runs `script` of this directory."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", _module(script), *map(str, arguments)]
     return subprocess.Popen(
@@ -261,9 +262,9 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+# Importing torch and Megatron takes longer than what ranks do, so ranks are forked from a process
+# that has imported them.
 _FORKS = multiprocessing.get_context("forkserver")
-"""Importing torch and Megatron takes longer than what ranks do: they are forked from a process that
-has done it."""
 _FORKS.set_forkserver_preload(
     [
         "sluice_trainer.megatron.policy",
@@ -274,7 +275,7 @@ _FORKS.set_forkserver_preload(
 
 
 def run(script: str, *arguments: object, world: int = 1) -> list[Any]:
-    """Run `script` on `world` ranks; returns what each printed last, as JSON."""
+    """Run `script` on `world` ranks, and return the last line that each printed, parsed as JSON."""
     env = {"OMP_NUM_THREADS": "1"}
     if world > 1:
         env |= {
@@ -319,8 +320,7 @@ def _result(process: Any, output: Path) -> Any:
 def hf_log_probs(
     model: Any, sequence: TrainSequence, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of the response tokens by transformers, one sequence at a time: each
-    [response]."""
+    """Return transformers' log-probs and entropies of the response tokens, [response] each."""
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     logits = model(input_ids=tokens[None]).logits[0, :-1].float() / temperature
     log_p = torch.log_softmax(logits, -1)
@@ -330,7 +330,7 @@ def hf_log_probs(
 
 
 def chunks(values: list[Any], count: int) -> Iterator[list[Any]]:
-    """`count` equal parts, in order."""
+    """Return `count` equal parts, in order."""
     size = len(values) // count
     return (values[i * size : (i + 1) * size] for i in range(count))
 
@@ -338,11 +338,10 @@ def chunks(values: list[Any], count: int) -> Iterator[list[Any]]:
 def plain_loss(
     model: Any, shard: list[TrainSequence], totals: BatchTotals, frozen: Any = None
 ) -> torch.Tensor:
-    """GRPO on policy, over one sequence at a time: the ratio is 1 in value and carries the
-    gradient.
+    """Return the on-policy GRPO loss, computed one sequence at a time.
 
-    frozen: the reference policy; where given, all optional terms are on: token mean, tis up to 1.5,
-    entropy 0.01, low_var_kl 0.1.
+    The ratio is 1 in value and carries the gradient. frozen: the reference policy; if it is given,
+    all optional terms are on: token mean, tis up to 1.5, entropy 0.01, low_var_kl 0.1.
     """
     total = torch.zeros(())
     for sequence in shard:
@@ -364,6 +363,6 @@ def plain_loss(
 
 
 def save(policy: Backend, directory: Path, step: int) -> None:
-    """A whole checkpoint, now."""
+    """Save a whole checkpoint and wait for it."""
     policy.begin_save(directory, step)
     policy.finish_save(directory, wait=True)

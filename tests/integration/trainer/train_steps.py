@@ -1,5 +1,4 @@
-"""Train some steps and tell what came out; in this process, or as a child process on one rank of
-several."""
+"""Training of some steps, in this process or as a child process on one of several ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tests.integration.trainer import tiny
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
-    """The weights, to the bit."""
+    """Return a digest of the weights' bits."""
     state = hashlib.sha256()
     for name, tensor in tensors.items():
         state.update(name.encode() + tensor.float().numpy().tobytes())
@@ -33,10 +32,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 class Gpu:
-    """A GPU of which steps take a hundredth, and after some of them all.
-
-    It stands in for one in tests of what is done about it; what it tells is nowhere measured.
-    """
+    """A fake GPU of which each step takes a hundredth, until some step takes all of it."""
 
     def __init__(self, full_after: int) -> None:
         self._left = full_after
@@ -65,18 +61,36 @@ def train(
     save_at: int = 0,
     share: int = 50,
     dump: str | None = None,
-    beside: bool = False,
+    in_background: bool = False,
     first_tokens: int = 0,
     full_after: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Train up to step `steps`, from the latest checkpoint if there is one.
+    """Train up to step `steps`, from the latest checkpoint if there is one, and return the results.
 
-    share: per cent of the sequences that data-parallel rank 0 trains; the others share the rest.
-    dump: a file for rank 0's weights. beside: go on with training while the checkpoint is written;
-    the memory of its copy is got before the first step, and `new_memory` counts what more it took.
-    first_tokens: of a micro-batch where the job says nothing, for a trainer that takes this machine
-    for one with GPUs; full_after: of each rank, measured steps after which its GPU has no more
-    room.
+    Parameters
+    ----------
+    model
+        Directory of the model.
+    steps
+        Last step.
+    algorithm, trainer
+        Groups of the spec.
+    checkpoints
+        Directory of checkpoints.
+    save_at
+        Step at which a checkpoint is saved.
+    share
+        Percentage of the sequences that data-parallel rank 0 trains; the others share the rest.
+    dump
+        File for rank 0's weights.
+    in_background
+        Continue training while the checkpoint is written. The memory of its copy is allocated
+        before the first step; `new_memory` counts later allocations.
+    first_tokens
+        Default size of a micro-batch, for a trainer that takes this machine for one with GPUs.
+    full_after
+        For each rank, the number of measured steps after which its GPU is full.
+
     """
     if first_tokens:
         _on_gpus(first_tokens, full_after[int(os.environ.get("RANK", 0))])
@@ -85,7 +99,7 @@ def train(
     policy = backend_class(spec)(spec, model_dir=Path(model), timeout=timeout)
     resumed = policy.load_latest(Path(checkpoints)) if checkpoints else None
     history, new_memory = [], None
-    if beside:
+    if in_background:
         policy.reserve_copies()
     while policy.step < steps:
         batch = tiny.batch(16, seed=policy.step)
@@ -95,15 +109,15 @@ def train(
         rank, size = policy.ranks.data_parallel_rank, policy.ranks.data_parallel_size
         cuts = [len(part) * share // 100 if size > 1 else len(part) for part in parts]
         shares = zip(parts, cuts, strict=True)
-        mine = [
+        own_share = [
             part[:cut] if rank == 0 else part[cut:][rank - 1 :: size - 1] for part, cut in shares
         ]
-        history.append(policy.train(mine, [tiny.totals(part) for part in parts]))
+        history.append(policy.train(own_share, [tiny.totals(part) for part in parts]))
         if checkpoints and policy.step == save_at:
             staging.finish_reservations()
-            with patch.object(staging, "host_memory", wraps=staging.host_memory) as got:
-                policy.begin_save(Path(checkpoints), policy.step, background=beside)
-            new_memory = got.call_count
+            with patch.object(staging, "host_memory", wraps=staging.host_memory) as allocate:
+                policy.begin_save(Path(checkpoints), policy.step, background=in_background)
+            new_memory = allocate.call_count
     saved = policy.finish_save(Path(checkpoints), wait=True) if checkpoints else None
     tensors = dict(policy.hf_tensors())
     check_receivers(policy, tensors)
@@ -120,7 +134,7 @@ def train(
 
 
 def check_receivers(policy: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Ranks that are to have all tensors get them, to the bit, whichever they are."""
+    """Check that the ranks that need all tensors get them exactly, whichever ranks these are."""
     last = policy.ranks.world_size - 1
     for receivers in ({0}, {last}, {last}, {0, last}):
         gathered = dict(policy.hf_tensors(receivers=frozenset(receivers)))
