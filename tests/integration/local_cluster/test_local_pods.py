@@ -157,7 +157,7 @@ async def test_a_claim_that_cannot_be_met_says_what_it_waits_for(tmp_path: Path)
         status = await run_job(cluster, job)
     condition = status.condition("Failed")
     assert condition is not None
-    assert "Unschedulable: 2 GPUs wanted, 1 of 1 free" in condition.message
+    assert "Unschedulable: 2 GPUs requested, 1 of 1 free" in condition.message
 
 
 async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_a_pod_without_gpus_says_what_it_waits_for(tmp_path: Path) -> None
     assert condition is not None
     assert condition.reason == "StartupDeadlineExceeded"
     assert condition.message.endswith(
-        "demo-trainer-0-1-0: Unschedulable: 1 GPUs wanted, 0 of 0 free"
+        "demo-trainer-0-1-0: Unschedulable: 1 GPUs requested, 0 of 0 free"
     )
 
 

@@ -254,8 +254,8 @@ def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], mes
     [
         (1, ["0", "1"], [], ["0"]),
         (1, ["0", "1"], ["0"], ["1"]),
-        (2, ["0", "1"], ["0"], "2 GPUs wanted, 1 of 2 free"),
-        (1, [], [], "1 GPUs wanted, 0 of 0 free"),
+        (2, ["0", "1"], ["0"], "2 GPUs requested, 1 of 2 free"),
+        (1, [], [], "1 GPUs requested, 0 of 0 free"),
         (1, ["0", "0"], ["0"], ["0"]),
     ],
     ids=str,

@@ -1,3 +1,1 @@
-"""A laptop in place of a cluster: pods are processes, volumes are directories,
-services are ports.
-"""
+"""A laptop as a cluster: pods are processes, volumes are directories, Services are ports."""

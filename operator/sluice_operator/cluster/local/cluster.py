@@ -1,13 +1,13 @@
 """LocalCluster: the pods of one job as processes of this machine.
 
-Container = process, Service = port on 127.0.0.1, volume = directory below the run directory,
-logs = files. It answers as an API server would, so that a restart policy tried here runs
-unchanged on a cluster.
+A container is a process, a Service is a port on 127.0.0.1, a volume is a directory below the run
+directory, and logs are files. Objects look as an API server would show them, so a restart policy
+that was tried here runs unchanged on a cluster.
 
-Promise: whatever dies, and however, no process of a pod outlives its pod. Each container runs under
-a supervisor (supervisor.py) that kills everything below it when the container ends or when this
-process is gone; should a supervisor itself be killed, this process adopts and kills what it leaves;
-and the next run on the same directory sweeps.
+Promise: no process of a pod outlives its pod, whatever dies and however. Each container runs under
+a supervisor (supervisor.py), which kills everything below it when the container ends or when this
+process is gone. If a supervisor is killed, this process adopts and kills what it leaves. The next
+run in the same directory kills what is left even then.
 """
 
 from __future__ import annotations
@@ -51,17 +51,9 @@ _CLOSE_DEADLINE = 15.0
 
 
 class LocalCluster:
-    """Use as `async with LocalCluster(run_dir) as cluster`.
+    """The cluster of one run, used as `async with LocalCluster(run_dir) as cluster`.
 
-    Leaving it kills all pods that are left.
-
-    volumes: directories for some volume names ("run", "checkpoint", ...), over
-    `<run_dir>/volumes/<name>`. The trainer's files lie in "run", its checkpoints in a directory of
-    it, as they do on a job's claim in a cluster. gpus: the GPUs to hand out; default: those of this
-    machine; a GPU that stands twice is shared by two pods. env: further variables for every
-    container. lock: descriptor of the directory's lock if the caller holds it (`run_state.lock`),
-    and goes on holding it after this cluster's end; default: the cluster takes it.
-    lock_seconds: how long to wait for a former run to end.
+    At the end of the block all remaining pods are killed.
     """
 
     def __init__(
@@ -74,6 +66,28 @@ class LocalCluster:
         lock: int | None = None,
         lock_seconds: float = 10.0,
     ) -> None:
+        """Create a cluster that is not open yet.
+
+        Parameters
+        ----------
+        run_dir
+            Directory of the run.
+        volumes
+            Directories for some volume names ("run", "checkpoint", ...) in place of
+            `<run_dir>/volumes/<name>`. The trainer's files are in "run", its checkpoints in a
+            subdirectory, as on a job's claim in a cluster.
+        gpus
+            GPUs to assign; None for those of this machine. Two pods share a GPU that is listed
+            twice.
+        env
+            Further variables for every container.
+        lock
+            Descriptor of the directory's lock if the caller holds it (`run_state.lock`) and keeps
+            it; None if the cluster should take it.
+        lock_seconds
+            Seconds to wait for an earlier run to end.
+
+        """
         self.run_dir = run_dir.resolve()
         defaults = {"run": self.run_dir / "volumes" / "run", "dshm": Path("/dev/shm")}  # noqa: S108 - the machine's
         self._volumes = defaults | dict(volumes or {})
@@ -114,15 +128,18 @@ class LocalCluster:
         self._pods = {
             name: lost_pod(pod)
             for name, pod in self._state.pods.items()
-            if not podstate.is_terminating(pod)  # it was to go, and went with its host
+            # A terminating pod has ended with its host.
+            if not podstate.is_terminating(pod)
         }
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
         services.renew_addresses(self._state.objects, self._state.ports, self._taken_ports())
         self._save()
 
     async def __aexit__(self, *_: object) -> None:
-        """Kill what is left. The state keeps its pods as running: to the next run they are lost,
-        not failed.
+        """Kill all remaining pods.
+
+        In the state file they stay as running, so that the next run sees them as lost and not as
+        failed.
         """
         self.kill()
         try:
@@ -130,7 +147,8 @@ class LocalCluster:
                 while not all(pod.ended or not pod.started for pod in self._pods.values()):
                     await asyncio.sleep(0.02)
         finally:
-            os.close(self._life_end)  # whatever supervisor is left kills its container now
+            # A supervisor that is left kills its container now.
+            os.close(self._life_end)
             await processes.kill_marked(processes.marker(self.run_dir))
             processes.reap_adopted(self._supervisors())
             self._resources.close()
@@ -164,19 +182,16 @@ class LocalCluster:
         self._save()
 
     async def apply(self, job: RLJob, objects: Sequence[KubeObject]) -> None:
-        """Pods are written down before they are started:
-        one that a crash hides was there, and is lost.
-        """
         self._state.job = job.key
-        for wanted in objects:
-            if wanted["kind"] != "Pod":
-                stored = services.accepted(
-                    self._keys.filled(job, wanted), self._state.ports, self._taken_ports()
+        for document in objects:
+            kind, name = document["kind"], document["metadata"]["name"]
+            if kind != "Pod":
+                self._state.objects[f"{kind}/{name}"] = services.accepted(
+                    self._keys.filled(job, document), self._state.ports, self._taken_ports()
                 )
-                self._state.objects[f"{wanted['kind']}/{wanted['metadata']['name']}"] = stored
-            elif wanted["metadata"]["name"] not in self._pods:
-                pod = new_pod(wanted, self.logs_dir)
-                self._pods[pod.name] = pod
+            elif name not in self._pods:
+                self._pods[name] = new_pod(document, self.logs_dir)
+        # Pods are saved before they are started, so that a pod of a crashed host counts as lost.
         self._save()
         self._schedule()
 
@@ -222,7 +237,7 @@ class LocalCluster:
     # ----------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Start the pods that wait, as far as there are GPUs for them."""
+        """Start the pods that wait and for which there are GPUs."""
         for pod in self._pods.values():
             if pod.started or pod.ended or pod.deletion_time or self._closing:
                 continue
@@ -239,7 +254,10 @@ class LocalCluster:
         self._change.set()
 
     def _assign_gpus(self, pod: LocalPod) -> list[str] | str:
-        """GPUs of the pod's own; those of claims are shared, and are kept with the claim."""
+        """Return GPUs for the pod alone, or why there are none.
+
+        GPUs of claims are shared, and stay assigned to the claim.
+        """
         all_gpus = self._gpus if self._gpus is not None else gpus.visible_gpus()
         for claim in gpus.claim_names(pod.manifest).values():
             if claim not in self._claims:
@@ -252,10 +270,10 @@ class LocalCluster:
         return gpus.assign(pod.gpu_request, all_gpus, self._taken_gpus()) if pod.gpu_request else []
 
     def _taken_gpus(self) -> list[str]:
-        of_pods = [name for pod in self._pods.values() for name in pod.gpus]
-        return of_pods + [
-            name for claim in self._claims.values() for names in claim.values() for name in names
-        ]
+        taken = [name for pod in self._pods.values() for name in pod.gpus]
+        for claim in self._claims.values():
+            taken += [name for gpu_names in claim.values() for name in gpu_names]
+        return taken
 
     def _start(self, pod: LocalPod) -> None:
         pod_dir = self.run_dir / "pods" / pod.name
@@ -272,8 +290,8 @@ class LocalCluster:
             "SLUICE_EPISODES": "processes",
         }
         addresses = services.named_addresses(pod.manifest, self._state.ports, self._taken_ports())
-        place = HostBindings(directories, named_ports, overrides, self._state.objects, addresses)
-        pod.commands = commands(pod.manifest, place, inherited_env() | self._env)
+        bindings = HostBindings(directories, named_ports, overrides, self._state.objects, addresses)
+        pod.commands = commands(pod.manifest, bindings, inherited_env() | self._env)
         specs = pod.manifest["spec"]["containers"]
         pod.urls = [readiness.url(spec, named_ports) for spec in specs]
         left = list(pod.gpus)
@@ -288,9 +306,7 @@ class LocalCluster:
         self._go_on(pod)
 
     def _go_on(self, pod: LocalPod) -> None:
-        """Start the next of the containers that run before the others; behind the last of them all
-        the others.
-        """
+        """Start the next init container, or all other containers after the last one."""
         if (first := pod.next_init) is not None:
             if first.exit_code is None:
                 self._start_container(pod, first, pod.commands[pod.inits.index(first)])
@@ -326,9 +342,7 @@ class LocalCluster:
         self._spawn(self._container_ended(pod, container))
 
     async def _container_ended(self, pod: LocalPod, container: LocalContainer) -> None:
-        """The container counts as ended only when nothing of it is left, even where its supervisor
-        was killed.
-        """
+        """End a container once all of its processes are gone, even if its supervisor was killed."""
         assert container.process is not None
         await processes.kill_marked(processes.marker(self.run_dir, pod.name, container.name))
         container.end(container.process.wait())
@@ -369,8 +383,8 @@ class LocalCluster:
     # ----------------------------------------------------------------------------------------------
 
     def _taken_ports(self) -> set[int]:
-        of_pods = (pod.ports.values() for pod in self._pods.values())
-        return set(self._state.ports.values()).union(*of_pods)
+        pod_ports = (pod.ports.values() for pod in self._pods.values())
+        return set(self._state.ports.values()).union(*pod_ports)
 
     def _save(self) -> None:
         if not self._closing:

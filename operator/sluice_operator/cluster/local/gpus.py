@@ -1,4 +1,4 @@
-"""This machine's GPUs, handed out to pods as a scheduler would."""
+"""Assignment of this machine's GPUs to pods, as a scheduler would do it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice_operator.plan.facts.model import KubeObject
 
 
 def visible_gpus() -> list[str]:
-    """CUDA_VISIBLE_DEVICES where it is set, else all devices of the driver."""
+    """Return CUDA_VISIBLE_DEVICES if it is set, and all devices of the driver otherwise."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]
@@ -21,60 +21,63 @@ def visible_gpus() -> list[str]:
 
 
 def requested(container: Mapping[str, Any]) -> int:
-    """GPUs that a container asks for."""
+    """Return the number of GPUs that a container requests."""
     return int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
 
 
 def required_by(objects: Sequence[KubeObject]) -> int:
-    """GPUs without which a job cannot begin: those of the first gang of each role, and of claims,
-    which gangs share.
+    """Return the number of GPUs that a job needs to start.
+
+    These are the GPUs of the first gang of each role, and those of claims, which gangs share.
     """
     pods = [
-        each
-        for each in objects
-        if each["kind"] == "Pod" and each["metadata"]["labels"][names.LABEL_REPLICA] == "0"
+        manifest
+        for manifest in objects
+        if manifest["kind"] == "Pod" and manifest["metadata"]["labels"][names.LABEL_REPLICA] == "0"
     ]
-    of_pods = sum(requested(container) for pod in pods for container in pod["spec"]["containers"])
-    return of_pods + sum(claimed_by(each) for each in objects if each["kind"] == "ResourceClaim")
+    claims = [manifest for manifest in objects if manifest["kind"] == "ResourceClaim"]
+    by_pods = sum(requested(container) for pod in pods for container in pod["spec"]["containers"])
+    return by_pods + sum(map(claimed_by, claims))
 
 
 def claimed_by(claim: Mapping[str, Any]) -> int:
-    return sum(each["exactly"].get("count", 1) for each in claim["spec"]["devices"]["requests"])
+    """Return the number of GPUs that a ResourceClaim requests."""
+    requests = claim["spec"]["devices"]["requests"]
+    return sum(request["exactly"].get("count", 1) for request in requests)
 
 
-def assign(wanted: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[str] | str:
-    """GPUs for one pod, or why there are none.
+def assign(count: int, all_gpus: Sequence[str], taken: Sequence[str]) -> list[str] | str:
+    """Return `count` GPUs for a pod, or why there are none.
 
-    A name that stands twice in `all_gpus` may be taken twice.
+    A GPU that is listed twice in `all_gpus` may be taken twice.
     """
     free = list(all_gpus)
     for name in taken:
         free.remove(name)
-    if wanted > len(free):
-        return f"{wanted} GPUs wanted, {len(free)} of {len(all_gpus)} free"
-    return free[:wanted]
+    if count > len(free):
+        return f"{count} GPUs requested, {len(free)} of {len(all_gpus)} free"
+    return free[:count]
 
 
 def allocate(
     claim: Mapping[str, Any], all_gpus: Sequence[str], taken: Sequence[str]
 ) -> dict[str, list[str]] | str:
-    """GPUs for each request of a ResourceClaim, or why there are none."""
+    """Return GPUs for each request of a ResourceClaim, or why there are none."""
     requests = claim["spec"]["devices"]["requests"]
     assigned = assign(claimed_by(claim), all_gpus, taken)
     if isinstance(assigned, str):
         return assigned
     left = iter(assigned)
     return {
-        each["name"]: [next(left) for _ in range(each["exactly"].get("count", 1))]
-        for each in requests
+        request["name"]: [next(left) for _ in range(request["exactly"].get("count", 1))]
+        for request in requests
     }
 
 
 def claim_names(pod: Mapping[str, Any]) -> dict[str, str]:
-    """The pod's own names of ResourceClaims -> theirs."""
-    return {
-        each["name"]: each["resourceClaimName"] for each in pod["spec"].get("resourceClaims", [])
-    }
+    """Return the names of ResourceClaims, by the names that the pod's containers use for them."""
+    claims = pod["spec"].get("resourceClaims", [])
+    return {claim["name"]: claim["resourceClaimName"] for claim in claims}
 
 
 def claimed(
@@ -82,10 +85,10 @@ def claimed(
     container: Mapping[str, Any],
     allocated: Mapping[str, dict[str, list[str]]],
 ) -> list[str]:
-    """GPUs of a container's claims: those of the request that it names, else all of the claim."""
+    """Return the GPUs of a container's claims: of the request that it names, or of all requests."""
     gpu_names: list[str] = []
-    for each in container.get("resources", {}).get("claims", []):
-        requests = allocated[claim_names(pod)[each["name"]]]
-        chosen = [each["request"]] if "request" in each else list(requests)
+    for claim in container.get("resources", {}).get("claims", []):
+        requests = allocated[claim_names(pod)[claim["name"]]]
+        chosen = [claim["request"]] if "request" in claim else list(requests)
         gpu_names += [name for request in chosen for name in requests[request]]
     return gpu_names

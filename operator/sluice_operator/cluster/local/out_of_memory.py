@@ -1,6 +1,4 @@
-"""Traces of the kernel's out-of-memory killer, which ends a process with SIGKILL and tells it
-nothing.
-"""
+"""Traces of the kernel's out-of-memory killer, which ends processes with SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,10 +13,11 @@ _RECORD_BYTES = 8192
 
 
 def kills() -> tuple[int, ...]:
-    """Counters of which at least one grows when the kernel kills a process for memory.
+    """Return counters of which at least one grows when the kernel kills a process for memory.
 
-    That of this machine, that of the cgroup of this process (a container's limit), and the number
-    of the newest such record of the kernel's log. One that cannot be read here is 0.
+    They are the counter of this machine, the counter of this process's cgroup (the limit of a
+    container), and the number of the newest such record in the kernel's log. A counter that cannot
+    be read is 0.
     """
     machine = counter(_text(PROC / "vmstat"), "oom_kill")
     cgroup = sum(counter(_text(file), "oom_kill") for file in cgroup_files())
@@ -27,13 +26,13 @@ def kills() -> tuple[int, ...]:
 
 
 def counter(text: str, name: str) -> int:
-    """The counter of a name in lines of `name value`; 0 if there is none."""
+    """Return the counter of a name from lines of `name value`; 0 if there is none."""
     match = re.search(rf"^{name} (\d+)$", text, re.MULTILINE)
     return int(match.group(1)) if match else 0
 
 
 def cgroup_files() -> list[Path]:
-    """Files in which the memory cgroup of this process counts, of version 2 or 1."""
+    """Return the files with the counters of this process's memory cgroup, of version 2 or 1."""
     memberships = [line.split(":", 2) for line in _text(PROC / "self/cgroup").splitlines()]
     files = []
     for _, controllers, path in memberships:
@@ -45,7 +44,7 @@ def cgroup_files() -> list[Path]:
 
 
 def kill_records(records: list[str]) -> Iterator[tuple[int, str]]:
-    """(number, text) of records of /dev/kmsg that tell of a killed process."""
+    """Yield (number, text) of the records of /dev/kmsg about killed processes."""
     for record in records:
         head, _, text = record.partition(";")
         if "Killed process" in text:
@@ -55,16 +54,19 @@ def kill_records(records: list[str]) -> Iterator[tuple[int, str]]:
 def _kernel_log() -> list[str]:
     try:
         log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:  # only root may read it, or a container has none
+    except OSError:
+        # Only root may read it, and containers often lack it.
         return []
     records = []
     try:
         while True:
             try:
                 records.append(os.read(log, _RECORD_BYTES).decode(errors="replace"))
-            except BrokenPipeError:  # this record was overwritten; the next read goes on behind it
+            except BrokenPipeError:
+                # This record was overwritten; the next read continues after it.
                 continue
-            except OSError:  # the end (EAGAIN), or no log that can be read so
+            except OSError:
+                # The end of the log (EAGAIN), or a log that cannot be read like this.
                 return records
             if not records[-1]:
                 return records
@@ -75,5 +77,6 @@ def _kernel_log() -> list[str]:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # not in this container, or of a kernel without it
+    except OSError:
+        # This container or kernel does not have the file.
         return ""

@@ -1,4 +1,4 @@
-"""One pod of a laptop: its processes, and its status as Kubernetes would report it."""
+"""A pod of a laptop: its processes, and its status as Kubernetes would report it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ _TAIL_BYTES, _TAIL_LINES = 4096, 20
 
 
 def now_text() -> str:
-    """With fractions of a second: on a laptop it is known which container died first."""
+    """Return the time with fractions of a second, which tell which container died first."""
     return steady.now().isoformat().replace("+00:00", "Z")
 
 
 def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
-    """The end of a log, at most as much as Kubernetes keeps of it in a container's
-    termination message.
-    """
+    """Return the end of a log, as much as Kubernetes keeps in a termination message."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -48,21 +46,19 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
 
 @dataclass
 class LocalContainer:
-    """exit_code is set once all processes of the container are gone. ready: what its readiness
-    probe says.
-    """
+    """A container and its processes."""
 
     name: str
     log: Path
     process: subprocess.Popen[bytes] | None = None
     started: str = ""
     finished: str = ""
-    exit_code: int | None = None
+    exit_code: int | None = None  # set once all processes of the container are gone
     reason: str = ""
     message: str = ""
-    ready: bool = True
+    ready: bool = True  # the result of its readiness probe
+    # The kernel's counters of kills for memory when the container was started.
     kills_before: tuple[int, ...] = ()
-    """The kernel's counts of kills for memory when the container was started."""
     prober: asyncio.Task[None] | None = None
 
     def start(
@@ -73,8 +69,19 @@ class LocalContainer:
         inherited: Sequence[int],
         life: int,
     ) -> None:
-        """Start it under a supervisor. inherited: descriptors that the supervisor holds; life: the
-        one it watches.
+        """Start the container under a supervisor.
+
+        Parameters
+        ----------
+        command
+            What to start.
+        run_dir, pod
+            The run and the pod, with which its processes are marked.
+        inherited
+            Descriptors that the supervisor keeps open.
+        life
+            The descriptor by which the supervisor sees that this process is gone.
+
         """
         env = command.env | {MARKER: marker(run_dir, pod, self.name)}
         arguments = [*SUPERVISOR, str(life), str(HOST_GONE_GRACE), "--", *command.argv]
@@ -92,10 +99,10 @@ class LocalContainer:
             )
 
     def on_end(self, notify: Callable[[], object]) -> None:
-        """Call `notify`, from another thread, when the supervisor has ended.
+        """Call `notify` from another thread when the supervisor has ended.
 
-        It is not reaped there (WNOWAIT) but by whoever is notified, so that no signal meets a pid
-        that is used again.
+        The thread does not reap it (WNOWAIT); whoever is notified does. So a signal never reaches
+        another process with the same pid.
         """
         assert self.process is not None
         pid = self.process.pid
@@ -112,7 +119,8 @@ class LocalContainer:
 
     def send(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.returncode is None:
-            os.kill(self.process.pid, number)  # not send_signal: it would reap
+            # Popen.send_signal would reap the process.
+            os.kill(self.process.pid, number)
 
     def end(self, exit_code: int, message: str = "", reason: str = "") -> None:
         code = exit_code if exit_code >= 0 else 128 - exit_code
@@ -152,26 +160,24 @@ class LocalContainer:
 
 @dataclass
 class LocalPod:
-    """manifest: as it was applied. waiting: why it is not started yet, in words.
+    """A pod and its containers."""
 
-    inits: containers that run before the others, one after the other. commands: of inits and
-    containers; urls: of the containers' readiness probes; ports: of this machine, by their names in
-    the containers; all once it is started. abandoned: it ended before its containers were started.
-    """
-
-    manifest: KubeObject
+    manifest: KubeObject  # as it was applied
     containers: list[LocalContainer]
+    # Init containers, which run one after the other before the others.
     inits: list[LocalContainer] = field(default_factory=list)
+    # Set when the pod is started: the commands of inits and containers, the URLs of the containers'
+    # readiness probes, and ports of this machine by the names of container ports.
     commands: list[ContainerCommand] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
-    abandoned: bool = False
+    ports: dict[str, int] = field(default_factory=dict)
+    abandoned: bool = False  # ended before its containers were started
     created: str = field(default_factory=now_text)
     started: str = ""
     deletion_time: str = ""
-    waiting: str = ""
+    waiting: str = ""  # why the pod is not started yet, in words
     gpus: list[str] = field(default_factory=list)
-    ports: dict[str, int] = field(default_factory=dict)
-    lost: KubeObject | None = None
+    lost: KubeObject | None = None  # as last seen, for a pod of an earlier host
 
     @property
     def name(self) -> str:
@@ -188,7 +194,7 @@ class LocalPod:
 
     @property
     def next_init(self) -> LocalContainer | None:
-        """The first that has not ended well: it runs, failed, or is still to be started."""
+        """The first init container that runs, has failed, or has not been started."""
         return next((container for container in self.inits if container.exit_code != 0), None)
 
     @property
@@ -196,7 +202,7 @@ class LocalPod:
         return sum(gpus.requested(container) for container in self.manifest["spec"]["containers"])
 
     def refuse(self, message: str) -> None:
-        """It can never run here. That is a configuration error, and no restart cures it."""
+        """End a pod that cannot run on this machine, as a configuration error."""
         self.containers[0].end(EXIT_CONFIG_ERROR, f"error: {message}", "CreateContainerConfigError")
         for container in self.containers[1:]:
             container.end(128 + signal.SIGTERM)
@@ -211,7 +217,7 @@ class LocalPod:
             container.send(number)
 
     def observed(self) -> KubeObject:
-        """The pod as an API server would show it."""
+        """Return the pod as an API server would show it."""
         if self.lost is not None:
             return self.lost
         metadata = self.manifest["metadata"] | {"creationTimestamp": self.created}
@@ -253,17 +259,17 @@ def new_pod(manifest: KubeObject, logs: Path) -> LocalPod:
     def containers(kind: str) -> list[LocalContainer]:
         names = [container["name"] for container in manifest["spec"].get(kind, [])]
         return [
-            LocalContainer(each, logs / f"{manifest['metadata']['name']}.{each}.log")
-            for each in names
+            LocalContainer(name, logs / f"{manifest['metadata']['name']}.{name}.log")
+            for name in names
         ]
 
     return LocalPod(manifest, containers("containers"), containers("initContainers"))
 
 
 def lost_pod(observed: KubeObject) -> LocalPod:
-    """A pod of a former host.
+    """Return a pod of an earlier host.
 
-    What had ended has ended; what had not was killed with its host: a disruption.
+    If it had not ended, it was killed with its host, which is a disruption.
     """
     if observed.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
         disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "HostProcessEnded"}

@@ -1,7 +1,4 @@
-"""One job of a run directory, running or not: for `sluice status` and `sluice logs`.
-
-Nothing is written.
-"""
+"""Reads the job of a run directory, running or not, for `sluice status` and `sluice logs`."""
 
 from __future__ import annotations
 
@@ -39,9 +36,12 @@ class RunReader:
         job["status"] = state.status or {}
         events = [
             JobEvent(
-                datetime.fromisoformat(each["time"]), each["type"], each["reason"], each["message"]
+                datetime.fromisoformat(record["time"]),
+                record["type"],
+                record["reason"],
+                record["message"],
             )
-            for each in _records(self._directory / run_directory.EVENTS)
+            for record in _records(self._directory / run_directory.EVENTS)
         ]
         return JobSnapshot(
             f"run directory {self._directory}",
@@ -52,7 +52,7 @@ class RunReader:
         )
 
     async def streams(self) -> tuple[list[LogStream], bool]:
-        """All that was ever written there, older attempts too."""
+        """Return all logs of the directory, including those of older attempts."""
         state = self._state().status or {}
         streams = [_stream(path) for path in sorted((self._directory / LOGS).glob("*.log"))]
         return [stream for stream in streams if stream], state.get("state") in FINISHED
@@ -62,15 +62,16 @@ class RunReader:
     ) -> AsyncIterator[TimedLine]:
         path = self._directory / LOGS / f"{stream.pod}.{stream.container}.log"
         with path.open("rb") as file:
-            *there, rest = file.read().split(b"\n")
-            for stamped in stamp(
-                _decoded(there[-tail:] if tail else there if tail is None else [])
+            *present, rest = file.read().split(b"\n")
+            for timed in stamp(
+                _decoded(present[-tail:] if tail else present if tail is None else [])
             ):
-                yield stamped
+                yield timed
             ended = not follow
             while not ended:
                 await asyncio.sleep(POLL_SECONDS)
-                ended = self._has_ended(stream)  # asked before the last lines are read
+                # Checked before the last lines are read, so that none is missed.
+                ended = self._has_ended(stream)
                 *whole, rest = (rest + file.read()).split(b"\n")
                 for line in _decoded(whole):
                     yield datetime.now(UTC), line
@@ -78,7 +79,7 @@ class RunReader:
                 yield datetime.now(UTC), line
 
     def _has_ended(self, stream: LogStream) -> bool:
-        """The pod is gone, or has ended: its state is written down after its last line."""
+        """Return True if the pod is gone or has ended; its state is saved after its last line."""
         pod = self._state().pods.get(stream.pod)
         return pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
@@ -99,10 +100,10 @@ def _decoded(lines: Iterable[bytes]) -> list[str]:
 
 
 def stamp(lines: Iterable[str]) -> Iterator[TimedLine]:
-    """When each line was written, as far as it says so itself.
+    """Yield each line with the time at which it was written, as far as the lines say so.
 
-    One that does not, as a line of a traceback, was written with the one before it; and those
-    before the first that does, with that one.
+    A line without a time, such as one of a traceback, gets the time of the line before it. Lines
+    before the first time get that time.
     """
     waiting: list[str] = []
     last: datetime | None = None
@@ -111,14 +112,14 @@ def stamp(lines: Iterable[str]) -> Iterator[TimedLine]:
         if last is None:
             waiting.append(line)
             continue
-        yield from ((last, each) for each in waiting)
+        yield from ((last, earlier) for earlier in waiting)
         waiting.clear()
         yield last, line
-    yield from ((datetime.now(UTC), each) for each in waiting)
+    yield from ((datetime.now(UTC), untimed) for untimed in waiting)
 
 
 def _moment(line: str) -> datetime | None:
-    """Ours are in UTC and end in Z; SGLang's, in brackets, are in this machine's time."""
+    # sluice's times are in UTC and end in Z; SGLang's, in brackets, are in local time.
     match = _UTC.match(line)
     if match:
         return datetime.fromisoformat(match.group(1)).replace(tzinfo=UTC)
@@ -127,8 +128,9 @@ def _moment(line: str) -> datetime | None:
 
 
 def _stream(path: Path) -> LogStream | None:
-    """From `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`;
-    None: it is no container's.
+    """Return the stream of a file `<job>-<role>-<replica>-<attempt>-<index>.<container>.log`.
+
+    None if the file is not the log of a container.
     """
     pod, _, container = path.stem.partition(".")
     parts = pod.rsplit("-", 4)
@@ -143,5 +145,6 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines():
         try:
             yield json.loads(line)
-        except ValueError:  # a kill may cut off the last line
+        except ValueError:
+            # A kill may cut off the last line.
             continue

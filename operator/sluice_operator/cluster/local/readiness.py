@@ -1,9 +1,7 @@
-"""Readiness probes of a laptop's pods, with a kubelet's meaning: a container is ready while its
-probe succeeds.
+"""Readiness probes of a laptop's pods: as for a kubelet, a container is ready while they succeed.
 
-Start-up and liveness probes are left to a cluster on purpose: here a process that ends is seen at
-once, and one that hangs is the progress deadline's matter; nobody is helped by a laptop that kills
-what a person wants to look at.
+Start-up and liveness probes are ignored on purpose. A process that ends is noticed at once, a hang
+is found by the progress deadline, and a laptop should not kill what a person wants to look at.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ import aiohttp
 
 from sluice_operator.cluster.local.translate import LOOPBACK, PodError
 
+# Longest time between two probes: the jobs of a laptop are small, and people watch them.
 PERIOD_SECONDS = 1.0
-"""At most, between two looks: a laptop's jobs are small, and their users watch."""
 
 
 def url(container: Mapping[str, Any], ports: Mapping[str, int]) -> str:
-    """Where to ask; empty: the container has no probe.
+    """Return the URL of a container's readiness probe; empty if it has none.
 
-    ports: container port's name -> port of this machine.
+    ports: ports of this machine by the names of container ports.
     """
     if "readinessProbe" not in container:
         return ""
@@ -35,8 +33,8 @@ def url(container: Mapping[str, Any], ports: Mapping[str, int]) -> str:
     return f"http://{LOOPBACK}:{ports[action['port']]}{action.get('path', '/')}"
 
 
-async def answers(probe: Mapping[str, Any], where: str) -> AsyncIterator[bool]:
-    """The container's readiness, each time that it changes. It begins with False."""
+async def answers(probe: Mapping[str, Any], url: str) -> AsyncIterator[bool]:
+    """Yield the container's readiness each time that it changes; it is False at first."""
     ready, failures = False, 0
     timeout = aiohttp.ClientTimeout(total=float(probe.get("timeoutSeconds", 1)))
     period = min(float(probe.get("periodSeconds", 10)), PERIOD_SECONDS)
@@ -44,7 +42,7 @@ async def answers(probe: Mapping[str, Any], where: str) -> AsyncIterator[bool]:
         timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)
     ) as session:
         while True:
-            good = await _is_good(session, where)
+            good = await _is_good(session, url)
             failures = 0 if good else failures + 1
             if good != ready and (good or failures >= int(probe.get("failureThreshold", 3))):
                 ready = good
@@ -52,9 +50,9 @@ async def answers(probe: Mapping[str, Any], where: str) -> AsyncIterator[bool]:
             await asyncio.sleep(period)
 
 
-async def _is_good(session: aiohttp.ClientSession, where: str) -> bool:
+async def _is_good(session: aiohttp.ClientSession, url: str) -> bool:
     try:
-        async with session.get(where, allow_redirects=False) as answer:
+        async with session.get(url, allow_redirects=False) as answer:
             return 200 <= answer.status < 400
     except (aiohttp.ClientError, TimeoutError, OSError):
         return False

@@ -1,9 +1,9 @@
-"""The run directory: who may use it, and what survives a crash of the host.
+"""The run directory: its lock, and the state that survives a crash of the host.
 
-Promise: what `Store.save` has returned for is there after `kill -9` or a power cut, whole; the
-state is never half old and half new (written to a temporary file, synced, renamed, and the
-directory synced). The lock is an flock that the host and all its supervisors hold, so that it is
-free only when no process of the former run is left.
+Promise: once `StateFile.save` has returned, the state survives `kill -9` and a power cut, and it is
+never half old and half new. It is written to a temporary file, synced and renamed, and the
+directory is synced. The lock is an flock that the host and all its supervisors hold, so it is free
+only when no process of an earlier run is left.
 """
 
 from __future__ import annotations
@@ -33,21 +33,17 @@ class RunDirectoryError(RuntimeError):
 
 @dataclass
 class State:
-    """The memory of a laptop's cluster.
+    """The stored objects of a laptop's cluster."""
 
-    job: the one job of this directory. objects: by "Kind/name". pods: by name, as they were when
-    they were last written. ports: Service name -> port.
-    """
-
-    job: str | None = None
+    job: str | None = None  # the only job of this directory
     status: dict[str, Any] | None = None
-    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ports: dict[str, int] = field(default_factory=dict)
-    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)  # by "Kind/name"
+    ports: dict[str, int] = field(default_factory=dict)  # by Service name
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, as last saved
 
 
 class StateFile:
-    """state.json of one run directory. It holds the job's token, so only its owner may read it."""
+    """state.json of a run directory. Only its owner may read it, because it holds the token."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / STATE_FILE
@@ -83,8 +79,9 @@ class StateFile:
 
 
 def key(directory: Path) -> bytes:
-    """The key of this run, from which its token and certificates are derived. Only its owner may
-    read it.
+    """Read or create the key of the run, from which its token and certificates are derived.
+
+    Only its owner may read the file.
     """
     path = directory / KEY_FILE
     if not path.exists():
@@ -108,8 +105,20 @@ def key(directory: Path) -> bytes:
 
 
 async def lock(directory: Path, wait_seconds: float) -> int:
-    """The descriptor of the held lock. Waits a little for a former host's supervisors to finish
-    their work.
+    """Lock the run directory, and return the descriptor of the lock.
+
+    Parameters
+    ----------
+    directory
+        The run directory.
+    wait_seconds
+        Seconds to wait for the supervisors of an earlier host to finish.
+
+    Raises
+    ------
+    RunDirectoryError
+        Another process holds the lock.
+
     """
     path = directory / LOCK_FILE
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -136,7 +145,7 @@ async def lock(directory: Path, wait_seconds: float) -> int:
 
 
 def is_locked(directory: Path) -> bool:
-    """True while a run works on the directory."""
+    """Return True while a run uses the directory."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

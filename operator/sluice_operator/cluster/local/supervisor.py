@@ -1,20 +1,20 @@
-"""Runs one container of a laptop's pod and leaves no process behind, whatever happens.
+"""Runs one container of a laptop's pod and leaves no process behind.
 
     python -S -E supervisor.py LIFE_FD GRACE -- COMMAND...
 
-It is the parent of the container's main process and the subreaper of everything that comes from
-it, so that daemons and processes in sessions of their own stay its descendants. It ends in one
-of three ways:
+It is the parent of the container's main process and the subreaper of its descendants, including
+daemons and processes in other sessions.
 
-- the main process ends: all remaining descendants are terminated, then killed; its exit code is
-  passed on;
-- SIGTERM: passed on to the main process, as Kubernetes does; SIGUSR1: everything is killed now
-  (the grace is over);
-- the host is gone (end of file on the inherited pipe LIFE_FD, which the kernel guarantees even for
-  `kill -9`): the main process is terminated, so that it can end its own helpers in order; GRACE
-  seconds later everything is killed.
+- When the main process ends, all remaining descendants are terminated and then killed, and its exit
+  code is passed on.
+- SIGTERM is passed on to the main process, as in Kubernetes. SIGUSR1 kills everything at once,
+  because the grace period is over.
+- When the host is gone, the main process is terminated, so that it can end its helpers in order;
+  GRACE seconds later everything is killed. The supervisor notices by the end of file on the
+  inherited pipe LIFE_FD, which the kernel guarantees even after `kill -9`.
 
-Standard library only, and started without `site`: a pod must not wait for its supervisor.
+It uses the standard library only and starts without `site`, so that a pod does not wait for its
+supervisor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TICK = 1.0
 
 
 def become_subreaper(enabled: bool) -> bool:
-    """Let orphans below this process become its children, instead of init's; what it was before."""
+    """Let orphans below this process become its children. Return whether they did before."""
     before = ctypes.c_int()
     _prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     _prctl(PR_SET_CHILD_SUBREAPER, int(enabled))
@@ -49,7 +49,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def parents() -> dict[int, int]:
-    """Pid -> parent's pid, of all processes that are not zombies."""
+    """Return the parent's pid for all processes that are not zombies."""
     parent_of = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -57,14 +57,14 @@ def parents() -> dict[int, int]:
                 with open(f"/proc/{entry}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
-                continue  # ended meanwhile
+                continue  # has ended meanwhile
             if fields[0] not in (b"Z", b"X"):
                 parent_of[int(entry)] = int(fields[1])
     return parent_of
 
 
 def descendants(root: int) -> list[int]:
-    """All living processes below `root`, nearest first."""
+    """Return all living processes below `root`, nearest first."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -82,11 +82,11 @@ def send(pids: list[int], number: int) -> None:
         try:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
-            continue  # ended meanwhile, or became another user's: not ours to kill
+            continue  # has ended meanwhile, or belongs to another user now
 
 
 def reap() -> dict[int, int]:
-    """Exit codes of the children that have ended."""
+    """Return the exit codes of children that have ended, by pid."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -100,10 +100,9 @@ def reap() -> dict[int, int]:
 
 
 def end_descendants(grace: float) -> dict[int, int]:
-    """Terminate everything below this process, kill it after the grace,
-    and answer with all exit codes.
+    """Terminate all descendants, kill them after `grace` seconds, and return all exit codes.
 
-    The tree is read again each time: a process may have forked between the look and the signal.
+    The tree is read again each time, because a process may have forked before the signal.
     """
     me = os.getpid()
     ended = reap()
@@ -139,7 +138,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
 
     def run(self) -> int:
-        """The exit code."""
+        """Run the container, and return its exit code."""
         become_subreaper(True)
         main = self.start()
         poll = select.poll()
@@ -170,21 +169,19 @@ class Supervisor:
             return set()
 
     def start(self) -> int:
-        """Start the container in a session of its own; it inherits neither the lock
-        nor the pipe.
-        """
+        """Start the container in a new session; it inherits neither the lock nor the pipe."""
         for fd in (int(name) for name in os.listdir("/proc/self/fd")):
             if fd > 2:
                 try:
                     os.set_inheritable(fd, False)
                 except OSError:
-                    continue  # the directory handle of the listing itself
+                    continue  # the descriptor of this listing
         pid = os.fork()
         if pid:
             return pid
         try:
             os.setsid()
-            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # should this supervisor itself be killed
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # in case this supervisor is killed
             for number in (
                 signal.SIGTERM,
                 signal.SIGINT,

@@ -1,7 +1,7 @@
-"""A pod's containers as commands for this machine: ports, volumes, variables and paths resolved.
+"""Translates a pod's containers into commands for this machine.
 
-Everything that a manifest may say is either honoured or refused with a message; nothing is dropped
-silently that would change what runs.
+Ports, volumes, variables and paths are resolved. A field of a manifest is either honoured or
+refused with a message; no field that would change what runs is dropped silently.
 """
 
 from __future__ import annotations
@@ -21,15 +21,21 @@ from sluice_operator.plan.facts.model import KubeObject
 LOOPBACK = "127.0.0.1"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 _BEFORE, _AFTER = r"(?<![\w.\-/])", r"(?=$|[/:;,\s\"'\])}@])"
+# All processes of a run are on this machine. By default gloo and NCCL listen on its network.
+COLLECTIVES = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+# On one machine, ranks open each other's memory without these features. Containers and virtual
+# machines often show GPUs whose fabric manager they cannot reach, and there NCCL would fail.
+# The host's environment overrides them.
+NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
 class PodError(ValueError):
-    """A pod that cannot run on this machine. The text says what and why."""
+    """A pod cannot run on this machine. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerCommand:
-    """One container, ready to be started."""
+    """A container that is ready to be started."""
 
     name: str
     argv: list[str]
@@ -39,32 +45,43 @@ class ContainerCommand:
 
 @dataclass(frozen=True, slots=True)
 class HostBindings:
-    """Where a pod runs: what this machine gives it.
+    """What this machine gives a pod in place of a cluster's names."""
 
-    volumes: volume name -> directory; ports: container port's name -> port; overrides:
-    variables that have another value on a laptop than in a cluster; objects: config maps and
-    secrets by "Kind/name"; addresses: those of other pods by the name that a cluster's DNS has
-    for them -> here.
-    """
-
-    volumes: Mapping[str, Path]
-    ports: Mapping[str, int]
-    overrides: Mapping[str, str]
-    objects: Mapping[str, KubeObject]
+    volumes: Mapping[str, Path]  # directories by volume name
+    ports: Mapping[str, int]  # ports of this machine by the names of container ports
+    overrides: Mapping[str, str]  # variables with another value than in a cluster
+    objects: Mapping[str, KubeObject]  # config maps and secrets by "Kind/name"
+    # Addresses of other pods by their DNS name and port in a cluster.
     addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 def all_containers(pod: KubeObject) -> list[dict[str, Any]]:
-    """Those of `initContainers`, which run first and one after the other, then the pod's own."""
+    """Return the pod's init containers, which run one after the other, and then the others."""
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
 def commands(
-    pod: KubeObject, place: HostBindings, inherited: Mapping[str, str]
+    pod: KubeObject, bindings: HostBindings, inherited: Mapping[str, str]
 ) -> list[ContainerCommand]:
-    """Of all containers. inherited: the environment that every container starts from."""
+    """Return the commands of all containers, init containers first.
+
+    Parameters
+    ----------
+    pod
+        The pod's manifest.
+    bindings
+        What this machine gives the pod.
+    inherited
+        The environment on which the variables of each container are put.
+
+    Raises
+    ------
+    PodError
+        The pod cannot run on this machine.
+
+    """
     check(pod)
-    return [_command(pod, container, place, inherited) for container in all_containers(pod)]
+    return [_command(pod, container, bindings, inherited) for container in all_containers(pod)]
 
 
 def check(pod: KubeObject) -> None:
@@ -81,12 +98,14 @@ def check(pod: KubeObject) -> None:
 
 
 def _command(
-    pod: KubeObject, container: dict[str, Any], place: HostBindings, inherited: Mapping[str, str]
+    pod: KubeObject, container: dict[str, Any], bindings: HostBindings, inherited: Mapping[str, str]
 ) -> ContainerCommand:
-    paths = mount_paths(container, place.volumes)
-    variables = environment(pod, container, place, paths, inherited)
+    paths = mount_paths(container, bindings.volumes)
+    variables = environment(pod, container, bindings, paths, inherited)
     words = [*container["command"], *container.get("args", [])]
-    argv = [translate(place.addresses.get(word, expand(word, variables)), paths) for word in words]
+    argv = [
+        translate(bindings.addresses.get(word, expand(word, variables)), paths) for word in words
+    ]
     if argv[0] in ("python", "python3"):
         argv[0] = sys.executable
     cwd = container.get("workingDir")
@@ -96,7 +115,7 @@ def _command(
 
 
 def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[str, str]:
-    """MountPath -> directory on this machine."""
+    """Return the directories of this machine by mount path."""
     directories = {}
     for mount in container.get("volumeMounts", []):
         if mount["name"] not in volumes:
@@ -110,9 +129,7 @@ def mount_paths(container: dict[str, Any], volumes: Mapping[str, Path]) -> dict[
 
 
 def translate(text: str, paths: Mapping[str, str]) -> str:
-    """Replace mount paths, where they stand as whole path prefixes, by this machine's directories;
-    longest first.
-    """
+    """Replace mount paths at the start of paths by this machine's directories, longest first."""
     if not paths:
         return text
     names = "|".join(re.escape(path) for path in sorted(paths, key=len, reverse=True))
@@ -120,9 +137,7 @@ def translate(text: str, paths: Mapping[str, str]) -> str:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """$(NAME) as Kubernetes expands it: `$$` is a dollar sign, and what is not set
-    stays as it is.
-    """
+    """Expand $(NAME) as Kubernetes does: `$$` is a dollar sign, unknown names stay unchanged."""
 
     def value(match: re.Match[str]) -> str:
         return "$" if match.group() == "$$" else env.get(match.group(1), match.group())
@@ -133,47 +148,47 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 def environment(
     pod: KubeObject,
     container: dict[str, Any],
-    place: HostBindings,
+    bindings: HostBindings,
     paths: Mapping[str, str],
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """The container's own variables, in order, each able to use those before it.
+    """Return the variables of a container; each may refer to those before it.
 
-    A Secret of the user's is no part of a run; a variable of this machine with the same name stands
-    for its key.
+    A Secret that the user created is not part of a run. A variable of this machine with the same
+    name takes the place of its key.
     """
     variables: dict[str, str] = {}
     for source in container.get("envFrom", []):
-        for key, text in _env_from(source, place).items():
+        for key, text in _env_from(source, bindings).items():
             variables[source.get("prefix", "") + key] = text
-    overrides = dict(place.overrides) | {
-        f"SLUICE_PORT_{name.upper()}": str(port) for name, port in place.ports.items()
+    overrides = dict(bindings.overrides) | {
+        f"SLUICE_PORT_{name.upper()}": str(port) for name, port in bindings.ports.items()
     }
     for entry in container.get("env", []):
         name = entry["name"]
-        if name in inherited and (_is_elsewhere(entry, place) or _is_undecided(entry)):
+        if name in inherited and (_is_elsewhere(entry, bindings) or _is_undecided(entry)):
             continue
         value: str | None = overrides.get(name)
         if value is None:
-            value = _value(pod, entry, variables, place)
+            value = _value(pod, entry, variables, bindings)
         if value is not None:
             variables[name] = translate(value, paths)
     return variables
 
 
-def _is_elsewhere(entry: dict[str, Any], place: HostBindings) -> bool:
-    """The variable comes from a Secret that only a cluster has."""
+def _is_elsewhere(entry: dict[str, Any], bindings: HostBindings) -> bool:
+    """Return True if the variable comes from a Secret that only a cluster has."""
     reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
-    return reference is not None and f"Secret/{reference['name']}" not in place.objects
+    return reference is not None and f"Secret/{reference['name']}" not in bindings.objects
 
 
 def _is_undecided(entry: dict[str, Any]) -> bool:
-    """The variable leaves to the place where it runs what it says."""
+    """Return True if this machine may choose the value of the variable."""
     return (entry["name"], entry.get("value")) in UNDECIDED.items()
 
 
 def _value(
-    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], place: HostBindings
+    pod: KubeObject, entry: dict[str, Any], env: Mapping[str, str], bindings: HostBindings
 ) -> str | None:
     source = entry.get("valueFrom")
     if source is None:
@@ -181,7 +196,7 @@ def _value(
     if "fieldRef" in source:
         return _field(pod, source["fieldRef"]["fieldPath"])
     kind, reference = _reference(source)
-    data = _data(place, kind, reference)
+    data = _data(bindings, kind, reference)
     if reference["key"] in data:
         return data[reference["key"]]
     if reference.get("optional"):
@@ -191,11 +206,11 @@ def _value(
     )
 
 
-def _env_from(source: dict[str, Any], place: HostBindings) -> dict[str, str]:
+def _env_from(source: dict[str, Any], bindings: HostBindings) -> dict[str, str]:
     kind, field = (
         ("Secret", "secretRef") if "secretRef" in source else ("ConfigMap", "configMapRef")
     )
-    return _data(place, kind, source[field])
+    return _data(bindings, kind, source[field])
 
 
 def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -205,8 +220,8 @@ def _reference(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     raise PodError(f"valueFrom {', '.join(source)} needs a cluster")
 
 
-def _data(place: HostBindings, kind: str, reference: dict[str, Any]) -> dict[str, str]:
-    stored = place.objects.get(f"{kind}/{reference['name']}")
+def _data(bindings: HostBindings, kind: str, reference: dict[str, Any]) -> dict[str, str]:
+    stored = bindings.objects.get(f"{kind}/{reference['name']}")
     if stored is None and not reference.get("optional"):
         raise PodError(
             f"{kind} {reference['name']} does not exist in this run; "
@@ -216,7 +231,7 @@ def _data(place: HostBindings, kind: str, reference: dict[str, Any]) -> dict[str
 
 
 def object_data(stored: KubeObject) -> dict[str, str]:
-    """The texts of a config map or a secret."""
+    """Return the texts of a config map or a secret."""
     encoded = stored.get("data", {}) if stored.get("kind") == "Secret" else {}
     plain = {} if stored.get("kind") == "Secret" else stored.get("data", {})
     decoded = {key: base64.b64decode(value).decode() for key, value in encoded.items()}
@@ -240,23 +255,12 @@ def _field(pod: KubeObject, path: str) -> str:
     return str(simple[path])
 
 
-_LOOPBACK = "lo"
-COLLECTIVES = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
-"""Everybody of a run is on this machine. gloo and NCCL, left to themselves, listen on its network.
-"""
-
-NVLINK = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
-"""On one machine ranks open each other's memory without these. Containers and virtual machines
-often show GPUs whose fabric manager they cannot reach, and there NCCL's own choice ends with an
-error. The host's environment goes first."""
-
-
 def inherited_env() -> dict[str, str]:
-    """The host's environment, but for the variables of a job that the host itself may
-    be part of.
+    """Return the environment that containers get from the host.
+
+    It is the host's without SLUICE_ variables, because the host may itself be part of a job.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    unbuffered = {
-        "PYTHONUNBUFFERED": "1"
-    }  # a log that lags behind cannot tell why its process died
+    # A log that lags behind cannot tell why its process died.
+    unbuffered = {"PYTHONUNBUFFERED": "1"}
     return NVLINK | env | COLLECTIVES | unbuffered

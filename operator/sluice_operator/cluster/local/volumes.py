@@ -1,4 +1,4 @@
-"""Volumes of a laptop's pods: directories, and files made from config maps and secrets."""
+"""Volumes of a laptop's pods: directories, and files from config maps and secrets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,27 @@ def prepare(
     chosen: Mapping[str, Path],
     objects: Mapping[str, KubeObject],
 ) -> dict[str, Path]:
-    """Make all volumes of the pod; volume name -> directory.
+    """Create all volumes of the pod, and return their directories by volume name.
 
-    chosen: directories for some volume names, over the default `<run_dir>/volumes/<name>`.
-    Persistent claims are shared by their claim's name. An emptyDir keeps its content between
+    Volumes of one persistent claim share a directory. An emptyDir keeps its content between
     attempts, as the whole run directory does.
+
+    Parameters
+    ----------
+    pod
+        The pod's manifest.
+    run_dir, pod_dir
+        Directories of the run and of the pod.
+    chosen
+        Directories for some volume names in place of `<run_dir>/volumes/<name>`.
+    objects
+        Config maps and secrets by "Kind/name".
+
+    Raises
+    ------
+    PodError
+        A volume needs a cluster, or its source does not exist.
+
     """
     directories: dict[str, Path] = {}
     files: list[tuple[Path, dict[str, str]]] = []
@@ -93,7 +109,7 @@ def _make_sub_paths(pod: KubeObject, volumes: Mapping[str, Path]) -> None:
 
 
 def _files(volume: dict[str, Any], source: KubeObject) -> dict[str, str]:
-    """File name -> text: all keys of the object, or those that the volume's `items` choose."""
+    """Return the texts of files by name: all keys of the object, or the volume's `items`."""
     texts = object_data(source)
     reference = volume.get("secret") or volume.get("configMap") or {}
     if "items" not in reference:
@@ -110,8 +126,9 @@ def _files(volume: dict[str, Any], source: KubeObject) -> dict[str, str]:
 def _write_files(
     directory: Path, texts: Mapping[str, str], pod: KubeObject, volumes: Mapping[str, Path]
 ) -> None:
-    """One file for each text. Mount paths in them are translated too: the resolved manifest names
-    the model's.
+    """Write a file for each text, with mount paths translated.
+
+    The manifest that pods read contains the mount path of the model.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths: dict[str, str] = {}
