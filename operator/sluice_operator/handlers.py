@@ -46,7 +46,7 @@ class Watches:
             self._notify(key, kind, new)
 
     def _notify(self, key: JobKey, kind: str | None, new: bool) -> None:
-        """Tell the controller, unless the event is the echo of one of its own writes."""
+        """Tell the controller, unless the event only repeats one of its writes."""
         # Objects of a list have no kind of event. A list is read first, and after an interruption.
         if kind is None:
             self.controller.sweep_soon()

@@ -113,7 +113,7 @@ Ask = Callable[[ProbeTarget, float], Awaitable[Progress | None]]
 
 
 class ClusterMemory(Protocol):
-    """What a cluster remembers of a job's objects."""
+    """A cluster's memory of a job's objects."""
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]: ...
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]: ...

@@ -48,7 +48,7 @@ async def reconcile(
     Parameters
     ----------
     cluster
-        Where the job runs.
+        The cluster that runs the job.
     job
         The job as it is reconciled.
     now
@@ -98,7 +98,7 @@ async def run_job(
     Parameters
     ----------
     cluster
-        Where the job runs.
+        The cluster that runs the job.
     job
         The job.
     probe

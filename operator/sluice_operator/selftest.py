@@ -2,8 +2,8 @@
 
     python -m sluice_operator.selftest [URL]
 
-It prints one line for each check that succeeds: the API server serves RLJobs where the operator
-watches, an operator renews its lease, and the URL (of the operator's /readyz) answers. It exits
+It prints one line for each check that succeeds: the API server serves RLJobs in the operator's
+namespaces, an operator renews its lease, and the URL (of the operator's /readyz) answers. It exits
 with code 1 and a message about the first check that fails.
 """
 

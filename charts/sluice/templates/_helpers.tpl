@@ -9,7 +9,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The name is fixed: by it the network policies of jobs know the operator. */}}
+{{/* The name is fixed, because the network policies of jobs recognize the operator by it. */}}
 {{- define "sluice.selectorLabels" -}}
 app.kubernetes.io/name: sluice
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
-{{/* Annotations of an object; give (list $ more ...), of which the first goes over the others and over the common ones. */}}
+{{/* Annotations of an object, given as (list $ more ...). The first ones override the others and the common ones. */}}
 {{- define "sluice.annotations" -}}
 {{- $all := dict }}
 {{- range concat (rest .) (list (first .).Values.commonAnnotations) }}
@@ -50,7 +50,7 @@ annotations:
 {{- default (printf "%s-key" (include "sluice.fullname" .)) .Values.keySecret.name }}
 {{- end }}
 
-{{/* The defaults of all jobs, as JSON, without what is empty; nothing where nothing is set. */}}
+{{/* The defaults of all jobs, as JSON without empty values; empty if no default is set. */}}
 {{- define "sluice.jobDefaults" -}}
 {{- $found := dict }}
 {{- range $name, $value := .Values.jobDefaults }}
@@ -67,7 +67,7 @@ annotations:
 {{- if $found }}{{ $found | toPrettyJson }}{{ end }}
 {{- end }}
 
-{{/* An image's reference; give (list $ .Values.images.x). */}}
+{{/* The reference of an image, given as (list $ .Values.images.x). */}}
 {{- define "sluice.image" -}}
 {{- $root := index . 0 }}
 {{- $image := index . 1 }}
@@ -80,8 +80,8 @@ annotations:
 {{- end }}
 
 {{/*
-Why the chart makes no ValidatingAdmissionPolicy; empty: it makes one. Kubernetes serves the API from 1.30 on. `helm
-template` knows no server's APIs, so the version counts too.
+Why the chart makes no ValidatingAdmissionPolicy; empty if it makes one. Kubernetes serves the API since 1.30. `helm
+template` does not know a server's APIs, so the version counts as well.
 */}}
 {{- define "sluice.noAdmissionPolicy" -}}
 {{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" }}
@@ -94,14 +94,14 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} has no such policies, which c
 {{- end }}
 {{- end }}
 
-{{/* CEL that holds if an expression over `c` does for every container; give (list SPEC EXPRESSION). */}}
+{{/* CEL that is true if an expression over `c` is true for every container, given as (list SPEC EXPRESSION). */}}
 {{- define "sluice.allContainers" -}}
 {{- $spec := index . 0 }}
 {{- $expression := index . 1 }}
 {{- printf "%s.containers.all(c, %s) && (!has(%s.initContainers) || %s.initContainers.all(c, %s))" $spec $expression $spec $spec $expression }}
 {{- end }}
 
-{{/* What the operator does to jobs and to what they own, in all namespaces or in each watched one. */}}
+{{/* The operator's rights on jobs and their objects, in all namespaces or in each watched one. */}}
 {{- define "sluice.operatorRules" -}}
 - apiGroups: [sluice.dev]
   resources: [rljobs]
@@ -109,31 +109,31 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} has no such policies, which c
 - apiGroups: [sluice.dev]
   resources: [rljobs/status]
   verbs: [patch]
-# Owner references that block an owner's deletion need this where OwnerReferencesPermissionEnforcement is on (OpenShift).
+# Needed for owner references that block deletion, if OwnerReferencesPermissionEnforcement is on (OpenShift).
 - apiGroups: [sluice.dev]
   resources: [rljobs/finalizers]
   verbs: [update]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
-# Kueue is told that a group of pods has ended by an annotation, or by the deletion of its Workload, which also says why
-# the group waits; and that a pod on a dead node has failed, by its status.
+# The operator tells Kueue that a group of pods has ended by an annotation or by deleting its Workload, reads from the
+# Workload why a group waits, and marks pods on dead nodes as failed in their status.
 - apiGroups: [""]
   resources: [pods, pods/status]
   verbs: [patch]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   verbs: [get, list, delete]
-# Pods of episodes, for jobs that have Sandboxes make them; of no effect where agent-sandbox is not installed. No more
-# than a pod may do: the policy of admission bounds their templates too.
+# Episode pods of jobs that use Sandboxes; without effect if agent-sandbox is not installed. These rights allow no more
+# than pods do, because the admission policy also checks the templates of Sandboxes.
 - apiGroups: [agents.x-k8s.io]
   resources: [sandboxes]
   verbs: [get, list, create, delete]
-# Server-side apply asks for both create and patch.
+# Server-side apply needs both create and patch.
 - apiGroups: [""]
   resources: [configmaps, services, persistentvolumeclaims]
   verbs: [get, create, patch]
-# Job tokens are written and never read: no Secret of anybody can be seen with these rights.
+# Job tokens are written and never read, so no Secret can be read with these rights.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
@@ -147,11 +147,11 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} has no such policies, which c
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create, patch, delete]
-# Gangs, for jobs that ask for Volcano or for the scheduler's own; of no effect where these are not installed.
+# Pod groups of jobs that use Volcano or the Kubernetes scheduler; without effect if they are not installed.
 - apiGroups: [scheduling.volcano.sh, scheduling.k8s.io]
   resources: [podgroups]
   verbs: [get, list, create, patch, delete]
-# Whose a namespace is: of two operators that watch it, one works.
+# Locks of namespaces: if two operators watch a namespace, one of them works in it.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create]
@@ -159,13 +159,13 @@ Kubernetes {{ .Capabilities.KubeVersion.Version }} has no such policies, which c
   resources: [leases]
   resourceNames: [rljobs.sluice.dev]
   verbs: [get, update]
-# list: what kubelets warn of pods that do not start.
+# list: to read kubelets' warnings about pods that do not start.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, list]
 {{- end }}
 
-{{/* What people do: look at jobs, change them, mend them. */}}
+{{/* Roles for people: view, edit and repair jobs. */}}
 {{- define "sluice.viewerRules" -}}
 - apiGroups: [sluice.dev]
   resources: [rljobs]

@@ -233,7 +233,7 @@ def _events(
 def _next_moments(
     reported: JobPass, plans: Sequence[GangPlan], hang_time: datetime | None
 ) -> list[datetime]:
-    """Return the times at which the plan may change although nothing else happens."""
+    """Return the times at which the plan may change without another event."""
     status, queue_look = reported.status, reported.now + timedelta(seconds=QUEUE_LOOK_SECONDS)
     moments = deadlines.upcoming(reported.spec, status, hang_time)
     moments += [clock.parse(plan.status.retry_time) for plan in plans if plan.status.retry_time]

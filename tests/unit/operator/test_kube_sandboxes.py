@@ -69,7 +69,7 @@ def unheard(text: str) -> None:
 
 
 async def names(known: sandboxes.Sandboxes, *pods: KubeObject) -> list[str]:
-    return [each["metadata"]["name"] for each in (await known.of(JOB, pods))[1]]
+    return [each["metadata"]["name"] for each in (await known.of_job(JOB, pods))[1]]
 
 
 async def test_a_creation_whose_answer_was_lost_is_done() -> None:
@@ -122,16 +122,16 @@ async def test_who_has_no_pod_is_read_again(
 async def test_an_api_that_was_there_is_asked_for_anew() -> None:
     server = Server()
     known = of(server)
-    assert await known.of(JOB, []) == ("v1beta1", ())
+    assert await known.of_job(JOB, []) == ("v1beta1", ())
     server.refusal = errors.MissingApiError("no such API", 404)
     with pytest.raises(errors.MissingApiError):
         await known.create(JOB, a_sandbox(), unheard)
-    assert await known.of(JOB, []) == ("", ())
+    assert await known.of_job(JOB, []) == ("", ())
     server.refusal = None
-    assert (await known.of(JOB, []))[0] == "v1beta1"
+    assert (await known.of_job(JOB, []))[0] == "v1beta1"
 
 
 async def test_a_job_of_plain_pods_asks_for_no_sandboxes() -> None:
     server = Server()
-    assert await of(server).of(agent_job({"sandbox": None}), []) == ("", ())
+    assert await of(server).of_job(agent_job({"sandbox": None}), []) == ("", ())
     assert server.asked == []

@@ -34,7 +34,7 @@ def test_an_older_version_from_the_watch_does_not_undo_our_own_write() -> None:
     store = make()
     assert store.put(pod(version=9))
     assert not store.put(pod(version=8))
-    assert store.of(KEY) == [pod(version=9)]
+    assert store.of_job(KEY) == [pod(version=9)]
 
 
 def test_an_echo_is_no_news() -> None:
@@ -51,7 +51,7 @@ def test_what_is_buried_does_not_come_back_with_a_late_event() -> None:
     store.put(pod())
     assert store.bury(pod())
     assert not store.put(pod(version=99))
-    assert store.of(KEY) == []
+    assert store.of_job(KEY) == []
     assert store.all_keys() == []
 
 
@@ -76,7 +76,7 @@ def test_a_sweep_buries_what_a_list_lacks_but_nothing_newer_than_the_list() -> N
     assert [
         document["metadata"]["name"] for document in store.sweep({"uid-kept"}, list_version=10)
     ] == ["lost"]
-    assert [document["metadata"]["name"] for document in store.of(KEY)] == ["kept", "new"]
+    assert [document["metadata"]["name"] for document in store.of_job(KEY)] == ["kept", "new"]
 
 
 def test_a_sweep_of_one_namespace_leaves_the_others() -> None:

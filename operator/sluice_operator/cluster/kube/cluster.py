@@ -103,7 +103,7 @@ class KubeCluster:
             await self._reread_pods(job)
         warned = await self._warnings.about(_key(job), self._pods(job))
         workloads = await self._workloads.waited_for(job, self._pods(job))
-        sandbox_version, sandboxes = await self._sandboxes.of(job, self._pods(job))
+        sandbox_version, sandboxes = await self._sandboxes.of_job(job, self._pods(job))
         self._check_fresh(job)
         pods, objects = tuple(self._pods(job)), dict(owned.objects) | dict(workloads)
         return Observed(
@@ -174,7 +174,7 @@ class KubeCluster:
         return await self._owned.config(stored)
 
     def pods_of(self, stored: KubeObject) -> list[KubeObject]:
-        return [pod for pod in self.pods.of(job_key(stored)) if job_uid(pod) == uid(stored)]
+        return [pod for pod in self.pods.of_job(job_key(stored)) if job_uid(pod) == uid(stored)]
 
     def owned(self, stored: KubeObject) -> Mapping[tuple[str, str], KubeObject]:
         """Return the job's objects except pods, as they were last read."""
@@ -252,7 +252,7 @@ class KubeCluster:
     # ----------------------------------------------------------------------------------------------
 
     def _pods(self, job: RLJob) -> list[KubeObject]:
-        return [pod for pod in self.pods.of(_key(job)) if job_uid(pod) == job.metadata.uid]
+        return [pod for pod in self.pods.of_job(_key(job)) if job_uid(pod) == job.metadata.uid]
 
     async def _reread_pods(self, job: RLJob) -> None:
         """Read the pods of a job that seems to lack some.
@@ -331,7 +331,7 @@ class KubeCluster:
         )
         left = [
             pod
-            for pod in self.pods.of(key)
+            for pod in self.pods.of_job(key)
             if not (lives and stored and job_uid(pod) == uid(stored))
         ]
         for deletion in finished_groups(left):

@@ -55,7 +55,7 @@ class NamespaceLocks:
         occupied: Callable[[], Collection[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the locks; none of them is held yet.
+        """Create the locks without taking any of them.
 
         Parameters
         ----------

@@ -51,7 +51,7 @@ class Sandboxes:
         self._caches: dict[str, SandboxCache] = {}
         self._version = ""
 
-    async def of(
+    async def of_job(
         self, job: RLJob, pods: Sequence[KubeObject]
     ) -> tuple[str, tuple[KubeObject, ...]]:
         """Return the API version to use, and the job's Sandboxes.

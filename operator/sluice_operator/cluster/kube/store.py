@@ -78,12 +78,12 @@ class Store:
             del self._objects[key]
         return was_stored
 
-    def of(self, key: JobKey) -> list[KubeObject]:
+    def of_job(self, key: JobKey) -> list[KubeObject]:
         return list(self._objects.get(key, {}).values())
 
     def newest(self, key: JobKey) -> KubeObject | None:
         """Return the newest of the objects that have had this name."""
-        return max(self.of(key), key=version, default=None)
+        return max(self.of_job(key), key=version, default=None)
 
     def all_keys(self) -> list[JobKey]:
         return list(self._objects)

@@ -41,7 +41,7 @@ def marked(prefix: str) -> list[int]:
 
 
 async def kill_marked(prefix: str, seconds: float = 10.0) -> int:
-    """Kill all marked processes until none is left, and return how many there were.
+    """Kill all marked processes until all are gone, and return how many there were.
 
     Raises
     ------

@@ -70,7 +70,7 @@ class RunReader:
             ended = not follow
             while not ended:
                 await asyncio.sleep(POLL_SECONDS)
-                # Checked before the last lines are read, so that none is missed.
+                # Checked before the last lines are read, so that no line is missed.
                 ended = self._has_ended(stream)
                 *whole, rest = (rest + file.read()).split(b"\n")
                 for line in _decoded(whole):

@@ -97,7 +97,7 @@ def accepted(manifest: KubeObject, ports: dict[str, int], taken: set[int]) -> Ku
 def renew_addresses(objects: dict[str, KubeObject], ports: dict[str, int], taken: set[int]) -> None:
     """Replace ports that another program took since the last run.
 
-    No pod of that run is alive, so none can know the old port.
+    No pod of that run is alive, so the old port is not in use.
     """
     for name, port in ports.items():
         if not is_free(port):

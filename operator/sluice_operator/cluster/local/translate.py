@@ -45,7 +45,7 @@ class ContainerCommand:
 
 @dataclass(frozen=True, slots=True)
 class HostBindings:
-    """What this machine gives a pod in place of a cluster's names."""
+    """The directories, ports and addresses of this machine that a pod gets."""
 
     volumes: Mapping[str, Path]  # directories by volume name
     ports: Mapping[str, int]  # ports of this machine by the names of container ports

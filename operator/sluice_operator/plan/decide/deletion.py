@@ -1,4 +1,4 @@
-"""Which pods to delete, in which order, and how long each may take to end."""
+"""Deletion of pods: the order, and how long each pod may take to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pods of episodes and verifiers should exist.
+"""Slots for the pods of episodes and verifiers, and the pods that should fill them.
 
 Each engine has a number of slots for episodes, and for verifiers if the job has one. A slot has one
 pod after another, and each pod plays or judges one episode. Pods that wait for an episode are the

@@ -28,7 +28,7 @@ class GangPlan:
     """The work of one pass for one gang.
 
     create: indices of the pods to create, all of `status.attempt`. due: time at which the gang has
-    to be looked at again even if nothing else happens.
+    to be looked at again without another event.
     """
 
     gang: Gang
@@ -121,8 +121,8 @@ def advance(
 ) -> GangPlan:
     """Decide what to do in this pass for a gang that should run.
 
-    Pods of older attempts are deleted first. Nothing else happens before they are gone, so two
-    attempts never overlap.
+    Pods of older attempts are deleted first. The gang waits until they are gone, so two attempts
+    never overlap.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def present_attempt(
 
 
 def _at_attempt(status: GangStatus, attempt: int, retry_time: str) -> GangStatus:
-    """Return the status at another attempt, none of whose pods has been seen yet."""
+    """Return the status at another attempt, whose pods have not been seen yet."""
     update = {"attempt": attempt, "retry_time": retry_time, "ready_time": None, "seen": []}
     return status.model_copy(update=update)
 

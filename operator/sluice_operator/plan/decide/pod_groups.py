@@ -1,6 +1,6 @@
 """Gang admission: which pods a queue admits together, and how that group changes over a job's life.
 
-sluice schedules nothing itself. It groups pods for what the cluster has: Kueue, Volcano, or
+sluice does not schedule pods. It groups them for what the cluster has: Kueue, Volcano, or
 Kubernetes' own PodGroups.
 
 A job is admitted as a whole. One group holds the trainer and the first `minReplicas` engines, and
@@ -258,7 +258,7 @@ def _is_placed(plan: GangPlan, pods: Sequence[KubeObject]) -> bool:
 def finished_groups(
     pods: Sequence[KubeObject], present: Collection[str] = ()
 ) -> tuple[Deletion, ...]:
-    """Tell Kueue about groups that have ended: no pod of theirs runs, and none will join.
+    """Tell Kueue about groups that have ended: no pod of theirs runs or will join.
 
     Otherwise Kueue waits for replacements and keeps quota and pods for them.
 

@@ -47,8 +47,8 @@ class RolloutDefaults(TrainerDefaults):
 class JobDefaults(PodDefaults):
     """All defaults of a cluster; the inherited fields are those of all roles.
 
-    storage_class_name: for the claims of buffer and checkpoints. otlp_endpoint: where traces go.
-    kernel_cache: for jobs on GPUs that do not set one.
+    storage_class_name: for the claims of buffer and checkpoints. otlp_endpoint: the receiver of
+    traces. kernel_cache: for jobs on GPUs that do not set one.
     """
 
     storage_class_name: str = ""

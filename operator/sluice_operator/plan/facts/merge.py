@@ -51,7 +51,7 @@ def fitting(
     Parameters
     ----------
     template
-        A user's template for the role.
+        The job's template for the role.
     pod
         The pod to which it is applied.
     own_names

@@ -53,7 +53,7 @@ _DISRUPTED = ("DisruptionTarget", "TerminationTarget")
 _OUT_OF = "OutOf"
 # Containers that end only with the job. For all others, exit code 0 is a good end.
 _MUST_RUN = {"rendezvous", "buffer", "engine", "worker", "openenv"}
-# Containers with the exit codes of docs/contracts.md. A user's server or sidecar may use them for
+# Containers with the exit codes of docs/contracts.md. The job's server or sidecar may use them for
 # something else: a Go panic exits with 2, and so does a Python that does not find its script.
 _WITH_CONTRACT = {"rendezvous", "buffer", "rows", "plugin", "engine", "worker", "trainer"}
 _OUT_OF_MEMORY = "OOMKilled"

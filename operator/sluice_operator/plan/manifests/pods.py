@@ -50,7 +50,7 @@ def missing_pods(
 ) -> tuple[KubeObject, ...]:
     """Return the pods that the gangs' plans create, with the objects of their groups.
 
-    Pods name the rendezvous by its IP address, so none is created before it has one.
+    Pods name the rendezvous by its IP address, so they wait until it has one.
     """
     observed = current.observed
     address = rendezvous_address(current.job, observed)

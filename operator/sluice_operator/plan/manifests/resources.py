@@ -27,7 +27,7 @@ EPISODE_LIMITS = {names.EPISODE: "8Gi", names.VERIFIER: "8Gi", "sidecar": "1Gi"}
 # The share of one GPU of a node with eight of them and 2 TiB.
 _GPU_LIMIT_GIB = 256
 _CPU_LIMIT_GIB = 32
-# A worker with a user's function, its tools and the files that they hold.
+# A worker with the job's function, its tools and the files that they hold.
 _WORKER_LIMIT_GIB = 16
 # Processes that judge, if the spec does not say how many: the most that a worker starts.
 _JUDGES = 16

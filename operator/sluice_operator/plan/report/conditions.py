@@ -196,7 +196,7 @@ def _starting(waiting: str) -> ConditionUpdate:
 
 
 def _engine_start(progress: Progress | None, *, may_compile: bool) -> str:
-    """Return what the engines, none of which can generate yet, are waiting for."""
+    """Return what the engines wait for, if no engine can generate yet."""
     if progress is None:
         return "no engine is ready yet"
     if progress.engines:
