@@ -148,6 +148,6 @@ def test_a_server_that_cannot_start_is_told_in_its_own_words(
 
 def test_a_port_on_which_no_server_listens_is_told(copying: Quickstart, server: str) -> None:
     start(copying, {"image": server, "timeoutSeconds": 5}, command=["sleep", "3600"])
-    words = told(copying, "nothing has listened", "words about the port")
+    words = told(copying, "the server has not listened", "words about the port")
     assert "agent-rollout-0-1-0: worker: spec.rollout.environment.openenv: nothing" in words
     assert "127.0.0.1:8000 in this pod for 5 s: see the log of the container openenv" in words

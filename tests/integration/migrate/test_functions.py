@@ -23,7 +23,7 @@ from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import Sglang
 from tests.integration.rollout.pods import House, job, leases
 from tests.integration.rollout.talkative import save_talkative
-from tests.integration.rollout.test_gateway import READY, Seen, check
+from tests.integration.rollout.test_gateway import READY, RequestLog, check
 from tests.integration.rollout.test_generation import generator
 from tests.integration.weights.conftest import make_sender as make_sender
 from tests.integration.weights.tools import publish
@@ -80,16 +80,16 @@ async def play(
         return await player(prompt, [5], Sample(0), params)
 
 
-def check_tokens(sample: Sample, seen: Seen, turns: int) -> None:
+def check_tokens(sample: Sample, log: RequestLog, turns: int) -> None:
     """Check that the trained ids are those that the engine sampled, each in its context."""
     tokens, at, learned = sample.tokens.tolist(), sample.prompt_length, []
     for turn in sample.metadata[TURNS]:
         if turn["by"] == "model":
             learned.append((tokens[:at], tokens[at : at + turn["length"]]))
         at += turn["length"]
-    assert learned == [(prompt, answer.tokens) for prompt, answer in seen.answers]
+    assert learned == [(prompt, answer.tokens) for prompt, answer in log.answers]
     assert len(learned) == turns
-    assert sample.trainable_tokens == sum(len(answer.tokens) for _, answer in seen.answers)
+    assert sample.trainable_tokens == sum(len(answer.tokens) for _, answer in log.answers)
     assert sample.trainable_tokens < sample.response_length == at - sample.prompt_length
 
 
@@ -97,11 +97,11 @@ def check_tokens(sample: Sample, seen: Seen, turns: int) -> None:
 async def test_a_sample_has_the_ids_and_log_probs_of_the_engine(
     dotted: str, engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    seen = Seen(engine)
+    log = RequestLog(engine)
     sample = await play(dotted, engine, talkative, tmp_path)
     assert sample.error == ""
     sample.reward = sample.reward or 0.0
-    check_tokens(sample, seen, 3)
+    check_tokens(sample, log, 3)
     check(sample, {0: model})
 
 

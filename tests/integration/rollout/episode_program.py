@@ -1,5 +1,6 @@
-"""A program of the `openai` client, as a user's image has it: it knows nothing of sluice but two
-files.
+"""A program of the `openai` client, as in an image that a user has built.
+
+It knows two files of sluice only, row.json and result.json.
 
     python episode_program.py [stream | hang | silent | raise | flood]
 """

@@ -61,7 +61,7 @@ def play(loaded: dict[str, Any]) -> None:
 
 
 def leave() -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 def fail() -> None:
@@ -88,8 +88,7 @@ def much() -> None:
 
 
 def hang() -> None:
-    """Start what holds on: a program, a fork that leaves the session, one without our mark; and
-    say who they are."""
+    """Start a program, a process without the mark and a fork, and write their pids."""
     program = subprocess.Popen(SLEEP, start_new_session=True)
     bare = subprocess.Popen(SLEEP, env={})
     forked = os.fork()
@@ -102,7 +101,7 @@ def hang() -> None:
 
 
 def leave_behind() -> None:
-    """As `hang`, and end."""
+    """Start processes as `hang` does, and end."""
     program = subprocess.Popen(SLEEP, start_new_session=True)
     forked = os.fork()
     if forked == 0:

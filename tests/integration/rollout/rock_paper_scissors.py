@@ -16,22 +16,24 @@ async def play(episode: Episode) -> None:
     histories: dict[str, list[Any]] = {"white": [], "black": []}
     score = 0
     async with client_of(episode) as client:
-        told = {"white": "w0002", "black": "w0002"}
+        prompts = {"white": "w0002", "black": "w0002"}
         for _ in range(ROUNDS):
-            moves = {seat: await move(client, seat, h, told[seat]) for seat, h in histories.items()}
+            moves = {
+                seat: await move(client, seat, h, prompts[seat]) for seat, h in histories.items()
+            }
             won = (-1, 0, 1)[(moves["white"] - moves["black"] + 1) % 3]
             episode.turn_reward(0.5 * won, seat="white")
             episode.turn_reward(-0.5 * won, seat="black")
-            told = {"white": f"w{3 * moves['black'] + 2:04d}", "black": "w0005"}
+            prompts = {"white": f"w{3 * moves['black'] + 2:04d}", "black": "w0005"}
             score += won
     episode.metadata["score"] = score
     episode.reward(float(score), seat="white")
     episode.reward(float(-score), seat="black")
 
 
-async def move(client: Any, seat: str, history: list[Any], told: str) -> int:
-    """The move of a player: 0, 1 or 2."""
-    history.append({"role": "user", "content": told})
+async def move(client: Any, seat: str, history: list[Any], prompt: str) -> int:
+    """Ask a player for its move: 0, 1 or 2."""
+    history.append({"role": "user", "content": prompt})
     answer = await client.chat.completions.create(
         model=seat, messages=history, max_tokens=TOKENS, tool_choice="none"
     )

@@ -22,8 +22,7 @@ from sluice.samples.sample import Prompt, Sample, SampleStatus
 from sluice_rollout.environments import containers, directories, orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
-from tests.integration.rollout.test_gateway import AGENT, PARAMS, check
-from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import AGENT, PARAMS, check, runner_at_gateway
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.tools import missing, tool
 
@@ -34,19 +33,19 @@ body='{"model": "any", "max_tokens": 12, "messages": [{"role": "user", "content"
 wget -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --post-data "$body" \
   "$OPENAI_BASE_URL/chat/completions" > /dev/null
 """
+# For machines that may not raise their limits.
 CONF = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
 """
-"""For machines that may not raise their limits."""
 
 
 @pytest.fixture(scope="module", params=["podman", "docker"])
 def runtime(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A container engine that has two images of one shell, each with a file of its own."""
-    program, busybox = answering(request.param), shutil.which("busybox")
+    """Import two images with a shell into a container engine. Each has a different file."""
+    engine, busybox = container_engine(request.param), shutil.which("busybox")
     root = tmp_path_factory.mktemp("image")
     (root / "conf").write_text(CONF)
     with pytest.MonkeyPatch.context() as patch:
@@ -62,21 +61,21 @@ def runtime(
             packed = subprocess.run(
                 ["tar", "-C", root / "root", "-c", "."], check=True, capture_output=True
             ).stdout
-            subprocess.run([program, "import", "-", image], input=packed, check=True)
+            subprocess.run([engine, "import", "-", image], input=packed, check=True)
         yield request.param
-        subprocess.run([program, "rmi", "--force", IMAGE, OTHER], check=True)
+        subprocess.run([engine, "rmi", "--force", IMAGE, OTHER], check=True)
 
 
-def answering(name: str) -> str:
-    """The program of this name, whose engine answers; else the tests are skipped, and say why."""
-    program = str(tool(name))
-    asked = subprocess.run([program, "info"], text=True, capture_output=True)
-    if asked.returncode:  # a docker without its daemon
-        missing(f"needs {name} to answer: {asked.stderr.strip().splitlines()[-1]}")
-    return program
+def container_engine(name: str) -> str:
+    """Return the path of podman or docker. Skips the tests if it does not work here."""
+    engine = str(tool(name))
+    info = subprocess.run([engine, "info"], text=True, capture_output=True)
+    if info.returncode:  # a docker without its daemon
+        missing(f"needs {name} to answer: {info.stderr.strip().splitlines()[-1]}")
+    return engine
 
 
-def program(directory: Path, model: Path, script: str, **environment: Any) -> Program:
+def make_program(directory: Path, model: Path, script: str, **environment: Any) -> Program:
     settings = {name: value for name, value in AGENT.items() if name != "rollout__function"}
     ours = {"command": ["sh", "-euc", script], "image": IMAGE} | environment
     spec = job(directory, model, **settings, rollout__environment=ours).spec
@@ -96,7 +95,7 @@ async def test_a_program_plays_in_its_image(
     runtime: str, engine: Client, model: Path, talkative: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """It has the gateway, its row, what `env` says, and nothing else of the worker's."""
+    """The program has the gateway, its row and the variables of `env`, but not the worker's."""
     script = """
 metadata="\\"image\\": \\"$(cat /image)\\", \\"mode\\": \\"$MODE\\", \\"user\\": \\"$(id -u)\\""
 secret="\\"secret\\": \\"${SECRET_OF_THE_WORKER:-}\\""
@@ -105,18 +104,18 @@ echo "{\\"reward\\": 0.75, \\"metadata\\": {$metadata, $secret}}" > "$SLUICE_EPI
 """
     # Of these podman itself would find neither runc nor its images.
     env = {"MODE": "training", "PATH": "/bin", "HOME": "/", "CONTAINERS_CONF": "/none"}
-    one = program(tmp_path, talkative, ASK + script, env=env)
+    program = make_program(tmp_path, talkative, ASK + script, env=env)
     monkeypatch.setenv("SECRET_OF_THE_WORKER", "x")
     try:
-        await one.check()
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
-        assert os.listdir(one._directory) == []
+        await program.check()
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            sample = await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
+        assert os.listdir(program._directory) == []
     finally:
-        one.close()
+        program.close()
     assert (sample.error, sample.reward) == ("", 0.75)
-    told = {name: sample.metadata[name] for name in ("image", "mode", "user", "secret")}
-    assert told == {"image": IMAGE, "mode": "training", "user": str(os.geteuid()), "secret": ""}
+    reported = {name: sample.metadata[name] for name in ("image", "mode", "user", "secret")}
+    assert reported == {"image": IMAGE, "mode": "training", "user": str(os.geteuid()), "secret": ""}
     assert sample.trainable_tokens == 12
     check(sample, {0: model})
     assert running(runtime) == []
@@ -130,18 +129,18 @@ test "$(cat "$SLUICE_ARTIFACTS/answer")" = "$SLUICE_LABEL"
 echo "{\\"reward\\": 1, \\"metadata\\": {\\"judge\\": \\"$(cat /image)\\"}}" \
   > "$SLUICE_EPISODE/result.json"
 """
-    one = program(
+    program = make_program(
         tmp_path,
         talkative,
         ASK + 'echo -n "seven$SLUICE_LABEL" > "$SLUICE_ARTIFACTS/answer"',
         verifier={"command": ["sh", "-euc", judge], "image": OTHER},
     )
     try:
-        await one.check()
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            sample = await playing(Prompt(0, "?", "seven"), [5], Sample(0), PARAMS)
+        await program.check()
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            sample = await runner(Prompt(0, "?", "seven"), [5], Sample(0), PARAMS)
     finally:
-        one.close()
+        program.close()
     assert (sample.error, sample.reward, sample.metadata["judge"]) == ("", 1.0, OTHER)
     assert running(runtime) == []
 
@@ -149,14 +148,14 @@ echo "{\\"reward\\": 1, \\"metadata\\": {\\"judge\\": \\"$(cat /image)\\"}}" \
 async def test_one_that_hangs_costs_its_sample_and_leaves_no_container(
     runtime: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    one = program(tmp_path, talkative, ASK + "sleep 600 & sleep 600")
+    program = make_program(tmp_path, talkative, ASK + "sleep 600 & sleep 600")
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            playing.seconds = 10.0
-            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
-        assert os.listdir(one._directory) == []
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            runner.seconds = 10.0
+            sample = await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
+        assert os.listdir(program._directory) == []
     finally:
-        one.close()
+        program.close()
     assert sample.status is SampleStatus.FAILED
     assert "functionSeconds" in sample.error
     assert running(runtime) == []
@@ -165,12 +164,12 @@ async def test_one_that_hangs_costs_its_sample_and_leaves_no_container(
 async def test_a_program_that_the_image_lacks_is_named(
     runtime: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    one = program(tmp_path, talkative, "", command=["/app/agent"])
+    program = make_program(tmp_path, talkative, "", command=["/app/agent"])
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            sample = await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
     finally:
-        one.close()
+        program.close()
     assert "/app/agent" in sample.error
     assert "no such file" in sample.error.lower()
     assert "no such file" in sample.error.lower().splitlines()[0], "the reason that is told"
@@ -180,12 +179,12 @@ async def test_a_program_that_the_image_lacks_is_named(
 async def test_an_image_that_is_not_to_be_had_ends_the_worker_before_any_episode(
     runtime: str, talkative: Path, tmp_path: Path
 ) -> None:
-    one = program(tmp_path, talkative, ASK, image="localhost/there-is-none:7")
+    program = make_program(tmp_path, talkative, ASK, image="localhost/there-is-none:7")
     try:
         with pytest.raises(ConfigurationError, match=f"{runtime} does not have the image"):
-            await one.check()
+            await program.check()
     finally:
-        one.close()
+        program.close()
 
 
 WORKER = """

@@ -17,13 +17,19 @@ from sluice_rollout.environments.program import Program, program_of
 from tests.integration.engines import Sglang
 from tests.integration.house import DEADLINE
 from tests.integration.rollout.pods import House, Pod, job
-from tests.integration.rollout.test_gateway import AGENT, PARAMS, READY, Seen, check, check_tokens
-from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import (
+    AGENT,
+    PARAMS,
+    READY,
+    RequestLog,
+    check,
+    check_tokens,
+    runner_at_gateway,
+)
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.tools import tool
 
-START_SECONDS = 120.0
-"""For a worker, or for a program, on a busy machine."""
+START_SECONDS = 120.0  # for a worker or a program on a busy machine
 PYTHON = """
 import asyncio, json, os, sys
 sys.path[:0] = {path!r}
@@ -51,6 +57,7 @@ for turn in 1 2 3; do
 done
 echo '{"reward": 0.75}' > "$SLUICE_EPISODE/result.json"
 """
+# Hangs after its first turn until the file that it is given exists.
 SLOW = """
 import json, os, subprocess, sys, time, urllib.request
 subprocess.Popen([sys.executable, "-I", "-S", "-c", "__import__('time').sleep(600)"])
@@ -63,7 +70,6 @@ if not os.path.exists(sys.argv[1]):
 with open("result.json", "w") as file:
     json.dump({"reward": 1.0}, file)
 """
-"""Hangs behind its first turn, until the file that it is given exists."""
 LONG = """
 import json, os, urllib.request
 messages = [{"role": "user", "content": "w0002"}]
@@ -77,7 +83,7 @@ for tokens in (20, 600):
 """
 
 
-def program(directory: Path, model: Path, *command: str) -> Program:
+def make_program(directory: Path, model: Path, *command: str) -> Program:
     settings = {name: value for name, value in AGENT.items() if name != "rollout__function"}
     spec = job(directory, model, **settings, rollout__environment__command=[*command]).spec
     assert spec.rollout.environment
@@ -90,7 +96,7 @@ async def test_three_turns_of_a_program_are_the_tokens_that_the_engine_sampled(
     """The `openai` client finds its address and key by itself."""
     agent = tmp_path / "agent.py"
     agent.write_text(PYTHON.format(path=[str(Path.cwd()), *sys.path[1:]]))
-    await three_turns(program(tmp_path, talkative, sys.executable, str(agent)), engine, model,
+    await three_turns(make_program(tmp_path, talkative, sys.executable, str(agent)), engine, model,
                       talkative, tmp_path)  # fmt: skip
 
 
@@ -100,49 +106,50 @@ async def test_a_program_may_be_of_any_language(
     tool("curl"), tool("jq")
     script = tmp_path / "agent.sh"
     script.write_text(SHELL)
-    one = program(tmp_path, talkative, "sh", str(script))
-    await three_turns(one, engine, model, talkative, tmp_path)
+    program = make_program(tmp_path, talkative, "sh", str(script))
+    await three_turns(program, engine, model, talkative, tmp_path)
 
 
 async def test_a_drain_in_the_middle_of_a_turn_leaves_what_the_program_finds_again(
     engine: Client, sglang: Sglang, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(LONG)
-    one, seen = program(tmp_path, talkative, sys.executable, f"{tmp_path}/agent.py"), Seen(engine)
+    program = make_program(tmp_path, talkative, sys.executable, f"{tmp_path}/agent.py")
+    log = RequestLog(engine)
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            running = asyncio.create_task(playing(Prompt(0, "?"), [5], Sample(0), PARAMS))
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            running = asyncio.create_task(runner(Prompt(0, "?"), [5], Sample(0), PARAMS))
             await sglang.generated(60)
-            playing.generator.draining.set()
+            runner.generator.draining.set()
             await engine.abort()
             sample = codec.sample_from_message(codec.sample_to_message(await running))
-        assert os.listdir(one._directory) == []
+        assert os.listdir(program._directory) == []
         assert (sample.status, sample.error) == (SampleStatus.ABORTED, "")
         before = sample.tokens.tolist()
         assert 20 < sample.response_length < 620
-        async with at_gateway(one, engine, talkative, tmp_path) as another:
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as another:
             await another(Prompt(0, "?"), [5], sample, PARAMS)
     finally:
-        one.close()
+        program.close()
     assert sample.tokens.tolist()[: len(before)] == before
-    assert (len(seen.answers), sample.trainable_tokens) == (3, 620)
+    assert (len(log.answers), sample.trainable_tokens) == (3, 620)
     sample.reward = 0.0
     check(sample, {0: model})
 
 
 async def three_turns(
-    one: Program, engine: Client, model: Path, talkative: Path, directory: Path
+    program: Program, engine: Client, model: Path, talkative: Path, directory: Path
 ) -> None:
-    seen = Seen(engine)
+    log = RequestLog(engine)
     try:
-        async with at_gateway(one, engine, talkative, directory) as playing:
-            sample = await playing(Prompt(0, "?"), [5], Sample(0), PARAMS)
-        assert os.listdir(one._directory) == []
+        async with runner_at_gateway(program, engine, talkative, directory) as runner:
+            sample = await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
+        assert os.listdir(program._directory) == []
     finally:
-        one.close()
+        program.close()
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
     assert sample.reward == 0.75
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     check(sample, {0: model})
 
 
@@ -159,25 +166,25 @@ async def test_a_worker_that_is_killed_leaves_no_program_and_the_next_one_no_dir
         "buffer__leaseSeconds": 10,
         "model__path": str(talkative),
     }
-    one = house(**settings)
-    async with await one.start_buffer() as client:
-        worker = pod(one, sglang.url, TMPDIR=str(place))
-        await until(lambda: _joined(one), START_SECONDS)
-        await one.rendezvous.serve(0)
+    services = house(**settings)
+    async with await services.start_buffer() as client:
+        worker = pod(services, sglang.url, TMPDIR=str(place))
+        await until(lambda: _joined(services), START_SECONDS)
+        await services.rendezvous.serve(0)
         await until(lambda: _programs(place, 4), START_SECONDS)
         (root,) = _roots(place)
         worker.kill()
         await until(lambda: _none(str(root)))
-        assert root.exists(), "nobody could remove it yet"
+        assert root.exists(), "only the next worker can remove it"
         go.touch()
-        another = pod(one, sglang.url, TMPDIR=str(place))
-        await until(lambda: _joined(one), START_SECONDS)
-        await one.rendezvous.serve(0)
+        another = pod(services, sglang.url, TMPDIR=str(place))
+        await until(lambda: _joined(services), START_SECONDS)
+        await services.rendezvous.serve(0)
         assert (await client.take(1, wait=60)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         assert not root.exists()
         assert await another.end(60, number=15) == 143
-    # Of a batch and the next one: with partial responses those that are done first.
+    # The groups of two batches: with partial responses, the first ones to finish are taken.
     assert len({group.group_id for group in groups} & {*range(8)}) == 4
     for sample in (sample for group in groups for sample in group.samples):
         assert (sample.error, sample.reward) == ("", 1.0)
@@ -185,8 +192,8 @@ async def test_a_worker_that_is_killed_leaves_no_program_and_the_next_one_no_dir
     assert _roots(place) == []
 
 
-async def _joined(one: House) -> bool:
-    return "rollout-0" in await one.rendezvous.ledger()
+async def _joined(services: House) -> bool:
+    return "rollout-0" in await services.rendezvous.ledger()
 
 
 def _roots(place: Path) -> list[Path]:
@@ -194,9 +201,9 @@ def _roots(place: Path) -> list[Path]:
 
 
 async def _programs(place: Path, count: int) -> bool:
-    """So many episodes have a program and its child."""
+    """True if at least `count` episodes have a program with a child."""
     episodes = [str(episode) for root in _roots(place) for episode in root.iterdir()]
-    return sum(len(orphan_reaper.marked_processes(each)) > 1 for each in episodes) >= count
+    return sum(len(orphan_reaper.marked_processes(episode)) > 1 for episode in episodes) >= count
 
 
 async def _none(root: str) -> bool:

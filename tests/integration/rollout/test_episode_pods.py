@@ -27,7 +27,7 @@ from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.integration.rollout.pods import job
-from tests.integration.rollout.test_gateway import PARAMS, Seen, check, check_tokens
+from tests.integration.rollout.test_gateway import PARAMS, RequestLog, check, check_tokens
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.integration.rollout.test_generation import generator
 
@@ -44,7 +44,7 @@ async def worker(
     seconds: float = SECONDS,
     pod_seconds: float = 2 * SECONDS,
 ) -> AsyncIterator[tuple[EpisodeRunner, str]]:
-    """A player whose episodes are pods, and the address where they join."""
+    """Make a runner whose episodes are pods. Yields it with the address to join."""
     environment = {"command": ["agent"], "image": "agent:1", "pods": 2}
     spec = job(
         directory,
@@ -56,7 +56,7 @@ async def worker(
     pods = EpisodePods.create(TOKEN, pod_seconds, "kubectl")
     address = PodAddress(LOOPBACK, 0, pods.join)
     async with EpisodeRegistry.for_job(spec, encoder, address) as registry:
-        play = EpisodeRunner(
+        runner = EpisodeRunner(
             pods,
             "the program",
             generator(engine, talkative),
@@ -65,41 +65,41 @@ async def worker(
             None,
             registry.open_gateway,
         )
-        yield play, f"http://{LOOPBACK}:{registry.server.port}"
+        yield runner, f"http://{LOOPBACK}:{registry.server.port}"
 
 
 @pytest.mark.parametrize("arguments", [(), ("stream",)], ids=["whole", "streaming"])
 async def test_an_episode_in_a_pod_is_the_tokens_that_the_engine_sampled(
     arguments: tuple[str, ...], engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    seen = Seen(engine)
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    log = RequestLog(engine)
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent(*arguments)) as pod:
-            sample = await play(Prompt(0, "?", label="0.5"), [5], Sample(0), PARAMS)
+            sample = await runner(Prompt(0, "?", label="0.5"), [5], Sample(0), PARAMS)
             assert await pod.ends() == 0
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
     assert sample.reward == 0.5
     assert sample.metadata["messages"] > 6
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     check(sample, {0: model})
 
 
 async def test_a_program_without_a_result_is_left_to_the_reward(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("silent")):
-            sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
+            sample = await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
     assert (sample.status, sample.reward) == (SampleStatus.TRUNCATED, None)
 
 
 async def test_a_chat_of_a_million_tokens_reaches_its_pod(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("silent")) as pod:
             prompt = Prompt(0, "?", metadata={"document": "word " * 2**22})
-            sample = await play(prompt, [5], Sample(0), PARAMS)
+            sample = await runner(prompt, [5], Sample(0), PARAMS)
             assert json.loads((pod.directory / ROW).read_text())["metadata"] == prompt.metadata
     assert sample.status is SampleStatus.TRUNCATED
 
@@ -107,11 +107,11 @@ async def test_a_chat_of_a_million_tokens_reaches_its_pod(
 async def test_a_row_that_no_message_can_hold_says_so(
     engine: Client, talkative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent()):
             monkeypatch.setattr("sluice.samples.episode_protocol.MOST_BYTES", 1000)
             prompt = Prompt(0, "?", metadata={"document": "word " * 200})
-            sample = await play(prompt, [5], Sample(0), PARAMS)
+            sample = await runner(prompt, [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
     assert re.search(r"row of \d{4} bytes: at most 1000 can be sent to a pod", sample.error)
 
@@ -119,9 +119,9 @@ async def test_a_row_that_no_message_can_hold_says_so(
 async def test_a_result_that_is_too_long_is_told_by_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("flood")):
-            sample = await play(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
+            sample = await runner(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
     assert "result.json: expected a plain file of at most 4194304 bytes" in sample.error
 
@@ -129,9 +129,9 @@ async def test_a_result_that_is_too_long_is_told_by_its_sample(
 async def test_a_program_that_fails_is_told_by_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("raise")):
-            sample = await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
+            sample = await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
     assert sample.error.startswith("the program ended with status 1: RuntimeError: no such tool")
 
@@ -139,9 +139,9 @@ async def test_a_program_that_fails_is_told_by_its_sample(
 async def test_a_program_that_hangs_costs_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path, seconds=3.0) as (play, address):
+    async with worker(engine, talkative, tmp_path, seconds=3.0) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("hang")) as pod:
-            sample = await play(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
+            sample = await runner(Prompt(0, "?", label="1"), [5], Sample(0), PARAMS)
             assert await pod.ends() == 0, "and who made the pod takes it away"
     assert sample.status is SampleStatus.FAILED
     assert "took more than 3 s outside of the engine" in sample.error
@@ -151,9 +151,9 @@ async def test_a_program_that_is_killed_fails_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     """Say for its memory; then its pod is taken away."""
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("hang")) as pod:
-            playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
+            playing = asyncio.create_task(runner(Prompt(0, "?"), [5], Sample(0), PARAMS))
             await pod.plays()
             pod.sidecar.send_signal(signal.SIGTERM)
             sample = await playing
@@ -166,10 +166,10 @@ async def test_a_program_that_is_killed_fails_its_sample(
 async def test_a_pod_that_is_deleted_is_no_fault_of_its_program(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    """As by `kubectl delete`, a drained node, a preemption: both containers are told to end."""
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    """Both containers are told to end, as by a deletion, a drained node or a preemption."""
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("hang")) as pod:
-            playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
+            playing = asyncio.create_task(runner(Prompt(0, "?"), [5], Sample(0), PARAMS))
             await pod.plays()
             pod.sidecar.send_signal(signal.SIGTERM)
             pod.program.send_signal(signal.SIGTERM)
@@ -181,9 +181,9 @@ async def test_a_pod_that_is_deleted_is_no_fault_of_its_program(
 async def test_a_pod_that_is_lost_is_no_fault_of_its_program(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path) as (play, address):
+    async with worker(engine, talkative, tmp_path) as (runner, address):
         with Pod(tmp_path / "pod", address, agent("hang")) as pod:
-            playing = asyncio.create_task(play(Prompt(0, "?"), [5], Sample(0), PARAMS))
+            playing = asyncio.create_task(runner(Prompt(0, "?"), [5], Sample(0), PARAMS))
             await pod.plays()
             pod.sidecar.kill()
             with pytest.raises(EpisodePodError, match="job-episode-0-1-0-1 was lost before"):
@@ -193,9 +193,9 @@ async def test_a_pod_that_is_lost_is_no_fault_of_its_program(
 async def test_an_episode_without_a_pod_says_where_to_look(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    async with worker(engine, talkative, tmp_path, pod_seconds=0.5) as (play, _):
+    async with worker(engine, talkative, tmp_path, pod_seconds=0.5) as (runner, _):
         with pytest.raises(EpisodePodError, match="no episode pod was free within"):
-            await play(Prompt(0, "?"), [5], Sample(0), PARAMS)
+            await runner(Prompt(0, "?"), [5], Sample(0), PARAMS)
 
 
 @pytest.mark.parametrize(

@@ -21,49 +21,48 @@ from sluice_rollout.environments.fork_server_supervisor import ForkServerSupervi
 from sluice_rollout.environments.process import KEPT_BYTES, ProgramExit
 
 MODULE = Path(__file__).with_name("forked_play.py")
-SECONDS = 60.0
-"""For what takes a moment on an idle machine."""
+SECONDS = 60.0  # for what takes a moment on an idle machine
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from tests.integration.rollout.test_fork_server import opened, play
+from tests.integration.rollout.test_fork_server import open_supervisor, play_episode
 
 async def main():
-    async with opened() as (one, root):
-        await play(one, root, 0, DO="hang", TELL=sys.argv[1])
+    async with open_supervisor() as (supervisor, root):
+        await play_episode(supervisor, root, 0, DO="hang", TELL=sys.argv[1])
 
 asyncio.run(main())
 """
 
 
 @contextlib.asynccontextmanager
-async def opened(load: str = "") -> AsyncIterator[tuple[ForkServerSupervisor, str]]:
-    """The interpreter of a play module, and the directory of its worker's episodes."""
+async def open_supervisor(load: str = "") -> AsyncIterator[tuple[ForkServerSupervisor, str]]:
+    """Open a supervisor of the tests' play module. Yields it with the directory for episodes."""
     variables = inputs.inherited_variables(os.environ, {"PYTHONDONTWRITEBYTECODE": "1"})
-    one = ForkServerSupervisor(
+    supervisor = ForkServerSupervisor(
         "words", sys.executable, MODULE, json.dumps({"load": load}), variables
     )
     with directories.open_root(64) as root:
         try:
-            yield one, root
+            yield supervisor, root
         finally:
-            one.close()
+            supervisor.close()
 
 
-async def play(
-    one: ForkServerSupervisor, root: str, number: int, **variables: str
+async def play_episode(
+    supervisor: ForkServerSupervisor, root: str, number: int, **variables: str
 ) -> tuple[ProgramExit, Any]:
-    """One episode: its end, and what it has seen (None: nothing)."""
+    """Play an episode. Returns its end, and its result.json if there is one."""
     directory = Path(root, f"{number}.0-episode")
     (directory / inputs.TEMPORARY).mkdir(parents=True)
     try:
-        run = await one.ready(root)
-        told = {
+        run = await supervisor.ready(root)
+        passed = {
             "PATH": os.environ["PATH"],
             **variables,
             **inputs.directory_variables(str(directory)),
         }
-        ended = await run(str(directory), told)
+        ended = await run(str(directory), passed)
         result = directory / "result.json"
         return ended, json.loads(result.read_text()) if result.exists() else None
     finally:
@@ -77,16 +76,16 @@ async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:
     return value
 
 
-def lives(pid: int) -> bool:
-    """A process that is no zombie."""
+def is_alive(pid: int) -> bool:
+    """True if a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-async def told(path: Path) -> list[int]:
-    """The processes of an episode that hangs."""
+async def reported_pids(path: Path) -> list[int]:
+    """Wait for the process ids that an episode has written."""
 
     def read() -> Any:
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -95,21 +94,21 @@ async def told(path: Path) -> list[int]:
     return list(await until(read))
 
 
-def server_pid(one: ForkServerSupervisor) -> int:
-    assert one._process
-    assert one._process._transport
-    return one._process._transport.get_pid()
+def server_pid(supervisor: ForkServerSupervisor) -> int:
+    assert supervisor._process
+    assert supervisor._process._transport
+    return supervisor._process._transport.get_pid()
 
 
 def children(pid: int) -> list[str]:
-    """Also those that are zombies."""
+    """Return the children of a process, including zombies."""
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 async def test_an_episode_is_a_child_with_the_variables_of_a_program() -> None:
-    async with opened() as (one, root):
-        ended, seen = await play(one, root, 0, SAY="hello")
-        assert seen["loader"] == server_pid(one) != seen["pid"]
+    async with open_supervisor() as (supervisor, root):
+        ended, seen = await play_episode(supervisor, root, 0, SAY="hello")
+        assert seen["loader"] == server_pid(supervisor) != seen["pid"]
     assert (ended.status, ended.out, ended.err) == (0, "out hello", "err hello")
     directory = f"{root}/0.0-episode"
     assert (seen["directory"], seen["temporary"]) == (directory, f"{directory}/tmp")
@@ -133,48 +132,52 @@ async def test_an_episode_is_a_child_with_the_variables_of_a_program() -> None:
 async def test_the_end_of_a_child_is_reported_as_that_of_a_program(
     do: str, status: int, err: str
 ) -> None:
-    async with opened() as (one, root):
-        ended, _ = await play(one, root, 0, DO=do)
-        again, _ = await play(one, root, 1)
+    async with open_supervisor() as (supervisor, root):
+        ended, _ = await play_episode(supervisor, root, 0, DO=do)
+        again, _ = await play_episode(supervisor, root, 1)
     assert (ended.status, (ended.err.splitlines() or ["err"])[-1].strip()) == (status, err)
     assert again.status == 0
 
 
 async def test_the_end_of_a_childs_outputs_is_kept() -> None:
-    async with opened() as (one, root):
-        ended, _ = await play(one, root, 0, DO="much")
+    async with open_supervisor() as (supervisor, root):
+        ended, _ = await play_episode(supervisor, root, 0, DO="much")
     assert ended.out.endswith("x\nthe last of it")
     assert ended.err.endswith("y\nthe last error")
     assert KEPT_BYTES - 10 < len(ended.out) <= KEPT_BYTES
 
 
 async def test_a_child_ends_as_python_does() -> None:
-    """Threads are waited for; what was registered while loading is not done by every child."""
-    async with opened() as (one, root):
-        ended, _ = await play(one, root, 0, DO="at_exit")
+    """Threads are waited for; exit handlers of the play module run in the parent only."""
+    async with open_supervisor() as (supervisor, root):
+        ended, _ = await play_episode(supervisor, root, 0, DO="at_exit")
     assert (ended.out, ended.err) == ("out \na thread\nthe child's", "err")
 
 
 async def test_processes_that_a_child_leaves_are_killed() -> None:
-    async with opened() as (one, root):
+    async with open_supervisor() as (supervisor, root):
         tell = Path(root, "told")
-        ended, _ = await play(one, root, 0, DO="leave_behind", TELL=str(tell))
+        ended, _ = await play_episode(supervisor, root, 0, DO="leave_behind", TELL=str(tell))
         left = json.loads(tell.read_text())
-        assert (ended.status, len(left), [pid for pid in left if lives(pid)]) == (0, 2, [])
+        assert (ended.status, len(left), [pid for pid in left if is_alive(pid)]) == (0, 2, [])
 
 
 async def test_a_cancelled_episode_ends_with_all_its_processes(tmp_path: Path) -> None:
-    async with opened() as (one, root):
-        other = asyncio.create_task(play(one, root, 1, DO="hang", TELL=str(tmp_path / "other")))
-        playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
-        processes = await told(tmp_path / "told")
-        others = await told(tmp_path / "other")
-        assert all(map(lives, [*processes, *others]))
+    async with open_supervisor() as (supervisor, root):
+        other = asyncio.create_task(
+            play_episode(supervisor, root, 1, DO="hang", TELL=str(tmp_path / "other"))
+        )
+        playing = asyncio.create_task(
+            play_episode(supervisor, root, 0, DO="hang", TELL=str(tmp_path / "told"))
+        )
+        processes = await reported_pids(tmp_path / "told")
+        others = await reported_pids(tmp_path / "other")
+        assert all(map(is_alive, [*processes, *others]))
         playing.cancel()
         await asyncio.wait([playing])
-        await until(lambda: not any(map(lives, processes)))
-        assert all(map(lives, others))
-        assert len(children(server_pid(one))) == 1
+        await until(lambda: not any(map(is_alive, processes)))
+        assert all(map(is_alive, others))
+        assert len(children(server_pid(supervisor))) == 1
         other.cancel()
         await asyncio.wait([other])
 
@@ -182,44 +185,46 @@ async def test_a_cancelled_episode_ends_with_all_its_processes(tmp_path: Path) -
 async def test_a_fork_server_that_dies_is_started_again_and_its_episodes_are_lost(
     tmp_path: Path,
 ) -> None:
-    async with opened() as (one, root):
+    async with open_supervisor() as (supervisor, root):
         files = [tmp_path / str(number) for number in range(3)]
         playing = [
-            asyncio.create_task(play(one, root, number, DO="hang", TELL=str(file)))
+            asyncio.create_task(play_episode(supervisor, root, number, DO="hang", TELL=str(file)))
             for number, file in enumerate(files)
         ]
-        processes = [pid for file in files for pid in await told(file)]
-        before = server_pid(one)
+        processes = [pid for file in files for pid in await reported_pids(file)]
+        before = server_pid(supervisor)
         os.kill(before, signal.SIGKILL)
         lost = await asyncio.gather(*playing, return_exceptions=True)
         assert [type(error) for error in lost] == [ForkServerLostError] * 3
-        await until(lambda: not any(map(lives, processes)))
-        ended, seen = await play(one, root, 3)
-        assert (ended.status, seen["loader"]) == (0, server_pid(one))
-        assert server_pid(one) != before
+        await until(lambda: not any(map(is_alive, processes)))
+        ended, seen = await play_episode(supervisor, root, 3)
+        assert (ended.status, seen["loader"]) == (0, server_pid(supervisor))
+        assert server_pid(supervisor) != before
         assert len(os.listdir(root)) == 1, "the new one's directory"
 
 
 async def test_a_fork_server_that_hangs_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped: nobody would kill the child."""
+    """The fork server is stopped, so it cannot kill its child."""
     monkeypatch.setattr("sluice_rollout.environments.fork_server_process._END_SECONDS", 1.0)
-    async with opened() as (one, root):
-        playing = asyncio.create_task(play(one, root, 0, DO="hang", TELL=str(tmp_path / "told")))
-        processes = await told(tmp_path / "told")
-        os.kill(server_pid(one), signal.SIGSTOP)
+    async with open_supervisor() as (supervisor, root):
+        playing = asyncio.create_task(
+            play_episode(supervisor, root, 0, DO="hang", TELL=str(tmp_path / "told"))
+        )
+        processes = await reported_pids(tmp_path / "told")
+        os.kill(server_pid(supervisor), signal.SIGSTOP)
         playing.cancel()
         await asyncio.wait([playing])
-        await until(lambda: not any(map(lives, processes)))
-        assert (await play(one, root, 1))[0].status == 0
+        await until(lambda: not any(map(is_alive, processes)))
+        assert (await play_episode(supervisor, root, 1))[0].status == 0
 
 
 async def test_processes_end_with_a_killed_worker(tmp_path: Path) -> None:
     words = [sys.executable, "-c", WORKER, str(tmp_path / "told")]
     worker = subprocess.Popen(words, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
-        processes = await told(tmp_path / "told")
+        processes = await reported_pids(tmp_path / "told")
         (root,) = tmp_path.glob(f"{directories.PREFIX}*")
         assert len(orphan_reaper.marked_processes(str(root))) == 4, (
             "the fork server, its child, and two of the child's"
@@ -227,15 +232,17 @@ async def test_processes_end_with_a_killed_worker(tmp_path: Path) -> None:
     finally:
         worker.kill()
         worker.wait(10)
-    await until(lambda: not orphan_reaper.marked_processes(str(root)) and not lives(processes[0]))
+    await until(
+        lambda: not orphan_reaper.marked_processes(str(root)) and not is_alive(processes[0])
+    )
     os.kill(processes[2], signal.SIGKILL)  # as today: neither our mark, nor a session that ends
 
 
 async def test_two_hundred_episodes_in_a_row_leave_no_files_or_processes() -> None:
-    async with opened() as (one, root):
+    async with open_supervisor() as (supervisor, root):
         draws = set()
         for number in range(200):
-            ended, seen = await play(one, root, number)
+            ended, seen = await play_episode(supervisor, root, number)
             assert ended.status == 0, ended
             draws.add(seen["random"])
             if number == 0:
@@ -243,15 +250,15 @@ async def test_two_hundred_episodes_in_a_row_leave_no_files_or_processes() -> No
         assert seen["files"] == files
         assert len(os.listdir("/proc/self/fd")) == len(mine)
         assert len(draws) == 200, "each draws its own random numbers"
-        assert children(server_pid(one)) == []
-        assert len(os.listdir(f"/proc/{server_pid(one)}/fd")) < 12
+        assert children(server_pid(supervisor)) == []
+        assert len(os.listdir(f"/proc/{server_pid(supervisor)}/fd")) < 12
         assert len(os.listdir(root)) == 1
 
 
 async def test_thirty_two_episodes_at_once() -> None:
-    async with opened() as (one, root):
+    async with open_supervisor() as (supervisor, root):
         say = [str(number) for number in range(32)]
-        ends = await asyncio.gather(*(play(one, root, int(n), SAY=n) for n in say))
+        ends = await asyncio.gather(*(play_episode(supervisor, root, int(n), SAY=n) for n in say))
         assert [ended.out for ended, _ in ends] == [f"out {n}" for n in say]
         assert len({seen["pid"] for _, seen in ends}) == 32
 
@@ -270,8 +277,8 @@ async def test_an_environment_that_cannot_be_forked_has_an_interpreter_for_each_
     said: list[dict[str, Any]] = []
     log = type("Log", (), {"warning": staticmethod(lambda _, **fields: said.append(fields))})
     monkeypatch.setattr("sluice_rollout.environments.fork_server_supervisor.logs.get", lambda: log)
-    async with opened(load) as (one, root):
-        played = [await play(one, root, number) for number in range(2)]
+    async with open_supervisor(load) as (supervisor, root):
+        played = [await play_episode(supervisor, root, number) for number in range(2)]
         assert os.listdir(root) == []
     assert [ended.status for ended, _ in played] == [0, 0]
     assert all(seen["loader"] == seen["pid"] for _, seen in played)
@@ -291,14 +298,14 @@ async def test_messages_of_an_interpreter_that_has_ended_already_are_read(
         return transport, protocol
 
     monkeypatch.setattr(loop, "subprocess_exec", late)
-    async with opened("file") as (one, root):
-        ended, seen = await play(one, root, 0)
+    async with open_supervisor("file") as (supervisor, root):
+        ended, seen = await play_episode(supervisor, root, 0)
     assert (ended.status, seen["loader"]) == (0, seen["pid"])
 
 
 async def test_an_environment_that_cannot_be_loaded_is_tried_again_later() -> None:
-    async with opened("raise") as (one, root):
-        starting: list[Awaitable[Any]] = [one.ready(root) for _ in range(3)]
+    async with open_supervisor("raise") as (supervisor, root):
+        starting: list[Awaitable[Any]] = [supervisor.ready(root) for _ in range(3)]
         lost = await asyncio.gather(*starting, return_exceptions=True)
         assert len(set(map(id, lost))) == 1, "all wait for the same start"
         assert isinstance(lost[0], ForkServerLostError)

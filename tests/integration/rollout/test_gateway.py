@@ -38,8 +38,8 @@ AGENTS_PYTHON = Path(
     os.environ.get("SLUICE_AGENTS_PYTHON") or Path(sys.prefix).parent / ".venv-agents/bin/python"
 )
 PARAMS = {"max_new_tokens": 900, "temperature": 1.0, "ignore_eos": True}
+# A tool call ends its turn.
 CALLING = PARAMS | {"ignore_eos": False, "stop_token_ids": words.CALLS}
-"""A call ends its turn."""
 READY = pb.TakeBatchResponse.STATE_READY
 AGENT = {
     "rollout__function": "tests.integration.rollout.talkative.play",
@@ -55,8 +55,8 @@ def talkative(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_talkative(model, tmp_path_factory.mktemp("talkative") / "model")
 
 
-class Seen:
-    """Requests to the engine, by their tokens, each with its answer."""
+class RequestLog:
+    """Records requests to the engine: the tokens of each, and its answer."""
 
     def __init__(self, engine: Client) -> None:
         self.answers: list[tuple[list[int], Generation]] = []
@@ -72,10 +72,10 @@ class Seen:
 
 
 @contextlib.asynccontextmanager
-async def player(
+async def runner_at_gateway(
     function: Play, engine: Client, talkative: Path, directory: Path
 ) -> AsyncIterator[EpisodeRunner]:
-    """A player at a gateway of its own."""
+    """Open a gateway, with a runner whose episodes use it."""
     settings = AGENT | {"rollout__sampling__maxResponseTokens": 900}
     spec = job(directory, talkative, **settings).spec
     encoder = PromptEncoder(spec, talkative)
@@ -92,40 +92,39 @@ async def player(
 
 
 def check(sample: Sample, weights: dict[int, Path]) -> None:
-    """Each trained token has the log-prob of the weights that its span names."""
+    """Check that trained tokens have the log-probs of the weights that their spans name."""
     sample.check()
     mask = sample.loss_mask.astype(bool)
     for version, model in weights.items():
         at = mask & sample.sampled_by(version).astype(bool)
         expected = log_probs(model, sample.tokens.tolist(), sample.response_length)
-        told = sample.rollout_log_probs[at].tolist()
-        assert distance(told, [e for e, there in zip(expected, at, strict=True) if there]) < (
-            tolerance()
-        )
+        reported = sample.rollout_log_probs[at].tolist()
+        expected = [e for e, sampled in zip(expected, at, strict=True) if sampled]
+        assert distance(reported, expected) < tolerance()
 
 
-def check_tokens(sample: Sample, seen: Seen) -> None:
-    """Three turns, each in the context that the engine saw, with the tokens that it sampled."""
+def check_tokens(sample: Sample, log: RequestLog) -> None:
+    """Check that the sample is three turns, as the engine saw and sampled them."""
     tokens = sample.tokens.tolist()
     at, learned = sample.prompt_length, []
     for turn in sample.metadata[TURNS]:
         if turn["by"] == "model":
             learned.append((tokens[:at], tokens[at : at + turn["length"]]))
         at += turn["length"]
-    assert learned == [(asked, answer.tokens) for asked, answer in seen.answers]
+    assert learned == [(prompt, answer.tokens) for prompt, answer in log.answers]
     assert len(learned) == 3
-    assert sample.trainable_tokens == sum(len(answer.tokens) for _, answer in seen.answers)
+    assert sample.trainable_tokens == sum(len(answer.tokens) for _, answer in log.answers)
 
 
 @pytest.mark.parametrize("function", [play, play_streaming], ids=["whole", "streaming"])
 async def test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled(
     function: Play, engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    seen = Seen(engine)
-    async with player(function, engine, talkative, tmp_path) as one:
-        sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
+    log = RequestLog(engine)
+    async with runner_at_gateway(function, engine, talkative, tmp_path) as runner:
+        sample = await runner(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     assert sample.metadata["messages"] > 6
     check(sample, {0: model})
 
@@ -134,7 +133,7 @@ async def test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled
 async def test_a_program_of_openai_agents_as_it_is(
     arguments: str, engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    """In an environment of its own: it wants another `openai` than SGLang."""
+    """The program has a separate virtual environment: SGLang needs another version of `openai`."""
     if not AGENTS_PYTHON.exists():
         missing("needs openai-agents: make agents")
 
@@ -151,11 +150,11 @@ async def test_a_program_of_openai_agents_as_it_is(
         output, _ = await program.communicate()
         assert output == b"three turns\n"
 
-    seen = Seen(engine)
-    async with player(play, engine, talkative, tmp_path) as one:
-        sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), CALLING)
+    log = RequestLog(engine)
+    async with runner_at_gateway(play, engine, talkative, tmp_path) as runner:
+        sample = await runner(Prompt(0, "?"), [5], Sample(0, reward=1.0), CALLING)
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     check(sample, {0: model})
 
 
@@ -169,26 +168,26 @@ async def test_all_branches_of_a_tree_are_the_tokens_that_the_engine_sampled(
             history: list[Any] = [{"role": "user", "content": "w0002"}]
             first = await words.said(client, history, stream=False, max_tokens=20)
             history += [first.model_dump(), {"role": "user", "content": "w0005"}]
-            asked = [words.said(client, history, stream=False, max_tokens=n) for n in (9, 15)]
-            await asyncio.gather(*asked)
+            branches = [words.said(client, history, stream=False, max_tokens=n) for n in (9, 15)]
+            await asyncio.gather(*branches)
             summary = [{"role": "user", "content": "w0008 w0011"}]
             await words.said(client, summary, stream=False, max_tokens=5)
 
-    seen = Seen(engine)
-    async with player(tree, engine, talkative, tmp_path) as one:
-        sample = await one(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
+    log = RequestLog(engine)
+    async with runner_at_gateway(tree, engine, talkative, tmp_path) as runner:
+        sample = await runner(Prompt(0, "?"), [5], Sample(0, reward=1.0), PARAMS)
     sample = codec.sample_from_message(codec.sample_to_message(sample))
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, "")
-    assert [int(one.loss_mask.sum()) for one in sample.sequences] == [20 + 15, 9, 5]
+    assert [int(sequence.loss_mask.sum()) for sequence in sample.sequences] == [20 + 15, 9, 5]
     learned = []
     for sequence in sample.sequences:
         expected = log_probs(model, sequence.tokens.tolist(), sequence.response_length)
         trains = sequence.loss_mask.astype(bool)
-        told = sequence.rollout_log_probs[trains].tolist()
-        wanted = [e for e, kept in zip(expected, trains, strict=True) if kept]
-        assert distance(told, wanted) < tolerance()
+        reported = sequence.rollout_log_probs[trains].tolist()
+        expected = [e for e, trained in zip(expected, trains, strict=True) if trained]
+        assert distance(reported, expected) < tolerance()
         learned += sequence.tokens[sequence.prompt_length :][trains].tolist()
-    assert sorted(learned) == sorted(token for _, one in seen.answers for token in one.tokens)
+    assert sorted(learned) == sorted(token for _, answer in log.answers for token in answer.tokens)
 
 
 async def test_a_weight_update_in_the_middle_of_a_turn(
@@ -201,10 +200,10 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     make_sender: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is the gateway's client who waits; its turn goes on from its tokens."""
+    """The client waits, and its turn continues from the tokens that it has."""
     monkeypatch.setattr(words, "TURN", 250)
-    one = house(**AGENT, model__path=str(talkative))
-    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+    services = house(**AGENT, model__path=str(talkative))
+    async with await services.start_buffer() as client, services.working(engine) as (worker, end):
         await leases(worker, 4)
         await sglang.generated(8 * 60)
         await publish(make_sender(timeoutSeconds=30), 1, other_model)
@@ -221,7 +220,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
 async def test_a_drain_leaves_turns_that_the_same_program_finds_again(
     engine: Client, sglang: Sglang, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    seen = Seen(engine)
+    log = RequestLog(engine)
 
     async def long_turns(episode: Episode) -> None:
         async with client_of(episode) as client:
@@ -230,19 +229,19 @@ async def test_a_drain_leaves_turns_that_the_same_program_finds_again(
                 message = await words.said(client, messages, stream=False, max_tokens=tokens)
                 messages += [message.model_dump(), {"role": "user", "content": "w0005"}]
 
-    async with player(long_turns, engine, talkative, tmp_path) as one:
-        running = asyncio.create_task(one(Prompt(0, "?"), [5], Sample(0), PARAMS))
+    async with runner_at_gateway(long_turns, engine, talkative, tmp_path) as runner:
+        running = asyncio.create_task(runner(Prompt(0, "?"), [5], Sample(0), PARAMS))
         await sglang.generated(60)
-        one.generator.draining.set()
+        runner.generator.draining.set()
         await engine.abort()
         sample = codec.sample_from_message(codec.sample_to_message(await running))
     assert sample.status is SampleStatus.ABORTED
     before = sample.tokens.tolist()
     assert 20 < sample.response_length < 620
-    async with player(long_turns, engine, talkative, tmp_path) as another:
+    async with runner_at_gateway(long_turns, engine, talkative, tmp_path) as another:
         await another(Prompt(0, "?"), [5], sample, PARAMS)
     assert sample.tokens.tolist()[: len(before)] == before
-    assert (len(seen.answers), sample.trainable_tokens) == (3, 620)
+    assert (len(log.answers), sample.trainable_tokens) == (3, 620)
     sample.reward = 0.0
     check(sample, {0: model})
 
@@ -256,21 +255,21 @@ async def test_the_groups_of_an_engine_that_was_killed_are_leased_again(
     try:
         await asyncio.to_thread(mortal.wait_ready)
         mortal.reset()
-        one = house(**AGENT, model__path=str(talkative))
-        async with await one.start_buffer() as client:
+        services = house(**AGENT, model__path=str(talkative))
+        async with await services.start_buffer() as client:
             async with Client(mortal.url) as doomed:
                 await doomed.wait_ready(30.0)
-                async with one.worker(doomed) as (worker, membership):
+                async with services.worker(doomed) as (worker, membership):
                     work = asyncio.create_task(worker.run(asyncio.Event()))
                     await asyncio.wait_for(membership.connected.wait(), 10)
-                    await one.rendezvous.serve(0)
+                    await services.rendezvous.serve(0)
                     await leases(worker, 4)
                     await mortal.generated(8 * 40)
                     mortal.kill()
                     with pytest.raises(WorkerError, match=f"engine {mortal.url}"):
                         await asyncio.wait_for(work, 60)
             assert (await client.stats()).leases == 0
-            async with one.working(engine) as (_, end):
+            async with services.working(engine) as (_, end):
                 assert (await client.take(1, wait=60)).state == READY
                 groups = [codec.group_from_message(g) for g in await client.shard(1)]
                 await end()
@@ -287,18 +286,18 @@ async def test_the_groups_of_a_worker_that_was_killed_are_leased_again(
     house: Callable[..., House], pod: Callable[..., Pod], sglang: Sglang, engine: Client,
     talkative: Path, model: Path,
 ) -> None:  # fmt: skip
-    one = house(**AGENT, model__path=str(talkative), buffer__leaseSeconds=10)
-    async with await one.start_buffer() as client:
-        worker = pod(one, sglang.url)
+    services = house(**AGENT, model__path=str(talkative), buffer__leaseSeconds=10)
+    async with await services.start_buffer() as client:
+        worker = pod(services, sglang.url)
         async with asyncio.timeout(60):
-            while "rollout-0" not in await one.rendezvous.ledger():
+            while "rollout-0" not in await services.rendezvous.ledger():
                 await asyncio.sleep(0.1)
-        await one.rendezvous.serve(0)
+        await services.rendezvous.serve(0)
         async with asyncio.timeout(DEADLINE):
             while (await client.stats()).leases < 1:
                 await asyncio.sleep(0.01)
         worker.kill()
-        async with one.working(engine) as (_, end):
+        async with services.working(engine) as (_, end):
             assert (await client.take(1, wait=60)).state == READY
             groups = [codec.group_from_message(g) for g in await client.shard(1)]
             await end()

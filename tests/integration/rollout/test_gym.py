@@ -1,4 +1,4 @@
-"""Environments of Gymnasium and GEM at a real engine, in an interpreter of their own."""
+"""Environments of Gymnasium and GEM at a real engine, in a separate interpreter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from sluice.samples.turns import turn_rewards
 from sluice_rollout.environments.program import Program, program_of
 from sluice_rollout.scoring import seat_rewards
 from tests.integration.rollout.pods import job
-from tests.integration.rollout.test_gateway import AGENT, CALLING, Seen, check_tokens
-from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import (
+    AGENT,
+    CALLING,
+    RequestLog,
+    check_tokens,
+    runner_at_gateway,
+)
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.tools import missing
 
@@ -32,7 +37,7 @@ def interpreter() -> None:
         missing("needs gymnasium and GEM: make agents")
 
 
-def program(directory: Path, model: Path, **gym: Any) -> Program:
+def make_program(directory: Path, model: Path, **gym: Any) -> Program:
     settings = {key: value for key, value in AGENT.items() if key != "rollout__function"}
     environment = {"gym": {**gym, "python": str(GYM_PYTHON)}}
     spec = job(directory, model, **settings, rollout__environment=environment).spec
@@ -43,35 +48,35 @@ def program(directory: Path, model: Path, **gym: Any) -> Program:
 async def test_samples_of_a_prompt_begin_alike(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    """Taxi draws its beginning from the seed."""
-    one = program(tmp_path, talkative, id="Taxi-v4", function=ANYTHING, maxTurns=3)
-    seen = Seen(engine)
+    """Taxi draws its first state from the seed."""
+    program = make_program(tmp_path, talkative, id="Taxi-v4", function=ANYTHING, maxTurns=3)
+    log = RequestLog(engine)
     samples, beginnings = [], []
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
             for group in (7, 7, 8):
-                seen.answers.clear()
-                sample = await playing(Prompt(group, "w0008"), [5], Sample(0), CALLING)
+                log.answers.clear()
+                sample = await runner(Prompt(group, "w0008"), [5], Sample(0), CALLING)
                 assert (sample.error, sample.status) == ("", SampleStatus.COMPLETED)
-                check_tokens(sample, seen)
+                check_tokens(sample, log)
                 beginnings.append(sample.tokens[: sample.prompt_length].tolist())
                 samples.append(sample)
     finally:
-        one.close()
+        program.close()
     assert beginnings[0] == beginnings[1] != beginnings[2]
     assert samples[0].metadata["gym"]["steps"] == 3
     assert set(turn_rewards(samples[0])[""]) <= {-1.0, -10.0}
 
 
 async def test_an_environment_of_gem(engine: Client, talkative: Path, tmp_path: Path) -> None:
-    """A guess that is none ends the game."""
+    """An invalid guess ends the game."""
     settings = {"id": "game:GuessTheNumber-v0-easy", "module": "gem"}
-    one = program(tmp_path, talkative, **settings)
+    program = make_program(tmp_path, talkative, **settings)
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            sample = await playing(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            sample = await runner(Prompt(7, "w0008"), [5], Sample(0), CALLING)
     finally:
-        one.close()
+        program.close()
     assert (sample.error, sample.metadata["gym"]["terminated"]) == ("", True)
     seat_rewards.settle(sample)
     assert sample.reward == pytest.approx(-0.1)

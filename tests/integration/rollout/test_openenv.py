@@ -26,8 +26,13 @@ from sluice_rollout.environments.openenv_session import ServerError, open_sessio
 from sluice_rollout.health import EngineLostError
 from sluice_rollout.scoring import seat_rewards
 from sluice_rollout.user_functions.runner import EpisodeRunner
-from tests.integration.rollout.test_gateway import CALLING, PARAMS, Seen, check_tokens
-from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import (
+    CALLING,
+    PARAMS,
+    RequestLog,
+    check_tokens,
+    runner_at_gateway,
+)
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.tools import missing
 
@@ -38,32 +43,32 @@ OPENENV_PYTHON = Path(
 
 @dataclass(frozen=True)
 class Servers:
-    """An environment of words, and one of tools. log: of both."""
+    """A process that serves an environment of words and one of tools."""
 
     process: subprocess.Popen[bytes]
     ports: tuple[int, int]
-    log: Path
+    server_log: Path
 
 
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[Servers]:
     if not OPENENV_PYTHON.exists():
         missing("needs OpenEnv: make agents")
-    ports, log = (free_port(), free_port()), directory / "servers.log"
+    ports, server_log = (free_port(), free_port()), directory / "servers.log"
     file = Path(__file__).with_name("openenv_server.py")
     words = [str(OPENENV_PYTHON), "-P", str(file), *map(str, ports)]
-    with log.open("wb") as written, subprocess.Popen(words, stderr=written) as process:
+    with server_log.open("wb") as written, subprocess.Popen(words, stderr=written) as process:
         try:
             for port in ports:
                 wait_for(f"http://127.0.0.1:{port}")
-            yield Servers(process, ports, log)
+            yield Servers(process, ports, server_log)
         finally:
             process.kill()
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Addresses of an environment of words, and of one of tools."""
+    """Yield the addresses of an environment of words, and of one of tools."""
     with serving(tmp_path_factory.mktemp("servers")) as both:
         words, tools = (f"http://127.0.0.1:{port}" for port in both.ports)
         yield words, tools
@@ -79,22 +84,22 @@ def wait_for(address: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def playing(
+async def openenv_runner(
     url: str, engine: Client, talkative: Path, directory: Path, **settings: Any
 ) -> AsyncIterator[EpisodeRunner]:
     play = openenv_of(OpenEnvironment(url=url, **settings), "tiny")
-    async with at_gateway(play, engine, talkative, directory) as one:
-        yield one
+    async with runner_at_gateway(play, engine, talkative, directory) as runner:
+        yield runner
 
 
 async def test_words_are_actions_until_the_environment_is_done(
     servers: tuple[str, str], engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    seen = Seen(engine)
-    async with playing(servers[0], engine, talkative, tmp_path) as one:
-        sample = await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    log = RequestLog(engine)
+    async with openenv_runner(servers[0], engine, talkative, tmp_path) as runner:
+        sample = await runner(Prompt(7, "w0008"), [5], Sample(0), CALLING)
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     assert turn_rewards(sample) == {"": [0.25, 0.5, 0.75]}
     seat_rewards.settle(sample)
     assert sample.reward == 1.5
@@ -103,11 +108,11 @@ async def test_words_are_actions_until_the_environment_is_done(
 async def test_tools_of_the_environment_are_the_models(
     servers: tuple[str, str], engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    seen = Seen(engine)
-    async with playing(servers[1], engine, talkative, tmp_path) as one:
-        sample = await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+    log = RequestLog(engine)
+    async with openenv_runner(servers[1], engine, talkative, tmp_path) as runner:
+        sample = await runner(Prompt(7, "w0008"), [5], Sample(0), CALLING)
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     assert sample.metadata["tool_calls"] == 3
     assert turn_rewards(sample) == {"": [0.5] * 3}
 
@@ -146,8 +151,8 @@ async def test_a_server_that_is_not_there_fails_the_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    async with playing(url, engine, talkative, tmp_path, timeout_seconds=0.5) as one:
-        sample = await one(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
+    async with openenv_runner(url, engine, talkative, tmp_path, timeout_seconds=0.5) as runner:
+        sample = await runner(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
     assert sample.status is SampleStatus.FAILED
     assert "failed: no session in 0.5 s: ClientConnectorError: Cannot connect" in sample.error
 
@@ -159,7 +164,7 @@ async def test_a_session_that_ends_leaves_no_traceback_in_the_servers_log(tmp_pa
                 await session.reset({})
         both.process.terminate()
         both.process.wait(30)
-        assert "Traceback" not in both.log.read_text()
+        assert "Traceback" not in both.server_log.read_text()
 
 
 async def test_a_server_that_ends_in_this_pod_sends_the_group_back(
@@ -174,36 +179,38 @@ async def test_a_server_that_ends_in_this_pod_sends_the_group_back(
 
         settings = OpenEnvironment(image="server:1", port=both.ports[0])
         play = OpenEnv(settings, "tiny", killing)
-        async with at_gateway(play, engine, talkative, tmp_path) as one:
+        async with runner_at_gateway(play, engine, talkative, tmp_path) as runner:
             with pytest.raises(ServerLostError, match="the server in this pod has ended: "):
-                await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+                await runner(Prompt(7, "w0008"), [5], Sample(0), CALLING)
 
 
 async def test_a_server_that_ends_with_its_pod_is_no_failure(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    """The pod's containers are told to end at once: the server may be the first to do so."""
+    """All containers of the pod are told to end at once. The server may be the first to end."""
     with serving(tmp_path) as both:
         async with contextlib.AsyncExitStack() as stack:
 
             def ending(message: dict[str, Any], observation: dict[str, Any]) -> dict[str, Any]:
                 both.process.kill()
                 both.process.wait()
-                asyncio.get_running_loop().call_later(0.5, one.generator.draining.set)
+                asyncio.get_running_loop().call_later(0.5, runner.generator.draining.set)
                 return {"message": "w0001"}
 
             play = OpenEnv(OpenEnvironment(image="server:1", port=both.ports[0]), "tiny", ending)
-            one = await stack.enter_async_context(at_gateway(play, engine, talkative, tmp_path))
-            sample = await one(Prompt(7, "w0008"), [5], Sample(0), CALLING)
+            runner = await stack.enter_async_context(
+                runner_at_gateway(play, engine, talkative, tmp_path)
+            )
+            sample = await runner(Prompt(7, "w0008"), [5], Sample(0), CALLING)
     assert (sample.status, sample.error) == (SampleStatus.ABORTED, "")
 
 
 async def test_a_server_that_never_listens_in_this_pod_ends_the_worker(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    """Its samples are not to blame, however often the server is started."""
+    """The samples are not to blame, however often the server is started."""
     settings = OpenEnvironment(image="server:1", port=free_port(), timeout_seconds=0.5)
-    async with at_gateway(OpenEnv(settings, "tiny"), engine, talkative, tmp_path) as one:
-        with pytest.raises(EngineLostError, match="nothing has listened at http") as lost:
-            await one(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
+    async with runner_at_gateway(OpenEnv(settings, "tiny"), engine, talkative, tmp_path) as runner:
+        with pytest.raises(EngineLostError, match="the server has not listened at http") as lost:
+            await runner(Prompt(7, "w0008"), [5], Sample(0), PARAMS)
     assert not lost.value.blames

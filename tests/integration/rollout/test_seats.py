@@ -32,34 +32,34 @@ GAME = {
 
 
 def advantages(group: SampleGroup) -> dict[tuple[int, str], float]:
-    """Of each seat of each sample, as a trainer estimates them."""
+    """Estimate the advantage of each seat of each sample, as the trainer does."""
     samples = {s.index: s for s in group.samples}
     units = [
         unit for s in group.samples for unit in credit.units_of_sample((group.group_id, s.index), s)
     ]
     place = {unit.key: i for i, unit in enumerate(units)}
     sequences = [t for s in samples.values() for t in TrainSequence.of(group.group_id, s, 0.0)]
-    masks = [torch.tensor(one.loss_mask) for one in sequences]
+    masks = [torch.tensor(sequence.loss_mask) for sequence in sequences]
     estimates = estimate(
         Responses(
             rewards=torch.tensor([unit.reward for unit in units]),
             groups=torch.tensor(credit.groups_of(units)),
-            own=torch.tensor([place[unit_key(one)] for one in sequences]),
+            own=torch.tensor([place[unit_key(sequence)] for sequence in sequences]),
             masks=masks,
             kl=[torch.zeros(len(mask)) for mask in masks],
         ),
         Algorithm(normalize_std=False),
     )
     rows = zip(sequences, estimates.advantages, strict=True)
-    return {(one.index, one.seat): float(row[0]) for one, row in rows}
+    return {(sequence.index, sequence.seat): float(row[0]) for sequence, row in rows}
 
 
 async def test_a_game_of_zero_sum_is_trained_seat_by_seat(
     house: Callable[..., House], engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    """As episodes all are worth 0: a filter and a baseline of those would see nothing."""
-    one = house(**GAME, model__path=str(talkative))
-    async with await one.start_buffer() as client, one.working(engine) as (_, end):
+    """All episodes have reward 0, so filter and baseline have to look at seats."""
+    services = house(**GAME, model__path=str(talkative))
+    async with await services.start_buffer() as client, services.working(engine) as (_, end):
         assert (await client.take(1, wait=60)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         await end()
@@ -81,7 +81,8 @@ async def test_a_game_of_zero_sum_is_trained_seat_by_seat(
     for sequence in groups[0].samples[0].sequences:
         trained = sequence.loss_mask.astype(bool)
         expected = log_probs(model, sequence.tokens.tolist(), sequence.response_length)
-        wanted = [e for e, kept in zip(expected, trained, strict=True) if kept]
-        assert distance(sequence.rollout_log_probs[trained].tolist(), wanted) < tolerance()
+        expected = [e for e, is_trained in zip(expected, trained, strict=True) if is_trained]
+        reported = sequence.rollout_log_probs[trained].tolist()
+        assert distance(reported, expected) < tolerance()
     kept = read(write(tmp_path, 1, groups))
     assert [advantages(group) for group in kept] == [advantages(group) for group in groups]

@@ -1,4 +1,4 @@
-"""Environments of verifiers at a real engine, in an interpreter of their own."""
+"""Environments of verifiers at a real engine, in a separate interpreter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ from sluice_rollout.environments import orphan_reaper
 from sluice_rollout.environments.fork_server_process import ForkServerLostError
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.rollout.pods import job
-from tests.integration.rollout.test_gateway import AGENT, PARAMS, Seen, check, check_tokens
-from tests.integration.rollout.test_gateway import player as at_gateway
+from tests.integration.rollout.test_gateway import (
+    AGENT,
+    PARAMS,
+    RequestLog,
+    check,
+    check_tokens,
+    runner_at_gateway,
+)
 from tests.integration.rollout.test_gateway import talkative as talkative
 from tests.tools import VERIFIERS_PYTHON, missing
 
@@ -38,7 +44,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
 
 
-def program(directory: Path, model: Path, name: str = NAME, **taskset: Any) -> Program:
+def make_program(directory: Path, model: Path, name: str = NAME, **taskset: Any) -> Program:
     settings = {key: value for key, value in AGENT.items() if key != "rollout__function"}
     environment = {
         "verifiers": {
@@ -54,7 +60,7 @@ def program(directory: Path, model: Path, name: str = NAME, **taskset: Any) -> P
 
 
 def prompt(**taskset: Any) -> Prompt:
-    """The first row of the environment's own, as a job reads it."""
+    """Return the first row of the environment, as a job reads it."""
     (row,) = rows_of(NAME, {"taskset": taskset}, str(VERIFIERS_PYTHON), 1)
     parsed = parse_row(row, PromptSource(path="rows.jsonl"))
     return Prompt(0, parsed.prompt, parsed.label, parsed.metadata)
@@ -63,31 +69,31 @@ def prompt(**taskset: Any) -> Prompt:
 async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
     engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
-    """Three turns with a tool of the environment's."""
+    """The episode has three turns, with a tool of the environment."""
     taskset: dict[str, Any] = {"turns": 3, "tools": True}
-    one, seen = program(tmp_path, talkative, **taskset), Seen(engine)
+    program, log = make_program(tmp_path, talkative, **taskset), RequestLog(engine)
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            await one.check()
-            sample = await playing(prompt(**taskset), [5], Sample(0), PARAMS)
-        assert [n.partition("-")[0] for n in os.listdir(one._directory)] == ["fork"]
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            await program.check()
+            sample = await runner(prompt(**taskset), [5], Sample(0), PARAMS)
+        assert [n.partition("-")[0] for n in os.listdir(program._directory)] == ["fork"]
     finally:
-        one.close()
+        program.close()
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
     assert sample.reward == 1.5
     assert sample.reward_parts == {"score": 1.5, "turns": 1.5, "asked": 3.0}
-    check_tokens(sample, seen)
+    check_tokens(sample, log)
     check(sample, {0: model})
 
 
 async def test_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) -> None:
-    one = program(tmp_path, talkative)
+    program = make_program(tmp_path, talkative)
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            sample = await playing(prompt(), [5], Sample(0), PARAMS)
-            bare = await playing(Prompt(0, "w0002"), [5], Sample(0), PARAMS)
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            sample = await runner(prompt(), [5], Sample(0), PARAMS)
+            bare = await runner(Prompt(0, "w0002"), [5], Sample(0), PARAMS)
     finally:
-        one.close()
+        program.close()
     assert (sample.error, sample.reward, sample.trainable_tokens) == ("", 0.5, 12)
     assert "the row has no metadata.task: expected rows of `sluice data" in bare.error
 
@@ -95,39 +101,38 @@ async def test_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) ->
 async def test_an_episode_whose_interpreter_dies_is_played_again(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
-    """Its group goes back to the buffer, as one does whose engine has died."""
-    one = program(tmp_path, talkative)
+    """The group goes back to the buffer, as if its engine had died."""
+    program = make_program(tmp_path, talkative)
     try:
-        async with at_gateway(one, engine, talkative, tmp_path) as playing:
-            await one.check()
-            process = one.fork_server and one.fork_server._process
+        async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
+            await program.check()
+            process = program.fork_server and program.fork_server._process
             assert process
             assert process._transport
-            running = asyncio.create_task(playing(prompt(), [5], Sample(0), PARAMS))
+            running = asyncio.create_task(runner(prompt(), [5], Sample(0), PARAMS))
             async with asyncio.timeout(60):
-                while (
-                    len(orphan_reaper.marked_processes(one._directory)) < 3
-                ):  # its child, and the agent's program
+                # the fork server, its child, and the agent's program
+                while len(orphan_reaper.marked_processes(program._directory)) < 3:
                     await asyncio.sleep(0.05)
             os.kill(process._transport.get_pid(), signal.SIGKILL)
             with pytest.raises(ForkServerLostError):
                 await running
-            assert len(os.listdir(one._directory)) == 1, "the fork server's own"
-            again = await playing(prompt(), [5], Sample(0), PARAMS)
+            assert len(os.listdir(program._directory)) == 1, "the fork server's own"
+            again = await runner(prompt(), [5], Sample(0), PARAMS)
     finally:
-        one.close()
+        program.close()
     assert (again.error, again.reward) == ("", 0.5)
 
 
 async def test_one_that_is_not_there_ends_the_worker_before_any_episode(
     talkative: Path, tmp_path: Path
 ) -> None:
-    one = program(tmp_path, talkative, "no-such-taskset")
+    program = make_program(tmp_path, talkative, "no-such-taskset")
     try:
         with pytest.raises(ConfigurationError, match="taskset 'no-such-taskset' not found"):
-            await one.check()
+            await program.check()
     finally:
-        one.close()
+        program.close()
 
 
 def rows(target: Path, *words: str) -> Result:
