@@ -8,6 +8,7 @@ from sluice_migrate.bash.script import Argument, Script, ScriptCommand
 from sluice_migrate.draft import Draft, ImportFailedError
 from sluice_migrate.translation import shown_names
 
+# Variables of scripts for Huawei's NPUs.
 _NPU_PREFIXES = ("ASCEND_", "HCCL_", "VLLM_ASCEND")
 _SHELLS = ("bash", "sh", "zsh")
 
@@ -27,6 +28,7 @@ def last_launch(
     ]
     if not launches:
         raise ImportFailedError(expected + _reason(script))
+    # Scripts often prepare, convert and evaluate first: the last certain launch is the training.
     return next((launch for launch in reversed(launches) if launch[0].sure), launches[-1])
 
 

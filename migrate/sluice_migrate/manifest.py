@@ -35,6 +35,7 @@ _ESSENTIAL = (
     "algorithm.distillation.teacher.url",
 )
 _WIDTH = 118
+# A round removes the fields that the rules refuse; further rules may apply after it.
 _ROUNDS = 20
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from sluice_migrate.draft import Draft
 
+# Unknown keys that one note names.
 _SHOWN_KEYS = 12
+# Values of these settings must not get into a manifest, not even in a comment.
 _SECRET = re.compile(r"(wandb|api)[-_]?key|secret|password|token$", re.IGNORECASE)
 
 

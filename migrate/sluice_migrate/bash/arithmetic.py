@@ -9,11 +9,13 @@ _SYMBOL = re.compile(
     r"\s*(0[xX][0-9a-fA-F]+|\d+|[A-Za-z_]\w*|\*\*|<<=|>>=|[-+*/%&|^]=|<<|>>|<=|>=|==|!="
     r"|&&|\|\||\+\+|--|[-+*/%<>=!&|^~?:(),])"
 )
+# Binary operators by precedence, the weakest first.
 _BINARY: tuple[tuple[str, ...], ...] = (
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<=", ">=", "<", ">"),
     ("<<", ">>"), ("+", "-"), ("*", "/", "%"), ("**",),
 )  # fmt: skip
 _ASSIGNMENTS = ("+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
+# Python's numbers do not overflow: a larger exponent would fill the memory.
 _LARGEST_SHIFT = 63
 
 
@@ -127,12 +129,14 @@ class _Reader:
 
 
 def _number(symbol: str) -> int:
+    # A leading zero means octal.
     return int(symbol, 8) if len(symbol) > 1 and symbol[0] == "0" else int(symbol)
 
 
 def _apply(operator: str, left: int, right: int) -> int:
     match operator:
         case "/" | "%":
+            # bash rounds towards zero, Python towards minus infinity.
             quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
             return quotient if operator == "/" else left - quotient * right
         case "**":

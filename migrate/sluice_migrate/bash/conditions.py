@@ -111,6 +111,7 @@ def _unary(name: str, word: Operand) -> Truth:
             return word.is_set
         case "-t":
             return False
+    # Tests of files: only the machine knows.
     return None if word.text else False
 
 

@@ -16,6 +16,7 @@ from sluice_migrate.bash.expansion import Argument
 from sluice_migrate.bash.lexer import Operator, Word
 from sluice_migrate.bash.variables import ScriptState, StopReadingError
 
+# Commands that are read before a loop counts as endless.
 _MOST_STEPS = 20_000
 
 
@@ -45,6 +46,7 @@ class ControlFlow(ScriptState):
             before = pipeline.before
             if (before == "&&" and truth is False) or (before == "||" and truth is True):
                 continue
+            # The command runs only if an unknown one succeeds, or fails.
             is_unknown = bool(before) and truth is None
             self.undecided += is_unknown
             after = self._pipeline(pipeline)
@@ -56,6 +58,7 @@ class ControlFlow(ScriptState):
         truth: Truth = True
         for command in pipeline.commands:
             truth = self._command(command)
+        # The output of a pipeline depends on programs that are not run.
         if len(pipeline.commands) > 1 and self.captured is not None:
             truth = None
         return negation(truth) if pipeline.negated else truth

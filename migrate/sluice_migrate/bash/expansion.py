@@ -20,6 +20,7 @@ from sluice_migrate.bash.patterns import (
     strip_affix,
 )
 
+# Variables that refer to variables in arithmetic; more of them are a cycle.
 _DEEPEST = 20
 # A word between blanks; blanks in an unknown `$(a command)` do not split it.
 _PIECES = re.compile(r"(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^}]*\}|\S)+")
@@ -112,6 +113,7 @@ class Expander:
         """
         filled = self.joined(words_of(text, line))
         missing = list(filled.missing)
+        # An unknown `${NAME}` is looked up as a variable by the arithmetic.
         filled = replace(filled, text=re.sub(r"\$\{(\w+)\}", r"\1", filled.text))
 
         def get(name: str, depth: int = 0) -> int:
@@ -146,6 +148,7 @@ class Expander:
                 continue
             value = self._value(part, word.line, first=position == 0)
             splits = part.kind is not PartKind.TEXT and not part.quoted
+            # A quoted operand, as in ${NAME:-"a b"}, is not split.
             if splits and part.operand and any(inner.quoted for inner in part.operand.parts):
                 splits = part.operator.lstrip(":") not in ("-", "=", "+")
             fields.blank_separated(value) if splits else fields.add(value, part.quoted)

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=$")
+# `${#NAME}`, `${!NAME}`, `${NAME[index]}`, and an operator with its operand.
 _BRACED = re.compile(
     r"(?P<prefix>[#!]?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?!$-])(?:\[(?P<index>[^]]*)\])?"
     r"(?P<operator>:?[-=+?]|%%?|##?|//?|\^\^?|,,?|:|$)(?P<operand>.*)",
     re.DOTALL,
 )
+# Longer operators come first.
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", "((", ";", "&", "|", "(", ")", "\n")
 _PLAIN = re.compile(r"[^\s'\"\\$`;&|<>()]+")
 _PAIRS = {"(": ")", "{": "}"}
+# Characters that end a word.
 _ENDS = " \t\r\n;&|<>)"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice_migrate.bash.lexer import Lexer, Operator, Part, PartKind, ScriptError, Word
 
+# Reserved words that end a list of commands.
 _CLOSING = {
     "then", "elif", "else", "fi", "do", "done", "esac", "}",
 }  # fmt: skip

@@ -9,8 +9,10 @@ from sluice_migrate.bash.lexer import PartKind, Word
 
 _PIECES = re.compile(r"\[[!^]?\]?(?:\[:\w+:\]|[^\]])+\]|.", re.DOTALL)
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*|\d+\.\.\d+)\}")
+# Nested braces such as {1..9}{1..9}{1..9} multiply.
 _MOST_WORDS = 10_000
 _CLASS = re.compile(r"\[:(\w+):\]")
+# Character classes of patterns.
 _CLASSES = {
     "space": r"\s", "digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z",
     "lower": "a-z", "blank": r" \t", "xdigit": "0-9a-fA-F", "punct": r"!-/:-@\[-`{-~",

@@ -12,7 +12,9 @@ from dataclasses import replace
 from sluice_migrate.bash.conditions import Truth
 from sluice_migrate.bash.expansion import Argument, Variables
 
+# Numbers that `seq` may print.
 _MOST_NUMBERS = 10_000
+# Checks for accelerators of Huawei, AMD and Moore Threads.
 _OTHER_MACHINES = re.compile(r"torch_npu|npu-smi|rocm-smi|torch_musa")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sluice_migrate.bash.script import Argument, Script, read_script
 
+# Files that mark the root of a project.
 _MARKS = (".git", "pyproject.toml", "setup.py")
 _SCRIPT_BYTES = 1 << 20
 

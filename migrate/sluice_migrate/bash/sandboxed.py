@@ -23,16 +23,22 @@ from sluice_migrate.draft import ImportFailedError
 
 SECONDS = 20.0
 _MEMORY = 1 << 30
+# Programs that start a training; their arguments are recorded.
 _RECORDED = (
     "python", "python3", "torchrun", "ray", "accelerate", "deepspeed", "uv", "srun", "mpirun",
 )  # fmt: skip
+# Tools that only work on text.
 _REAL_TOOLS = (
     "awk", "basename", "cat", "cut", "date", "dirname", "env", "expr", "grep", "head", "paste",
     "readlink", "realpath", "rev", "sed", "seq", "sort", "tail", "tr", "uniq", "wc", "xargs",
 )  # fmt: skip
+# Programs that start the command after them.
 _WRAPPERS = ("nohup", "setsid", "sudo")
+# Programs that change files or wait; they do nothing.
 _IGNORED = ("chmod", "cp", "ln", "mkdir", "mv", "pkill", "rm", "rmdir", "sleep", "touch")
+# Files of a project that its scripts may source.
 _COPIED = (".sh", ".bash", ".env")
+# Limits of the copy: a home folder may be the project.
 _MOST_FILES, _MOST_BYTES = 4000, 1 << 20
 _STOPPED = {
     "timeout": f"did not end within {SECONDS:g} s: commands that it started until then are read",

@@ -18,8 +18,11 @@ from sluice_migrate.bash.lexer import PartKind, Word
 from sluice_migrate.bash.programs import change_directory, output, succeeds
 from sluice_migrate.bash.variables import ASSIGNED, Remark, StopReadingError
 
+# Words before a command that do not change what it starts.
 _BEFORE = ("exec", "nohup", "command", "builtin", "sudo")
+# Builtins whose arguments are assignments.
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
+# Nested function calls, sourced files and command substitutions.
 _DEEPEST = 30
 # `missing` of the output of a program that is not known.
 _UNKNOWN = ("",)
@@ -97,6 +100,7 @@ class Script(ControlFlow):
         truth: Truth = True
         for match, word in assignments:
             self.assign(match, word)
+            # The status of an assignment is that of its command substitution.
             substitutes = any(part.kind is PartKind.COMMAND for part in word.parts)
             truth = None if substitutes else truth
         return truth

@@ -12,7 +12,9 @@ from sluice_migrate.bash.expansion import Argument, Expander, Variables
 from sluice_migrate.bash.lexer import Part, PartKind, Word
 from sluice_migrate.bash.programs import output
 
+# Limits on a text and an array: a loop that doubles a value must not fill the memory.
 _LONGEST, _MOST_VALUES = 1 << 18, 10_000
+# `NAME=`, `NAME+=` and `NAME[index]=`.
 ASSIGNED = re.compile(r"^([A-Za-z_]\w*)(?:\[([^]]*)\])?(\+?)=")
 
 

@@ -66,6 +66,7 @@ def config_of(spec: RLJobSpec, dataset: str) -> Config:
     source, sampling = source_of(spec, dataset), spec.rollout.sampling
     rollout = {
         "name": spec.rollout.engine,
+        # verl has always a limit; 2**31 stands for none.
         "prompt_length": spec.data.max_prompt_tokens or 2**31,
         "response_length": sampling.max_response_tokens,
         "temperature": sampling.temperature,

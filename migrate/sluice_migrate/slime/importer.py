@@ -74,6 +74,7 @@ def import_slime(script: Script, source: str) -> Draft:
     settings = Settings(_flags(command, at + 1, draft))
     if PurePosixPath(command.words[at].text).name == "train_async.py":
         draft.set("rollout.mode", "async", "train_async.py")
+        # train_async.py generates one batch while it trains the one before.
         draft.set("rollout.maxStaleness", 1, "train_async.py")
     _data(draft, settings)
     _length(draft, settings)
@@ -85,6 +86,7 @@ def import_slime(script: Script, source: str) -> Draft:
     _engines(draft, settings)
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="1")
     _evaluation(draft, settings)
+    # The table would report these as unknown: they are translated below.
     settings.used |= set(_LATER)
     SLIME.translate(draft, settings)
     _defaults(draft)
@@ -111,6 +113,7 @@ def _flags(command: ScriptCommand, start: int, draft: Draft) -> dict[str, Settin
             flags[name] = Setting(
                 name, (value,) if separator else (), word.line, word.missing, word.conditional
             )
+        # argparse gives all words up to the next name to an argument.
         elif name:
             old = flags[name]
             flags[name] = Setting(
@@ -131,6 +134,7 @@ def _data(draft: Draft, settings: Settings) -> None:
     paths = settings.take("--prompt-data")
     if paths is None:
         raise ImportFailedError("no --prompt-data: the script names no prompts to train on")
+    # slime's default column.
     source: dict[str, Any] = {"promptKey": "input"}
     for name, key in (
         ("--input-key", "promptKey"),
@@ -155,6 +159,7 @@ def _data(draft: Draft, settings: Settings) -> None:
 
 def _length(draft: Draft, settings: Settings) -> None:
     steps, epochs = settings.take("--num-rollout"), settings.take("--num-epoch")
+    # --num-rollout wins over --num-epoch, as in slime.
     if not set_field(draft, "trainer.steps", steps, as_integer):
         set_field(draft, "trainer.epochs", epochs, as_integer)
 
@@ -214,6 +219,7 @@ def _evaluation(draft: Draft, settings: Settings) -> None:
         note_unused(draft, settings, names, why)
         draft.drop("evaluation.everySteps")
         return
+    # --eval-prompt-data has one path, or pairs of a name and a path.
     pairs = [("", words[0])] if len(words) == 1 else zip(words[::2], words[1::2], strict=False)
     like = {
         key: value for key, value in draft.get("data.prompts")[0].items() if key != "path"
@@ -290,8 +296,10 @@ def _placement(draft: Draft, settings: Settings) -> None:
     colocated = settings.on("--colocate")
     total = trainer if colocated else _number(settings, "--rollout-num-gpus", trainer)
     draft.set("rollout.gpusPerReplica", min(engine, machine), "--rollout-num-gpus-per-engine")
+    # An engine that is wider than a machine spans several.
     if engine > machine:
         draft.set("rollout.nodesPerReplica", -(-engine // machine), "--rollout-num-gpus-per-engine")
+    # Engines that share GPUs must divide a machine of the trainer evenly.
     if colocated and draft.get("trainer.gpusPerNode", 8) % engine == 0:
         draft.set("trainer.colocate", True, "--colocate")
         if settings.on("--no-offload") or settings.on("--no-offload-train"):
@@ -302,6 +310,7 @@ def _placement(draft: Draft, settings: Settings) -> None:
         max(1, total // engine),
         "--colocate" if colocated else "--rollout-num-gpus",
     )
+    # Otherwise they get as many GPUs as they shared in slime.
     if colocated:
         why = f"an engine of {engine} GPUs cannot share the trainer's GPUs in sluice"
         draft.note(

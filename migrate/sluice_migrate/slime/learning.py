@@ -65,11 +65,13 @@ def reward(draft: Draft, settings: Settings) -> None:
     after = settings.get("--custom-reward-post-process-path")
     if after and _OPD in str(after.value):
         settings.used.add(after.name)
+    # The teacher is translated already; slime's function only asks it.
     if function and _OPD in str(function.value) and draft.get("algorithm.distillation"):
         return
     if set_field(draft, "reward.function", function, as_text):
         return
     name = str(kind.value) if kind else ""
+    # The URL of --rm-url is a reward only with this type: it may be a teacher.
     if name == "remote_rm" and set_field(draft, "reward.url", url, as_text):
         return
     reward_type = _REWARDS.get(name, name)

@@ -72,6 +72,7 @@ def supervised(draft: Draft, settings: Settings) -> bool:
             draft.note("not translated", loss.shown, why, loss.line)
         return False
     draft.set("algorithm.loss.type", "sft", loss.name)
+    # Without engines there is no asynchronous rollout.
     draft.drop("rollout.mode")
     draft.drop("rollout.maxStaleness")
     function, kind = (

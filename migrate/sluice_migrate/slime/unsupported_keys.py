@@ -40,6 +40,7 @@ _CENTERING = Unsupported(
 )
 
 
+# Without --balance-by-flops slime balances tokens.
 def _by_flops(value: Any) -> str:
     return "flops" if as_boolean(value) else "tokens"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+# Between two attempts.
 _PAUSE_SECONDS = 1.0
 # Longer than any request that the gateway accepts.
 _REQUEST_SECONDS = 7200.0

@@ -24,6 +24,7 @@ STUBS = {
     "verl.workers.rollout.replica": "sluice_migrate.stubs.verl.replica",
 }
 _PROJECTS = {name.partition(".")[0] for name in STUBS}
+# Packages that contain stubs; an import needs each of them.
 _PARENTS = {name.rsplit(".", depth)[0] for name in STUBS for depth in range(1, name.count(".") + 1)}
 
 

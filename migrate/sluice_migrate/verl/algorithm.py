@@ -63,6 +63,7 @@ _SCOPES = {
     "seq_mean": "sequence_mean",
     "seq_max": "sequence_max",
 }
+# Older names of `rollout_rs`.
 _OLDER_SCOPES = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
 
 _DISTILLATION_LOSS = "distillation.distillation_loss"
@@ -90,6 +91,7 @@ def policy(draft: Draft, settings: Settings) -> None:
             "another one as a function"
         )
         draft.note("not translated", adv_estimator.shown, why, adv_estimator.line)
+    # gspo and cispo are losses in verl, and estimators in sluice.
     elif loss in ("gspo", "cispo") and estimator == "grpo":
         draft.set("algorithm.estimator", loss, f"{_ACTOR}.policy_loss.loss_mode")
     else:
@@ -131,6 +133,7 @@ def _parts(draft: Draft, settings: Settings) -> None:
     weights = settings.take("algorithm.gdpo_reward_weights")
     if keys is None or not isinstance(keys.value, list):
         return
+    # verl weighs all parts by 1 if there are no weights.
     numbers = weights.value if weights and isinstance(weights.value, list) else [1.0] * 16
     parts = [
         {"name": str(name), "weight": as_number(weight)}
@@ -170,6 +173,7 @@ def _clip(draft: Draft, settings: Settings, *, bounded: bool) -> None:
 
 def kl(draft: Draft, settings: Settings) -> None:
     """Translate the KL of the loss and of the reward."""
+    # Both coefficients have this default in verl.
     default = Setting("default of kl_loss_coef and kl_ctrl.kl_coef", (0.001,))
     coef, kind = settings.take(f"{_ACTOR}.kl_loss_coef"), settings.take(f"{_ACTOR}.kl_loss_type")
     if settings.on(f"{_ACTOR}.use_kl_loss"):

@@ -14,11 +14,13 @@ from sluice_migrate.translation import Setting, Settings, as_integer, as_number,
 
 _ACTOR, _ASYNC = "actor_rollout_ref.actor", "async_training"
 _V1 = "trainer.v1"
+# Defaults of one_step_off_ppo_trainer.yaml.
 _SEPARATE = {
     "rollout.nnodes": 1,
     "rollout.n_gpus_per_node": 8,
     "algorithm.rollout_correction.bypass_mode": True,
 }
+# Defaults of fully_async_ppo_trainer.yaml.
 _FULLY_ASYNC = _SEPARATE | {
     f"{_ASYNC}.staleness_threshold": 0.1,
     f"{_ASYNC}.trigger_parameter_sync_step": 4,
@@ -128,6 +130,7 @@ def _staleness(draft: Draft, settings: Settings, entry: str) -> None:
     if threshold is None or threshold.missing:
         set_field(draft, "rollout.maxStaleness", threshold, as_number)
         return
+    # Any share of a batch means that samples may be a step old.
     steps = math.ceil(as_number(threshold.value))
     if steps < 1:
         settings.used.add(f"{_ASYNC}.partial_rollout")  # no effect in this trainer

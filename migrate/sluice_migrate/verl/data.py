@@ -16,6 +16,7 @@ from sluice_migrate.draft import Draft, ImportFailedError
 from sluice_migrate.translation import Setting, Settings, set_field
 
 _ROLLOUT = "actor_rollout_ref.rollout"
+# Names of models and data sets with images.
 _MULTIMODAL = re.compile(r"(?i)(^|[-_./\d])(vl|vlm|omni|vision|llava|internvl)([-_./\d]|$)|geo3k")
 _MODEL_AND_DATA = (
     "actor_rollout_ref.model.path", "model.path", "model.partial_pretrain", "data.train_files",

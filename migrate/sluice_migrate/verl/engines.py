@@ -84,6 +84,7 @@ def with_engine(table: Table, draft: Draft, settings: Settings) -> Table:
         )
     options = _ENGINES.get(name, SGLANG)
     chosen = "vllm" if options is VLLM else "sglang"
+    # Arguments of the other engine would be refused, so they are reported.
     prefixes = (
         (f"{_KWARGS}.{chosen}.", _engine_argument),
         (

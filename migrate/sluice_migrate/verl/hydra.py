@@ -19,10 +19,13 @@ from sluice_migrate.translation import Setting
 _OVERRIDE = re.compile(
     r"^(?P<sign>\+\+?|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?$", re.DOTALL
 )
+# A value that is one interpolation keeps the type of its target.
 _WHOLE = re.compile(
     r"^\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}$", re.DOTALL
 )
+# An interpolation inside of a text.
 _INSIDE = re.compile(r"\$\{(?:oc\.select:)?(?P<key>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
+# Interpolations that refer to interpolations; more of them are a cycle.
 _DEEPEST = 8
 
 

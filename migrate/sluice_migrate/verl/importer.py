@@ -83,6 +83,7 @@ def import_command(script: Script, source: str, base: Mapping[str, Setting] | No
     command, at = launch(script, source)
     entry, words = command.words[at].text, command.words[at + 1 :]
     started = launcher_settings(command.words[:at]) if ENTRY.search(entry) else {}
+    # The file of --config takes the place of --config-name.
     options = {} if base else _options(words)
     settings = {setting.name: setting for setting in overrides(words)} | options | started
     draft = import_verl({**(base or {}), **settings}, source, entry)
@@ -118,6 +119,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
         settings.used |= {"--config-name", "--config-path", "-cn", "-cp"}
         return import_sft(draft, settings, train_files(draft, settings))
     _config(draft, settings)
+    # Configuration files list the options of multi-turn rollouts even if they are off.
     turns = settings.get(f"{_ROLLOUT}.multi_turn.enable")
     if turns is None or turns.value is not True:  # its group has no effect
         settings.used |= {name for name in settings if name.startswith(f"{_ROLLOUT}.multi_turn.")}
@@ -131,6 +133,7 @@ def import_verl(unresolved: Mapping[str, Setting], source: str, entry: str = "")
     distillation(draft, settings)
     _fsdp(draft, settings)
     host_optimizer(draft, settings, *_HOST_OPTIMIZER, default="0")
+    # These set fields on which batches and placement below depend.
     separate = asynchronous(draft, settings, entry)
     later = {name: settings.take(name) for name in _LATER}
     with_engine(VERL, draft, settings).translate(draft, settings)

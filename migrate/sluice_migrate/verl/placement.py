@@ -27,6 +27,7 @@ Later = Mapping[str, Setting | None]
 def placement(draft: Draft, later: Later, *, separate: bool) -> None:
     """Set the engines' GPUs: those of the trainer, or `separate` ones."""
     separate = separate or later[_GPUS[0]] is not None
+    # verl splits an engine over two GPUs if the script does not say otherwise.
     engine, per_node = _number(later[_TENSOR], 2), draft.get("trainer.gpusPerNode", 8)
     gpus = _first(later, _GPUS) if separate else None
     machine = _number(gpus, per_node)

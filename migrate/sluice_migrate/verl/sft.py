@@ -31,6 +31,7 @@ from sluice_migrate.translation import (
 from sluice_migrate.verl.table import VERL, schedule
 
 ENTRY = re.compile(r"(^|[./])(fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(\.py)?$")
+# Options of torchrun, in both spellings.
 _PROCESSES = re.compile(r"^--(nproc[_-]per[_-]node|nnodes)(?:=(.*))?$")
 _WARMUP = Unsupported("set a number of steps in trainer.optimizer.warmupSteps", unless=(0,))
 _NESTED = Unsupported(
