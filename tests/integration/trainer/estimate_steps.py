@@ -1,7 +1,6 @@
-"""Batches with rewards through an estimator and some training steps; alone, or as one rank of
-several.
+"""Estimate advantages of batches with rewards and train some steps, on one rank or several.
 
-As a program: one run after the other, for each of the options that the argument lists.
+As a program it makes one run for each set of options in its argument.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from sluice_trainer.megatron import parallel
 from tests.integration.trainer import tiny
 from tests.integration.trainer.train_steps import digest
 
+# Group and index of a sample that failed.
 FAILED = (2, 1)
-"""Group and index of a sample that failed."""
+# (sample, seed) -> branches of the sample.
 Grow = Callable[[Sample, int], list[TokenSequence]]
-"""(a sample, a seed) -> its branches."""
 
 
 def bare(sample: Sample, seed: int) -> list[TokenSequence]:
-    """No branches."""
+    """Return no branches."""
     return []
 
 
 def grown(sample: Sample, seed: int) -> list[TokenSequence]:
-    """None, one or two branches with tokens of their own."""
+    """Return zero to two branches with other tokens."""
     return [
         TokenSequence(
             tokens=drawn.tokens,
@@ -60,7 +59,7 @@ def grown(sample: Sample, seed: int) -> list[TokenSequence]:
 
 
 def halved(sample: Sample, seed: int) -> list[TokenSequence]:
-    """A branch with the sample's tokens that trains every second one, in place of the sample."""
+    """Return a branch that trains every second token of the sample, which trains the others."""
     odd = (np.arange(sample.response_length) % 2).astype(np.uint8)
     whole = sample.loss_mask
     sample.loss_mask = whole * odd
@@ -75,7 +74,7 @@ def halved(sample: Sample, seed: int) -> list[TokenSequence]:
 
 
 def seated(sample: Sample, seed: int) -> list[TokenSequence]:
-    """Two turns of white's, of which the first was rewarded; and branches that are black's."""
+    """Give the sample to white, with two turns and one reward, and its branches to black."""
     branches = grown(sample, seed)
     n, number = sample.response_length, 2
     sample.seat, sample.seat_rewards = "white", {"white": float(seed % 3)}
@@ -99,11 +98,10 @@ SEATS = {"function": "play.py:play", "seats": [{"name": "white"}, {"name": "blac
 def batch(
     seed: int, *, ranks: int, steps: int, branches: str = "grown"
 ) -> tuple[list[pb.Sequence], list[SampleGroup]]:
-    """Five groups of four samples with rewards, as the buffer deals them out, and all their
-    samples. branches: a name of GROW.
+    """Return five groups of four samples with rewards, split over ranks as by the buffer.
 
-    A group's samples lie on all ranks; the first rank has more of them, and where there are four,
-    the last has none.
+    The samples of a group are on several ranks. The first rank has the most, and of four ranks the
+    last has none. `branches` is a name of GROW.
     """
     random = np.random.default_rng(seed)
     sequences, groups = [], []
@@ -129,7 +127,7 @@ def batch(
             pb.Sequence(
                 group_id=group,
                 index=index,
-                length=sum(len(one.tokens) for one in sample.sequences),
+                length=sum(len(s.tokens) for s in sample.sequences),
                 response_length=drawn.response_length,
                 trainable_tokens=sample.trainable_tokens,
                 reward=sample.reward,
@@ -142,7 +140,7 @@ def batch(
 
 
 def share(sequences: list[pb.Sequence], groups: list[SampleGroup], rank: int) -> list[SampleGroup]:
-    """The groups that the buffer gives to one data-parallel rank, with its samples alone."""
+    """Return the groups of one data-parallel rank, with only its samples."""
     mine = {(s.group_id, s.index) for s in sequences if s.rank == rank}
     parts = [
         SampleGroup(g.prompt, [s for s in g.samples if (g.group_id, s.index) in mine])
@@ -164,7 +162,10 @@ def train(
     backend: BackendClass | None = None,
     branches: str = "grown",
 ) -> dict[str, Any]:
-    """dump: a file for rank 0's weights. backend: default: the one that `trainer` names."""
+    """Train and return the results.
+
+    `dump` is a file for rank 0's weights; `backend` is by default the one that `trainer` names.
+    """
     spec = tiny.spec(
         Path(model),
         model={"path": model, "init": init},

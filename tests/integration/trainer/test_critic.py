@@ -1,5 +1,4 @@
-"""The critic of PPO: what transformers computes, its own weights and optimizer, and a resume that
-is exact."""
+"""The critic of PPO equals transformers, trains separately, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from sluice_trainer.checkpoint.checkpoint_writer import CheckpointError
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.memory import staging
 from tests.integration.trainer import estimate_steps, tiny
-from tests.integration.trainer.test_estimators import elsewhere, same
+from tests.integration.trainer.test_estimators import run_on_ranks, same
 
 pytestmark = pytest.mark.usefixtures("process_group")
 PPO: dict[str, Any] = {"estimator": "ppo", "gamma": 0.99, "lambda": 0.9, "critic": {"lr": 1e-3}}
@@ -30,8 +29,8 @@ def make(model: Path, **critic: Any) -> MegatronPolicy:
     return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
-def with_goals(policy: MegatronPolicy, seed: int) -> list[TrainSequence]:
-    """A batch with the critic's values, and returns that have nothing to do with them."""
+def with_unrelated_returns(policy: MegatronPolicy, seed: int) -> list[TrainSequence]:
+    """Return a batch with the critic's values, and unrelated returns."""
     shard = tiny.batch(8, seed=seed)
     assert policy.critic is not None
     random = np.random.default_rng(seed)
@@ -60,7 +59,7 @@ def test_values_equal_those_of_a_reward_model_in_transformers(
 def test_three_steps_of_the_critic_equal_transformers_with_adamw(
     qwen3: Path, reward_model: Path
 ) -> None:
-    """The value loss written down once more, over one sequence at a time."""
+    """The reference computes the value loss over one sequence at a time."""
     policy, plain = (
         make(qwen3, modelPath=str(reward_model), clip=0.05),
         tiny.hf_reward_model(reward_model),
@@ -69,7 +68,7 @@ def test_three_steps_of_the_critic_equal_transformers_with_adamw(
         plain.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
     )
     for step in range(3):
-        shard = with_goals(policy, step)
+        shard = with_unrelated_returns(policy, step)
         metrics = policy.train([shard], [tiny.totals(shard)])
         loss = torch.zeros(())
         for s in shard:
@@ -92,7 +91,7 @@ def test_three_steps_of_the_critic_equal_transformers_with_adamw(
             assert torch.allclose(values, tiny.hf_values(plain, sequence), atol=1e-4)
 
 
-def test_the_critic_of_a_language_model_begins_with_zero_and_learns(qwen3: Path) -> None:
+def test_the_critic_of_a_language_model_starts_at_zero_and_learns(qwen3: Path) -> None:
     policy = make(qwen3)
     assert policy.critic is not None
     shard = tiny.batch(6, seed=0)
@@ -108,10 +107,10 @@ def test_the_critic_of_a_language_model_begins_with_zero_and_learns(qwen3: Path)
     assert losses[-1] < losses[0] / 4
 
 
-def test_the_critic_shares_nothing_with_what_the_engines_get(qwen3: Path) -> None:
+def test_the_critic_shares_no_tensor_with_the_weights_of_engines(qwen3: Path) -> None:
     policy = make(qwen3)
     before = weights(policy)
-    shard = with_goals(policy, 0)
+    shard = with_unrelated_returns(policy, 0)
     assert policy.critic is not None
     policy.critic.train([shard], [tiny.totals(shard)])
     after = weights(policy)
@@ -124,7 +123,7 @@ def test_in_its_warm_up_only_the_critic_is_trained(qwen3: Path) -> None:
     before = weights(policy)
     seen = []
     for step in range(3):
-        shard = with_goals(policy, step)
+        shard = with_unrelated_returns(policy, step)
         metrics = policy.train([shard], [tiny.totals(shard)])
         same = all(torch.equal(before[name], tensor) for name, tensor in weights(policy).items())
         seen.append((policy.step, "critic/vf_loss" in metrics, "train/loss" in metrics, same))
@@ -139,8 +138,8 @@ SPREAD: dict[str, tuple[str, dict[str, int], int]] = {
 }
 
 
+# Layouts that are part of another one.
 PARTS_OF_OTHERS = {"expert"}
-"""Layouts that another one contains."""
 
 
 @pytest.mark.parametrize(
@@ -153,8 +152,7 @@ PARTS_OF_OTHERS = {"expert"}
 def test_a_critic_under_every_kind_of_layout_equals_one_rank(
     models: dict[str, Path], tmp_path: Path, layout: str
 ) -> None:
-    """Values, losses, gradient norms and what becomes of the policy; and its checkpoint goes on
-    where there is one."""
+    """Values, losses, gradient norms, the policy, and resuming from a checkpoint, if any."""
     family, parallelism, world = SPREAD[layout]
     job: dict[str, Any] = {"model": str(models[family]), "algorithm": PPO}
     through = estimate_steps.train(**job, steps=3)
@@ -162,7 +160,7 @@ def test_a_critic_under_every_kind_of_layout_equals_one_rank(
         "trainer": {"parallelism": parallelism, "processesPerNode": world},
         "checkpoints": str(tmp_path),
     }
-    (result,) = elsewhere(world, {**job, **spread, "steps": 2, "save_at": 2})
+    (result,) = run_on_ranks(world, {**job, **spread, "steps": 2, "save_at": 2})
     same(result, {name: through[name][:2] for name in ("history", "advantages")})
     resumed = estimate_steps.train(**job, steps=3, checkpoints=str(tmp_path))
     assert resumed["resumed"] == 2
@@ -181,16 +179,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     }
     through = estimate_steps.train(**options, steps=5)
     estimate_steps.train(**options, steps=2, save_at=2, checkpoints=str(tmp_path))
-    (resumed,) = elsewhere(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
+    (resumed,) = run_on_ranks(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
     later = {name: through[name][2:] for name in ("history", "advantages")}
     assert resumed == {**through, **later, "resumed": 2}
 
 
 @pytest.mark.parametrize("save_at", [1, 3])
-def test_the_policys_schedule_begins_after_the_warm_up_and_ends_with_the_run(
+def test_the_schedule_of_the_policy_starts_after_the_warm_up_and_ends_with_the_run(
     qwen3: Path, tmp_path: Path, save_at: int
 ) -> None:
-    """Also where the run is resumed, in the warm-up or after it: to the bit."""
+    """The same holds bit for bit if the run is resumed, in the warm-up or after it."""
     options: dict[str, Any] = {
         "model": str(qwen3),
         "algorithm": {**PPO, "critic": {"lr": 2e-3, "warmupSteps": 2}},
@@ -203,7 +201,7 @@ def test_the_policys_schedule_begins_after_the_warm_up_and_ends_with_the_run(
         (p and pytest.approx(p), pytest.approx(c)) for p, c in zip(policy, critic, strict=True)
     ]
     estimate_steps.train(**options, steps=save_at, save_at=save_at, checkpoints=str(tmp_path))
-    (resumed,) = elsewhere(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
+    (resumed,) = run_on_ranks(1, {**options, "steps": 5, "checkpoints": str(tmp_path)})
     later = {name: through[name][save_at:] for name in ("history", "advantages")}
     assert resumed == {**through, **later, "resumed": save_at}
 
@@ -211,12 +209,12 @@ def test_the_policys_schedule_begins_after_the_warm_up_and_ends_with_the_run(
 def test_a_checkpoint_of_two_ranks_continues_on_one(qwen3: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": str(qwen3), "algorithm": PPO}
     through = estimate_steps.train(**options, steps=4)
-    elsewhere(2, {**options, "steps": 2, "save_at": 2, "checkpoints": str(tmp_path)})
+    run_on_ranks(2, {**options, "steps": 2, "save_at": 2, "checkpoints": str(tmp_path)})
     resumed = estimate_steps.train(**options, steps=4, checkpoints=str(tmp_path))
     same(resumed, {name: through[name][2:] for name in ("history", "advantages")})
 
 
-def test_a_checkpoint_without_a_critic_is_no_checkpoint_of_ppo(qwen3: Path, tmp_path: Path) -> None:
+def test_ppo_refuses_a_checkpoint_without_a_critic(qwen3: Path, tmp_path: Path) -> None:
     plain = MegatronPolicy(
         tiny.spec(qwen3), model_dir=qwen3, timeout=timedelta(seconds=tiny.TIMEOUT)
     )
@@ -227,7 +225,7 @@ def test_a_checkpoint_without_a_critic_is_no_checkpoint_of_ppo(qwen3: Path, tmp_
         make(qwen3).load_latest(tmp_path)
 
 
-def test_the_critics_copies_have_their_memory_before_the_first_step_too(
+def test_the_memory_of_the_critics_copies_is_reserved_before_the_first_step(
     qwen3: Path, tmp_path: Path
 ) -> None:
     policy = make(qwen3)

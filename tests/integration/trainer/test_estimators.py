@@ -1,5 +1,4 @@
-"""Every estimator, from rewards to weights: the same on one, two and four ranks, however the model
-is spread."""
+"""All estimators, from rewards to weights, give the same on one, two and four ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ SEATS: dict[str, Any] = {
 
 
 def same(actual: Any, expected: Any) -> None:
-    """Equal but for the rounding that another order of sums brings."""
+    """Assert that two runs are equal up to the rounding of another order of sums."""
     assert len(actual["history"]) == len(expected["history"])
     for ours, theirs in zip(actual["history"], expected["history"], strict=True):
         assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-5)
@@ -80,8 +79,8 @@ def same(actual: Any, expected: Any) -> None:
             assert values == pytest.approx(theirs[key], rel=1e-3, abs=2e-5), key
 
 
-def elsewhere(world: int, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The outcome of each job on `world` ranks, which all must say the same."""
+def run_on_ranks(world: int, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run each job on `world` ranks and return its result, which all ranks must agree on."""
     ranks = tiny.run("estimate_steps.py", json.dumps(jobs), world=world)
     assert all(results == ranks[0] for results in ranks)
     return list(ranks[0])
@@ -95,7 +94,7 @@ def on_two_ranks(qwen3: Path) -> dict[str, dict[str, Any]]:
         for algorithm in ALGORITHMS.values()
     ]
     jobs.append({"model": str(qwen3), **SEATS})
-    return dict(zip([*ALGORITHMS, "seats"], elsewhere(2, *jobs), strict=True))
+    return dict(zip([*ALGORITHMS, "seats"], run_on_ranks(2, *jobs), strict=True))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -121,12 +120,12 @@ def test_seats_and_turns_on_two_ranks_equal_one(
     assert any(len(set(row)) == 2 for row in of_white)
 
 
-def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
+def test_four_ranks_of_which_one_has_no_sequences_equal_one(qwen3: Path) -> None:
     jobs: list[dict[str, Any]] = [
         {"model": str(qwen3), "algorithm": ALGORITHMS[name], "trainer": {"maxTokensPerGpu": 50}}
         for name in ("reinforce_plus_plus", "gspo", "ppo", "clip_cov")
     ]
-    for job, spread in zip(jobs, elsewhere(4, *jobs), strict=True):
+    for job, spread in zip(jobs, run_on_ranks(4, *jobs), strict=True):
         same(spread, estimate_steps.train(**job))
 
 
@@ -143,16 +142,14 @@ def test_four_ranks_of_which_one_has_nothing_equal_one(qwen3: Path) -> None:
 def test_a_critic_spread_like_the_policy_equals_one_rank(
     models: dict[str, Path], layout: dict[str, int], world: int
 ) -> None:
-    """Tied embeddings: the critic's are not. Every sequence-wise sum of the loss is in
-    it as well.
-    """
+    """The critic's embeddings are not tied, and the loss has all its sums over sequences."""
     algorithm = {
         **ALGORITHMS["ppo"],
         "loss": {"type": "gspo"},
         "offPolicy": {"method": "tis", "level": "sequence"},
     }
     job: dict[str, Any] = {"model": str(models["qwen3-tied"]), "algorithm": algorithm}
-    (spread,) = elsewhere(
+    (spread,) = run_on_ranks(
         world, {**job, "trainer": {"parallelism": layout, "processesPerNode": world}}
     )
     same(spread, estimate_steps.train(**job))
@@ -174,16 +171,18 @@ def test_token_baselines_are_the_same_however_the_model_is_spread(
         "model": str(models["qwen3-tied"]),
         "algorithm": ALGORITHMS["optimal_token_baseline"],
     }
-    (elsewhere_,) = elsewhere(world, {**job, "trainer": {**spread, "processesPerNode": world}})
+    (on_ranks,) = run_on_ranks(world, {**job, "trainer": {**spread, "processesPerNode": world}})
     alone = estimate_steps.train(**job)
-    same(elsewhere_, alone)
-    assert any(len(set(row)) > 2 for row in alone["advantages"][0].values()), "token by token"
+    same(on_ranks, alone)
+    assert any(len(set(row)) > 2 for row in alone["advantages"][0].values()), (
+        "advantages differ by token"
+    )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
     job: dict[str, Any] = {"model": str(qwen3), "algorithm": ALGORITHMS[name], "steps": 1}
-    several = 2 if name == "kl_cov" else 1  # on policy it would do nothing
+    several = 2 if name == "kl_cov" else 1  # on policy its penalty is 0
     alone, together = (
         estimate_steps.train(**job, trainer={"maxTokensPerGpu": cap, "stepsPerBatch": several})
         for cap in (1, 10_000)
@@ -191,25 +190,24 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path, name: str) -> None:
     same(alone, together)
 
 
-def test_a_failed_response_is_nobodys_baseline_and_not_trained(qwen3: Path) -> None:
+def test_a_failed_response_is_not_a_baseline_and_not_trained(qwen3: Path) -> None:
     result = estimate_steps.train(str(qwen3), algorithm={"estimator": "rloo"}, steps=1)
     group, index = estimate_steps.FAILED
     assert f"{group}/{index}/0" not in result["advantages"][0]
     sequences, _ = estimate_steps.batch(0, ranks=1, steps=1)
     rewards = {s.index: s.reward for s in sequences if s.group_id == group and s.index != index}
-    for one, reward in rewards.items():
-        others = [r for other, r in rewards.items() if other != one]
-        ours = result["advantages"][0][f"{group}/{one}/0"]
-        assert ours == pytest.approx([reward - sum(others) / len(others)] * len(ours), abs=1e-6)
+    for sample, reward in rewards.items():
+        others = [r for other, r in rewards.items() if other != sample]
+        row = result["advantages"][0][f"{group}/{sample}/0"]
+        assert row == pytest.approx([reward - sum(others) / len(others)] * len(row), abs=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
-def test_a_sample_weighs_the_same_in_one_sequence_and_in_branches(
+def test_a_sample_has_the_same_weight_in_one_sequence_and_in_branches(
     qwen3: Path, aggregation: Aggregation, backend: str
 ) -> None:
-    """Each token in its context, and each once: how a sample is cut into sequences is nothing to
-    learn from."""
+    """Each token is trained once and in its context, however a sample is cut into sequences."""
     algorithm = {"estimator": "rloo", "aggregation": aggregation, **KL}
     job: dict[str, Any] = {"model": str(qwen3), "algorithm": algorithm}
     trainer = {"backend": backend, "maxTokensPerGpu": 1}
@@ -217,8 +215,8 @@ def test_a_sample_weighs_the_same_in_one_sequence_and_in_branches(
         estimate_steps.train(**job, trainer=trainer, branches=branches)
         for branches in ("bare", "halved")
     )
-    for one, other in zip(halved["history"], whole["history"], strict=True):
-        assert one == pytest.approx(other, rel=2e-3, abs=1e-5)
+    for branches, sequence in zip(halved["history"], whole["history"], strict=True):
+        assert branches == pytest.approx(sequence, rel=2e-3, abs=1e-5)
     rows = halved["advantages"][-1]
     for key, row in whole["advantages"][-1].items():
         branch = key.removesuffix("0") + "1"
@@ -227,7 +225,7 @@ def test_a_sample_weighs_the_same_in_one_sequence_and_in_branches(
 
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen3: Path) -> None:
     algorithm = {"estimator": "reinforce_plus_plus", "gamma": 0.9}
-    (result,) = elsewhere(2, {"model": str(qwen3), "algorithm": algorithm, "steps": 1})
+    (result,) = run_on_ranks(2, {"model": str(qwen3), "algorithm": algorithm, "steps": 1})
     advantages = result["advantages"][0]
     _, groups = estimate_steps.batch(0, ranks=1, steps=1)
     masks = {
@@ -250,23 +248,23 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_ranks(qwen
 
 
 @pytest.mark.parametrize("name", ["clip_cov", pytest.param("kl_cov", marks=pytest.mark.long)])
-def test_tokens_are_picked_and_the_same_under_every_layout(
+def test_the_same_tokens_are_selected_under_every_layout(
     models: dict[str, Path], name: str
 ) -> None:
-    """Four ranks: two shares of the sequences, each on a model that is split."""
+    """Of four ranks, two pairs have a share of the sequences and a model that is split."""
     job: dict[str, Any] = {"model": str(models["qwen3-tied"]), "algorithm": ALGORITHMS[name]}
     alone = estimate_steps.train(**job, trainer={"stepsPerBatch": 2})
     assert all(0.02 < step["train/cov_frac"] < 0.5 for step in alone["history"])
     for layout in ({"tensor": 2}, {"pipeline": 2}, {"context": 2}):
         trainer = {"stepsPerBatch": 2, "parallelism": layout, "processesPerNode": 4}
-        (spread,) = elsewhere(4, {**job, "trainer": trainer})
+        (spread,) = run_on_ranks(4, {**job, "trainer": trainer})
         same(spread, alone)
 
 
 def test_the_coefficient_follows_the_divergence_and_is_in_the_checkpoint(
     qwen3: Path, tmp_path: Path
 ) -> None:
-    """19 responses a step; at first nothing is apart, so it falls by 0.2 * 19 / 100."""
+    """With 19 responses a step and no divergence at first, it falls by 0.2 * 19 / 100."""
     job: dict[str, Any] = {"model": str(qwen3), "algorithm": ALGORITHMS["adaptive_kl"]}
     through = estimate_steps.train(**job, steps=3)
     first, second, third = (step["rollout/kl_coef"] for step in through["history"])

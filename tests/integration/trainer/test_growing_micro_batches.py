@@ -1,6 +1,4 @@
-"""Micro-batches that grow between steps train what micro-batches of one size train, on all ranks
-alike.
-"""
+"""Micro-batches that grow between steps give the same results, on all ranks."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ pytestmark = pytest.mark.usefixtures("process_group")
 def alone(
     models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[dict[str, float]], Path]:
-    """Metrics and weights of one rank with micro-batches of 64 tokens."""
+    """Return metrics and weights of one rank with micro-batches of 64 tokens."""
     dump = tmp_path_factory.mktemp("alone") / "weights"
     trainer = {"maxTokensPerGpu": 64}
-    told = train(str(models["qwen3-tied"]), **JOB, trainer=trainer, dump=str(dump))
-    return told["history"], dump
+    result = train(str(models["qwen3-tied"]), **JOB, trainer=trainer, dump=str(dump))
+    return result["history"], dump
 
 
 @pytest.mark.parametrize(

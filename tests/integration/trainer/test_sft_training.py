@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on Megatron: the loss that transformers computes, and it falls."""
+"""Supervised fine-tuning on Megatron has the loss of transformers, which falls."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path
             logits = model(input_ids=torch.from_numpy(sample.tokens.astype(np.int64))[None]).logits[
                 0, :-1
             ]
-        wanted = torch.from_numpy(labels.astype(np.int64))[1:]
+        targets = torch.from_numpy(labels.astype(np.int64))[1:]
         total += torch.nn.functional.cross_entropy(
-            logits, wanted, reduction="sum", ignore_index=-100
+            logits, targets, reduction="sum", ignore_index=-100
         ).item()
-        count += int((wanted >= 0).sum())
+        count += int((targets >= 0).sum())
     losses = []
     for _ in range(8):
         prepared = prepare(policy, sequences, groups)
@@ -58,4 +58,4 @@ def test_the_loss_is_that_of_transformers_at_temperature_1_and_falls(qwen3: Path
         "train/train_rollout_logprob_abs_diff",
         "train/pg_clipfrac",
     }
-    assert not rewarded & metrics.keys(), "there is no policy gradient to tell of"
+    assert not rewarded & metrics.keys(), "there is no policy gradient"

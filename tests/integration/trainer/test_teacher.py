@@ -1,5 +1,4 @@
-"""A teacher that the trainer scores with: what transformers computes, whatever its shape and
-however it is spread."""
+"""A teacher in the trainer gives the results of transformers, under every layout."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from sluice_trainer.batch.sequences import TrainSequence
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.step import head
 from tests.integration.trainer import estimate_steps, tiny
-from tests.integration.trainer.test_estimators import elsewhere, same
+from tests.integration.trainer.test_estimators import run_on_ranks, same
 
 pytestmark = pytest.mark.usefixtures("process_group")
 TEMPERATURE = 0.9
@@ -39,7 +38,7 @@ Plain = Any
 
 
 def checkpoint(source: Path, directory: Path, words: int = tiny.VOCAB) -> Path:
-    """The checkpoint with a tokenizer of so many words, the last of which are its own."""
+    """Copy a checkpoint with a tokenizer of `words` words, the last of which are new."""
     shutil.copytree(source, directory)
     vocabulary = {f"w{i}" if i < tiny.VOCAB - 5 else f"{words}w{i}": i for i in range(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
@@ -55,14 +54,13 @@ def student(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another family: four layers where the student has two, tied embeddings, another rope."""
+    """A model of another family, with four layers instead of two and tied embeddings."""
     return checkpoint(models["qwen3-tied"], tmp_path_factory.mktemp("teacher") / "model")
 
 
 @pytest.fixture(scope="module")
 def wide_student(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four layers, so that they can be shared among stages; what it has learned is not what the
-    teacher has."""
+    """A student with four layers, for pipelines, and other weights than the teacher."""
     directory = checkpoint(models["qwen3-tied"], tmp_path_factory.mktemp("wide") / "model")
     torch.manual_seed(8)
     tensors = load_file(directory / "model.safetensors")
@@ -73,7 +71,7 @@ def wide_student(models: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def larger(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The teacher with 29 more words, which the student does not have,."""
+    """The teacher with 29 words that the student does not have."""
     directory = tmp_path_factory.mktemp("larger") / "model"
     shutil.copytree(teacher, directory)
     tensors = load_file(directory / "model.safetensors")
@@ -114,16 +112,18 @@ def plain_steps(
     temperature: float,
     coef: float,
 ) -> list[float]:
-    """The same in transformers with AdamW, over one sequence at a time; the reverse KL before each
-    step."""
-    model, taught = tiny.hf_model(student), tiny.hf_model(teacher)
+    """Train with transformers and AdamW, one sequence at a time.
+
+    Returns the reverse KL before each step.
+    """
+    model, teacher_model = tiny.hf_model(student), tiny.hf_model(teacher)
     adam = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
     )
     divergences = []
     for shard in batches:
         loss, divergence = torch.zeros(()), 0.0
-        for sequence, theirs in zip(shard, scores(taught, shard, temperature), strict=True):
+        for sequence, theirs in zip(shard, scores(teacher_model, shard, temperature), strict=True):
             ours, _ = tiny.hf_log_probs(model, sequence, temperature)
             mask = torch.from_numpy(sequence.loss_mask).float()
             gap = ours.detach() - theirs
@@ -149,7 +149,7 @@ def test_three_steps_equal_transformers_with_adamw(student: Path, teacher: Path)
 
 
 def test_a_teacher_behind_a_url_gives_the_same(student: Path, teacher: Path) -> None:
-    """Its log-probs come with the sequences, those of masked tokens without a meaning."""
+    """The log-probs come with the sequences; those of masked tokens are nan."""
     policy = make(student, {"url": "http://teacher"})
     plain, batches = tiny.hf_model(teacher), [tiny.batch(8, seed=step) for step in range(2)]
     expected = plain_steps(student, teacher, batches, 1.0, 1.0)
@@ -195,7 +195,7 @@ def test_a_teacher_spread_like_the_policy_equals_one_rank(
     algorithm = {"estimator": "rloo", "distillation": distillation}
     job: dict[str, Any] = {"model": str(student), "algorithm": algorithm}
     steps = {"stepsPerBatch": 2}
-    (spread,) = elsewhere(
+    (spread,) = run_on_ranks(
         world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}}
     )
     alone = estimate_steps.train(**job, trainer=steps)
@@ -211,7 +211,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def word_log_probs(model: Plain, sequence: TrainSequence, words: int) -> torch.Tensor:
-    """Of all words at each place of the response, by transformers: [response, words]."""
+    """Return log-probs of all words at each response token by transformers: [response, words]."""
     tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
     logits = model(input_ids=tokens[None]).logits[0, :-1, :words].float() / TEMPERATURE
     return torch.log_softmax(logits, -1)[-sequence.response_length :]
@@ -224,9 +224,11 @@ def plain_divergences(
     kind: dict[str, Any],
     coef: float,
 ) -> list[float]:
-    """GRPO's loss and the divergence over all words, in transformers with AdamW; the divergence
-    before each step."""
-    model, taught = tiny.hf_model(student), tiny.hf_model(teacher)
+    """Train with GRPO's loss and the divergence over all words, in transformers with AdamW.
+
+    Returns the divergence before each step.
+    """
+    model, teacher_model = tiny.hf_model(student), tiny.hf_model(teacher)
     adam = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=tiny.EPS, weight_decay=0.0
     )
@@ -236,7 +238,7 @@ def plain_divergences(
         for sequence in shard:
             ours = word_log_probs(model, sequence, tiny.VOCAB)
             with torch.no_grad():
-                theirs = word_log_probs(taught, sequence, tiny.VOCAB)
+                theirs = word_log_probs(teacher_model, sequence, tiny.VOCAB)
             distance = WRITTEN[kind["divergence"]](ours.exp(), theirs.exp(), kind.get("beta", 0.5))
             chosen = torch.from_numpy(sequence.tokens[-sequence.response_length :].astype(np.int64))
             log_probs = ours.gather(-1, chosen[:, None]).squeeze(-1)
@@ -275,11 +277,11 @@ def test_a_divergence_over_all_words_equals_transformers(
 def test_words_that_only_the_teacher_has_are_left_out(
     student: Path, teacher: Path, larger: Path
 ) -> None:
-    """Its first 131 words are those of the other teacher: as if there were no more."""
+    """The larger teacher has the first 131 words of the other one."""
     shard = tiny.batch(8, seed=3)
     first, second = (
-        make(student, {"path": str(each)}, **KINDS["jsd"]).train([shard], [tiny.totals(shard)])
-        for each in (teacher, larger)
+        make(student, {"path": str(directory)}, **KINDS["jsd"]).train([shard], [tiny.totals(shard)])
+        for directory in (teacher, larger)
     )
     assert first == pytest.approx(second, rel=1e-5)
 
@@ -302,14 +304,14 @@ def test_words_that_only_the_teacher_has_are_left_out(
 def test_a_divergence_over_words_of_several_ranks_equals_one_rank(
     wide_student: Path, larger: Path, layout: dict[str, int], world: int, kind: str
 ) -> None:
-    """131 words are not shared evenly, and the teacher's 160 are cut elsewhere."""
+    """131 words do not split evenly, and the teacher's 160 are split at other words."""
     distillation = {"coef": 0.5, "teacher": {"path": str(larger)}, **KINDS[kind]}
     job: dict[str, Any] = {
         "model": str(wide_student),
         "algorithm": {"estimator": "rloo", "distillation": distillation},
     }
     steps = {"stepsPerBatch": 2}
-    (spread,) = elsewhere(
+    (spread,) = run_on_ranks(
         world, {**job, "trainer": {**steps, "parallelism": layout, "processesPerNode": world}}
     )
     alone = estimate_steps.train(**job, trainer=steps)

@@ -1,4 +1,4 @@
-"""The ranks of several pods meet through our torchrun."""
+"""The ranks of several pods meet through sluice's torchrun."""
 
 from __future__ import annotations
 
@@ -26,31 +26,28 @@ dist.destroy_process_group()
 """
 
 
-def test_two_pods_of_two_ranks_meet_at_the_first_ones_address(tmp_path: Path) -> None:
+def torchrun(
+    script: Path, port: int, *, nodes: int = 1, processes: int = 1, index: int = 0
+) -> subprocess.Popen[str]:
+    """Start the ranks of one pod."""
+    command = [sys.executable, "-m", "sluice_trainer.distributed.torchrun"]
+    command += ["--nnodes", str(nodes), "--nproc-per-node", str(processes)]
+    command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    command += ["--rdzv-conf", f"rank={index}", str(script)]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_pods_of_two_ranks_meet_at_the_address_of_the_first(tmp_path: Path) -> None:
     script, port = tmp_path / "rank.py", free_port()
     script.write_text(RANK)
 
-    def pod(index: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "sluice_trainer.distributed.torchrun",
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "2",
-        ]
-        command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        command += ["--rdzv-conf", f"rank={index}", str(script)]
-        return subprocess.Popen(
-            command,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    pods = [pod(1), pod(0)]
+    pods = [torchrun(script, port, nodes=2, processes=2, index=index) for index in (1, 0)]
     outputs = [pod.communicate(timeout=200)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
     ranks = sorted(
@@ -79,62 +76,25 @@ except RuntimeError as error:
 """
 
 
-def test_a_rank_that_lost_another_one_says_so_and_the_other_ones_pod_has_the_reason(
+def test_a_rank_that_lost_another_says_so_and_the_pod_of_the_other_has_the_reason(
     tmp_path: Path,
 ) -> None:
     script, port = tmp_path / "rank.py", free_port()
     script.write_text(WAITING)
 
-    def pod(index: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "sluice_trainer.distributed.torchrun",
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "1",
-        ]
-        command += ["--rdzv-backend", "sluice", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        command += ["--rdzv-conf", f"rank={index}", str(script)]
-        return subprocess.Popen(
-            command,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    pods = [pod(0), pod(1)]
+    pods = [torchrun(script, port, nodes=2, index=index) for index in (0, 1)]
     outputs = [pod.communicate(timeout=200)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [3, 1], outputs
     assert outputs[1].splitlines()[-1] == "error: rank 1 was killed by SIGKILL"
 
 
 def run_one_rank(code: str, directory: Path) -> tuple[int, list[str]]:
-    """Exit code and lines of a torchrun whose only rank runs `code`."""
+    """Run a torchrun whose only rank runs `code`; return its exit code and lines."""
     script = directory / "rank.py"
     script.write_text(code)
-    command = [
-        sys.executable,
-        "-m",
-        "sluice_trainer.distributed.torchrun",
-        "--nnodes",
-        "1",
-        "--nproc-per-node",
-        "1",
-    ]
-    command += [
-        "--rdzv-backend",
-        "sluice",
-        "--rdzv-endpoint",
-        f"127.0.0.1:{free_port()}",
-        str(script),
-    ]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
-    )
-    return done.returncode, done.stdout.splitlines()
+    process = torchrun(script, free_port())
+    output, _ = process.communicate(timeout=100)
+    return process.returncode, output.splitlines()
 
 
 def test_the_last_line_says_which_rank_was_killed(tmp_path: Path) -> None:
@@ -151,7 +111,7 @@ def test_the_last_words_of_a_rank_are_not_buried(tmp_path: Path) -> None:
     assert [line for line in lines[-5:] if line.startswith("error: ")] == [words]
 
 
-def test_what_is_to_be_done_at_the_end_is_done_by_a_rank_that_lost_another_one() -> None:
+def test_a_rank_that_lost_another_runs_its_exit_handlers() -> None:
     code = (
         "import atexit; from sluice_trainer.distributed import rank_failure; "
         "atexit.register(print, 'traces are sent'); rank_failure.end('another rank is gone')"

@@ -1,5 +1,4 @@
-"""A loss knows of the whole optimizer step what the log-probs of all of its tokens say, by
-transformers."""
+"""Statistics over an optimizer step equal those from the log-probs of transformers."""
 
 from __future__ import annotations
 
@@ -28,16 +27,15 @@ def make(model: Path, **algorithm: Any) -> MegatronPolicy:
     return MegatronPolicy(spec, model_dir=model, timeout=timedelta(seconds=tiny.TIMEOUT))
 
 
-def surveyed(policy: MegatronPolicy, shard: list[TrainSequence]) -> list[MicroBatch]:
-    """The micro-batches of a batch's second optimizer step: the weights have moved on from those at
-    its start."""
+def micro_batches(policy: MegatronPolicy, shard: list[TrainSequence]) -> list[MicroBatch]:
+    """Return the micro-batches of a second optimizer step, whose old weights are not current."""
     batches = policy._learner.micro_batches(shard, tiny.totals(shard))
     assert len(batches) > 2
     return policy._with_step_statistics(1, batches, shard)
 
 
-def moved_on(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:
-    """With old log-probs, which are not those of the model."""
+def off_policy(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:
+    """Add old log-probs that differ from those of the model."""
     plain, random = tiny.hf_model(model), np.random.default_rng(5)
     with torch.no_grad():
         current = [tiny.hf_log_probs(plain, s)[0] for s in shard]
@@ -48,7 +46,7 @@ def moved_on(shard: list[TrainSequence], model: Path) -> list[TrainSequence]:
 
 
 def tokens(model: Path, shard: list[TrainSequence]) -> dict[Token, tuple[float, float, float]]:
-    """(log-prob, advantage, log ratio) of each trained token by its identity."""
+    """Return (log-prob, advantage, log ratio) of each trained token by its identity."""
     plain, terms = tiny.hf_model(model), {}
     for s in shard:
         with torch.no_grad():
@@ -66,7 +64,7 @@ def covariance(terms: dict[Token, tuple[float, float, float]]) -> dict[Token, fl
     return {token: (value - log_prob) * (a - advantage) for token, (value, a, _) in terms.items()}
 
 
-def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
+def selected(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
     result = set()
     for batch in batches:
         assert batch.loss is not None
@@ -78,48 +76,47 @@ def picked(batches: list[MicroBatch], shard: list[TrainSequence]) -> set[Token]:
     return result
 
 
-def test_kl_cov_picks_the_largest_covariances_of_the_step(qwen3: Path) -> None:
-    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+def test_kl_cov_selects_the_largest_covariances_of_the_step(qwen3: Path) -> None:
+    shard = off_policy(tiny.batch(12, seed=1), qwen3)
     covariances = covariance(tokens(qwen3, shard))
     count = int(len(covariances) * 0.1)
     assert count == 5
     expected = sorted(covariances, key=lambda token: -covariances[token])[:count]
     policy = make(qwen3, loss={"type": "kl_cov", "covariance": {"ratio": 0.1}})
-    assert picked(surveyed(policy, shard), shard) == set(expected)
+    assert selected(micro_batches(policy, shard), shard) == set(expected)
 
 
-def test_clip_cov_draws_among_covariances_that_are_large_and_not_clipped(qwen3: Path) -> None:
-    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+def test_clip_cov_draws_from_unclipped_tokens_between_the_bounds(qwen3: Path) -> None:
+    shard = off_policy(tiny.batch(12, seed=1), qwen3)
     seen = tokens(qwen3, shard)
     covariances = covariance(seen)
 
-    def held(token: Token) -> bool:
+    def clipped(token: Token) -> bool:
         _, advantage, gap = seen[token]
         return bool(np.exp(gap) > 1.2) if advantage > 0 else bool(np.exp(gap) < 0.8)
 
     candidates = [
-        token for token, value in covariances.items() if 0.1 < value < 3.0 and not held(token)
+        token for token, value in covariances.items() if 0.1 < value < 3.0 and not clipped(token)
     ]
     drawn = dict(zip(candidates, random_keys(1, 0, np.array(candidates)), strict=True))
     count = int(len(covariances) * 0.1)
     assert count < len(candidates) < len(covariances)
     chosen = {"ratio": 0.1, "lower": 0.1, "upper": 3.0}
     policy = make(qwen3, loss={"type": "clip_cov", "covariance": chosen})
-    assert picked(surveyed(policy, shard), shard) == set(
+    assert selected(micro_batches(policy, shard), shard) == set(
         sorted(candidates, key=lambda t: drawn[t])[:count]
     )
     policy._learner.optimizer_steps = 1
-    assert picked(surveyed(policy, shard), shard) != set(
+    assert selected(micro_batches(policy, shard), shard) != set(
         sorted(candidates, key=lambda t: drawn[t])[:count]
     )
 
 
-def test_where_fewer_tokens_can_be_drawn_all_of_them_are(qwen3: Path) -> None:
-    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+def test_if_there_are_fewer_candidates_all_are_selected(qwen3: Path) -> None:
+    shard = off_policy(tiny.batch(12, seed=1), qwen3)
     third, second = sorted(covariance(tokens(qwen3, shard)).values())[-3:-1]
-    lower = (
-        third + second
-    ) / 2  # on neither: Megatron's and transformers' log-probs differ in their last digits
+    # Between the two, because log-probs of Megatron and transformers differ in their last digits.
+    lower = (third + second) / 2
     policy = make(
         qwen3,
         loss={
@@ -128,19 +125,19 @@ def test_where_fewer_tokens_can_be_drawn_all_of_them_are(qwen3: Path) -> None:
             "clip": {"high": 99},
         },
     )
-    assert 1 <= len(picked(surveyed(policy, shard), shard)) <= 2
+    assert 1 <= len(selected(micro_batches(policy, shard), shard)) <= 2
 
 
-def test_of_a_step_without_a_trained_token_none_is_picked(qwen3: Path) -> None:
-    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+def test_a_step_without_trained_tokens_selects_no_token(qwen3: Path) -> None:
+    shard = off_policy(tiny.batch(12, seed=1), qwen3)
     masked = [replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in shard]
     for loss in ("kl_cov", "clip_cov"):
-        assert picked(surveyed(make(qwen3, loss={"type": loss}), masked), masked) == set()
+        assert selected(micro_batches(make(qwen3, loss={"type": loss}), masked), masked) == set()
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_weights_are_divided_by_their_mean_over_the_step(qwen3: Path, level: str) -> None:
-    shard = moved_on(tiny.batch(12, seed=1), qwen3)
+    shard = off_policy(tiny.batch(12, seed=1), qwen3)
     weights = []
     for s in shard:
         assert s.old_log_probs is not None
@@ -148,15 +145,15 @@ def test_weights_are_divided_by_their_mean_over_the_step(qwen3: Path, level: str
         gaps = (s.old_log_probs.numpy() - s.rollout_log_probs)[trained].astype(float)
         if not len(gaps):
             continue
-        of_levels: dict[str, Iterable[float]] = {
+        gaps_by_level: dict[str, Iterable[float]] = {
             "token": gaps,
             "sequence": [np.clip(gaps.sum(), -20, 20)],
             "geometric": [gaps.mean()],
         }
-        weights += [min(np.exp(gap), 1.5) for gap in of_levels[level]]
+        weights += [min(np.exp(gap), 1.5) for gap in gaps_by_level[level]]
     policy = make(
         qwen3, offPolicy={"method": "tis", "high": 1.5, "level": level, "normalize": True}
     )
-    (mean,) = {batch.loss.mean_weight for batch in surveyed(policy, shard) if batch.loss}
+    (mean,) = {batch.loss.mean_weight for batch in micro_batches(policy, shard) if batch.loss}
     assert mean == pytest.approx(np.mean(weights), rel=1e-4)
     assert abs(np.mean(weights) - 1) > 0.05
