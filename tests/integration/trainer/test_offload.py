@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_trainer.megatron.frozen_model import FrozenModel
+from sluice_trainer.megatron.frozen_model import MegatronFrozenModel
 from sluice_trainer.megatron.policy import MegatronPolicy
 from sluice_trainer.megatron.step.learner import MegatronLearner
 from sluice_trainer.memory.offload import OffloadableMemory
@@ -87,7 +87,7 @@ def test_the_memory_of_all_parameters_and_states_is_released(qwen3: Path) -> Non
     step(policy, 0)
     policy.offload(weights=True)
     assert policy.critic is not None
-    assert isinstance(policy._reference, FrozenModel)
+    assert isinstance(policy._reference, MegatronFrozenModel)
     left = [p for chunk in policy._reference.chunks for p in chunk.parameters()]
     for learner in (policy._learner, policy.critic.learner):
         assert isinstance(learner, MegatronLearner)

@@ -154,7 +154,7 @@ def test_context_shares_attend_as_the_whole_row_does(
     dense = attention._padded_attention(q.float(), k.float(), v.float(), padded, 0.1)
     assert (whole.float() - dense).abs().max() < 0.05
     for rank in range(context):
-        split = layout.Split(context=context, rank=rank)
+        split = layout.RowSplit(context=context, rank=rank)
         held = split.local(row).cuda()
         share = attention._half_on_gpu(q[held], k, v, layout.packing(lengths, q.device, split), 0.1)
         assert (share.float() - whole[held].float()).abs().max() < 0.02
@@ -244,7 +244,7 @@ def test_long_shares_attend_as_the_whole_row_does_and_so_do_their_gradients(
     expected.square().sum().backward()
     q, k, v = (x.bfloat16().requires_grad_() for x in drawn)
     for rank in range(context):
-        split = layout.Split(context=context, rank=rank)
+        split = layout.RowSplit(context=context, rank=rank)
         held, packed = split.local(row).cuda(), layout.packing(lengths, q.device, split)
         assert any(span.long and span.longest[1] > span.longest[0] for span in packed.spans)
         share = attention._half_on_gpu(q[held], k, v, packed, 0.1)

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from sluice.engines.protocol import Control, EngineRefusedError
 from sluice.runtime.pod_env import read
 from sluice_trainer.weights.buckets import Bucket
-from sluice_trainer.weights.chain import Chain, Route, piece_bytes
+from sluice_trainer.weights.chain import BucketRoute, Chain, piece_bytes
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.transport import Peer
 from sluice_trainer.weights.update_session import UpdateSession
@@ -126,7 +126,9 @@ async def test_only_the_first_engine_gets_the_weights_from_the_trainer() -> None
     assert update.direct.prepared == {"a"}
     assert update.direct.brought == [("a", "w0", True), ("a", "w1", True)]
     assert (update.chain.relayed, update.chain.rerouted) == (["b", "c"], {})
-    assert update.chain._routes["b"] == Route(*(update.chain._links[n].name for n in ("b", "c")))
+    assert update.chain._routes["b"] == BucketRoute(
+        *(update.chain._links[n].name for n in ("b", "c"))
+    )
 
 
 def test_the_size_of_pieces_follows_from_the_length_of_the_chain() -> None:

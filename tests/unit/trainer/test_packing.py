@@ -12,7 +12,14 @@ from sluice.samples.sample import Sample, TokenSequence, WeightSpan
 from sluice_trainer.algorithms.aggregation import BatchTotals
 from sluice_trainer.batch.sequences import Sequence, TrainSequence, equalise, pack
 from sluice_trainer.megatron.model import attention
-from sluice_trainer.megatron.model.layout import LONG, Packing, Span, Split, dense_layout, packing
+from sluice_trainer.megatron.model.layout import (
+    LONG,
+    Packing,
+    RowSplit,
+    Span,
+    dense_layout,
+    packing,
+)
 from sluice_trainer.megatron.step.learner import micro_batch, train_micro_batch
 
 CPU = torch.device("cpu")
@@ -94,7 +101,7 @@ def test_a_row_without_a_response_is_one_token(members: list[int]) -> None:
 
 
 def test_a_row_is_padded_by_a_separate_sequence() -> None:
-    batch = micro_batch([Sequence(ints(1, 2, 3, 4), 2)], [0], CPU, split=Split(tensor=4))
+    batch = micro_batch([Sequence(ints(1, 2, 3, 4), 2)], [0], CPU, split=RowSplit(tensor=4))
     assert batch.tokens.tolist() == [1, 2, 3, 0]
     assert batch.packing.lengths == (3, 1)
     assert batch.targets.tolist() == [3, 4]
@@ -204,7 +211,7 @@ def test_positions_restart_with_each_sequence() -> None:
 
 
 def test_each_context_rank_holds_a_piece_from_the_front_and_its_mirror_image() -> None:
-    assert [Split(context=2, rank=rank).local(8).tolist() for rank in range(2)] == [
+    assert [RowSplit(context=2, rank=rank).local(8).tolist() for rank in range(2)] == [
         [0, 1, 6, 7],
         [2, 3, 4, 5],
     ]
@@ -215,7 +222,7 @@ def test_the_shares_of_context_ranks_make_up_the_row(
     lengths: list[int], context: int, tensor: int
 ) -> None:
     lengths = [*lengths, -sum(lengths) % (2 * context * tensor) or 2 * context * tensor]
-    splits = [Split(tensor, context, rank) for rank in range(context)]
+    splits = [RowSplit(tensor, context, rank) for rank in range(context)]
     shares = [packing(lengths, CPU, split) for split in splits]
     held = torch.cat([split.local(sum(lengths)) for split in splits])
     assert all(len(share.positions) * context == sum(lengths) for share in shares)
@@ -229,7 +236,7 @@ def test_each_query_sees_exactly_its_past(lengths: list[int], context: int) -> N
     lengths = [*lengths, -sum(lengths) % (2 * context) or 2 * context]
     begins = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
     for rank in range(context):
-        split = Split(context=context, rank=rank)
+        split = RowSplit(context=context, rank=rank)
         held = split.local(sum(lengths)).tolist()
         for span in packing(lengths, CPU, split).spans:
             for sequence in range(len(span.starts[0]) - 1):
@@ -245,7 +252,7 @@ def test_a_share_predicts_its_own_response_tokens() -> None:
     shard = [Sequence(ints(10, 11, 12, 13), 2), Sequence(ints(30, 31, 32, 33, 34, 35), 3)]
     whole = micro_batch(shard, [0, 1], CPU)
     shares = [
-        micro_batch(shard, [0, 1], CPU, split=Split(context=2, rank=rank)) for rank in range(2)
+        micro_batch(shard, [0, 1], CPU, split=RowSplit(context=2, rank=rank)) for rank in range(2)
     ]
     gathered = torch.full_like(whole.targets, -1)
     for share in shares:
@@ -266,7 +273,7 @@ def test_context_shares_attend_as_the_whole_row_does(context: int) -> None:
     q, k, v = (torch.randn(row, heads, 8, generator=generator) for heads in (4, 2, 2))
     whole = attention._padded_attention(q, k, v, packing(lengths, CPU).dense, 0.3)
     for rank in range(context):
-        split = Split(context=context, rank=rank)
+        split = RowSplit(context=context, rank=rank)
         held = split.local(row)
         share = attention._attend_by_span(q[held], k, v, packing(lengths, CPU, split), 0.3)
         assert torch.allclose(share, whole[held], atol=1e-5)
@@ -284,14 +291,14 @@ def test_a_long_sequence_has_a_separate_span() -> None:
 
 def test_a_share_of_a_long_sequence_has_a_long_span_if_its_queries_see_many_keys() -> None:
     shares = [
-        packing([2 * LONG - 16, 16], CPU, Split(context=2, rank=rank)).spans for rank in range(2)
+        packing([2 * LONG - 16, 16], CPU, RowSplit(context=2, rank=rank)).spans for rank in range(2)
     ]
     half, whole = LONG // 2, 2 * LONG  # a piece, and the row
     assert [[(span.queries, span.keys, span.long) for span in share] for share in shares] == [
         [((0, half), (0, half), False), ((half, LONG), (0, whole), False)],
         [((0, half), (0, LONG), False), ((half, LONG), (0, 3 * half), False)],
     ]
-    longer = packing([8 * LONG - 16, 16], CPU, Split(context=4, rank=0)).spans
+    longer = packing([8 * LONG - 16, 16], CPU, RowSplit(context=4, rank=0)).spans
     assert [(span.queries, span.keys, span.long) for span in longer] == [
         ((0, LONG), (0, LONG), True),
         ((LONG, 2 * LONG - 16), (0, 8 * LONG - 16), True),

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sluice_trainer.batch.sequences import Sequence
-from sluice_trainer.megatron.model.layout import Split
-from sluice_trainer.megatron.model.replay import Replay
+from sluice_trainer.megatron.model.layout import RowSplit
+from sluice_trainer.megatron.model.replay import ExpertReplay
 from sluice_trainer.megatron.step.learner import micro_batch
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def top(scores: torch.Tensor, count: int, *_: object) -> tuple[torch.Tensor, tor
 def test_a_token_goes_where_the_engine_sent_it(
     chosen: list[int] | None, experts: list[int]
 ) -> None:
-    replay = Replay()
+    replay = ExpertReplay()
     replay.chosen = None if chosen is None else torch.tensor([chosen])
     scores, numbers = replay.get_replay_topk(SCORES, 2, None, None, top)
     assert numbers.tolist() == [experts]
@@ -54,7 +54,7 @@ def test_experts_of_a_row_are_in_the_order_of_its_tokens() -> None:
 
 
 def test_a_share_of_a_row_has_the_experts_of_its_tokens() -> None:
-    batch = micro_batch([sequence(8, 10, 7)], [0], CPU, split=Split(context=2, rank=1))
+    batch = micro_batch([sequence(8, 10, 7)], [0], CPU, split=RowSplit(context=2, rank=1))
     assert batch.experts is not None
     assert batch.experts[:, 0].tolist() == [12, 13, 14, 15]
 

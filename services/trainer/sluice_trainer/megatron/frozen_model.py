@@ -22,7 +22,7 @@ from sluice_trainer.step.micro_batch_size import MicroBatchSize
 from sluice_trainer.step.packing import MicroBatch
 
 
-class FrozenModel:
+class MegatronFrozenModel:
     """A model with fixed weights, in the policy's parallel layout and precision."""
 
     def __init__(
@@ -86,18 +86,18 @@ class FrozenModel:
         return TeacherDivergence(last, distillation.whole, distillation.mixture)
 
 
-def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> FrozenModel | None:
+def reference(spec: RLJobSpec, size: MicroBatchSize, model_dir: Path) -> MegatronFrozenModel | None:
     """Return the reference policy, or None if the job has no KL term."""
     weights = reference_weights(spec, model_dir)
     if weights is None:
         return None
     directory, drawn = weights
-    return FrozenModel(spec, size, read_shape(directory), None if drawn else directory)
+    return MegatronFrozenModel(spec, size, read_shape(directory), None if drawn else directory)
 
 
 def teacher(
     spec: RLJobSpec, size: MicroBatchSize, student: ModelShape, model_dir: Path
-) -> FrozenModel | None:
+) -> MegatronFrozenModel | None:
     """Return the teacher, or None if the trainer does not score with one.
 
     Raises
@@ -111,4 +111,4 @@ def teacher(
         return None
     shape = read_shape(directory)
     check_vocabulary(spec, model_dir, directory, student=student.vocab, teacher=shape.vocab)
-    return FrozenModel(spec, size, shape, directory)
+    return MegatronFrozenModel(spec, size, shape, directory)

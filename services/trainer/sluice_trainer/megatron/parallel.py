@@ -14,7 +14,7 @@ from sluice.api import Parallelism
 from sluice_trainer.distributed.process_group import join
 from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.megatron.adaptations import megatron_device
-from sluice_trainer.megatron.model.layout import Split
+from sluice_trainer.megatron.model.layout import RowSplit
 from sluice_trainer.step.results import reduced
 
 T = TypeVar("T")
@@ -73,9 +73,9 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def row_split() -> Split:
+def row_split() -> RowSplit:
     """Return how this rank shares a row of tokens with other ranks."""
-    return Split(
+    return RowSplit(
         tensor=parallel_state.get_tensor_model_parallel_world_size(),
         context=parallel_state.get_context_parallel_world_size(),
         rank=parallel_state.get_context_parallel_rank(),

@@ -81,7 +81,7 @@ def piece_bytes(engines: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
+class EngineLink:
     """A communicator between two engines; both drop it within a second after `store` is gone.
 
     ends: names and generations of both engines.
@@ -92,7 +92,7 @@ class Link:
     store: TCPStore
 
 
-class Route(NamedTuple):
+class BucketRoute(NamedTuple):
     """The route of a bucket to an engine.
 
     link: name of the link that it arrives over; empty if it comes from the trainer. onward: name of
@@ -125,8 +125,8 @@ class Chain(Transport):
         self._order: list[str] = []
         self._peers: dict[str, Peer] = {}
         self._upstream: dict[str, str] = {}
-        self._links: dict[str, Link] = {}
-        self._routes: dict[str, Route] = {}
+        self._links: dict[str, EngineLink] = {}
+        self._routes: dict[str, BucketRoute] = {}
         # Buckets that have been announced to an engine over its link and may not have arrived.
         self._pending: dict[str, Pending] = {}
         # Engines whose link has delivered a bucket.
@@ -184,7 +184,7 @@ class Chain(Transport):
         links = {name: self._links[name].name for name in self._upstream}
         onward = self._onward()
         self._routes = {
-            name: Route(links.get(name, ""), onward.get(name, "")) for name in self._peers
+            name: BucketRoute(links.get(name, ""), onward.get(name, "")) for name in self._peers
         }
 
     def _onward(self) -> dict[str, str]:
@@ -235,7 +235,7 @@ class Chain(Transport):
     # --- one engine
 
     async def _send_over_link(
-        self, peer: Peer, bucket: Bucket, route: Route, version: int, *, flush: bool
+        self, peer: Peer, bucket: Bucket, route: BucketRoute, version: int, *, flush: bool
     ) -> None:
         """Announce a bucket that arrives over a link, and await the answers for earlier buckets.
 
@@ -298,7 +298,7 @@ class Chain(Transport):
         timeout = timedelta(seconds=self._direct.timeout)
         served = store.serve(host, listening, size, timeout, wait_for_workers=False)
         served.set("seconds", str(self._direct.timeout))
-        link = self._links[peer.name] = Link(name, ends, served)
+        link = self._links[peer.name] = EngineLink(name, ends, served)
         backend = self._direct.backend
         await asyncio.gather(
             before.control.init_group(name, host, port, size, backend, first_rank=0),

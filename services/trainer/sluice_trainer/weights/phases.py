@@ -99,7 +99,7 @@ class PhaseRunner:
         self,
         step: str,
         peers: Sequence[Peer],
-        *parts: PhaseAction,
+        *phases: PhaseAction,
         timeout: float,
         connects: bool = False,
     ) -> list[EngineProgress]:
@@ -111,7 +111,7 @@ class PhaseRunner:
             Name under which the engines' times are compared.
         peers
             The engines.
-        parts
+        phases
             The phases, in order.
         timeout
             Deadline of each phase, in seconds.
@@ -123,9 +123,9 @@ class PhaseRunner:
         The progress of each engine.
 
         """
-        engines = [EngineProgress(peer, parts[0][0]) for peer in peers]
+        engines = [EngineProgress(peer, phases[0][0]) for peer in peers]
         for progress in engines:
-            progress.task = asyncio.create_task(self._pass(step, progress, parts, timeout))
+            progress.task = asyncio.create_task(self._pass(step, progress, phases, timeout))
         waiting = {progress.task for progress in engines if progress.task is not None}
         looking: asyncio.Future[Collection[tuple[str, int]] | None] | None = None
         next_look = time.monotonic() + MEMBERS_SECONDS
@@ -153,10 +153,10 @@ class PhaseRunner:
         return engines
 
     async def _pass(
-        self, step: str, progress: EngineProgress, parts: Sequence[PhaseAction], seconds: float
+        self, step: str, progress: EngineProgress, phases: Sequence[PhaseAction], seconds: float
     ) -> None:
         try:
-            for phase, action in parts:
+            for phase, action in phases:
                 progress.phase = phase
                 with tracing.span(phase_name(phase), engine=progress.peer.name):
                     async with asyncio.timeout(seconds):

@@ -261,26 +261,26 @@ class WeightSender:
                 f"the engine says that it serves weight version {served}, expected {expected}"
             )
 
-    async def _run(self, step: str, *parts: PhaseAction, connects: bool = False) -> None:
+    async def _run(self, step: str, *phases: PhaseAction, connects: bool = False) -> None:
         """Run phases on all engines that are in the update; an engine that fails leaves it."""
         update = self._update()
         started = time.monotonic()
         engines = await self._runner.run(
             step,
             list(update.peers.values()),
-            *parts,
+            *phases,
             connects=connects,
             timeout=self._sync.timeout_seconds,
         )
-        if len(parts) == 1:
-            name = phase_name(parts[0][0])
+        if len(phases) == 1:
+            name = phase_name(phases[0][0])
             update.seconds[name] = update.seconds.get(name, 0.0) + time.monotonic() - started
         update.refused |= {
             progress.peer.name: progress.failure
             for progress in engines
             if progress.refused and progress.phase == pb.UPDATE_PHASE_TRANSFER
         }
-        for phase, _ in parts:
+        for phase, _ in phases:
             await self._report(phase, _failed(engines, phase))
 
     async def _members(self) -> set[tuple[str, int]] | None:

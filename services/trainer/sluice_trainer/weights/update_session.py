@@ -54,7 +54,7 @@ class UpdateSession:
         resolved = {"transport": self._transport_kind} | (
             {"pause_mode": "abort"} if colocated else {}
         )
-        self._source = WeightSender(
+        self._sender = WeightSender(
             self._rendezvous,
             (self._env.name, self._env.attempt),
             sync.model_copy(update=resolved),
@@ -66,7 +66,7 @@ class UpdateSession:
 
     def close(self) -> None:
         async def shut() -> None:
-            await self._source.close()
+            await self._sender.close()
             await self._channel.close()
 
         self._background.call(shut())
@@ -134,7 +134,7 @@ class UpdateSession:
         """
         entries = self._background.call(self._engines(), stoppable=True)
         engines = [pb.EngineMember(member=e.member, generation=e.generation) for e in entries]
-        self._background.call(self._source.rest(self._member.version, engines))
+        self._background.call(self._sender.rest(self._member.version, engines))
 
     def joiners(self) -> bool:
         """Return True if an engine waits for its first weights."""
@@ -169,7 +169,7 @@ class UpdateSession:
         The caller broadcasts the plan to every rank.
         """
         self._member.version = version
-        return self._background.call(self._source.plan(version, joiners_only=joiners_only))
+        return self._background.call(self._sender.plan(version, joiners_only=joiners_only))
 
     def shares(
         self, engines: Sequence[pb.EngineMember], world_size: int
@@ -187,18 +187,18 @@ class UpdateSession:
 
     def keep(self, engines: Sequence[pb.EngineMember]) -> None:
         """Close everything that is open to engines outside this rank's current share."""
-        self._background.call(self._source.keep(engines))
+        self._background.call(self._sender.keep(engines))
 
     def prepare(self, version: int, engines: Sequence[pb.EngineMember]) -> Future[None]:
         """Begin to bring `version` to this rank's share of the engines, in the background."""
-        return self._background.start(self._source.prepare(version, engines))
+        return self._background.start(self._sender.prepare(version, engines))
 
     def pause(self) -> None:
-        self._background.call(self._source.pause())
+        self._background.call(self._sender.pause())
 
     def send(self, bucket: Bucket) -> Future[None]:
         """Begin to send a bucket in the background, while the caller fills the next one."""
-        return self._background.start(self._source.send(bucket))
+        return self._background.start(self._sender.send(bucket))
 
     def finish(self) -> UpdateOutcome:
-        return self._background.call(self._source.finish())
+        return self._background.call(self._sender.finish())

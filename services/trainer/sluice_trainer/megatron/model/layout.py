@@ -21,7 +21,7 @@ BUCKET = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class RowSplit:
     """Position of a rank among those that share a row.
 
     The row is split over `context` ranks, of which this is number `rank`; each share is split over
@@ -155,7 +155,7 @@ class VarlenLayout:
     longest: int
 
 
-def packing(lengths: list[int], device: torch.device, split: Split | None = None) -> Packing:
+def packing(lengths: list[int], device: torch.device, split: RowSplit | None = None) -> Packing:
     """Return the packing of sequences of these lengths, in order.
 
     Parameters
@@ -168,7 +168,7 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
         This rank's share of the row; None: all of it.
 
     """
-    split = split or Split()
+    split = split or RowSplit()
     sizes = torch.tensor(lengths, dtype=torch.int64)
     ends = torch.cumsum(sizes, 0)
     row = int(ends[-1])
@@ -177,7 +177,7 @@ def packing(lengths: list[int], device: torch.device, split: Split | None = None
     restore = None
     if split.context > 1:
         shares = [
-            Split(split.tensor, split.context, rank).local(row) for rank in range(split.context)
+            RowSplit(split.tensor, split.context, rank).local(row) for rank in range(split.context)
         ]
         # The inverse of the order in which the ranks' shares are gathered.
         restore = torch.argsort(torch.cat(shares)).to(device)

@@ -25,7 +25,7 @@ from torch import Tensor
 TopK = Callable[..., tuple[Tensor, Tensor]]
 
 
-class Replay:
+class ExpertReplay:
     """The experts of one router's current tokens, with the interface of Megatron's `RouterReplay`.
 
     Attributes
@@ -90,7 +90,7 @@ def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
     mixtures = [layer for layer in layers if getattr(layer.mlp, "router", None)]
     for number, layer in enumerate(mixtures):
         router = layer.mlp.router
-        router.router_replay = Replay()
+        router.router_replay = ExpertReplay()
         place = (number, len(mixtures))
         if by == "rollout":
             place = (layer.layer_number - 1, router.config.num_layers)
@@ -104,7 +104,7 @@ def install(chunks: list[Any], by: Literal["trainer", "rollout"]) -> None:
 
 
 def _recompute_with_same_experts(
-    forward: Any, replay: Replay, hidden: Tensor, **options: Any
+    forward: Any, replay: ExpertReplay, hidden: Tensor, **options: Any
 ) -> Any:
     """Run a mixture that is recomputed without its layer (`recomputeModules: [moe]`).
 
@@ -124,7 +124,7 @@ def _set_experts(
     _: Any,
     options: dict[str, Any],
     *,
-    replay: Replay,
+    replay: ExpertReplay,
     place: tuple[int, int],
     topk: int,
 ) -> None:

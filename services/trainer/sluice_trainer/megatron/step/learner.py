@@ -21,7 +21,7 @@ from sluice_trainer.megatron import parallel
 from sluice_trainer.megatron.adaptations import megatron_device
 from sluice_trainer.megatron.model.building import distribute
 from sluice_trainer.megatron.model.config import transformer_config
-from sluice_trainer.megatron.model.layout import Split, packing
+from sluice_trainer.megatron.model.layout import RowSplit, packing
 from sluice_trainer.megatron.parallel import from_last_stage, reduce_over_data_parallel
 from sluice_trainer.megatron.step.forward import compute, run_schedule
 from sluice_trainer.megatron.step.optimizer import build_optimizer
@@ -180,10 +180,10 @@ def micro_batch(
     members: Seq[int],
     device: torch.device,
     *,
-    split: Split | None = None,
+    split: RowSplit | None = None,
 ) -> MicroBatch:
     """Return this rank's share of the packed row of these members of the shard."""
-    split = split or Split()
+    split = split or RowSplit()
     layout = partial(packing, device=device, split=split)
     batch = packed_row(shard, members, device, layout, multiple=split.multiple)
     if split.context > 1:
@@ -217,7 +217,7 @@ def train_micro_batch(
     aggregation: Aggregation,
     device: torch.device,
     *,
-    split: Split | None = None,
+    split: RowSplit | None = None,
 ) -> MicroBatch:
     """Return this rank's share of a packed row with the inputs of the loss."""
     batch = micro_batch(shard, members, device, split=split)
