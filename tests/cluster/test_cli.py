@@ -68,17 +68,17 @@ async def test_jobs_are_listed_for_people_and_programs(
     operator: Operator, world: World, tmp_path: Path
 ) -> None:
     await world.running(5)
-    here = ("list", "-n", world.namespace)
-    code, out, err = await sluice(*here, cwd=tmp_path)
+    list_jobs = ("list", "-n", world.namespace)
+    code, out, err = await sluice(*list_jobs, cwd=tmp_path)
     assert (code, err) == (0, "")
     head, line = [line.split() for line in out.splitlines()]
     assert head[:3] == ["name", "where", "state"]
     assert line[:3] == ["demo", f"{world.namespace}/demo", "Starting"]
-    code, out, _ = await sluice(*here, "-o", "json", cwd=tmp_path)
+    code, out, _ = await sluice(*list_jobs, "-o", "json", cwd=tmp_path)
     [listed] = json.loads(out)
     assert (code, listed["name"], listed["where"]) == (0, "demo", f"{world.namespace}/demo")
     code, out, _ = await sluice("list", "-A", "-o", "json", cwd=tmp_path)
-    assert f"{world.namespace}/demo" in [each["where"] for each in json.loads(out)]
+    assert f"{world.namespace}/demo" in [job["where"] for job in json.loads(out)]
     code, out, _ = await sluice("status", "demo", "-n", world.namespace, "-o", "json", cwd=tmp_path)
     status = json.loads(out)
     assert (code, status["job"]["metadata"]["name"]) == (0, "demo")
@@ -259,7 +259,7 @@ async def test_a_stranger_is_told_which_right_a_list_needs(
 
 
 async def token_of_eve(world: World) -> str:
-    """Of a service account without any rights."""
+    """Return the token of a service account without any rights."""
     accounts = f"/api/v1/namespaces/{world.namespace}/serviceaccounts"
     await world.api.create(
         accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "eve"}}
@@ -271,18 +271,20 @@ async def token_of_eve(world: World) -> str:
 def write_context(
     administrator: Path, target: Path, *, namespace: str = "", token: str = "", server: str = ""
 ) -> None:
-    """A kubeconfig like the administrator's, with something else in it. YAML takes JSON."""
+    """Write the administrator's kubeconfig with another namespace, token or server, as JSON."""
     from ruamel.yaml import YAML
 
     config = YAML(typ="safe").load(administrator.read_text())
-    current = next(each for each in config["contexts"] if each["name"] == config["current-context"])
+    current = next(
+        entry for entry in config["contexts"] if entry["name"] == config["current-context"]
+    )
     user = next(
-        each["user"] for each in config["users"] if each["name"] == current["context"]["user"]
+        entry["user"] for entry in config["users"] if entry["name"] == current["context"]["user"]
     )
     cluster = next(
-        each["cluster"]
-        for each in config["clusters"]
-        if each["name"] == current["context"]["cluster"]
+        entry["cluster"]
+        for entry in config["clusters"]
+        if entry["name"] == current["context"]["cluster"]
     )
     current["context"] |= {"namespace": namespace} if namespace else {}
     user |= {"token": token} if token else {}

@@ -56,9 +56,9 @@ def run(directory: Path) -> Iterator[Callable[[str, float], Awaitable[Process]]]
         return started[-1]
 
     yield start
-    for one in started:
-        one.kill()
-        one.wait(10)
+    for process in started:
+        process.kill()
+        process.wait(10)
 
 
 async def test_a_run_that_has_ended_is_deleted_after_its_report(

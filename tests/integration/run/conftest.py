@@ -23,7 +23,7 @@ FAST = (
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the quickstart with its data made."""
+    """A copy of the quickstart with its data."""
     directory = tmp_path_factory.mktemp("example") / "quickstart"
     shutil.copytree(
         QUICKSTART, directory, ignore=shutil.ignore_patterns("*.jsonl", "model", "__pycache__")
@@ -44,7 +44,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
 def engine(request: pytest.FixtureRequest) -> str:
-    """The word of `rollout.engine`: each of the engines."""
+    """Value of `rollout.engine`: the test runs with each engine."""
     word: str = request.param
     if word == "vllm" and not PYTHON.exists():
         missing("needs vLLM: make vllm")
@@ -53,7 +53,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Spans of what is started meanwhile."""
+    """Receives the traces of processes that the test starts."""
     with Receiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         yield receiver
@@ -61,7 +61,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 @pytest.fixture
 def laptop(example: Path, tmp_path: Path) -> Iterator[Callable[..., Laptop]]:
-    """Makes runs of the quickstart; whatever is left of them is killed at the end."""
+    """Make runs of the quickstart; they are stopped at the end of the test."""
     laptops: list[Laptop] = []
 
     def make(*overrides: str, name: str = "run", example: Path = example) -> Laptop:
@@ -69,5 +69,5 @@ def laptop(example: Path, tmp_path: Path) -> Iterator[Callable[..., Laptop]]:
         return laptops[-1]
 
     yield make
-    for each in laptops:
-        each.stop()
+    for run in laptops:
+        run.stop()

@@ -1,4 +1,4 @@
-"""A real `sluice run` of the quickstart as a subprocess, and ways to hurt it."""
+"""A real `sluice run` of the quickstart as a subprocess, and ways to disturb it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sluice.telemetry import run_directory
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "examples/quickstart"
+# The module, or file, that the process of each role runs.
 PROGRAMS = {
     "engine": "/launch_server.py",
     "worker": "sluice_rollout",
@@ -27,11 +28,10 @@ PROGRAMS = {
     "rendezvous": "sluice_rendezvous",
     "trainer": "sluice_trainer",
 }
-"""Role -> the module, or file, that its process runs."""
 
 
 class Laptop:
-    """One run directory and the `sluice run` that works on it."""
+    """A run directory and the `sluice run` process that works on it."""
 
     def __init__(self, example: Path, directory: Path, *overrides: str) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class Laptop:
         return self.wait(seconds)
 
     def wait(self, seconds: float) -> int:
-        """Exit code. A run that hangs is killed and told about."""
+        """Return the exit code. A run that hangs is killed, and the test fails."""
         assert self.process is not None
         try:
             return self.process.wait(seconds)
@@ -78,7 +78,7 @@ class Laptop:
         return self.output.read_text() if self.output.exists() else ""
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
-        """Send a signal to a role's process; its pid."""
+        """Send a signal to a role's process; return its pid."""
         assert self.process is not None
         pid = self.find(role)
         os.kill(pid, number)
@@ -87,7 +87,7 @@ class Laptop:
         return pid
 
     def find(self, role: str) -> int:
-        """Pid of a role's process, once it is there; `run`: of `sluice run` itself."""
+        """Wait for a role's process and return its pid; `run` is `sluice run` itself."""
         assert self.process is not None
         if role == "run":
             return self.process.pid
@@ -98,8 +98,7 @@ class Laptop:
     def until_process(
         self, is_it: Callable[[psutil.Process], bool], what: str, seconds: float
     ) -> int:
-        """Pid of a process of this run, once it is there. One that ends while it is looked at is
-        not it."""
+        """Wait for a process of this run that meets a condition, and return its pid."""
         assert self.process is not None
         host = psutil.Process(self.process.pid)
 
@@ -113,7 +112,7 @@ class Laptop:
         return int(self.until(look, what, seconds))
 
     def engine(self, name: str) -> list[psutil.Process]:
-        """All processes of the engine of a replica, such as rollout-1."""
+        """Return all processes of the engine of a replica, such as rollout-1."""
 
         def is_it(process: psutil.Process) -> bool:
             supervisor = process.parent()  # an engine has a title in the place of its environment
@@ -128,8 +127,10 @@ class Laptop:
 
     @contextlib.contextmanager
     def slowed(self, name: str, share: float) -> Iterator[None]:
-        """The engine of a replica, such as rollout-1, has only a share of the time, as on a
-        throttled device: all its processes are stopped and continued five times a second."""
+        """Give the engine of a replica, such as rollout-1, only a share of the time.
+
+        All its processes are stopped and continued five times a second, as on a throttled device.
+        """
         processes, over = self.engine(name), threading.Event()
 
         def hold_back() -> None:
@@ -172,7 +173,7 @@ class Laptop:
         return summary
 
     def replayed(self) -> dict[int, list[dict[str, Any]]]:
-        """All records of the steps that were trained more than once."""
+        """Return all records of the steps that were trained more than once."""
         by_step: dict[int, list[dict[str, Any]]] = {}
         for record in run_directory.records(self.directory / run_directory.METRICS):
             by_step.setdefault(record["step"], []).append(record)
@@ -192,7 +193,7 @@ def send_signal(processes: Iterable[psutil.Process], number: int) -> None:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Command lines of living processes that belong to a run directory."""
+    """Return the command lines of living processes that belong to a run directory."""
     marker = str(directory.resolve()).encode()
     commands = []
     for process in psutil.process_iter():

@@ -25,19 +25,18 @@ class Listeners:
                 program = " ".join(process.cmdline()).strip()
             except psutil.Error:
                 continue  # it has ended meanwhile
-            for each in sockets:
-                if each.status == psutil.CONN_LISTEN:
-                    self.seen.add((program, each.laddr.ip, each.laddr.port))
+            for socket in sockets:
+                if socket.status == psutil.CONN_LISTEN:
+                    self.seen.add((program, socket.laddr.ip, socket.laddr.port))
 
-    def of(self, program: str) -> set[tuple[str, int]]:
-        """Addresses and ports of the processes whose command line names `program`."""
+    def of_program(self, program: str) -> set[tuple[str, int]]:
+        """Return addresses and ports of the processes whose command line names `program`."""
         return {(address, port) for name, address, port in self.seen if program in name}
 
 
 @contextmanager
 def watching(pid: int) -> Iterator[Listeners]:
-    """Looks, several times a second, at a process and all that it has started, until the block
-    ends."""
+    """Look at a process and its descendants several times a second until the block ends."""
     listeners, ended, root = Listeners(), threading.Event(), psutil.Process(pid)
 
     def watch() -> None:

@@ -50,7 +50,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Nothing: the tests' output is their own."""
+                """Do not mix the server's log with the output of the tests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -72,7 +72,7 @@ class Receiver:
 def _spans(request: ExportTraceServiceRequest) -> list[Span]:
     return [
         Span(
-            _attributes(of.resource.attributes)["service.name"],
+            _attributes(resource.resource.attributes)["service.name"],
             span.name,
             span.trace_id,
             span.span_id,
@@ -82,8 +82,8 @@ def _spans(request: ExportTraceServiceRequest) -> list[Span]:
             _attributes(span.attributes),
             tuple(link.span_id for link in span.links),
         )
-        for of in request.resource_spans
-        for scope in of.scope_spans
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
         for span in scope.spans
     ]
 

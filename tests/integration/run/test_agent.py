@@ -184,8 +184,10 @@ def test_an_environment_of_verifiers_is_trained_by_its_name(
 @pytest.mark.timeout(900)
 @pytest.mark.long
 def test_the_trainer_may_be_killed_while_agents_play(example: Path, tmp_path: Path) -> None:
-    """Their episodes are trees. Nothing is lost, nothing is trained twice, and what is trained
-    again after a checkpoint is the same."""
+    """Every sample of the episodes' trees is trained once.
+
+    Steps that are trained again after a checkpoint are the same.
+    """
     (example / "twice.py").write_text(TWICE)
     steps, prompts, samples = 6, 8, 4
     run = Laptop(

@@ -1,5 +1,4 @@
-"""Estimators on the real engines: with a critic and a killed trainer, and with greedy responses
-beside the samples."""
+"""Estimators on real engines: a critic with a killed trainer, and greedy responses for ReMax."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One half of the loop alone: training from dumped rollouts, and rollouts without training. And
-tools, end to end."""
+"""Half of the loop: training on dumped rollouts, and rollouts without training. Also tools."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""One bad thing harms only itself; what harms everything ends the job with its cause. Whole runs on
-real engines."""
+"""A fault costs only the groups that it hits; a fault that hits all groups ends the job.
+
+These are whole runs on real engines.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ def test_a_reward_that_raises_for_every_sample_fails_the_job_with_the_exception(
     )
     assert run.summary()["groups_leased"] < 100, "nothing more was burnt"
     failures = list(run_directory.records(run.directory / run_directory.FAILURES))
-    assert [one["serial"] for one in failures][:32] == list(range(1, 33))
+    assert [failure["serial"] for failure in failures][:32] == list(range(1, 33))
     assert "KeyError: 'answer'" in failures[0]["reason"]
-    (warning,) = (one for one in run.summary()["warnings"] if one["kind"] == "failed groups")
+    (warning,) = (
+        record for record in run.summary()["warnings"] if record["kind"] == "failed groups"
+    )
     assert failures[0]["reason"] in warning["text"], "the list says why, and is not cut"
 
 
@@ -59,7 +63,7 @@ def test_a_reward_that_raises_for_some_prompts_fails_those_alone(
     (reason,) = summary["groups_failed_by_reason"]
     assert "ValueError_seven" in reason
     assert summary["groups_failed_by_reason"][reason] == summary["groups_failed"] > 0
-    (warning,) = (one for one in summary["warnings"] if one["kind"] == "failed groups")
+    (warning,) = (record for record in summary["warnings"] if record["kind"] == "failed groups")
     assert "failed and were not trained" in warning["text"]
     assert "warning: " in run.text()
 

@@ -1,5 +1,4 @@
-"""`kill -9` of any process at random moments: the run recovers by itself, loses nothing, trains
-nothing twice."""
+"""`kill -9` of any process at a random moment: the run recovers and trains every group once."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ STEPS_BETWEEN, GROUPS = 2, 8
 
 
 def seed() -> int:
-    """SLUICE_TEST_SEED repeats a run; it is printed where a test fails."""
+    """Return SLUICE_TEST_SEED, which repeats a run, or a new seed; a failed test prints it."""
     return int(os.environ.get("SLUICE_TEST_SEED", random.SystemRandom().randrange(10**6)))
 
 

@@ -31,27 +31,31 @@ def listeners_of(run: Laptop) -> Listeners:
 
 
 def open_to_others(listeners: Listeners) -> set[tuple[str, str, int]]:
-    return {each for each in listeners.seen if not is_loopback(each[1])}
+    return {listener for listener in listeners.seen if not is_loopback(listener[1])}
 
 
 def is_loopback(text: str) -> bool:
-    """gRPC's sockets are of IPv6 and have IPv4's loopback as ::ffff:127.0.0.1."""
+    """Tell whether an address is a loopback; gRPC shows 127.0.0.1 as ::ffff:127.0.0.1."""
     address = ip_address(text)
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 @pytest.fixture
 def clusters_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a cluster's node: gloo on the machine's own network."""
+    """Set gloo's network interface as on a node of a cluster."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == AF_INET and not is_loopback(each.address) for each in addresses):
+        if any(
+            address.family == AF_INET and not is_loopback(address.address) for address in addresses
+        ):
             monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
 
 
 def check_loopback(listeners: Listeners) -> None:
     expected = PROGRAMS | {"scheduler": "sglang::scheduler"}
     for role, program in expected.items():
-        assert listeners.of(program), f"{role} was never seen to listen: {sorted(listeners.seen)}"
+        assert listeners.of_program(program), (
+            f"{role} was never seen to listen: {sorted(listeners.seen)}"
+        )
     assert open_to_others(listeners) == set()
 
 

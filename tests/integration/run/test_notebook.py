@@ -22,7 +22,9 @@ def test_the_notebook_runs(tmp_path: Path, example: Path) -> None:
     )
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
-    outputs = ["".join(str(each) for each in cell.get("outputs", [])) for cell in notebook.cells]
+    outputs = [
+        "".join(str(output) for output in cell.get("outputs", [])) for cell in notebook.cells
+    ]
     assert "'Succeeded', 4" in outputs[6]
     assert "rollout/raw_reward" in outputs[7]
     assert "image/png" in outputs[8]

@@ -1,4 +1,4 @@
-"""Commands of the pages, as they stand there, in the folder of a task that has been trained."""
+"""Commands of the documentation's pages run in the folder of a trained task."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ VERL = (
     "python3 -m verl.trainer.main_ppo data.train_files=$HOME/train.parquet"
     " actor_rollout_ref.model.path=/m\n"
 )
+# Files that a reader of the pages has, in addition to the task.
 FILES = {
     "capitals.jsonl": '{"prompt": "The capital of France?", "label": "Paris"}\n' * 8,
     "run-qwen3-4B.sh": SLIME,
     "run.sh": VERL,
     "my_trainer.yaml": "data: {max_prompt_length: 256}\n",
 }
-"""Files that a reader of the pages has, beside his task."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from tests.integration.run.otlp import Receiver, Span
 
 pytestmark = pytest.mark.timeout(600)
 Make = Callable[..., Laptop]
+# Groups of a step in the run that leaves its story.
 GROUPS = 8
-"""Of a step of the run that leaves its story."""
 
 
 def check_sound(run: Laptop, steps: int, groups: int = 32) -> None:
-    """Everything trained, nothing lost, nothing twice, nobody left."""
+    """Check that every group was trained once, and that no process is left."""
     summary = run.summary()
     assert summary["state"] == "Succeeded", run.text()[-2000:]
     assert summary["steps"] == steps
@@ -37,11 +37,11 @@ def check_seconds(run: Laptop, records: list[dict[str, Any]]) -> None:
         parts = [value for name, value in record.items() if name.startswith("perf/seconds/")]
         assert sum(parts) == pytest.approx(record["perf/step_time"])
     summary = run.summary()
-    told = sum(summary["trainer_seconds"].values())
+    reported = sum(summary["trainer_seconds"].values())
     states = summary["device_seconds"].items()
     assert summary["trainer_seconds"]["start"] > summary["trainer_seconds"]["end"] > 0
-    assert told < summary["wall_seconds"]
-    assert told == pytest.approx(
+    assert reported < summary["wall_seconds"]
+    assert reported == pytest.approx(
         sum(seconds for state, seconds in states if state.startswith("trainer/")), abs=3
     ), "by the rendezvous"
 
@@ -105,8 +105,9 @@ def check_traces(spans: list[Span], steps: int) -> None:
         names = Counter((span.service, span.name) for span in below)
         assert names["sluice-rollout", "generate"] >= 8
         assert names["sluice-rollout", "reward"] >= 1
-        for of in ("rollout", "work"), ("rollout", "submit"), ("buffer", "in training"):
-            assert names[f"sluice-{of[0]}", of[1]] == 1
+        once = ("rollout", "work"), ("rollout", "submit"), ("buffer", "in training")
+        for service, span_name in once:
+            assert names[f"sluice-{service}", span_name] == 1
         outside = [span for span in below if not root.began <= span.began <= root.ended]
         assert not outside, (root, outside)
         link = next(span for span in below if span.name == "in training").links[0]

@@ -101,7 +101,7 @@ def profiled(directory: Path, steps: list[int]) -> None:
 
 
 def trained_in_each_epoch(directory: Path) -> None:
-    """Every conversation once an epoch, in an order of its own."""
+    """Check that every epoch has each conversation once, in another order."""
     from sluice.telemetry import rollouts
 
     order = [
