@@ -145,7 +145,7 @@ echo "{\\"reward\\": 1, \\"metadata\\": {\\"judge\\": \\"$(cat /image)\\"}}" \
     assert running(runtime) == []
 
 
-async def test_one_that_hangs_costs_its_sample_and_leaves_no_container(
+async def test_a_program_that_hangs_fails_its_sample_and_leaves_no_container(
     runtime: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     program = make_program(tmp_path, talkative, ASK + "sleep 600 & sleep 600")
@@ -176,7 +176,7 @@ async def test_a_program_that_the_image_lacks_is_named(
     assert "--help" not in sample.error
 
 
-async def test_an_image_that_is_not_to_be_had_ends_the_worker_before_any_episode(
+async def test_a_missing_image_is_an_error_before_the_first_episode(
     runtime: str, talkative: Path, tmp_path: Path
 ) -> None:
     program = make_program(tmp_path, talkative, ASK, image="localhost/there-is-none:7")

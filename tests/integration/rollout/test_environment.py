@@ -110,7 +110,7 @@ async def test_a_program_may_be_of_any_language(
     await three_turns(program, engine, model, talkative, tmp_path)
 
 
-async def test_a_drain_in_the_middle_of_a_turn_leaves_what_the_program_finds_again(
+async def test_a_turn_that_a_drain_interrupts_is_continued(
     engine: Client, sglang: Sglang, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(LONG)

@@ -104,7 +104,7 @@ async def test_a_chat_of_a_million_tokens_reaches_its_pod(
     assert sample.status is SampleStatus.TRUNCATED
 
 
-async def test_a_row_that_no_message_can_hold_says_so(
+async def test_a_row_that_is_too_large_fails_its_sample(
     engine: Client, talkative: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (runner, address):
@@ -116,7 +116,7 @@ async def test_a_row_that_no_message_can_hold_says_so(
     assert re.search(r"row of \d{4} bytes: at most 1000 can be sent to a pod", sample.error)
 
 
-async def test_a_result_that_is_too_long_is_told_by_its_sample(
+async def test_a_result_that_is_too_long_fails_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (runner, address):
@@ -126,7 +126,7 @@ async def test_a_result_that_is_too_long_is_told_by_its_sample(
     assert "result.json: expected a plain file of at most 4194304 bytes" in sample.error
 
 
-async def test_a_program_that_fails_is_told_by_its_sample(
+async def test_the_error_of_a_failed_program_is_in_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (runner, address):
@@ -136,7 +136,7 @@ async def test_a_program_that_fails_is_told_by_its_sample(
     assert sample.error.startswith("the program ended with status 1: RuntimeError: no such tool")
 
 
-async def test_a_program_that_hangs_costs_its_sample(
+async def test_a_program_that_hangs_fails_its_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path, seconds=3.0) as (runner, address):
@@ -163,7 +163,7 @@ async def test_a_program_that_is_killed_fails_its_sample(
     )
 
 
-async def test_a_pod_that_is_deleted_is_no_fault_of_its_program(
+async def test_a_deleted_pod_does_not_fail_the_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     """Both containers are told to end, as by a deletion, a drained node or a preemption."""
@@ -178,7 +178,7 @@ async def test_a_pod_that_is_deleted_is_no_fault_of_its_program(
             assert await asyncio.to_thread(pod.program.wait, SECONDS) == 143
 
 
-async def test_a_pod_that_is_lost_is_no_fault_of_its_program(
+async def test_a_lost_pod_does_not_fail_the_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (runner, address):
@@ -206,7 +206,7 @@ async def test_an_episode_without_a_pod_says_where_to_look(
         pytest.param("/v1/models", TOKEN, id="the token of pods"),
     ],
 )
-async def test_nobody_else_is_let_in(
+async def test_requests_with_a_wrong_key_are_refused(
     path: str, key: str, engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     async with worker(engine, talkative, tmp_path) as (_, address), aiohttp.ClientSession() as http:

@@ -130,7 +130,7 @@ async def test_three_turns_with_two_tools_are_the_tokens_that_the_engine_sampled
 
 
 @pytest.mark.parametrize("arguments", ["chat", "chat stream", "responses", "responses stream"])
-async def test_a_program_of_openai_agents_as_it_is(
+async def test_a_program_of_openai_agents_plays_unchanged(
     arguments: str, engine: Client, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
     """The program has a separate virtual environment: SGLang needs another version of `openai`."""
@@ -217,7 +217,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
         check(sample, {0: model, 1: other_model})
 
 
-async def test_a_drain_leaves_turns_that_the_same_program_finds_again(
+async def test_turns_of_a_drained_episode_are_found_by_its_next_attempt(
     engine: Client, sglang: Sglang, model: Path, talkative: Path, tmp_path: Path
 ) -> None:
     log = RequestLog(engine)

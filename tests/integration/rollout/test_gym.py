@@ -45,7 +45,7 @@ def make_program(directory: Path, model: Path, **gym: Any) -> Program:
     return program_of(spec.rollout.environment, spec)
 
 
-async def test_samples_of_a_prompt_begin_alike(
+async def test_samples_of_a_prompt_have_the_same_first_observation(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     """Taxi draws its first state from the seed."""

@@ -117,7 +117,7 @@ async def test_tools_of_the_environment_are_the_models(
     assert turn_rewards(sample) == {"": [0.5] * 3}
 
 
-async def test_an_environment_that_takes_no_such_action_tells_the_model(
+async def test_the_reason_of_a_refused_action_is_for_the_model(
     servers: tuple[str, str],
 ) -> None:
     async with open_session(servers[0], 10.0) as (session, schema):
@@ -147,7 +147,7 @@ async def leave(url: str) -> None:
         await session.reset({})
 
 
-async def test_a_server_that_is_not_there_fails_the_sample(
+async def test_an_unreachable_server_fails_the_sample(
     engine: Client, talkative: Path, tmp_path: Path
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"

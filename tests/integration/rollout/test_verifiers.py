@@ -86,7 +86,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
     check(sample, {0: model})
 
 
-async def test_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) -> None:
+async def test_an_episode_of_a_single_turn(engine: Client, talkative: Path, tmp_path: Path) -> None:
     program = make_program(tmp_path, talkative)
     try:
         async with runner_at_gateway(program, engine, talkative, tmp_path) as runner:
@@ -124,7 +124,7 @@ async def test_an_episode_whose_interpreter_dies_is_played_again(
     assert (again.error, again.reward) == ("", 0.5)
 
 
-async def test_one_that_is_not_there_ends_the_worker_before_any_episode(
+async def test_a_missing_taskset_is_an_error_before_the_first_episode(
     talkative: Path, tmp_path: Path
 ) -> None:
     program = make_program(tmp_path, talkative, "no-such-taskset")
@@ -148,7 +148,7 @@ def test_rows_are_the_environments_tasks(tmp_path: Path) -> None:
     assert [row["metadata"]["task"]["turns"] for row in written] == [2, 2, 2]
 
 
-def test_arguments_that_are_wrong_are_told(tmp_path: Path) -> None:
+def test_wrong_arguments_are_reported(tmp_path: Path) -> None:
     result = rows(tmp_path / "rows.jsonl", "--arg", 'taskset={"turns": "many"}')
     assert result.exit_code == 2
     assert "verifiers verifiers_words yields no rows:" in result.output

@@ -92,7 +92,7 @@ class EpisodePods:
             pod = await self.verifiers.next_free()
         async with self.rules.limited(episode):
             verdict = await self.verifiers.run(pod, assignment)
-        self.rules.take(episode, _program_exit(verdict), lambda: _result(verdict))
+        self.rules.apply_verdict(episode, _program_exit(verdict), lambda: _result(verdict))
 
 
 def _assignment(episode: Episode, prompt: Prompt, given: dict[str, Any]) -> str:

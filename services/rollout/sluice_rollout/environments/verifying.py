@@ -70,7 +70,9 @@ class VerifierRules:
             text = f"{_WHO} took more than {self.seconds:g} s ({limit})"
             raise PlayFailedError(REASON, text) from error
 
-    def take(self, episode: Episode, ended: ProgramExit, read: Callable[[], result.Result]) -> None:
+    def apply_verdict(
+        self, episode: Episode, ended: ProgramExit, read: Callable[[], result.Result]
+    ) -> None:
         """Apply a verifier's result. Raises PlayFailedError if the verifier failed."""
         if ended.status:
             raise PlayFailedError(REASON, f"{_WHO} {ended.failure}")
@@ -99,7 +101,7 @@ class VerifierProcess:
             run = self.containers.run if self.containers else process.run
             async with self.rules.limited(episode):
                 ended = await run(self.command, workspace, variables)
-            self.rules.take(episode, ended, lambda: result.read(workspace))
+            self.rules.apply_verdict(episode, ended, lambda: result.read(workspace))
         except (OSError, ArtifactsError, SurvivorError) as error:
             raise PlayFailedError(REASON, f"{_WHO} cannot be run here: {error}") from error
         finally:

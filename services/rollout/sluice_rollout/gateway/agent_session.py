@@ -379,8 +379,8 @@ class AgentSession:
 class AuthenticatedSession:
     """An agent's session that a key has opened. Runs its requests until the episode ends.
 
-    The requests run in `context`, that of the group's task, so that spans and log lines of the
-    engine name the group.
+    The requests run in the context of the group's task, so that time, tokens and failures of the
+    engine are attributed to the group (`sluice_rollout.generate.REQUESTS`).
     """
 
     agent: AgentSession

@@ -49,7 +49,7 @@ class Template:
     context: int | None = None  # tokens of the model's context; longer texts are not encoded
 
     def text(self, messages: Messages, tools: Tools, *, opened: bool) -> str:
-        """Render messages. Raises PromptError if the template refuses them."""
+        """Render messages, and the beginning of an answer if `opened`. Raises PromptError."""
         return chat.render(
             self.tokenizer,
             messages,
