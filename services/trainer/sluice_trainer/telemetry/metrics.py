@@ -25,20 +25,20 @@ _UPDATE_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 30
 
 PHASES = Phases(
     "sluice_trainer_phase_seconds",
-    "Time in each phase: starting (until the first engine is there), waiting (for samples), "
+    "Time in each phase: starting (until the first engine has its weights), waiting (for samples), "
     "training, publishing (weights), saving, taking_turn (of shared GPUs), evaluating, exporting.",
     first="starting",
     before=process_age(),
 )
 STEP_SECONDS = Histogram(
     "sluice_trainer_step_seconds",
-    "Time of a step: all since the one before it, a checkpoint in between included.",
+    "Time since the end of the step before, including a checkpoint in between.",
     buckets=_STEP_BUCKETS,
 )
 UPDATE_SECONDS = Histogram(
     "sluice_trainer_weight_update_seconds",
-    "Time of a weight update by phase: prepare, pause, transfer, verify, resume; paused: for which "
-    "engines made no tokens; whole.",
+    "Time of a weight update by phase: prepare, pause, transfer, verify, resume; paused: while "
+    "engines generated no tokens; whole: all phases.",
     ["phase"],
     buckets=_UPDATE_BUCKETS,
 )
@@ -46,17 +46,17 @@ UPDATE_BYTES = Counter(
     "sluice_trainer_weight_update_bytes", "Bytes of weights sent, over all engines."
 )
 UPDATE_FAILURES = Counter(
-    "sluice_trainer_weight_update_failures", "Engines that an update had to leave behind."
+    "sluice_trainer_weight_update_failures", "Engines that did not complete an update."
 )
 UPDATE_RELAYED = Counter(
     "sluice_trainer_weight_update_relayed", "Engines that got the weights from another engine."
 )
 UPDATE_REROUTED = Counter(
     "sluice_trainer_weight_update_rerouted",
-    "Engines that should have got the weights from another engine, and got them from the trainer "
-    "or not at all.",
+    "Engines that should have got the weights from another engine, but got them from the trainer "
+    "or did not get them.",
 )
-TOKENS = Counter("sluice_trainer_tokens", "Tokens trained on, those of prompts included.")
+TOKENS = Counter("sluice_trainer_tokens", "Tokens trained on, including those of prompts.")
 SAMPLES = Counter(
     "sluice_trainer_samples",
     "Samples of trained batches. outcome: completed, truncated, failed (not trained on).",
@@ -64,7 +64,7 @@ SAMPLES = Counter(
 )
 CHECKPOINT_SECONDS = Histogram(
     "sluice_trainer_checkpoint_seconds",
-    "Time from a checkpoint's beginning until it is durable.",
+    "Time from the start of a checkpoint until it is durable.",
     buckets=_STEP_BUCKETS,
 )
 CHECKPOINT_BYTES = Gauge("sluice_trainer_checkpoint_bytes", "Size of the last checkpoint.")
