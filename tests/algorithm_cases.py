@@ -57,10 +57,10 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     (
         {"estimator": "reinforce_plus_plus", "normalizeAdvantages": False},
         "normalizeAdvantages",
-        "by definition",
+        "always whiten",
     ),
-    ({"estimator": "ppo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage is of grpo"),
-    ({"estimator": "gspo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage is of grpo"),
+    ({"estimator": "ppo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage needs grpo"),
+    ({"estimator": "gspo", "turnAdvantage": {}}, "turnAdvantage", "turnAdvantage needs grpo"),
     ({"gamma": 0.9}, "gamma", "only ppo and reinforce_plus_plus discount"),
     ({"estimator": "reinforce_plus_plus", "lambda": 0.9}, "lambda", "only ppo has a lambda"),
     ({"loss": {"type": "ppo", "function": "a.b"}}, "function", "cannot both be set"),
@@ -72,7 +72,7 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     (
         {"estimator": "gdpo", "rewardParts": [{"name": "a"}], "overlong": {"buffer": 9}},
         "overlong",
-        "overlong comes off the whole reward",
+        "overlong lowers the whole reward",
     ),
     ({"kl": {"adaptive": {}}}, "adaptive", "adaptive needs coef"),
     ({"offPolicy": {"method": "tis", "oldLogProbs": "rollout"}}, "oldLogProbs", "leave method out"),
@@ -104,7 +104,7 @@ ALONE: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"offPolicy": {"reject": [{"low": 3.0, "high": 2.0}]}}, "high", "low must not exceed high"),
     ({"offPolicy": {"reject": [{"high": 0.5}]}}, "high", "high must be at least 1"),
-    ({"offPolicy": {"reject": [{"over": "sequence_max", "high": 2.0}]}}, "over", "there is veto"),
+    ({"offPolicy": {"reject": [{"over": "sequence_max", "high": 2.0}]}}, "over", "veto bounds"),
     (
         {"offPolicy": {"reject": [{"measure": "binary_kl", "over": "sequence_sum", "high": 2.0}]}},
         "over",
@@ -430,7 +430,7 @@ TOGETHER += [
         {},
         {"data": {"prompts": [{"path": "p"}], "truncation": "left"}},
         "data.truncation",
-        "only the rows of sft are cut",
+        "only rows of sft are cut",
     ),
     (
         {"overlong": {"buffer": 101}},
@@ -482,7 +482,7 @@ TOGETHER += [
         {},
         {"trainer": ONE, "weightSync": {"transport": "nccl"}},
         "weightSync.transport",
-        "no two processes",
+        "cannot connect two processes",
     ),
     ({}, {"weightSync": {"transport": "ipc"}}, "weightSync.transport", "needs trainer.colocate"),
     (
@@ -565,14 +565,14 @@ TOGETHER += [
         {},
         {"trainer": TWO_NODES, "checkpoint": EPHEMERAL},
         "checkpoint.ephemeral",
-        "no directory of a single pod",
+        "the directory of a single pod",
     ),
-    ({}, {"trainer": ONE, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "one pod's own"),
+    ({}, {"trainer": ONE, "checkpoint": EPHEMERAL}, "checkpoint.ephemeral", "belongs to one pod"),
     (
         {},
         {"weightSync": {"transport": "disk"}, "checkpoint": EPHEMERAL},
         "checkpoint.ephemeral",
-        "one pod's own",
+        "belongs to one pod",
     ),
 ]
 SENSIBLE += [

@@ -28,15 +28,9 @@ from sluice.api.groups.sft import IS_SFT, SFT_ACROSS_GROUPS
 from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Checkpoint, KernelCache
 from sluice.api.groups.trainer import Trainer
 from sluice.api.groups.weight_sync import WeightSync
-from sluice.api.schema.base import (
-    API_VERSION,
-    ControllerName,
-    Model,
-    NonNegativeInt,
-    PositiveInt,
-    Rule,
-)
+from sluice.api.schema.base import API_VERSION, ControllerName, Model, NonNegativeInt, PositiveInt
 from sluice.api.schema.capacity_rules import room_rules
+from sluice.api.schema.rules import Rule, field, requires, written
 from sluice.api.status import RLJobStatus
 
 KIND = "RLJob"
@@ -54,8 +48,11 @@ _PROCESSES = (
 _MODEL_PARALLEL = " * ".join(
     f"self.trainer.parallelism.{name}" for name in ("tensor", "pipeline", "context")
 )
-_SAMPLES = f"({IS_SFT} ? 1 : self.rollout.samplesPerPrompt)"
+_SAMPLES = "(self.algorithm.loss.?type.orValue('') == 'sft' ? 1 : self.rollout.samplesPerPrompt)"
 _SEQUENCES = f"self.rollout.batchSize * {_SAMPLES}"
+
+
+_VLLM = field("rollout.engine") == "vllm"
 
 
 class RLJobSpec(Model):
@@ -129,94 +126,93 @@ class RLJobSpec(Model):
 
     rules = (
         Rule(
-            f"({_SEQUENCES}) % self.trainer.stepsPerBatch == 0",
-            lambda s: s.total_samples % s.trainer.steps_per_batch == 0,
+            written(
+                f"({_SEQUENCES}) % self.trainer.stepsPerBatch == 0",
+                lambda s: s.total_samples % s.trainer.steps_per_batch == 0,
+            ),
             "batchSize x samplesPerPrompt sequences {} cannot be split into stepsPerBatch equal "
             "steps",
             "trainer.stepsPerBatch",
             lambda s: f"{s.rollout.batch_size} x {s.samples_per_prompt} = {s.total_samples}",
         ),
         Rule(
-            f"({_PROCESSES}) % ({_MODEL_PARALLEL}) == 0",
-            lambda s: s.trainer.world_size % s.trainer.model_parallel_size == 0,
-            "nodes x processes a node {} must be a multiple of tensor x pipeline x context",
+            written(
+                f"({_PROCESSES}) % ({_MODEL_PARALLEL}) == 0",
+                lambda s: s.trainer.world_size % s.trainer.model_parallel_size == 0,
+            ),
+            "nodes x processes of a node {} must be a multiple of tensor x pipeline x context",
             "trainer.parallelism",
             lambda s: str(s.trainer.world_size),
         ),
         Rule(
-            f"({_PROCESSES}) / self.trainer.parallelism.pipeline % self.trainer.parallelism.expert "
-            "== 0",
-            lambda s: (
-                s.trainer.world_size
-                // s.trainer.parallelism.pipeline
-                % s.trainer.parallelism.expert
-                == 0
+            written(
+                f"({_PROCESSES}) / self.trainer.parallelism.pipeline % "
+                "self.trainer.parallelism.expert == 0",
+                lambda s: (
+                    s.trainer.world_size
+                    // s.trainer.parallelism.pipeline
+                    % s.trainer.parallelism.expert
+                    == 0
+                ),
             ),
-            "nodes x processes a node / pipeline {} must be a multiple of expert",
+            "nodes x processes of a node / pipeline {} must be a multiple of expert",
             "trainer.parallelism.expert",
             lambda s: str(s.trainer.world_size // s.trainer.parallelism.pipeline),
         ),
-        Rule(
-            f"self.weightSync.?transport.orValue('') != 'nccl' || {_GPUS} > 0",
-            lambda s: s.weight_sync.transport != "nccl" or s.trainer.gpus_per_node > 0,
+        requires(
+            field("weightSync.transport") == "nccl",
+            field("trainer.gpusPerNode") > 0,
             "transport nccl needs GPUs (trainer.gpusPerNode > 0); use gloo or disk on CPU",
             "weightSync.transport",
         ),
-        Rule(
-            "self.rollout.engine != 'vllm' || self.weightSync.enginePlugin",
-            lambda s: s.rollout.engine != "vllm" or s.weight_sync.engine_plugin,
+        requires(
+            _VLLM,
+            field("weightSync.enginePlugin").is_true,
             "vLLM takes weights through sluice's plugin alone: leave enginePlugin out",
             "weightSync.enginePlugin",
         ),
-        Rule(
-            "self.trainer.routingReplay != 'rollout' || self.rollout.engine != 'vllm'",
-            lambda s: s.trainer.routing_replay != "rollout" or s.rollout.engine != "vllm",
-            "routingReplay: rollout needs an engine that tells its routing: rollout.engine sglang",
+        requires(
+            field("trainer.routingReplay") == "rollout",
+            ~_VLLM,
+            "routingReplay: rollout needs an engine that reports its routing: rollout.engine "
+            "sglang",
             "trainer.routingReplay",
         ),
-        Rule(
-            f"!self.trainer.deterministic || {_GPUS} == 0 || (self.rollout.engine != 'vllm' && "
-            "self.weightSync.enginePlugin && self.rollout.gpusPerReplica == 1 && "
-            "self.rollout.nodesPerReplica == 1)",
-            lambda s: (
-                not s.trainer.deterministic
-                or s.trainer.gpus_per_node == 0
-                or (
-                    s.rollout.engine != "vllm"
-                    and s.weight_sync.engine_plugin
-                    and s.rollout.gpus_per_replica == s.rollout.nodes_per_replica == 1
-                )
-            ),
+        requires(
+            field("trainer.deterministic").is_true & (field("trainer.gpusPerNode") > 0),
+            ~_VLLM
+            & field("weightSync.enginePlugin").is_true
+            & (field("rollout.gpusPerReplica") == 1)
+            & (field("rollout.nodesPerReplica") == 1),
             "deterministic needs an engine that computes as the trainer does: rollout.engine "
             "sglang with weightSync.enginePlugin, on one GPU",
             "trainer.deterministic",
         ),
-        Rule(
-            "!has(self.debug.replay) || self.rollout.replicas == 0",
-            lambda s: s.debug.replay is None or s.rollout.replicas == 0,
+        requires(
+            field("debug.replay").given,
+            field("rollout.replicas") == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",
             "rollout.replicas",
         ),
-        Rule(
-            "!self.debug.rolloutOnly || self.model.init != 'random'",
-            lambda s: not s.debug.rollout_only or s.model.init != "random",
-            "debug.rolloutOnly needs weights on disk (model.init: pretrained): nobody sends the "
-            "engines any",
+        requires(
+            field("debug.rolloutOnly").is_true,
+            field("model.init") != "random",
+            "debug.rolloutOnly needs weights on disk (model.init: pretrained): the engines do not "
+            "receive any",
             "debug.rolloutOnly",
         ),
         Rule(
-            f"{REWARDED} || has(self.algorithm.distillation) || {IS_SFT}",
-            lambda s: s.rewarded or s.algorithm.distillation is not None or s.algorithm.sft,
+            REWARDED | field("algorithm.distillation").given | IS_SFT,
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
             "or algorithm.loss.type: sft with given answers",
             "reward",
             reason="FieldValueRequired",
         ),
-        Rule(
-            f"{REWARDED} || !has(self.evaluation) || self.evaluation.datasets.all(d, "
-            "has(d.reward))",
-            lambda s: (
-                s.rewarded or not s.evaluation or all(d.reward for d in s.evaluation.datasets)
+        requires(
+            field("evaluation").given & ~REWARDED,
+            written(
+                "self.evaluation.datasets.all(d, has(d.reward))",
+                lambda s: all(dataset.reward for dataset in s.evaluation.datasets),
             ),
             "without spec.reward each data set of the evaluation needs a reward of its own",
             "evaluation.datasets",

@@ -32,12 +32,12 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"workerResources": {"requests": {"nvidia.com/gpu": 1}}}},
         "nvidia.com/gpu is what",
     ),
-    ({"rollout": {"maxStaleness": 1}}, "maxStaleness > 0 needs mode: async"),
+    ({"rollout": {"maxStaleness": 1}}, "maxStaleness above 0 needs mode: async"),
     ({"rollout": {"mode": "async"}}, "mode: async needs maxStaleness"),
     ({"rollout": {"engine": "vllm", "nodesPerReplica": 2}}, "a vLLM engine is one pod"),
     (
         {"rollout": {"engine": "vllm", "sampling": {"temperature": 0.7, "topK": 5}}},
-        "vLLM tells log-probs of all",
+        "vLLM gives log-probs of all",
     ),
     *(
         ({"rollout": {"engineArgs": arguments}}, "no update reaches a draft model")
@@ -85,7 +85,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         {"rollout": {"function": "play.py:play", "environment": {"command": ["agent"]}}},
         "environment and function both play the episodes",
     ),
-    ({"rollout": {"limits": {"summary": {"most": 2}}}}, "summary is of overflow: summarise"),
+    ({"rollout": {"limits": {"summary": {"most": 2}}}}, "summary needs overflow: summarise"),
     (
         {
             "rollout": {
@@ -125,11 +125,11 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout": {"environment": {"verifiers": {"name": "sums"}, "image": "me/agent:1"}}},
-        "verifiers and gym play beside the worker",
+        "verifiers and gym run in the worker's container",
     ),
     (
         {"rollout": {"environment": {"gym": {"id": "Taxi-v4"}, "image": "me/agent:1"}}},
-        "verifiers and gym play beside the worker",
+        "verifiers and gym run in the worker's container",
     ),
     ({"rollout": {"environment": {"gym": {}}}}, "exactly one of id and make"),
     (
@@ -222,7 +222,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"trainer": {"steps": 4, "routingReplay": "rollout"}, "rollout": {"engine": "vllm"}},
-        "routingReplay: rollout needs an engine that tells its routing",
+        "routingReplay: rollout needs an engine that reports its routing",
     ),
     *(
         ({"trainer": {"steps": 4, "deterministic": True, **more}}, "deterministic needs backend")
@@ -247,7 +247,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"trainer": {"steps": 4, "cpuOffloadFraction": 0.5}},
-        "cpuOffloadFraction is of cpuOffload: optimizer",
+        "cpuOffloadFraction needs cpuOffload: optimizer",
     ),
     ({"reward": {}}, "exactly one of type, function, url and model"),
     ({"reward": {"type": "f1", "url": "http://r"}}, "exactly one of type, function, url and model"),
@@ -284,7 +284,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"trainer": {"steps": 4, "nodes": 2}, "checkpoint": {"ephemeral": True}},
-        "which no directory of a single pod",
+        "which the directory of a single pod",
     ),
     (
         {"weightSync": {"transport": "disk"}, "checkpoint": {"ephemeral": True}},
@@ -297,7 +297,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"steps": 4, "stepsPerBatch": 3}}, "batchSize x samplesPerPrompt sequences"),
     (
         {"trainer": {"steps": 4, "parallelism": {"tensor": 2}}},
-        "nodes x processes a node must be a multiple of tensor",
+        "nodes x processes of a node must be a multiple of tensor",
     ),
     (
         {"trainer": {"steps": 4, "processesPerNode": 3, "parallelism": {"context": 2}}},
@@ -305,7 +305,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"trainer": {"steps": 4, "parallelism": {"expert": 2}}},
-        "nodes x processes a node / pipeline",
+        "nodes x processes of a node / pipeline",
     ),
     (
         {"trainer": {"steps": 4, "gpusPerNode": 0}, "weightSync": {"transport": "nccl"}},

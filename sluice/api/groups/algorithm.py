@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,10 +35,18 @@ from sluice.api.schema.base import (
     Once,
     PositiveFloat,
     PositiveInt,
-    Rule,
 )
-from sluice.api.schema.cel import listed
 from sluice.api.schema.paths import ModelPath, UserFunction
+from sluice.api.schema.rules import (
+    Condition,
+    Rule,
+    at_most_one_of,
+    belong_together,
+    field,
+    only_with,
+    requires,
+    written,
+)
 
 
 class AdaptiveKL(Model):
@@ -69,23 +78,20 @@ class KL(Model):
     )
 
     rules = (
-        Rule(
-            "!has(self.adaptive) || self.coef > 0.0",
-            lambda k: k.adaptive is None or k.coef > 0,
-            "adaptive needs coef, the first coefficient of the penalty in the reward",
+        only_with(
             "adaptive",
+            field("coef") > 0,
+            "adaptive needs coef, the first coefficient of the penalty in the reward",
         ),
-        Rule(
-            "self.coef == 0.0 || self.lossCoef == 0.0",
-            lambda k: not (k.coef > 0 and k.loss_coef > 0),
-            "coef (in the reward) and lossCoef (in the loss) cannot both be set",
+        at_most_one_of(
+            "coef",
             "lossCoef",
+            message="coef (in the reward) and lossCoef (in the loss) cannot both be set",
         ),
-        Rule(
-            "!self.unbiased || self.lossCoef > 0.0",
-            lambda k: not k.unbiased or k.loss_coef > 0,
-            "unbiased needs lossCoef: it corrects the gradient of the KL term in the loss",
+        only_with(
             "unbiased",
+            field("lossCoef") > 0,
+            "unbiased needs lossCoef: it corrects the gradient of the KL term in the loss",
         ),
     )
 
@@ -110,8 +116,9 @@ class Critic(Model):
     )
 
 
-def _is(names: tuple[str, ...]) -> str:
-    return f"self.estimator in {listed(names)}"
+def _estimator(kinds: Callable[[EstimatorKind], bool]) -> Condition:
+    """True if the estimator of spec.algorithm is of some kinds."""
+    return field("estimator").is_in(estimators(kinds))
 
 
 class Algorithm(Model):
@@ -165,53 +172,38 @@ class Algorithm(Model):
     )
 
     rules = (
-        Rule(
-            "(self.estimator == 'custom') == has(self.__function__)",
-            lambda a: (a.estimator == "custom") == (a.function is not None),
+        belong_together(
+            field("estimator") == "custom",
+            field("function").given,
             "estimator: custom and function belong together",
             "function",
         ),
-        Rule(
-            f"!has(self.critic) || {_is(estimators(lambda kind: kind.critic))}",
-            lambda a: a.critic is None or a.kind.critic,
-            "only estimator: ppo has a critic",
-            "critic",
-            reason="FieldValueForbidden",
-        ),
-        Rule(
-            "self.?normalizeAdvantages.orValue(true) || "
-            f"!({_is(estimators(lambda kind: kind.whitened))})",
-            lambda a: a.normalize_advantages is not False or not a.kind.whitened,
-            "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo are whitened by "
-            "definition; leave it out",
+        only_with("critic", _estimator(lambda k: k.critic), "only estimator: ppo has a critic"),
+        requires(
+            _estimator(lambda k: k.whitened),
+            ~field("normalizeAdvantages").is_false,
+            "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo always whiten advantages; "
+            "leave it out",
             "normalizeAdvantages",
         ),
-        Rule(
-            f"self.gamma == 1.0 || {_is(estimators(lambda kind: kind.discounts))}",
-            lambda a: a.gamma == 1 or a.kind.discounts,
-            "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the "
-            "same",
+        only_with(
             "gamma",
+            _estimator(lambda k: k.discounts),
+            "only ppo and reinforce_plus_plus discount; the other estimators give all tokens the "
+            "same advantage",
         ),
-        Rule(
-            f"self.lambda == 1.0 || {_is(estimators(lambda kind: kind.smooths))}",
-            lambda a: a.lambda_ == 1 or a.kind.smooths,
-            "only ppo has a lambda: it weighs the critic's values",
+        only_with(
             "lambda",
+            _estimator(lambda k: k.smooths),
+            "only ppo has a lambda: it weighs the critic's values",
         ),
-        Rule(
-            "!has(self.loss.clip.dual) || has(self.loss.__function__) || "
-            "self.loss.?type.orValue(self.estimator == 'cispo' ? 'cispo' : 'ppo') in "
-            f"{listed(DUAL_CLIPPED)}",
-            lambda a: (
-                a.loss.clip.dual is None
-                or a.loss.function is not None
-                or (a.loss.type or a.kind.loss) in DUAL_CLIPPED
-            ),
+        only_with(
+            "loss.clip.dual",
+            field("loss.function").given
+            | field("loss.type").is_in(DUAL_CLIPPED)
+            | (~field("loss.type").given & (field("estimator") != "cispo")),
             f"the dual clip bounds the losses {', '.join(DUAL_CLIPPED[:-1])} and "
             f"{DUAL_CLIPPED[-1]}; the others have nothing to bound",
-            "loss.clip.dual",
-            reason="FieldValueForbidden",
         ),
         *OF_PARTS,
         *OF_TURNS,
@@ -257,65 +249,57 @@ class Algorithm(Model):
         return (self.critic or Critic()) if self.kind.critic else None
 
 
-_HAS_OLD_POLICY = (
-    "(self.algorithm.offPolicy.oldLogProbs == 'rollout' || self.trainer.stepsPerBatch > 1)"
+_HAS_OLD_POLICY = (field("algorithm.offPolicy.oldLogProbs") == "rollout") | (
+    field("trainer.stepsPerBatch") > 1
 )
 
+
+def _job_estimator(kinds: Callable[[EstimatorKind], bool]) -> Condition:
+    """True if the estimator of a job's spec is of some kinds."""
+    return field("algorithm.estimator").is_in(estimators(kinds))
+
+
+# Rules of a job's spec that are about its algorithm.
 ACROSS_GROUPS = (
-    Rule(
-        f"self.rollout.samplesPerPrompt > 1 || !{REWARDED} || {IS_SFT} || "
-        f"self.algorithm.estimator in {listed(estimators(lambda kind: not kind.grouped))}",
-        lambda s: (
-            s.rollout.samples_per_prompt > 1
-            or not s.rewarded
-            or s.algorithm.sft
-            or not s.algorithm.kind.grouped
-        ),
+    requires(
+        REWARDED & ~IS_SFT & _job_estimator(lambda kind: kind.grouped),
+        field("rollout.samplesPerPrompt") > 1,
         "this estimator compares the responses to a prompt, and rollout.samplesPerPrompt is 1: "
         "nothing would be learned; use reinforce_plus_plus, remax or ppo, or more samples",
         "algorithm.estimator",
     ),
-    Rule(
-        f"!(self.algorithm.estimator in {listed(estimators(lambda kind: kind.greedy))}) || "
-        "!self.?reward.group.orValue(false)",
-        lambda s: not s.algorithm.kind.greedy or not (s.reward and s.reward.group),
+    requires(
+        _job_estimator(lambda kind: kind.greedy),
+        ~field("reward.group").is_true,
         "remax scores its greedy response alone; a reward that needs the whole group cannot do "
         "that",
         "reward.group",
     ),
     Rule(
-        "!has(self.algorithm.critic) || !has(self.trainer.steps) || "
-        "self.algorithm.critic.warmupSteps < self.trainer.steps",
-        lambda s: (
-            not (s.algorithm.critic and s.trainer.steps)
-            or s.algorithm.critic.warmup_steps < s.trainer.steps
+        written(
+            "!has(self.algorithm.critic) || !has(self.trainer.steps) || "
+            "self.algorithm.critic.warmupSteps < self.trainer.steps",
+            lambda s: (
+                not (s.algorithm.critic and s.trainer.steps)
+                or s.algorithm.critic.warmup_steps < s.trainer.steps
+            ),
         ),
         "the policy would never be trained: warmupSteps must be less than trainer.steps",
         "algorithm.critic.warmupSteps",
     ),
-    Rule(
-        f"!has(self.algorithm.offPolicy.opsmDelta) || {_HAS_OLD_POLICY}",
-        lambda s: (
-            s.algorithm.off_policy.opsm_delta is None
-            or s.algorithm.off_policy.old_log_probs == "rollout"
-            or s.trainer.steps_per_batch > 1
-        ),
-        "with one optimizer step a batch the old policy is the present one and no sequence is ever "
-        "masked; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
+    only_with(
         "algorithm.offPolicy.opsmDelta",
+        _HAS_OLD_POLICY,
+        "with one optimizer step per batch the old policy is the current one and no sequence is "
+        "ever masked; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
     ),
-    Rule(
-        f"self.algorithm.loss.?type.orValue('') != 'kl_cov' || {_HAS_OLD_POLICY}",
-        lambda s: (
-            s.algorithm.loss.type != "kl_cov"
-            or s.algorithm.off_policy.old_log_probs == "rollout"
-            or s.trainer.steps_per_batch > 1
-        ),
-        "with one optimizer step a batch the old policy is the present one and kl_cov holds "
+    requires(
+        field("algorithm.loss.type") == "kl_cov",
+        _HAS_OLD_POLICY,
+        "with one optimizer step per batch the old policy is the current one and kl_cov holds "
         "nothing back; set offPolicy.oldLogProbs: rollout or trainer.stepsPerBatch",
         "algorithm.loss.type",
     ),
     *OVERLONG_ACROSS_GROUPS,
     *WITH_SEATS,
 )
-"""Rules of the job's spec that are about its algorithm."""

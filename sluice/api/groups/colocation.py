@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.api.schema.base import Rule
+from sluice.api.schema.rules import field, requires, written
 
-_ON = "self.trainer.colocate"
 _GPUS = "self.trainer.gpusPerNode"
 _ENGINE = "self.rollout.gpusPerReplica"
-_TRANSPORT = "self.weightSync.?transport.orValue('')"
+_COLOCATED = field("trainer.colocate").is_true
+_ON_GPU = field("trainer.gpusPerNode") > 0
+_TRANSPORT = field("weightSync.transport")
 
 
 def _fits(spec: Any) -> bool:
@@ -19,69 +20,70 @@ def _fits(spec: Any) -> bool:
 
 def _filled(spec: Any) -> bool:
     trainer, rollout = spec.trainer, spec.rollout
-    taken = rollout.replicas * rollout.gpus_per_replica
-    full = trainer.nodes * trainer.gpus_per_node
-    return bool(trainer.gpus_per_node == 0 or rollout.replicas == 1 or taken == full)
+    return bool(
+        rollout.replicas * rollout.gpus_per_replica == trainer.nodes * trainer.gpus_per_node
+    )
 
 
+# Rules of a job's spec.
 COLOCATION = (
-    Rule(
-        f"!{_ON} || self.rollout.mode == 'sync'",
-        lambda s: not s.trainer.colocate or s.rollout.mode == "sync",
+    requires(
+        _COLOCATED,
+        field("rollout.mode") == "sync",
         "trainer and engines that share GPUs take turns: colocate needs rollout.mode: sync",
         "trainer.colocate",
     ),
-    Rule(
-        f"!{_ON} || {_TRANSPORT} != 'nccl'",
-        lambda s: not s.trainer.colocate or s.weight_sync.transport != "nccl",
-        "NCCL connects no two processes of one GPU; with colocate leave transport out (ipc), or "
+    requires(
+        _COLOCATED,
+        _TRANSPORT != "nccl",
+        "NCCL cannot connect two processes of one GPU; with colocate leave transport out (ipc), or "
         "use disk",
         "weightSync.transport",
     ),
-    Rule(
-        f"{_TRANSPORT} != 'ipc' || {_ON}",
-        lambda s: s.weight_sync.transport != "ipc" or s.trainer.colocate,
+    requires(
+        _TRANSPORT == "ipc",
+        _COLOCATED,
         "ipc hands over memory of GPUs that trainer and engines share: it needs trainer.colocate: "
         "true",
         "weightSync.transport",
     ),
-    Rule(
-        f"!{_ON} || self.rollout.nodesPerReplica == 1",
-        lambda s: not s.trainer.colocate or s.rollout.nodes_per_replica == 1,
-        "with colocate an engine lives on one machine: nodesPerReplica must be 1",
+    requires(
+        _COLOCATED,
+        field("rollout.nodesPerReplica") == 1,
+        "with colocate an engine runs on one machine: nodesPerReplica must be 1",
         "rollout.nodesPerReplica",
     ),
-    Rule(
-        f"!{_ON} || ({_GPUS} == 0 ? {_ENGINE} == 0 : ({_ENGINE} > 0 && {_GPUS} % {_ENGINE} == 0))",
-        lambda s: not s.trainer.colocate or _fits(s),
+    requires(
+        _COLOCATED,
+        written(
+            f"({_GPUS} == 0 ? {_ENGINE} == 0 : ({_ENGINE} > 0 && {_GPUS} % {_ENGINE} == 0))", _fits
+        ),
         "with colocate gpusPerReplica {} must divide trainer.gpusPerNode; on CPU both are 0",
         "rollout.gpusPerReplica",
-        lambda s: str(s.rollout.gpus_per_replica),
+        shows=lambda s: str(s.rollout.gpus_per_replica),
     ),
-    Rule(
+    requires(
+        _COLOCATED & _ON_GPU,
         # An API server writes the default out, so 1 counts as left out.
-        f"!{_ON} || {_GPUS} == 0 || self.rollout.replicas == 1 || "
-        f"self.rollout.replicas * {_ENGINE} == self.trainer.nodes * {_GPUS}",
-        lambda s: not s.trainer.colocate or _filled(s),
+        (field("rollout.replicas") == 1)
+        | written(f"self.rollout.replicas * {_ENGINE} == self.trainer.nodes * {_GPUS}", _filled),
         "with colocate replicas x gpusPerReplica must be the trainer's nodes x gpusPerNode; leave "
         "replicas out",
         "rollout.replicas",
     ),
-    Rule(
-        f"!{_ON} || {_GPUS} == 0 || self.trainer.?processesPerNode.orValue({_GPUS}) == {_GPUS}",
-        lambda s: (
-            not s.trainer.colocate
-            or s.trainer.gpus_per_node == 0
-            or s.trainer.processes_per_node in (None, s.trainer.gpus_per_node)
+    requires(
+        _COLOCATED & _ON_GPU,
+        written(
+            f"self.trainer.?processesPerNode.orValue({_GPUS}) == {_GPUS}",
+            lambda s: s.trainer.processes_per_node in (None, s.trainer.gpus_per_node),
         ),
         "with colocate each GPU has one trainer process: leave processesPerNode out",
         "trainer.processesPerNode",
     ),
-    Rule(
-        f"!{_ON} || !self.debug.rolloutOnly",
-        lambda s: not s.trainer.colocate or not s.debug.rollout_only,
+    requires(
+        _COLOCATED,
+        field("debug.rolloutOnly").is_false,
         "debug.rolloutOnly trains nothing that could take turns: set trainer.colocate: false",
         "trainer.colocate",
     ),
 )
-"""Rules of the job's spec."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from sluice.api.groups.estimators import estimators
-from sluice.api.schema.base import Fraction, Model, Rule
-from sluice.api.schema.cel import listed
+from sluice.api.schema.base import Fraction, Model
+from sluice.api.schema.rules import field, only_with, requires
 
 
 class TurnAdvantage(Model):
@@ -17,33 +17,28 @@ class TurnAdvantage(Model):
     gamma: Fraction = Field(1.0, description="Discount of a reward for each turn that it is later.")
 
 
+# Rules of spec.algorithm.
 OF_TURNS = (
-    Rule(
-        f"!has(self.turnAdvantage) || self.estimator in {listed(estimators(lambda k: k.turns))}",
-        lambda a: a.turn_advantage is None or a.kind.turns,
-        "turnAdvantage is of grpo, dr_grpo, cispo, rloo and reinforce_plus_plus_baseline; the "
-        "others look at a response as a whole, or at its tokens",
+    only_with(
         "turnAdvantage",
-        reason="FieldValueForbidden",
+        field("estimator").is_in(estimators(lambda kind: kind.turns)),
+        "turnAdvantage needs grpo, dr_grpo, cispo, rloo or reinforce_plus_plus_baseline; the "
+        "others look at a response as a whole, or at its tokens",
     ),
 )
-"""Rules of spec.algorithm."""
-
-_SEATS = "has(self.rollout.seats) && size(self.rollout.seats) > 0"
-_OF_WHOLE_RESPONSES = listed(estimators(lambda kind: kind.greedy or kind.parts))
+# Rules of a job's spec.
 WITH_SEATS = (
-    Rule(
-        f"!({_SEATS}) || !(self.algorithm.estimator in {_OF_WHOLE_RESPONSES})",
-        lambda s: not (s.rollout.seats and (s.algorithm.kind.greedy or s.algorithm.kind.parts)),
+    requires(
+        field("rollout.seats").given,
+        ~field("algorithm.estimator").is_in(estimators(lambda kind: kind.greedy or kind.parts)),
         "remax and gdpo know one reward of an episode, and rollout.seats has one for each seat: "
         "use another estimator",
         "algorithm.estimator",
     ),
-    Rule(
-        f"!({_SEATS}) || !self.?reward.group.orValue(false)",
-        lambda s: not (s.rollout.seats and s.reward and s.reward.group),
-        "rollout.seats: a reward judges each seat for itself, and cannot have the whole group",
+    requires(
+        field("rollout.seats").given,
+        ~field("reward.group").is_true,
+        "with rollout.seats a reward judges each seat for itself, and cannot have the whole group",
         "reward.group",
     ),
 )
-"""Rules of the job's spec."""

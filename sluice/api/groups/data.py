@@ -20,8 +20,6 @@ from sluice.api.schema.base import (
     PositiveFloat,
     PositiveInt,
     Quantity,
-    Rule,
-    exactly_one,
 )
 from sluice.api.schema.kubernetes_fields import VolumeSource
 from sluice.api.schema.paths import (
@@ -31,6 +29,7 @@ from sluice.api.schema.paths import (
     TokenizerPath,
     UserFunction,
 )
+from sluice.api.schema.rules import Rule, exactly_one, field, requires, written
 
 MADE_ROWS = "rows"
 """Directory in the buffer's storage with the files that RowSources made."""
@@ -303,12 +302,7 @@ class Reward(Model):
 
     rules = (
         exactly_one("type", "function", "url", "model"),
-        Rule(
-            "!self.group || has(self.__function__)",
-            lambda r: not r.group or r.function is not None,
-            "group: true needs function",
-            "group",
-        ),
+        requires(field("group").is_true, field("function").given, "", "group"),
     )
 
 
@@ -359,11 +353,13 @@ class Evaluation(Model):
 
     rules = (
         Rule(
-            "!has(self.passAtK) || self.passAtK.all(k, self.datasets.exists(d, k <= "
-            "d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
-            lambda e: all(
-                k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets)
-                for k in e.pass_at_k
+            written(
+                "!has(self.passAtK) || self.passAtK.all(k, self.datasets.exists(d, k <= "
+                "d.?samplesPerPrompt.orValue(self.samplesPerPrompt)))",
+                lambda e: all(
+                    k <= max(d.samples_per_prompt or e.samples_per_prompt for d in e.datasets)
+                    for k in e.pass_at_k
+                ),
             ),
             "every k must be at most the samplesPerPrompt of some data set",
             "passAtK",

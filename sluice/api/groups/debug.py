@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, Once, PositiveInt, Rule
+from sluice.api.schema.base import Model, Once, PositiveInt
 from sluice.api.schema.paths import RolloutsPath
+from sluice.api.schema.rules import at_most_one_of
 
 MAX_PROFILED = 16
 """Steps of a run: a trace of one has up to hundreds of megabytes."""
@@ -39,18 +40,18 @@ class Debug(Model):
     )
 
     rules = (
-        Rule(
-            "!has(self.replay) || !self.rolloutOnly",
-            lambda d: d.replay is None or not d.rollout_only,
-            "replay and rolloutOnly exclude each other: one has no engines, the other no training",
+        at_most_one_of(
             "replay",
-            reason="FieldValueForbidden",
+            "rolloutOnly",
+            message="replay and rolloutOnly exclude each other: one has no engines, the other no "
+            "training",
+            about="replay",
         ),
-        Rule(
-            "!has(self.profile) || size(self.profile) == 0 || !self.rolloutOnly",
-            lambda d: not (d.profile and d.rollout_only),
-            "profiles steps of the trainer, and rolloutOnly trains nothing: leave one of them out",
+        at_most_one_of(
             "profile",
-            reason="FieldValueForbidden",
+            "rolloutOnly",
+            message="profile records steps of the trainer, and rolloutOnly trains nothing: leave "
+            "one of them out",
+            about="profile",
         ),
     )

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from sluice.api.groups.environment import REWARDED
 from sluice.api.groups.estimators import estimators
-from sluice.api.schema.base import Model, Once, PositiveFloat, Rule, exactly_one
-from sluice.api.schema.cel import listed
+from sluice.api.schema.base import Model, Once, PositiveFloat
 from sluice.api.schema.paths import ModelPath
+from sluice.api.schema.rules import exactly_one, field, only_with, requires
 
 WholeVocabulary = Literal["reverse_kl", "forward_kl", "jsd"]
 Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
@@ -88,23 +88,17 @@ class Distillation(Model):
     )
 
     rules = (
-        Rule(
-            "self.divergence == 'token' || has(self.teacher.path)",
-            lambda d: d.divergence == "token" or d.teacher.path is not None,
+        requires(
+            field("divergence") != "token",
+            field("teacher.path").given,
             "a divergence over the whole vocabulary needs a teacher that the trainer scores with: "
             "teacher.path",
             "divergence",
         ),
-        Rule(
-            "!has(self.beta) || self.divergence == 'jsd'",
-            lambda d: d.beta is None or d.divergence == "jsd",
-            "only the divergence jsd has a beta",
-            "beta",
-            reason="FieldValueForbidden",
-        ),
-        Rule(
-            "!has(self.teachers) || size(self.teachers) == 0 || has(self.teacher.url)",
-            lambda d: not d.teachers or d.teacher.url is not None,
+        only_with("beta", field("divergence") == "jsd", "only the divergence jsd has a beta"),
+        requires(
+            field("teachers").given,
+            field("teacher.url").given,
             "teachers are SGLang servers, and so must be the one for all other rows: teacher.url",
             "teachers",
         ),
@@ -121,34 +115,27 @@ class Distillation(Model):
         return 0.5 if self.beta is None else self.beta
 
 
+# Rules of a job's spec about distillation, and about jobs without a reward.
 DISTILLATION_ACROSS_GROUPS = (
-    Rule(
-        "!self.algorithm.?distillation.teacher.url.hasValue() || self.rollout.sampling.temperature "
-        "== 1.0",
-        lambda s: (
-            s.algorithm.distillation is None
-            or s.algorithm.distillation.teacher.url is None
-            or s.rollout.sampling.temperature == 1
-        ),
-        "SGLang scores given tokens at temperature 1 whatever it is told, and the student's "
-        "log-probs are those at "
-        "rollout.sampling.temperature: set that to 1, or let the trainer score (teacher.path)",
+    requires(
+        field("algorithm.distillation.teacher.url").given,
+        field("rollout.sampling.temperature") == 1.0,
+        "SGLang scores given tokens at temperature 1 always, and the student's log-probs are those "
+        "at rollout.sampling.temperature: set that to 1, or let the trainer score (teacher.path)",
         "algorithm.distillation.teacher.url",
     ),
-    Rule(
-        f"{REWARDED} || !(self.algorithm.estimator in "
-        f"{listed(estimators(lambda kind: kind.greedy or kind.critic))})",
-        lambda s: s.rewarded or not (s.algorithm.kind.greedy or s.algorithm.kind.critic),
-        "without spec.reward there is nothing that this estimator's baseline or critic could "
-        "predict; leave it out: the teacher alone gives the advantage",
+    requires(
+        field("algorithm.estimator").is_in(estimators(lambda kind: kind.greedy or kind.critic)),
+        REWARDED,
+        "without spec.reward this estimator's baseline or critic has nothing to predict; leave "
+        "the estimator out: the teacher alone gives the advantage",
         "algorithm.estimator",
     ),
-    Rule(
-        f"{REWARDED} || self.rollout.?dynamicFilter.orValue('') != 'nonzero_std'",
-        lambda s: s.rewarded or s.rollout.dynamic_filter != "nonzero_std",
+    requires(
+        field("rollout.dynamicFilter") == "nonzero_std",
+        REWARDED,
         "without spec.reward all rewards of a prompt are equal, and nonzero_std would drop every "
         "group",
         "rollout.dynamicFilter",
     ),
 )
-"""Rules of the job's spec that are about distillation, or about jobs that have no reward."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sluice.api.schema.base import Rule
-from sluice.api.schema.cel import listed
+from sluice.api.schema.rules import Rule, listed, written
 
 Kind = Literal["boolean", "string", "array"]
 
@@ -120,11 +119,13 @@ def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool =
     conditions = [argument.cel(name) for argument in arguments for name in argument.spellings()]
     excused = "self.debug.rolloutOnly || " if trained else ""
     return Rule(
-        f"{excused}!has(self.rollout.engineArgs) || "
-        f"![{', '.join(conditions)}].exists(refused, refused)",
-        lambda spec: (
-            (trained and spec.debug.rollout_only)
-            or not _refused(arguments, spec.rollout.engine_args)
+        written(
+            f"{excused}!has(self.rollout.engineArgs) || "
+            f"![{', '.join(conditions)}].exists(refused, refused)",
+            lambda spec: (
+                (trained and spec.debug.rollout_only)
+                or not _refused(arguments, spec.rollout.engine_args)
+            ),
         ),
         message,
         "rollout.engineArgs",

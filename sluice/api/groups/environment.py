@@ -7,9 +7,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sluice.api.schema.base import FreeForm, Model, PositiveFloat, PositiveInt, Rule, exactly_one
+from sluice.api.schema.base import FreeForm, Model, PositiveFloat, PositiveInt
 from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate
 from sluice.api.schema.paths import CommandWord, UserFunction
+from sluice.api.schema.rules import (
+    Rule,
+    any_given,
+    at_most_one_of,
+    exactly_one,
+    field,
+    requires,
+    written,
+)
 
 OURS = (
     "OPENAI_BASE_URL",
@@ -19,10 +28,11 @@ OURS = (
     "ANTHROPIC_API_KEY",
 )
 """Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
-REWARDED = (
-    "(has(self.reward) || has(self.rollout.environment) && !has(self.rollout.environment.command))"
+# On a job's spec: samples have a reward, of `reward` or of their environment.
+REWARDED = written(
+    "(has(self.reward) || has(self.rollout.environment) && !has(self.rollout.environment.command))",
+    lambda spec: spec.rewarded,
 )
-"""CEL of a job's spec: its samples have a reward, of `reward` or of their environment."""
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
 _Value = Annotated[str, Field(max_length=65536)]
 _PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -85,16 +95,12 @@ class OpenEnvironment(Model):
     )
 
     rules = (
-        Rule(
-            "has(self.url) != has(self.image)",
-            lambda o: (o.url is None) != (o.image is None),
-            "expected either url or image",
-        ),
-        Rule(
-            "!has(self.action) || !has(self.__function__)",
-            lambda o: o.action is None or o.function is None,
-            "action and function both say what an answer does: set one of them",
+        exactly_one("url", "image", message="expected either url or image"),
+        at_most_one_of(
             "action",
+            "function",
+            message="action and function both say what an answer does: set one of them",
+            about="action",
         ),
     )
 
@@ -243,51 +249,46 @@ class RolloutEnvironment(Model):
             "gym",
             message="expected exactly one of command, verifiers, openenv and gym",
         ),
-        Rule(
-            "!has(self.openenv) || !has(self.image) && !has(self.env)",
-            lambda e: e.openenv is None or (e.image is None and not e.env),
+        requires(
+            field("openenv").given,
+            ~any_given("image", "env"),
             "openenv starts no program: leave image and env out",
             "openenv",
         ),
-        Rule(
-            "!has(self.verifiers) && !has(self.gym) || !has(self.image)",
-            lambda e: (e.verifiers is None and e.gym is None) or e.image is None,
-            "verifiers and gym play beside the worker: leave image out; or give the image a "
+        requires(
+            any_given("verifiers", "gym"),
+            ~field("image").given,
+            "verifiers and gym run in the worker's container: leave image out; or give the image a "
             "command that plays the environment",
             "image",
         ),
         Rule(
-            f"!has(self.env) || self.env.all(name, name.matches('{_PATTERN}') && "
-            f"!name.matches('{_RESERVED}'))",
-            lambda e: all(map(_may_be_set, e.env)),
+            written(
+                f"!has(self.env) || self.env.all(name, name.matches('{_PATTERN}') && "
+                f"!name.matches('{_RESERVED}'))",
+                lambda e: all(map(_may_be_set, e.env)),
+            ),
             "env: expected names of variables that sluice does not set itself: not SLUICE_..., "
             f"{', '.join(OURS)}",
             "env",
         ),
-        Rule(
-            "has(self.image) || !has(self.template) && !has(self.egressTo) && !has(self.sandbox)",
-            lambda e: (
-                e.image is not None or not (e.template or e.egress_to or e.sandbox is not None)
-            ),
+        requires(
+            any_given("template", "egressTo", "sandbox"),
+            field("image").given,
             "template, egressTo and sandbox are of pods, which need an image: set it, or leave "
             "them out",
             "image",
         ),
-        Rule(
-            "!has(self.verifier) || has(self.command)",
-            lambda e: e.verifier is None or e.command is not None,
-            "verifier judges what command has left: environments have rewards of their own",
+        requires(
+            field("verifier").given,
+            field("command").given,
+            "verifier judges what command has left: the other environments give rewards themselves",
             "verifier",
         ),
-        Rule(
-            "has(self.image) || !has(self.verifier) || "
-            "!has(self.verifier.image) && !has(self.verifier.template)",
-            lambda e: (
-                e.image is not None
-                or e.verifier is None
-                or not (e.verifier.image or e.verifier.template)
-            ),
-            "verifier.image and verifier.template are of pods, which episodes are where "
+        requires(
+            any_given("verifier.image", "verifier.template"),
+            field("image").given,
+            "verifier.image and verifier.template are of pods, and episodes are pods only if "
             "environment.image is set: set it, or leave them out",
             "image",
         ),

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sluice.api.groups.lifecycle import SecretKey
-from sluice.api.schema.base import Model, PositiveFloat, PositiveInt, Rule
-from sluice.api.schema.cel import differs
+from sluice.api.schema.base import Model, PositiveFloat, PositiveInt
+from sluice.api.schema.rules import field, only_with
 
 
 class OtherModel(Model):
@@ -86,11 +86,9 @@ class EpisodeLimits(Model):
     summary: Summary = Field(default_factory=Summary)
 
     rules = (
-        Rule(
-            f"self.overflow == 'summarise' || !({differs('self.summary', Summary())})",
-            lambda limits: limits.overflow == "summarise" or limits.summary == Summary(),
-            "summary is of overflow: summarise; set that, or leave it out",
+        only_with(
             "summary",
-            reason="FieldValueForbidden",
+            field("overflow") == "summarise",
+            "summary needs overflow: summarise; set that, or leave it out",
         ),
     )

@@ -14,9 +14,9 @@ from sluice.api.schema.base import (
     Once,
     PositiveInt,
     SecretEntry,
-    exactly_one,
 )
 from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate
+from sluice.api.schema.rules import exactly_one
 
 
 class FailurePolicy(Model):

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, NonNegativeFloat, PositiveFloat, Rule
-from sluice.api.schema.cel import differs, listed
+from sluice.api.schema.base import Model, NonNegativeFloat, PositiveFloat
 from sluice.api.schema.paths import UserFunction
+from sluice.api.schema.rules import Rule, any_given, at_most_one_of, field, only_with, requires
 
 PolicyLossName = Literal[
     "ppo",
@@ -98,8 +98,7 @@ class Covariance(Model):
 
     rules = (
         Rule(
-            "self.lower < self.upper",
-            lambda c: c.lower < c.upper,
+            field("lower") < field("upper"),
             "lower must be less than upper: no token lies between them",
             "lower",
         ),
@@ -131,46 +130,25 @@ class Loss(Model):
     )
 
     rules = (
-        Rule(
-            "!has(self.type) || !has(self.__function__)",
-            lambda loss: loss.type is None or loss.function is None,
-            "type and function cannot both be set",
-            "function",
-            reason="FieldValueForbidden",
-            alternatives=("type", "function"),
-        ),
-        Rule(
-            f"!({differs('self.clip', Clip())}) || self.?type.orValue('ppo') in {listed(CLIPPED)}",
-            lambda loss: loss.clip == Clip() or loss.type in (None, *CLIPPED),
-            f"clip needs one of the types {', '.join(CLIPPED)}; leave it out",
+        at_most_one_of("type", "function", message="type and function cannot both be set"),
+        only_with(
             "clip",
-            reason="FieldValueForbidden",
+            ~field("type").given | field("type").is_in(CLIPPED),
+            f"clip needs one of the types {', '.join(CLIPPED)}; leave it out",
         ),
-        Rule(
-            "!has(self.gate) || self.?type.orValue('') == 'sapo' || has(self.__function__)",
-            lambda loss: loss.gate is None or loss.type == "sapo" or loss.function is not None,
-            "gate needs type: sapo; leave it out",
+        only_with(
             "gate",
-            reason="FieldValueForbidden",
+            (field("type") == "sapo") | field("function").given,
+            "gate needs type: sapo; leave it out",
         ),
-        Rule(
-            f"!has(self.covariance) || self.?type.orValue('') in {listed(BY_COVARIANCE)} || "
-            "has(self.__function__)",
-            lambda loss: (
-                loss.covariance is None or loss.type in BY_COVARIANCE or loss.function is not None
-            ),
-            "covariance needs type: clip_cov or kl_cov; leave it out",
+        only_with(
             "covariance",
-            reason="FieldValueForbidden",
+            field("type").is_in(BY_COVARIANCE) | field("function").given,
+            "covariance needs type: clip_cov or kl_cov; leave it out",
         ),
-        Rule(
-            "self.?type.orValue('') != 'kl_cov' || !has(self.covariance) || "
-            "self.covariance.lower == 1.0 && self.covariance.upper == 5.0",
-            lambda loss: (
-                loss.type != "kl_cov"
-                or loss.covariance is None
-                or (loss.covariance.lower, loss.covariance.upper) == (1.0, 5.0)
-            ),
+        requires(
+            field("type") == "kl_cov",
+            ~any_given("covariance.lower", "covariance.upper"),
             "covariance.lower and covariance.upper need type: clip_cov; kl_cov takes the largest",
             "covariance",
             reason="FieldValueForbidden",

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, NonNegativeFloat, PositiveFloat, Rule
+from sluice.api.schema.base import Model, NonNegativeFloat, PositiveFloat
+from sluice.api.schema.rules import Rule, field, only_with, requires, written
 
 Divergence = Literal["k1", "k2", "k3", "binary_kl"]
 Scope = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
@@ -32,28 +33,31 @@ class Rejection(Model):
     high: PositiveFloat = Field(description="Kept up to this value; k1: up to this ratio.")
 
     rules = (
-        Rule(
-            "!has(self.low) || self.measure == 'k1'",
-            lambda r: r.low is None or r.measure == "k1",
-            "only k1 has a lower bound: the others are 0 where trainer and engine agree",
+        only_with(
             "low",
-            reason="FieldValueForbidden",
+            field("measure") == "k1",
+            "only k1 has a lower bound: the others are 0 if trainer and engine agree",
         ),
         Rule(
-            "has(self.low) ? self.low <= self.high : (self.measure != 'k1' || self.high >= 1.0)",
-            lambda r: r.low <= r.high if r.low is not None else r.measure != "k1" or r.high >= 1,
+            written(
+                "has(self.low) ? self.low <= self.high : "
+                "(self.measure != 'k1' || self.high >= 1.0)",
+                lambda r: (
+                    r.low <= r.high if r.low is not None else r.measure != "k1" or r.high >= 1
+                ),
+            ),
             "low must not exceed high; without low, high must be at least 1",
             "high",
         ),
-        Rule(
-            "self.over != 'sequence_max' || self.measure in ['k2', 'k3']",
-            lambda r: r.over != "sequence_max" or r.measure in ("k2", "k3"),
-            "sequence_max is for k2 and k3; for the smallest ratio of a sequence there is veto",
+        requires(
+            field("over") == "sequence_max",
+            field("measure").is_in(("k2", "k3")),
+            "sequence_max is for k2 and k3; veto bounds the smallest ratio of a sequence",
             "over",
         ),
-        Rule(
-            "self.measure != 'binary_kl' || self.over == 'token'",
-            lambda r: r.measure != "binary_kl" or r.over == "token",
+        requires(
+            field("measure") == "binary_kl",
+            field("over") == "token",
             "binary_kl looks at single tokens",
             "over",
         ),
@@ -108,29 +112,22 @@ class OffPolicy(Model):
     )
 
     rules = (
-        Rule(
-            "self.oldLogProbs == 'trainer' || self.method == 'none'",
-            lambda o: o.old_log_probs == "trainer" or o.method == "none",
-            "oldLogProbs: rollout corrects the gap between trainer and engine by itself; leave "
+        requires(
+            field("oldLogProbs") == "rollout",
+            field("method") == "none",
+            "oldLogProbs: rollout corrects the gap between trainer and engine already; leave "
             "method out",
             "oldLogProbs",
         ),
-        Rule(
-            "self.level == 'token' || self.method != 'none'",
-            lambda o: o.level == "token" or o.method != "none",
-            "level has no effect without method: tis or icepop",
+        only_with(
             "level",
+            field("method") != "none",
+            "level has no effect without method: tis or icepop",
         ),
-        Rule(
-            "!self.normalize || self.method != 'none'",
-            lambda o: not o.normalize or o.method != "none",
-            "normalize has no effect without method: tis or icepop",
+        only_with(
             "normalize",
+            field("method") != "none",
+            "normalize has no effect without method: tis or icepop",
         ),
-        Rule(
-            "self.low <= self.high",
-            lambda o: o.low <= o.high,
-            "low must not exceed high",
-            "low",
-        ),
+        Rule(field("low") <= field("high"), "low must not exceed high", "low"),
     )

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, Quantity, Rule
+from sluice.api.schema.base import Model, Quantity
+from sluice.api.schema.rules import Rule, written
 
 GPU = "nvidia.com/gpu"
 _MEMORY_FIELDS = {
@@ -57,9 +58,11 @@ class Resources(Model):
 
     rules = (
         Rule(
-            f"!(has(self.requests) && '{GPU}' in self.requests) && !(has(self.limits) && '{GPU}' "
-            "in self.limits)",
-            lambda r: GPU not in r.requests and GPU not in r.limits,
+            written(
+                f"!(has(self.requests) && '{GPU}' in self.requests) && "
+                f"!(has(self.limits) && '{GPU}' in self.limits)",
+                lambda r: GPU not in r.requests and GPU not in r.limits,
+            ),
             f"{GPU} is what trainer.gpusPerNode and rollout.gpusPerReplica ask for: leave it out "
             "here",
             reason="FieldValueForbidden",

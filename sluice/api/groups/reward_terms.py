@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, PositiveFloat, PositiveInt, Rule
+from sluice.api.schema.base import Model, PositiveFloat, PositiveInt
+from sluice.api.schema.rules import any_given, belong_together, field, only_with, requires
 
 RewardTermType = Literal["format", "length", "repetition"]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=63)]
@@ -38,23 +39,17 @@ class RewardTerm(Model):
     )
 
     rules = (
-        Rule(
-            "self.type == 'format' || !(has(self.tags) || self.opened)",
-            lambda t: t.type == "format" or not (t.tags or t.opened),
+        requires(
+            any_given("tags", "opened"),
+            field("type") == "format",
             "only the term format looks at tags",
             "tags",
             reason="FieldValueForbidden",
         ),
-        Rule(
-            "self.type == 'repetition' || !has(self.ngram)",
-            lambda t: t.type == "repetition" or t.ngram is None,
-            "only the term repetition has n-grams",
-            "ngram",
-            reason="FieldValueForbidden",
-        ),
-        Rule(
-            "(self.type == 'length') == has(self.longest)",
-            lambda t: (t.type == "length") == (t.longest is not None),
+        only_with("ngram", field("type") == "repetition", "only the term repetition has n-grams"),
+        belong_together(
+            field("type") == "length",
+            field("longest").given,
             "longest belongs to the term length, which needs it",
             "longest",
         ),

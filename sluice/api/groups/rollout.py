@@ -11,17 +11,18 @@ from sluice.api.groups.environment import RolloutEnvironment
 from sluice.api.groups.episode import EpisodeLimits, EpisodeSeat, OtherModel
 from sluice.api.groups.lifecycle import Topology
 from sluice.api.groups.resources import Resources
-from sluice.api.schema.base import (
-    FreeForm,
-    Model,
-    NonNegativeInt,
-    Once,
-    PositiveFloat,
-    PositiveInt,
-    Rule,
-)
+from sluice.api.schema.base import FreeForm, Model, NonNegativeInt, Once, PositiveFloat, PositiveInt
 from sluice.api.schema.kubernetes_fields import PodTemplate
 from sluice.api.schema.paths import GroupFilter, UserFunction
+from sluice.api.schema.rules import (
+    Rule,
+    any_given,
+    at_most_one_of,
+    field,
+    only_with,
+    requires,
+    written,
+)
 
 
 class Sampling(Model):
@@ -228,70 +229,69 @@ class Rollout(Model):
         return min(self.concurrency, self.environment.pods)
 
     rules = (
-        Rule(
-            "!has(self.environment) || !has(self.function)",
-            lambda r: r.environment is None or r.function is None,
-            "environment and function both play the episodes: set one of them",
+        at_most_one_of(
             "environment",
+            "function",
+            message="environment and function both play the episodes: set one of them",
+            about="environment",
         ),
         Rule(
-            "self.limits.overflow != 'summarise' || self.limits.summary.tokens + "
-            "self.limits.?turnTokens.orValue(1) < self.sampling.maxResponseTokens",
-            lambda r: (
-                r.limits.overflow != "summarise"
-                or r.limits.summary.tokens + (r.limits.turn_tokens or 1)
-                < r.sampling.max_response_tokens
+            written(
+                "self.limits.overflow != 'summarise' || self.limits.summary.tokens + "
+                "self.limits.?turnTokens.orValue(1) < self.sampling.maxResponseTokens",
+                lambda r: (
+                    r.limits.overflow != "summarise"
+                    or r.limits.summary.tokens + (r.limits.turn_tokens or 1)
+                    < r.sampling.max_response_tokens
+                ),
             ),
             "a summary and a turn have to fit into sampling.maxResponseTokens: shorten "
             "limits.summary.tokens or limits.turnTokens, or make it longer",
             "limits.summary.tokens",
         ),
-        Rule(
-            "!has(self.seats) || size(self.seats) == 0 || has(self.__function__) || "
-            "has(self.environment)",
-            lambda r: not r.seats or r.function is not None or r.environment is not None,
-            "seats are of episodes that a program plays: set function or environment",
+        only_with(
             "seats",
+            any_given("function", "environment"),
+            "seats are of episodes that a program plays: set function or environment",
         ),
         Rule(
-            "!has(self.seats) || !has(self.models) || "
-            "!self.seats.exists(s, self.models.exists(m, m.name == s.name))",
-            lambda r: not {seat.name for seat in r.seats} & {model.name for model in r.models},
+            written(
+                "!has(self.seats) || !has(self.models) || "
+                "!self.seats.exists(s, self.models.exists(m, m.name == s.name))",
+                lambda r: not {seat.name for seat in r.seats} & {model.name for model in r.models},
+            ),
             "seats: one of them has the name of one of models",
             "seats",
         ),
-        Rule(
-            "!has(self.seats) || size(self.seats) == 0 || !has(self.environment) || "
-            "has(self.environment.command)",
-            lambda r: not r.seats or r.environment is None or r.environment.command is not None,
+        only_with(
+            "seats",
+            ~field("environment").given | field("environment.command").given,
             "environments of verifiers, OpenEnv and gym ask for one model and no seats: leave them "
             "out",
-            "seats",
         ),
-        Rule(
-            "self.maxStaleness == 0 || self.mode == 'async'",
-            lambda r: r.max_staleness == 0 or r.mode == "async",
-            "maxStaleness > 0 needs mode: async",
+        requires(field("maxStaleness") > 0, field("mode") == "async", "", "maxStaleness"),
+        requires(
+            field("mode") == "async",
+            field("maxStaleness") > 0,
+            "mode: async needs maxStaleness of at least 1, which is one step",
             "maxStaleness",
         ),
-        Rule(
-            "self.mode == 'sync' || self.maxStaleness >= 1",
-            lambda r: r.mode == "sync" or r.max_staleness >= 1,
-            "mode: async needs maxStaleness of at least 1 (1 is one step off)",
-            "maxStaleness",
-        ),
-        Rule(
-            "self.engine != 'vllm' || self.nodesPerReplica == 1",
-            lambda r: r.engine != "vllm" or r.nodes_per_replica == 1,
+        requires(
+            field("engine") == "vllm",
+            field("nodesPerReplica") == 1,
             "a vLLM engine is one pod here: nodesPerReplica must be 1, or engine sglang",
             "nodesPerReplica",
         ),
         Rule(
-            "self.engine != 'vllm' || self.sampling.temperature == 1.0 || "
-            "(self.sampling.topP == 1.0 && self.sampling.topK <= 0)",
-            lambda r: r.engine != "vllm" or r.sampling.temperature == 1 or not r.sampling.truncated,
-            "vLLM tells log-probs of all tokens at temperature 1, or at another one without topP "
-            "and topK: set temperature to 1, or leave them out, or engine sglang",
+            written(
+                "self.engine != 'vllm' || self.sampling.temperature == 1.0 || "
+                "(self.sampling.topP == 1.0 && self.sampling.topK <= 0)",
+                lambda r: (
+                    r.engine != "vllm" or r.sampling.temperature == 1 or not r.sampling.truncated
+                ),
+            ),
+            "vLLM gives log-probs of all tokens at temperature 1, or at another one without topP "
+            "and topK: set temperature to 1, or leave them out, or choose engine sglang",
             "sampling.temperature",
         ),
     )

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from sluice.api.groups.estimators import estimators
-from sluice.api.schema.base import Model, PositiveFloat, PositiveInt, Rule
-from sluice.api.schema.cel import listed
+from sluice.api.schema.base import Model, PositiveFloat, PositiveInt
+from sluice.api.schema.rules import Rule, belong_together, field, only_with, written
 
 
 class Overlong(Model):
@@ -36,36 +36,36 @@ class RewardPart(Model):
     weight: PositiveFloat = Field(1.0, description="Of its advantage in the sum.")
 
 
+_BY_PARTS = field("estimator").is_in(estimators(lambda kind: kind.parts))
+# Rules of spec.algorithm.
 OF_PARTS = (
-    Rule(
-        "(has(self.rewardParts) && size(self.rewardParts) > 0) == "
-        f"(self.estimator in {listed(estimators(lambda kind: kind.parts))})",
-        lambda a: bool(a.reward_parts) == a.kind.parts,
+    belong_together(
+        field("rewardParts").given,
+        _BY_PARTS,
         "gdpo needs rewardParts, and the other estimators look at the reward as a whole",
         "rewardParts",
     ),
-    Rule(
-        f"!has(self.overlong) || !(self.estimator in {listed(estimators(lambda k: k.parts))})",
-        lambda a: a.overlong is None or not a.kind.parts,
-        "overlong comes off the whole reward, which gdpo does not look at: use a term length, and "
-        "name it in rewardParts",
+    only_with(
         "overlong",
-        reason="FieldValueForbidden",
+        ~_BY_PARTS,
+        "overlong lowers the whole reward, which gdpo does not look at: use a term of type length, "
+        "and name it in rewardParts",
     ),
 )
-"""Rules of spec.algorithm."""
 
+# Rules of a job's spec.
 OVERLONG_ACROSS_GROUPS = (
     Rule(
-        "!has(self.algorithm.overlong) || self.algorithm.overlong.buffer <= "
-        "self.rollout.sampling.maxResponseTokens",
-        lambda s: (
-            s.algorithm.overlong is None
-            or s.algorithm.overlong.buffer <= s.rollout.sampling.max_response_tokens
+        written(
+            "!has(self.algorithm.overlong) || self.algorithm.overlong.buffer <= "
+            "self.rollout.sampling.maxResponseTokens",
+            lambda s: (
+                s.algorithm.overlong is None
+                or s.algorithm.overlong.buffer <= s.rollout.sampling.max_response_tokens
+            ),
         ),
         "the buffer is the last part of a response, and cannot exceed "
         "rollout.sampling.maxResponseTokens",
         "algorithm.overlong.buffer",
     ),
 )
-"""Rules of the job's spec."""

@@ -11,16 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sluice.api.schema.base import (
-    ClassName,
-    Model,
-    Once,
-    PositiveFloat,
-    PositiveInt,
-    Quantity,
-    Rule,
-)
+from sluice.api.schema.base import ClassName, Model, Once, PositiveFloat, PositiveInt, Quantity
 from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
+from sluice.api.schema.rules import Rule, at_most_one_of, field, only_with, written
 
 
 class BufferStorage(Model):
@@ -64,20 +57,17 @@ class CheckpointStorage(Model):
     )
 
 
-def _at_most_one_place(checkpoint: Any) -> bool:
-    places = (checkpoint.volume is not None, checkpoint.storage is not None, checkpoint.ephemeral)
-    return places.count(True) <= 1
-
-
+# Rules of spec.checkpoint.
 PLACES = (
-    Rule(
-        "[has(self.volume), has(self.storage), self.ephemeral].filter(x, x).size() <= 1",
-        _at_most_one_place,
-        "at most one of volume, storage and ephemeral may be set; with none of them the operator "
-        "makes a claim",
+    at_most_one_of(
+        "volume",
+        "storage",
+        "ephemeral",
+        message="at most one of volume, storage and ephemeral may be set; with none of them the "
+        "operator makes a claim",
+        about="",
     ),
 )
-"""Rules of spec.checkpoint."""
 
 _MODES = "self.checkpoint.storage.accessModes"
 _HAS_MODES = f"has(self.checkpoint.storage) && has({_MODES})"
@@ -90,32 +80,31 @@ def _one_node_only(checkpoint: Any) -> bool:
     return modes is not None and "ReadWriteMany" not in modes
 
 
+# Rules of a job's spec.
 CHECKPOINT_ACROSS_GROUPS = (
     Rule(
-        f"self.trainer.nodes == 1 || !({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
-        lambda s: s.trainer.nodes == 1 or not _one_node_only(s.checkpoint),
+        written(
+            f"self.trainer.nodes == 1 || !({_HAS_MODES}) || 'ReadWriteMany' in {_MODES}",
+            lambda s: s.trainer.nodes == 1 or not _one_node_only(s.checkpoint),
+        ),
         "trainer pods of several nodes write one checkpoint together: trainer.nodes > 1 needs "
         "ReadWriteMany, and a storage class that has it",
         "checkpoint.storage.accessModes",
     ),
-    Rule(
-        "self.trainer.nodes == 1 || !self.checkpoint.ephemeral",
-        lambda s: s.trainer.nodes == 1 or not s.checkpoint.ephemeral,
-        "trainer pods of several nodes write one checkpoint together, which no directory of a "
-        "single pod can hold: with trainer.nodes > 1 leave ephemeral out",
+    only_with(
         "checkpoint.ephemeral",
-        reason="FieldValueForbidden",
+        field("trainer.nodes") == 1,
+        "trainer pods of several nodes write one checkpoint together, which the directory of a "
+        "single pod cannot hold: with trainer.nodes > 1 leave ephemeral out",
     ),
-    Rule(
-        f"!self.checkpoint.ephemeral || {_TRANSPORT} != 'disk'",
-        lambda s: not s.checkpoint.ephemeral or s.transport(one_machine=False) != "disk",
-        "engines read the weights that the trainer has written (transport: disk, which colocate "
-        "takes in a cluster), and an ephemeral directory is one pod's own: leave ephemeral out",
+    only_with(
         "checkpoint.ephemeral",
-        reason="FieldValueForbidden",
+        written(f"{_TRANSPORT} != 'disk'", lambda s: s.transport(one_machine=False) != "disk"),
+        "engines read the weights that the trainer has written (transport: disk, the default of "
+        "colocate in a cluster), and an ephemeral directory belongs to one pod: leave ephemeral "
+        "out",
     ),
 )
-"""Rules of the job's spec."""
 
 
 class BufferSpec(Model):

@@ -14,10 +14,9 @@ from sluice.api.schema.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Rule,
-    exactly_one,
 )
 from sluice.api.schema.kubernetes_fields import PodTemplate
+from sluice.api.schema.rules import Rule, any_given, exactly_one, field, only_with, requires
 
 FIRST_TOKENS, MOST_TOKENS = 8192, 32_768
 """Of a micro-batch on a GPU, where the job does not say: to begin with, and where it stops to grow,
@@ -63,22 +62,17 @@ class Parallelism(Model):
     )
 
     rules = (
-        Rule(
-            "!has(self.firstStageLayers) && !has(self.lastStageLayers) || "
-            "self.pipeline > 1 && !has(self.virtualPipeline)",
-            lambda p: (
-                (p.first_stage_layers is None and p.last_stage_layers is None)
-                or (p.pipeline > 1 and p.virtual_pipeline is None)
-            ),
+        requires(
+            any_given("firstStageLayers", "lastStageLayers"),
+            (field("pipeline") > 1) & ~field("virtualPipeline").given,
             "firstStageLayers and lastStageLayers need pipeline of at least 2, without "
             "virtualPipeline",
             "firstStageLayers",
         ),
-        Rule(
-            "!has(self.virtualPipeline) || self.pipeline > 1",
-            lambda p: p.virtual_pipeline is None or p.pipeline > 1,
-            "virtualPipeline needs pipeline of at least 2",
+        only_with(
             "virtualPipeline",
+            field("pipeline") > 1,
+            "virtualPipeline needs pipeline of at least 2",
         ),
     )
 
@@ -116,14 +110,17 @@ class Optimizer(Model):
     )
 
 
-def _whole(field: str) -> Rule:
-    """FSDP2 spreads parameters and sequences over all ranks: there is no other way to share."""
-    return Rule(
-        f"self.backend != 'fsdp' || self.parallelism.{field} == 1",
-        lambda t: t.backend != "fsdp" or getattr(t.parallelism, field) == 1,
-        f"backend: fsdp has no parallelism.{field}: it spreads parameters and sequences over all "
+_MEGATRON = field("backend") == "megatron"
+_FSDP = field("backend") == "fsdp"
+
+
+def _whole(name: str) -> Rule:
+    """FSDP2 spreads parameters and sequences over all ranks, and cannot share them otherwise."""
+    return only_with(
+        f"parallelism.{name}",
+        _MEGATRON,
+        f"backend: fsdp has no parallelism.{name}: it spreads parameters and sequences over all "
         "trainer processes; leave it out, or choose backend: megatron",
-        f"parallelism.{field}",
     )
 
 
@@ -227,78 +224,55 @@ class Trainer(Model):
     rules = (
         exactly_one("steps", "epochs", field="steps"),
         Rule(
-            "self.?offload.orValue('none') == 'none' || self.colocate",
-            lambda t: t.offload in (None, "none") or t.colocate,
+            ~field("offload").given | (field("offload") == "none") | field("colocate").is_true,
             "only a trainer that shares its GPUs offloads: it needs colocate: true",
             "offload",
         ),
-        Rule(
-            "self.cpuOffload != 'all' || self.backend == 'fsdp'",
-            lambda t: t.cpu_offload != "all" or t.backend == "fsdp",
+        requires(
+            field("cpuOffload") == "all",
+            _FSDP,
             "only backend: fsdp trains from host memory: with backend: megatron choose "
             "cpuOffload: optimizer",
             "cpuOffload",
         ),
-        Rule(
-            "self.cpuOffload != 'optimizer' || self.backend == 'megatron'",
-            lambda t: t.cpu_offload != "optimizer" or t.backend == "megatron",
+        requires(
+            field("cpuOffload") == "optimizer",
+            _MEGATRON,
             "backend: fsdp has all in host memory or nothing: cpuOffload all or none",
             "cpuOffload",
         ),
-        Rule(
-            "!has(self.cpuOffloadFraction) || self.cpuOffload == 'optimizer'",
-            lambda t: t.cpu_offload_fraction is None or t.cpu_offload == "optimizer",
-            "cpuOffloadFraction is of cpuOffload: optimizer",
-            "cpuOffloadFraction",
-        ),
-        Rule(
-            "self.backend == 'megatron' || "
-            "self.optimizer.expAvgDtype == 'fp32' && self.optimizer.expAvgSqDtype == 'fp32'",
-            lambda t: (
-                t.backend == "megatron"
-                or t.optimizer.exp_avg_dtype == t.optimizer.exp_avg_sq_dtype == "fp32"
-            ),
+        only_with("cpuOffloadFraction", field("cpuOffload") == "optimizer"),
+        requires(
+            any_given("optimizer.expAvgDtype", "optimizer.expAvgSqDtype"),
+            _MEGATRON,
             "backend: fsdp keeps Adam's moments in fp32",
             "optimizer",
         ),
-        Rule(
-            "self.recompute != 'selective' || self.backend == 'megatron'",
-            lambda t: t.recompute != "selective" or t.backend == "megatron",
+        requires(
+            field("recompute") == "selective",
+            _MEGATRON,
             "backend: fsdp recomputes whole layers: recompute full or none",
             "recompute",
         ),
-        Rule(
-            "self.routingReplay == 'none' || self.backend == 'megatron'",
-            lambda t: t.routing_replay == "none" or t.backend == "megatron",
-            "only backend: megatron replays routing",
-            "routingReplay",
-        ),
-        Rule(
-            "self.routingReplay != 'trainer' || self.stepsPerBatch > 1",
-            lambda t: t.routing_replay != "trainer" or t.steps_per_batch > 1,
-            "with one optimizer step a batch there is no log-prob pass before it, and no ratio "
+        only_with("routingReplay", _MEGATRON, "only backend: megatron replays routing"),
+        requires(
+            field("routingReplay") == "trainer",
+            field("stepsPerBatch") > 1,
+            "with one optimizer step per batch there is no log-prob pass before it, and no ratio "
             "that experts could move: set stepsPerBatch, or routingReplay: rollout for the "
             "engine's experts",
             "routingReplay",
         ),
-        Rule(
-            "!self.deterministic || (self.backend == 'megatron' && self.parallelism.tensor == 1 && "
-            "self.parallelism.context == 1 && self.parallelism.expert == 1)",
-            lambda t: (
-                not t.deterministic
-                or (
-                    t.backend == "megatron"
-                    and t.parallelism.tensor == t.parallelism.context == t.parallelism.expert == 1
-                )
-            ),
+        only_with(
+            "deterministic",
+            _MEGATRON
+            & ~any_given(*(f"parallelism.{name}" for name in ("tensor", "context", "expert"))),
             "deterministic needs backend: megatron without tensor, context and expert "
             "parallelism: ranks that share a sum add in another order than the engine",
-            "deterministic",
         ),
-        Rule(
-            "!self.deterministic || self.?precision.orValue('bf16') == 'bf16' || "
-            "self.gpusPerNode == 0",
-            lambda t: not t.deterministic or t.precision != "fp32" or t.gpus_per_node == 0,
+        requires(
+            field("deterministic").is_true & (field("precision") == "fp32"),
+            field("gpusPerNode") == 0,
             "on GPUs deterministic needs precision: bf16, as the engine has it",
             "precision",
         ),

@@ -5,7 +5,6 @@ are also CEL.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,52 +19,13 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
-from sluice.api.schema.cel import escaped
+from sluice.api.schema.rules import Rule
 
 GROUP = "sluice.dev"
 VERSION = "v1alpha1"
 API_VERSION: Literal["sluice.dev/v1alpha1"] = "sluice.dev/v1alpha1"
-
-
-ErrorReason = Literal["FieldValueInvalid", "FieldValueRequired", "FieldValueForbidden"]
-"""Name that an API server gives an error: a value that does not fit, one that lacks, one that must
-not be there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule over several fields of one model: once as CEL for the API server, once as Python.
-
-    cel: CEL expression over `self`; check: the same in Python, True where the rule holds. field:
-    the field (camelCase, relative to the model) that the message is about. message: what is
-    expected and what to do; `{}` in it stands for the values that `shows` gives in Python, and is
-    left out in CEL. reason: the kind of error. alternatives: fields of which only one may be set.
-    """
-
-    cel: str
-    check: Callable[[Any], bool]
-    message: str
-    field: str = ""
-    shows: Callable[[Any], str] | None = None
-    reason: ErrorReason = "FieldValueInvalid"
-    alternatives: tuple[str, ...] = ()
-
-
-def exactly_one(*fields: str, message: str = "", field: str = "") -> Rule:
-    """Rule that exactly one of some optional fields is set. Their names are single words."""
-    present = [f"has(self.{escaped(name)})" for name in fields]
-    several = f"[{', '.join(present)}].filter(x, x).size() == 1"
-    names = f"{', '.join(fields[:-1])} and {fields[-1]}"
-    return Rule(
-        " != ".join(present) if len(present) == 2 else several,
-        lambda model: sum(getattr(model, name) is not None for name in fields) == 1,
-        message or f"exactly one of {names} must be set",
-        field,
-        alternatives=fields,
-    )
 
 
 class Model(BaseModel):
@@ -123,12 +83,6 @@ class Once:
                 message = f"{self.key} {name!r} stands here twice; expected once".strip()
                 raise PydanticCustomError("rule", "{message}", {"message": message})
         return entries
-
-
-def nested(field: FieldInfo) -> type[Model] | None:
-    """The model of a field that is an object of ours, and is there also where it was left out."""
-    factory = field.default_factory
-    return factory if isinstance(factory, type) and issubclass(factory, Model) else None
 
 
 def manifest(model: Model) -> dict[str, Any]:

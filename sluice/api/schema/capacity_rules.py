@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.api.schema.base import Rule, quantity_value
+from sluice.api.schema.base import quantity_value
+from sluice.api.schema.rules import Rule, written
 
 BYTES_PER_TOKEN = 9
 """Of a response token: its id (4), its log-prob (4), its mask (1). Text and prompt come on top."""
@@ -70,11 +71,13 @@ def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
     budget = f"({memory} - {BASE_BYTES}.0) / {OVERHEAD} / 2.0"
     return (
         Rule(
-            _unless_malformed(
-                "self.buffer.storage.size",
-                f"double({sequences} * {longest} * {BYTES_PER_TOKEN}) <= {storage} * 0.875",
+            written(
+                _unless_malformed(
+                    "self.buffer.storage.size",
+                    f"double({sequences} * {longest} * {BYTES_PER_TOKEN}) <= {storage} * 0.875",
+                ),
+                _batch_fits,
             ),
-            _batch_fits,
             "a batch of the longest responses {} does not fit: batchSize x samplesPerPrompt x "
             "maxResponseTokens x "
             f"{BYTES_PER_TOKEN} bytes are more than 7/8 of it; make it larger, or the batch "
@@ -83,12 +86,14 @@ def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
             lambda s: f"{_longest_group(s) * s.rollout.batch_size / 2**30:.1f} GiB",
         ),
         Rule(
-            _unless_malformed(
-                "self.buffer.memory",
-                f"{group} <= {_LEAST_BYTES // 2}.0 || "
-                f"({group} <= {budget} && {group} < 2147483648.0)",
+            written(
+                _unless_malformed(
+                    "self.buffer.memory",
+                    f"{group} <= {_LEAST_BYTES // 2}.0 || "
+                    f"({group} <= {budget} && {group} < 2147483648.0)",
+                ),
+                _memory_fits,
             ),
-            _memory_fits,
             "a group of the longest responses {} is more than the buffer takes with this memory: "
             "samplesPerPrompt x "
             f"maxResponseTokens x {BYTES_PER_TOKEN} bytes must be below (memory - 320Mi) / "

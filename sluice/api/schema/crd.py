@@ -14,9 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from sluice.api.job import KIND, PLURAL, SHORT_NAME, ObjectMeta, RLJob, RLJobSpec
-from sluice.api.schema.base import GROUP, VERSION, Model, Rule, nested
+from sluice.api.schema.base import GROUP, VERSION, Model
 from sluice.api.schema.mutability import transitions
 from sluice.api.schema.renamed_fields import RENAMED, RenamedField
+from sluice.api.schema.rules import Rule, nested_model
 from sluice.api.status import RLJobStatus
 
 Models = Mapping[str, type[Model]]
@@ -237,26 +238,26 @@ def _fill(schema: dict[str, Any], model: type[Model]) -> None:
     so that the whole spec is stored; and the rules.
     """
     for name, field in model.model_fields.items():
-        if inner := nested(field):
+        if inner := nested_model(field):
             schema["properties"][field.alias or name]["default"] = _default(inner())
     if model.rules:
-        schema["x-kubernetes-validations"] = [_validation(rule) for rule in model.rules]
+        schema["x-kubernetes-validations"] = [_validation(rule, model) for rule in model.rules]
 
 
-def _default(value: Model) -> dict[str, Any]:
+def _default(value: BaseModel) -> dict[str, Any]:
     """Complete: an API server applies the rules of an object to its default as it stands here."""
     fields: dict[str, Any] = {}
     for name, field in type(value).model_fields.items():
         each = getattr(value, name)
-        if isinstance(each, Model):
+        if isinstance(each, BaseModel):
             fields[field.alias or name] = _default(each)
         elif each not in (None, "", [], {}):
             fields[field.alias or name] = each
     return fields
 
 
-def _validation(rule: Rule) -> dict[str, str]:
-    validation = {"rule": rule.cel, "message": rule.message.replace("{} ", "")}
+def _validation(rule: Rule, model: type[Model]) -> dict[str, str]:
+    validation = {"rule": rule.cel(model), "message": rule.message.replace("{} ", "")}
     if rule.field:
         validation["fieldPath"] = f".{rule.field}"
     if rule.reason != "FieldValueInvalid":

@@ -10,10 +10,10 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from sluice.api.schema.base import Model, nested
-from sluice.api.schema.cel import escaped
+from sluice.api.schema.rules import escaped, nested_model
 
 MUTABLE = (
     "suspend",
@@ -74,7 +74,7 @@ _STARTED = (
 )
 
 
-def transitions(spec: type[Model]) -> list[dict[str, str]]:
+def transitions(spec: type[BaseModel]) -> list[dict[str, str]]:
     """CEL rules over the whole object, one for each part of its spec that may not change, whole
     groups where it can.
     """
@@ -101,7 +101,7 @@ def _transition(path: str, always_there: bool) -> dict[str, str]:
     }
 
 
-def _frozen(model: type[Model], path: str) -> Iterator[tuple[str, bool]]:
+def _frozen(model: type[BaseModel], path: str) -> Iterator[tuple[str, bool]]:
     """Parts of the spec, the largest that hold nothing that may change. True: the server fills it
     in if need be.
     """
@@ -110,7 +110,7 @@ def _frozen(model: type[Model], path: str) -> Iterator[tuple[str, bool]]:
         at = f"{path}.{name}" if path else name
         if at in MUTABLE:
             continue
-        inner = nested(info)
+        inner = nested_model(info)
         if inner is not None and any(each.startswith(f"{at}.") for each in MUTABLE):
             yield from _frozen(inner, at)
         else:

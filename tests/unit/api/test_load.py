@@ -105,7 +105,10 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
             ":16: spec.trainer.steps: exactly one of steps and epochs must be set; "
             "--set trainer.steps=null takes steps out",
         ),
-        ("rollout.maxStaleness=1", "spec.rollout.maxStaleness: maxStaleness > 0 needs mode: async"),
+        (
+            "rollout.maxStaleness=1",
+            "spec.rollout.maxStaleness: maxStaleness above 0 needs mode: async",
+        ),
         (
             "rollout.mode=async",
             "spec.rollout.maxStaleness: mode: async needs maxStaleness of at least 1",
@@ -135,10 +138,13 @@ def test_a_manifest_survives_the_round_trip(file: Path) -> None:
             "algorithm.kl={coef: 0.1, lossCoef: 0.1}",
             "spec.algorithm.kl.lossCoef: coef (in the reward) and lossCoef",
         ),
-        ("trainer.parallelism.tensor=3", "spec.trainer.parallelism: nodes x processes a node (1)"),
+        (
+            "trainer.parallelism.tensor=3",
+            "spec.trainer.parallelism: nodes x processes of a node (1)",
+        ),
         (
             "trainer.parallelism.expert=2",
-            "parallelism.expert: nodes x processes a node / pipeline (1) must",
+            "parallelism.expert: nodes x processes of a node / pipeline (1) must",
         ),
         (
             "trainer.parallelism.virtualPipeline=2",
