@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sluice.api import API_VERSION, KIND, RLJob, manifest
-from sluice.api.schema.marks import field_path
+from sluice.api.schema.annotations import field_path
 from sluice.api.schema.problems import describe
 from sluice_migrate.draft import Draft
 

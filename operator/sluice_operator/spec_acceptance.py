@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sluice.api import ManifestError, RLJob, RLJobStatus
-from sluice.api.schema.load import check_foreign
+from sluice.api.schema.load import check_kubernetes_fields
 from sluice.api.schema.mutability import MUTABLE, differences
 from sluice.api.schema.problems import describe
 from sluice.api.schema.renamed_fields import migrate_spec, old_fields
@@ -65,7 +65,7 @@ def accept(stored: KubeObject, config: KubeObject | None) -> Accepted:
         if old := old_fields(stored.get("spec")):
             raise ManifestError("; ".join(field.sentence() for field in old))
         job = parse(stored)
-        check_foreign(stored, stored, _name(stored))
+        check_kubernetes_fields(stored, stored, _name(stored))
         return Accepted(job)
     try:
         changed = parse(stored)

@@ -29,7 +29,7 @@ from sluice.api.groups.storage import CHECKPOINT_ACROSS_GROUPS, BufferSpec, Chec
 from sluice.api.groups.trainer import Trainer
 from sluice.api.groups.weight_sync import WeightSync
 from sluice.api.schema.base import API_VERSION, ControllerName, Model, NonNegativeInt, PositiveInt
-from sluice.api.schema.capacity_rules import room_rules
+from sluice.api.schema.capacity_rules import capacity_rules
 from sluice.api.schema.rules import Rule, field, requires, written
 from sluice.api.status import RLJobStatus
 
@@ -224,7 +224,7 @@ class RLJobSpec(Model):
         *DISTILLATION_ACROSS_GROUPS,
         *SFT_ACROSS_GROUPS,
         *CHECKPOINT_ACROSS_GROUPS,
-        *room_rules(_SEQUENCES, _SAMPLES, "self.rollout.sampling.maxResponseTokens"),
+        *capacity_rules(_SEQUENCES, _SAMPLES, "self.rollout.sampling.maxResponseTokens"),
     )
 
     @property

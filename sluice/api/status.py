@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, Once
+from sluice.api.schema.base import Model, Unique
 
 ConditionType = Literal["Admitted", "Running", "WeightsInSync", "Suspended", "Succeeded", "Failed"]
 FINISHED = ("Succeeded", "Failed")
@@ -69,7 +69,7 @@ class RoleStatus(Model):
     restarts: int = Field(
         0, description="Restarts after failures, of all of its gangs since the start."
     )
-    gangs: Annotated[list[GangStatus], Field(max_length=4096), Once("replica")] = Field(
+    gangs: Annotated[list[GangStatus], Field(max_length=4096), Unique("replica")] = Field(
         default_factory=list, description="Its gangs, by replica."
     )
 
@@ -133,7 +133,7 @@ class RLJobStatus(Model):
     observed_generation: int | None = Field(
         None, description="Newest generation of the object that this status takes account of."
     )
-    conditions: Annotated[list[Condition], Field(max_length=16), Once("type")] = Field(
+    conditions: Annotated[list[Condition], Field(max_length=16), Unique("type")] = Field(
         default_factory=list,
         description="Admitted, Running, WeightsInSync, Suspended, Succeeded, Failed.",
     )
@@ -155,7 +155,7 @@ class RLJobStatus(Model):
     goodput: GoodputStatus | None = Field(
         None, description="The use of the job's GPU time, brought up to date with each step."
     )
-    roles: Annotated[list[RoleStatus], Field(max_length=8), Once("name")] = Field(
+    roles: Annotated[list[RoleStatus], Field(max_length=8), Unique("name")] = Field(
         default_factory=list, description="The pods, by role."
     )
     last_failure: LastFailure | None = Field(

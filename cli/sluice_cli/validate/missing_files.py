@@ -14,7 +14,7 @@ from sluice.api import ManifestError, RLJob, manifest
 from sluice.api.groups.data import parse_path
 from sluice.api.job import RLJobSpec
 from sluice.api.schema.paths import MarkedPath, marked, volume_of
-from sluice.api.schema.suggestions import meant
+from sluice.api.schema.suggestions import suggestion
 from sluice.data.files import files_of
 from sluice.model_files import WEIGHTS, gguf_problem
 from sluice.runtime.pod_env import ConfigurationError
@@ -138,7 +138,7 @@ def function_problem(dotted: str) -> str | None:
     return (
         None
         if name in names or "*" in names
-        else f"{path} has no function {name!r}; {meant(name, names)}"
+        else f"{path} has no function {name!r}; {suggestion(name, names)}"
     )
 
 

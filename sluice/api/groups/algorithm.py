@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sluice.api.groups.credit import OF_TURNS, WITH_SEATS, TurnAdvantage
+from sluice.api.groups.advantages import (
+    OF_PARTS,
+    OF_TURNS,
+    OVERLONG_ACROSS_GROUPS,
+    WITH_SEATS,
+    Overlong,
+    RewardPart,
+    TurnAdvantage,
+)
 from sluice.api.groups.distillation import Distillation
 from sluice.api.groups.environment import REWARDED
 from sluice.api.groups.estimators import (
@@ -26,15 +34,14 @@ from sluice.api.groups.losses import (
 )
 from sluice.api.groups.off_policy import OffPolicy
 from sluice.api.groups.sft import IS_SFT, WITHOUT_ADVANTAGES
-from sluice.api.groups.shaping import OF_PARTS, OVERLONG_ACROSS_GROUPS, Overlong, RewardPart
 from sluice.api.schema.base import (
     Fraction,
     Model,
     NonNegativeFloat,
     NonNegativeInt,
-    Once,
     PositiveFloat,
     PositiveInt,
+    Unique,
 )
 from sluice.api.schema.paths import ModelPath, UserFunction
 from sluice.api.schema.rules import (
@@ -161,7 +168,7 @@ class Algorithm(Model):
     overlong: Overlong | None = Field(
         None, description="Penalty for responses that come near the limit of their length."
     )
-    reward_parts: Annotated[list[RewardPart], Field(max_length=16), Once("name")] = Field(
+    reward_parts: Annotated[list[RewardPart], Field(max_length=16), Unique("name")] = Field(
         default_factory=list, description="Of gdpo: the parts of the reward that it looks at."
     )
 

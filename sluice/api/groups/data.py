@@ -16,10 +16,10 @@ from sluice.api.schema.base import (
     Model,
     NonNegativeFloat,
     NonNegativeInt,
-    Once,
     PositiveFloat,
     PositiveInt,
     Quantity,
+    Unique,
 )
 from sluice.api.schema.kubernetes_fields import VolumeSource
 from sluice.api.schema.paths import (
@@ -295,7 +295,7 @@ class Reward(Model):
         "failed requests are repeated with back-off, for at most 4 times as long in all.",
     )
     sandbox: SandboxLimits = Field(default_factory=SandboxLimits)
-    terms: Annotated[list[RewardTerm], Field(max_length=8), Once("type")] = Field(
+    terms: Annotated[list[RewardTerm], Field(max_length=8), Unique("type")] = Field(
         default_factory=list,
         description="Added to the rewards of training samples, not to those of evaluations.",
     )
@@ -343,7 +343,7 @@ class Evaluation(Model):
         description="Held-out sets of prompts."
     )
     samples_per_prompt: PositiveInt = Field(1, description="Responses of one held-out prompt.")
-    pass_at_k: Annotated[list[PositiveInt], Field(max_length=16), Once()] = Field(
+    pass_at_k: Annotated[list[PositiveInt], Field(max_length=16), Unique()] = Field(
         default_factory=list,
         description="k of the unbiased pass@k and pass^k, each at most the samplesPerPrompt of "
         "some data set; data sets with fewer samples have no such figure.",

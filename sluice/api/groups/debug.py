@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sluice.api.schema.base import Model, Once, PositiveInt
+from sluice.api.schema.base import Model, PositiveInt, Unique
 from sluice.api.schema.paths import RolloutsPath
 from sluice.api.schema.rules import at_most_one_of
 
@@ -33,7 +33,7 @@ class Debug(Model):
         description="Generate, score and record; train nothing: the weights stay those of "
         "model.path.",
     )
-    profile: Annotated[list[PositiveInt], Field(max_length=MAX_PROFILED), Once()] = Field(
+    profile: Annotated[list[PositiveInt], Field(max_length=MAX_PROFILED), Unique()] = Field(
         [],
         description="Steps of which each trainer rank keeps a trace of torch's profiler and, on "
         "GPUs, a history of memory, in profiles/ of the run directory (docs/profiling.md).",

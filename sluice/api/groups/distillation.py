@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sluice.api.groups.environment import REWARDED
 from sluice.api.groups.estimators import estimators
-from sluice.api.schema.base import Model, Once, PositiveFloat
+from sluice.api.schema.base import Model, PositiveFloat, Unique
 from sluice.api.schema.paths import ModelPath
 from sluice.api.schema.rules import exactly_one, field, only_with, requires
 
@@ -81,7 +81,7 @@ class Distillation(Model):
         description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5.",
     )
     teacher: TeacherSpec
-    teachers: Annotated[list[SourceTeacher], Field(max_length=16), Once("dataSource")] = Field(
+    teachers: Annotated[list[SourceTeacher], Field(max_length=16), Unique("dataSource")] = Field(
         default_factory=list,
         description="Teachers for rows of some data sources, each in place of `teacher`, which has "
         "all others.",

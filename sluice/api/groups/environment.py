@@ -20,7 +20,7 @@ from sluice.api.schema.rules import (
     written,
 )
 
-OURS = (
+GATEWAY_VARIABLES = (
     "OPENAI_BASE_URL",
     "OPENAI_API_BASE",
     "OPENAI_API_KEY",
@@ -36,7 +36,7 @@ REWARDED = written(
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
 _Value = Annotated[str, Field(max_length=65536)]
 _PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-_RESERVED = rf"^(SLUICE_.*|{'|'.join(OURS)})$"
+_RESERVED = rf"^(SLUICE_.*|{'|'.join(GATEWAY_VARIABLES)})$"
 
 
 def _may_be_set(name: str) -> bool:
@@ -269,7 +269,7 @@ class RolloutEnvironment(Model):
                 lambda e: all(map(_may_be_set, e.env)),
             ),
             "env: expected names of variables that sluice does not set itself: not SLUICE_..., "
-            f"{', '.join(OURS)}",
+            f"{', '.join(GATEWAY_VARIABLES)}",
             "env",
         ),
         requires(

@@ -11,9 +11,9 @@ from sluice.api.schema.base import (
     Model,
     NonNegativeInt,
     ObjectName,
-    Once,
     PositiveInt,
     SecretEntry,
+    Unique,
 )
 from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate
 from sluice.api.schema.rules import exactly_one
@@ -146,6 +146,6 @@ class PodTemplateOverride(Model):
     roles: Annotated[
         list[Literal["trainer", "rollout", "buffer", "rendezvous"]],
         Field(min_length=1, max_length=4),
-        Once(),
+        Unique(),
     ] = Field(description="Whose pods it is merged into.")
     template: PodTemplate = Field(description="Pod template (strategic merge).")

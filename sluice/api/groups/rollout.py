@@ -11,7 +11,14 @@ from sluice.api.groups.environment import RolloutEnvironment
 from sluice.api.groups.episode import EpisodeLimits, EpisodeSeat, OtherModel
 from sluice.api.groups.lifecycle import Topology
 from sluice.api.groups.resources import Resources
-from sluice.api.schema.base import FreeForm, Model, NonNegativeInt, Once, PositiveFloat, PositiveInt
+from sluice.api.schema.base import (
+    FreeForm,
+    Model,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Unique,
+)
 from sluice.api.schema.kubernetes_fields import PodTemplate
 from sluice.api.schema.paths import GroupFilter, UserFunction
 from sluice.api.schema.rules import (
@@ -180,11 +187,11 @@ class Rollout(Model):
         description="In place of `function`: a program in any language, started for each episode, "
         "that asks the gateway for the model.",
     )
-    models: Annotated[list[OtherModel], Field(max_length=16), Once("name")] = Field(
+    models: Annotated[list[OtherModel], Field(max_length=16), Unique("name")] = Field(
         default_factory=list,
         description="Models that episodes may ask at the gateway besides the one that is trained.",
     )
-    seats: Annotated[list[EpisodeSeat], Field(max_length=16), Once("name")] = Field(
+    seats: Annotated[list[EpisodeSeat], Field(max_length=16), Unique("name")] = Field(
         default_factory=list,
         description="Players of an episode that are all the model that is trained, each with a "
         "conversation and a reward of its own: the sides of a game, proposer and solver. Programs "

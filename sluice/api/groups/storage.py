@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sluice.api.schema.base import ClassName, Model, Once, PositiveFloat, PositiveInt, Quantity
+from sluice.api.schema.base import ClassName, Model, PositiveFloat, PositiveInt, Quantity, Unique
 from sluice.api.schema.kubernetes_fields import PodTemplate, VolumeSource
 from sluice.api.schema.rules import Rule, at_most_one_of, field, only_with, written
 
@@ -43,7 +43,7 @@ class CheckpointStorage(Model):
         Annotated[
             list[Literal["ReadWriteOnce", "ReadWriteMany"]],
             Field(min_length=1, max_length=2),
-            Once(),
+            Unique(),
         ]
         | None
     ) = Field(

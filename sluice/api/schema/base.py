@@ -56,7 +56,7 @@ class Model(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class Unique:
     """Part of a list's type: no two entries are the same,
     or have the same value in the field `key` (camelCase).
 

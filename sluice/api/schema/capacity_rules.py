@@ -61,7 +61,7 @@ def _unless_malformed(path: str, rule: str) -> str:
     return f"!isQuantity(string({path})) || {rule}"
 
 
-def room_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
+def capacity_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
     """sequences, samples, longest: CEL of a batch's sequences, of a group's samples,
     and of maxResponseTokens.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sluice.api.schema.annotations import Location
 from sluice.api.schema.kubernetes_fields import Fault
-from sluice.api.schema.marks import Location
 
 CONTAINERS: Mapping[str, Sequence[str]] = {
     "trainer": ("trainer",),

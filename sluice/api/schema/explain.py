@@ -17,7 +17,7 @@ from sluice.api.schema.load import ManifestError
 from sluice.api.schema.mutability import CONTINUED, MUTABLE, covers
 from sluice.api.schema.reference import fields_of, type_of
 from sluice.api.schema.renamed_fields import RENAMED
-from sluice.api.schema.suggestions import meant
+from sluice.api.schema.suggestions import suggestion
 from sluice.api.status import RLJobStatus
 
 ROOTS: dict[str, type[Model]] = {"spec": RLJobSpec, "status": RLJobStatus}
@@ -178,7 +178,7 @@ def explained(text: str) -> ExplainedField:
             old = f"{path.removeprefix('spec').strip('.')}.{part}".strip(".")
             if renamed := next((field for field in RENAMED if field.old == old), None):
                 raise ManifestError(renamed.sentence(None))
-            known = meant(part, properties) if properties else f"{path} has no fields of ours"
+            known = suggestion(part, properties) if properties else f"{path} has no fields of ours"
             raise ManifestError(f"{path}.{part}: there is no such field; {known}")
         required = part in holder.get("required", [])
         schema, path = properties[part], f"{path}.{part}{_brackets(properties[part])}"

@@ -15,10 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from sluice.api.schema import marks
+from sluice.api.schema.annotations import Location, annotated_fields, places
 from sluice.api.schema.base import FreeForm, Model
-from sluice.api.schema.marks import Location, places
-from sluice.api.schema.suggestions import meant
+from sluice.api.schema.suggestions import suggestion
 
 _CALLED = {
     "PodTemplateSpec": "a pod template",
@@ -79,7 +78,7 @@ def faults_of(model: type[Model], spec: Mapping[str, Any]) -> list[Fault]:
     """All that Kubernetes would not understand of a spec, in the order of the model's fields."""
     return [
         fault
-        for parts, mark in marks.fields(model, OfKubernetes)
+        for parts, mark in annotated_fields(model, OfKubernetes)
         for place in places(spec, parts)
         for fault in _check(place.holder[place.key], mark.type, place.location)
     ]
@@ -130,5 +129,5 @@ def _check_object(value: Mapping[str, Any], kind: str, at: Location) -> Iterator
         if name in known:
             yield from _check(each, known[name], (*at, name))
         else:
-            text = f"no such field of {_CALLED.get(kind, kind)}; {meant(str(name), known)}"
+            text = f"no such field of {_CALLED.get(kind, kind)}; {suggestion(str(name), known)}"
             yield Fault((*at, str(name)), text)

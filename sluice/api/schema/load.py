@@ -15,10 +15,10 @@ from ruamel.yaml.error import YAMLError
 
 from sluice.api.job import KIND, RLJob, RLJobSpec
 from sluice.api.schema import yaml_text
+from sluice.api.schema.annotations import Location
 from sluice.api.schema.base import API_VERSION
 from sluice.api.schema.containers import faults_of_containers
 from sluice.api.schema.kubernetes_fields import faults_of
-from sluice.api.schema.marks import Location
 from sluice.api.schema.problems import NO_OVERRIDES, Overrides, describe, describe_faults
 from sluice.api.schema.yaml_text import MAX_BYTES
 
@@ -91,11 +91,11 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
         job = RLJob.model_validate(plain, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ManifestError(describe(error, document, source, changed)) from error
-    check_foreign(plain, document, source, changed)
+    check_kubernetes_fields(plain, document, source, changed)
     return job
 
 
-def check_foreign(
+def check_kubernetes_fields(
     plain: Mapping[str, Any], document: Any, source: str, changed: Overrides = NO_OVERRIDES
 ) -> None:
     """Raise ManifestError if Kubernetes would not understand a template or a volume, or a template

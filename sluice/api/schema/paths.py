@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sluice.api.schema import marks
+from sluice.api.schema.annotations import MarkedField, annotated_fields, field_path, places
 from sluice.api.schema.base import Model
-from sluice.api.schema.marks import MarkedField, field_path, places
 
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function", "word"]
 """Kind of a path's target: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python
@@ -70,7 +69,7 @@ def fields(model: type[Model]) -> list[tuple[tuple[str, ...], PathKind]]:
     """Fields of a model that name files, by their names in YAML: ("data", "prompts", "[]", "path")
     and the kind.
     """
-    return [(parts, mark.kind) for parts, mark in marks.fields(model, Mark)]
+    return [(parts, mark.kind) for parts, mark in annotated_fields(model, Mark)]
 
 
 def marked(model: type[Model], spec: Mapping[str, Any]) -> list[MarkedPath]:

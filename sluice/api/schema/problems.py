@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sluice.api.job import RLJob
+from sluice.api.schema.annotations import Location, field_path
 from sluice.api.schema.base import CLASS, CONTROLLER, ENTRY, QUANTITY, SUBDOMAIN
 from sluice.api.schema.kubernetes_fields import Fault
-from sluice.api.schema.marks import Location, field_path
 from sluice.api.schema.paths import DOTTED_PATH
 from sluice.api.schema.renamed_fields import OldField, old_fields
-from sluice.api.schema.suggestions import meant
+from sluice.api.schema.suggestions import suggestion
 
 _FUNCTION = "a Python function as package.module.name or path/to/file.py:name"
 PATTERNS = {
@@ -158,7 +158,7 @@ def _way_out(problem: Any, document: Any, overrides: Overrides) -> str:
 def _explain(problem: Any, location: list[str | int]) -> str:
     kind, value, context = problem["type"], problem.get("input"), problem.get("ctx") or {}
     if kind == "extra_forbidden":
-        return f"unknown field; {meant(str(location[-1]), _known_fields(location[:-1]))}"
+        return f"unknown field; {suggestion(str(location[-1]), _known_fields(location[:-1]))}"
     if kind == "missing":
         return "required field is missing"
     if kind == "rule":

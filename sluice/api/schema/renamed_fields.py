@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from sluice.api.schema import yaml_text
-from sluice.api.schema.marks import Location
+from sluice.api.schema.annotations import Location
 
 KIND = "RLJob"
 COMMAND = "sluice migrate-manifest"

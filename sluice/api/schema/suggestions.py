@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """The word that an unknown one may stand for, as the end of a message;
     else all that are known.
     """

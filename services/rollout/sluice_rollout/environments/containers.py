@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sluice.api.groups.environment import OURS
+from sluice.api.groups.environment import GATEWAY_VARIABLES
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_rollout.environments import inputs, orphan_reaper, process
 from sluice_rollout.environments.process import ProgramExit
@@ -123,7 +123,7 @@ def _is_internal(name: str) -> bool:
     The engine must not carry the mark: the reaper kills all processes that do, and the engine has
     to remove the container afterwards.
     """
-    return name in OURS or (name.startswith("SLUICE_") and name != orphan_reaper.MARK)
+    return name in GATEWAY_VARIABLES or (name.startswith("SLUICE_") and name != orphan_reaper.MARK)
 
 
 def container_name(directory: str) -> str:

@@ -39,7 +39,7 @@ def field_path(location: Sequence[str | int]) -> str:
 
 
 @cache
-def fields(model: type[Model], kind: type[M]) -> tuple[tuple[tuple[str, ...], M], ...]:
+def annotated_fields(model: type[Model], kind: type[M]) -> tuple[tuple[tuple[str, ...], M], ...]:
     """Fields with a mark of a kind, by their names in YAML: ("data", "prompts", "[]", "path") and
     the mark.
     """

@@ -12,9 +12,9 @@ import pytest
 
 from sluice.api import ManifestError, load_job
 from sluice.api.job import RLJobSpec
+from sluice.api.schema.annotations import field_path
 from sluice.api.schema.containers import faults_of_containers
 from sluice.api.schema.kubernetes_fields import faults_of, kubernetes_fields
-from sluice.api.schema.marks import field_path
 from sluice_cli.render import to_yaml
 from sluice_cli.validate.command import validate_file
 from sluice_operator.cluster.kube import schema
