@@ -1,4 +1,4 @@
-"""RLJob: the whole object, and the rules that span groups."""
+"""RLJob: the whole object, and rules over several groups of its spec."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ KIND = "RLJob"
 PLURAL = "rljobs"
 SHORT_NAME = "rlj"
 MANAGER = "sluice.dev/rljob-controller"
+# RFC 1035 label, short enough for the suffixes of the pods' names.
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
-"""RFC 1035 label, short enough for the suffixes of the pods' names."""
 
 
 _GPUS = "self.trainer.gpusPerNode"
@@ -56,15 +56,16 @@ _VLLM = field("rollout.engine") == "vllm"
 
 
 class RLJobSpec(Model):
-    """The job as its user wants it."""
+    """Desired state of the job."""
 
     model: ModelSource
     data: Data
     rollout: Rollout = Field(default_factory=Rollout)
     reward: Reward | None = Field(
         None,
-        description="Needed, unless the job distils (algorithm.distillation) and learns from its "
-        "teacher alone, or learns from given answers (algorithm.loss.type: sft).",
+        description="Needed, unless the job distils (algorithm.distillation) and learns from "
+        "its teacher alone, learns from given answers (algorithm.loss.type: sft), or has an "
+        "environment that gives rewards.",
     )
     algorithm: Algorithm = Field(default_factory=Algorithm)
     trainer: Trainer
@@ -73,8 +74,8 @@ class RLJobSpec(Model):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     kernel_cache: KernelCache | None = Field(
         None,
-        description="Where engines and trainer keep the kernels that they compile at their start. "
-        "Default: every pod compiles its own.",
+        description="Volume on which engines and trainer keep the kernels that they compile "
+        "at their start. Default: every pod compiles its own.",
     )
     evaluation: Evaluation | None = None
     debug: Debug = Field(default_factory=Debug)
@@ -83,37 +84,38 @@ class RLJobSpec(Model):
     )
     managed_by: ControllerName | None = Field(
         None,
-        description="Controller that is responsible, such as `acme.io/controller`. Default: ours. "
-        "Cannot be changed.",
+        description="Controller that is responsible, such as `acme.io/controller`. Default: "
+        "the operator of sluice. Cannot be changed.",
     )
     active_deadline_seconds: PositiveInt | None = Field(
-        None, description="The job fails when it has run this long."
+        None, description="The job fails after it has run for this many seconds. Default: no limit."
     )
     startup_deadline_seconds: NonNegativeInt = Field(
         14400,
-        description="The job fails if its first step is not trained this long after its start. "
-        "Waiting in a queue does not count; waiting for room without a queue does. 0: it waits.",
+        description="The job fails if its first step is not trained this many seconds after "
+        "its start. Waiting in a queue does not count; waiting for space without a queue "
+        "does. 0: no limit.",
     )
     progress_deadline_seconds: PositiveInt | None = Field(
         None,
-        description="No step for this long counts as a failure of the trainer, which is then "
-        "restarted.",
+        description="Seconds without a step that count as a failure of the trainer, which is "
+        "then restarted. Default: no limit.",
     )
     queue_timeout_seconds: PositiveInt | None = Field(
         None,
-        description="The job fails when a queue has held it this long, before its start or after "
-        "it was preempted. Default: it waits.",
+        description="The job fails after a queue has held it for this many seconds, before "
+        "its start or after it was preempted. Default: it waits.",
     )
     ttl_seconds_after_finished: NonNegativeInt | None = Field(
-        None, description="The finished job is deleted after this time. Default: never."
+        None, description="Seconds after which the finished job is deleted. Default: never."
     )
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
     pod_group_policy: PodGroupPolicy | None = None
     topology: Topology | None = Field(
         None,
-        description="Domain of the cluster for all pods of trainer and engines. Default: one zone, "
-        "as a wish. In a "
-        "queue of Kueue its topology-aware scheduling gets the level, else the pods' affinity.",
+        description="Domain of the cluster for all pods of trainer and engines. Default: one "
+        "zone, as a preference. In a queue of Kueue its topology-aware scheduling gets the "
+        "level, otherwise the pods' affinity.",
     )
     network_policy: NetworkPolicy = Field(default_factory=NetworkPolicy)
     pod_disruption_budget: PodDisruptionBudget = Field(default_factory=PodDisruptionBudget)
@@ -121,7 +123,7 @@ class RLJobSpec(Model):
     tls: TlsSpec = Field(default_factory=TlsSpec)
     pod_template_overrides: Annotated[list[PodTemplateOverride], Field(max_length=16)] = Field(
         default_factory=list,
-        description="Pod templates that are merged over everything else, in order.",
+        description="Pod templates that are merged over everything else, in their order.",
     )
 
     rules = (
@@ -189,7 +191,7 @@ class RLJobSpec(Model):
             "trainer.deterministic",
         ),
         requires(
-            field("debug.replay").given,
+            field("debug.replay").is_set,
             field("rollout.replicas") == 0,
             "debug.replay trains on dumped rollouts, without engines: set rollout.replicas: 0",
             "rollout.replicas",
@@ -202,14 +204,14 @@ class RLJobSpec(Model):
             "debug.rolloutOnly",
         ),
         Rule(
-            REWARDED | field("algorithm.distillation").given | IS_SFT,
+            REWARDED | field("algorithm.distillation").is_set | IS_SFT,
             "there is nothing to learn from: set reward, or algorithm.distillation with a teacher, "
             "or algorithm.loss.type: sft with given answers",
             "reward",
             reason="FieldValueRequired",
         ),
         requires(
-            field("evaluation").given & ~REWARDED,
+            field("evaluation").is_set & ~REWARDED,
             written(
                 "self.evaluation.datasets.all(d, has(d.reward))",
                 lambda s: all(dataset.reward for dataset in s.evaluation.datasets),
@@ -229,52 +231,50 @@ class RLJobSpec(Model):
 
     @property
     def total_samples(self) -> int:
-        """Sequences of one training step."""
+        """Number of sequences of one training step."""
         return self.rollout.batch_size * self.samples_per_prompt
 
     @property
     def samples_per_prompt(self) -> int:
-        """Samples of one prompt in a training step. With sft a row is one sample."""
+        """Number of samples of a prompt in a training step. With sft a row is one sample."""
         return 1 if self.algorithm.sft else self.rollout.samples_per_prompt
 
     @property
     def temperature(self) -> float:
-        """The divisor of the trainer's logits: the temperature of sampling.
-
-        Given answers were not sampled.
-        """
+        """Divisor of the trainer's logits: the temperature of sampling, 1 for given answers."""
         return 1.0 if self.algorithm.sft else self.rollout.sampling.temperature
 
     @property
     def rewarded(self) -> bool:
-        """True where samples have a reward, of `reward` or of their environment."""
+        """True if samples have a reward, of `reward` or of their environment."""
         environment = self.rollout.environment
         return self.reward is not None or (environment is not None and environment.gives_rewards)
 
     @property
     def judged(self) -> bool:
-        """True where the samples that are trained on have rewards."""
+        """True if the samples that are trained on have rewards."""
         return self.rewarded and not self.algorithm.sft
 
     @property
     def row_sources(self) -> list[tuple[str, RowSource]]:
-        """(field, source) of all prompts and evaluation data that come from the user's own code."""
+        """Field and source of all prompts and evaluation data that user code yields."""
         held_out = self.evaluation.datasets if self.evaluation else []
         named = [
-            (f"spec.data.prompts[{i}].source", one.source)
-            for i, one in enumerate(self.data.prompts)
+            (f"spec.data.prompts[{i}].source", prompts.source)
+            for i, prompts in enumerate(self.data.prompts)
         ]
         named += [
-            (f"spec.evaluation.datasets[{i}].source", one.source) for i, one in enumerate(held_out)
+            (f"spec.evaluation.datasets[{i}].source", dataset.source)
+            for i, dataset in enumerate(held_out)
         ]
         return [(field, source) for field, source in named if source]
 
     @property
     def replicas(self) -> int:
-        """Engines that the job has.
+        """Number of engines.
 
-        With sft they only evaluate, so there are none without an evaluation. On shared GPUs they
-        fill those of the trainer.
+        With sft engines only evaluate, so it is 0 without an evaluation. With colocate they fill
+        the trainer's GPUs.
         """
         rollout = self.rollout
         if self.algorithm.sft and self.evaluation is None:
@@ -284,9 +284,8 @@ class RLJobSpec(Model):
         return max(rollout.replicas, rollout.min_replicas) if rollout.replicas else 0
 
     def transport(self, *, one_machine: bool) -> str:
-        """How weights reach the engines. Pods that share GPUs can share memory too on one machine,
-        not in a cluster.
-        """
+        """Return the transport of weights. one_machine: whether the job runs outside a cluster."""
+        # Pods that share GPUs can share memory on one machine, but not in a cluster.
         if self.weight_sync.transport:
             return self.weight_sync.transport
         if self.trainer.colocate:
@@ -315,7 +314,7 @@ class ObjectMeta(Model):
 
 
 class RLJob(Model):
-    """One reinforcement-learning run: a trainer, its rollout engines, the buffer between them."""
+    """Reinforcement-learning run: a trainer, its rollout engines, and the buffer between them."""
 
     api_version: Literal["sluice.dev/v1alpha1"] = API_VERSION
     kind: Literal["RLJob"] = "RLJob"

@@ -263,7 +263,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"debug": {"profile": [2], "rolloutOnly": True}},
-        "profiles steps of the trainer, and rolloutOnly trains nothing",
+        "profile records steps of the trainer, and rolloutOnly trains nothing",
     ),
     ({"debug": {"replay": "r"}}, "debug.replay trains on dumped rollouts"),
     (

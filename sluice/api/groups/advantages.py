@@ -14,33 +14,31 @@ from sluice.api.schema.rules import Rule, belong_together, field, only_with, req
 class Overlong(Model):
     """DAPO's soft overlong punishment: the last tokens before the limit cost more and more.
 
-    It comes off the rewards that the trainer sees. Filters, evaluations and the reward that is
-    shown (`rollout/raw_reward`) are without it.
+    The penalty lowers the rewards that the trainer sees. Filters, evaluations and the metric
+    `rollout/raw_reward` do not include it.
     """
 
     buffer: PositiveInt = Field(
-        description="The last so many tokens of rollout.sampling.maxResponseTokens: a response "
-        "that reaches into them loses penalty * (its tokens there) / buffer."
+        description="Number of last tokens of rollout.sampling.maxResponseTokens that are "
+        "penalized: a response with n tokens among them loses penalty * n / buffer."
     )
-    penalty: PositiveFloat = Field(
-        1.0, description="Taken off the reward of a response that is as long as it may be."
-    )
+    penalty: PositiveFloat = Field(1.0, description="Penalty of a response that reaches the limit.")
 
 
 class RewardPart(Model):
-    """A part of the reward that gdpo normalizes for itself."""
+    """A part of the reward that gdpo normalizes separately."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)] = Field(
-        description="Of a number in the dictionary that the reward is, or of a term (reward.terms)."
+        description="Key of a number in the reward's dictionary, or a term of reward.terms."
     )
-    weight: PositiveFloat = Field(1.0, description="Of its advantage in the sum.")
+    weight: PositiveFloat = Field(1.0, description="Weight of its advantage in the sum.")
 
 
 _BY_PARTS = field("estimator").is_in(estimators(lambda kind: kind.parts))
 # Rules of spec.algorithm.
 OF_PARTS = (
     belong_together(
-        field("rewardParts").given,
+        field("rewardParts").is_set,
         _BY_PARTS,
         "gdpo needs rewardParts, and the other estimators look at the reward as a whole",
         "rewardParts",
@@ -72,11 +70,13 @@ OVERLONG_ACROSS_GROUPS = (
 
 
 class TurnAdvantage(Model):
-    """An advantage for each turn: its discounted return, compared with those of the turns of the
-    same place in the prompt's other episodes.
+    """An advantage for each turn.
+
+    The discounted return of a turn is compared with those of the turns at the same position in
+    the other episodes of the prompt.
     """
 
-    gamma: Fraction = Field(1.0, description="Discount of a reward for each turn that it is later.")
+    gamma: Fraction = Field(1.0, description="Discount of a reward per turn that it comes later.")
 
 
 # Rules of spec.algorithm.
@@ -91,14 +91,14 @@ OF_TURNS = (
 # Rules of a job's spec.
 WITH_SEATS = (
     requires(
-        field("rollout.seats").given,
+        field("rollout.seats").is_set,
         ~field("algorithm.estimator").is_in(estimators(lambda kind: kind.greedy or kind.parts)),
         "remax and gdpo know one reward of an episode, and rollout.seats has one for each seat: "
         "use another estimator",
         "algorithm.estimator",
     ),
     requires(
-        field("rollout.seats").given,
+        field("rollout.seats").is_set,
         ~field("reward.group").is_true,
         "with rollout.seats a reward judges each seat for itself, and cannot have the whole group",
         "reward.group",

@@ -1,4 +1,4 @@
-"""spec.algorithm: how rewards become advantages, and advantages a loss."""
+"""spec.algorithm: from rewards to advantages, and from advantages to a loss."""
 
 from __future__ import annotations
 
@@ -57,31 +57,37 @@ from sluice.api.schema.rules import (
 
 
 class AdaptiveKL(Model):
-    """A controller of kl.coef: after each step coef *= 1 + clip(kl / target - 1, -0.2, 0.2) *
-    sequences / horizon.
+    """Controller of kl.coef.
+
+    After each step coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon.
     """
 
     target: PositiveFloat = Field(
-        0.1, description="Mean KL of a trained token that the coefficient is to hold."
+        0.1, description="Mean KL of a trained token at which the coefficient stays as it is."
     )
     horizon: PositiveInt = Field(
-        10_000, description="Sequences in which the coefficient changes by a fifth at most."
+        10_000,
+        description="Number of sequences in which the coefficient changes by at most a fifth.",
     )
 
 
 class KL(Model):
-    """The distance from the reference model, as part of the reward or of the loss."""
+    """Distance from the reference model, as part of the reward or of the loss."""
 
-    coef: NonNegativeFloat = Field(0.0, description="Penalty inside the reward.")
-    loss_coef: NonNegativeFloat = Field(0.0, description="Term of the loss.")
+    coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the penalty inside the reward. 0: no penalty."
+    )
+    loss_coef: NonNegativeFloat = Field(
+        0.0, description="Weight of the term in the loss. 0: no term."
+    )
     type: Literal["k1", "k2", "k3", "low_var_kl"] = Field(
         "k1",
-        description="Estimator, of d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + "
-        "d; low_var_kl: k3, clamped to [-10, 10].",
+        description="Estimator, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; k3: "
+        "exp(-d) - 1 + d; low_var_kl: k3, clamped to [-10, 10].",
     )
     unbiased: bool = Field(False, description="Multiply the estimate in the loss by pi / pi_old.")
     adaptive: AdaptiveKL | None = Field(
-        None, description="coef is where it starts; from there it follows the KL to a target."
+        None, description="Adapt the coefficient to a target KL. coef is then its first value."
     )
 
     rules = (
@@ -104,22 +110,25 @@ class KL(Model):
 
 
 class Critic(Model):
-    """The value model of ppo. Its optimizer is as trainer.optimizer, but for the learning rate."""
+    """Value model of ppo. Its optimizer is trainer.optimizer with another learning rate."""
 
     model_path: ModelPath | None = Field(
         None,
-        description="Checkpoint that the critic starts from, of a language or a reward model. "
+        description="Checkpoint of a language or reward model that the critic starts from. "
         "Default: model.path.",
     )
     lr: NonNegativeFloat = Field(1e-5, description="Learning rate of the critic.")
     min_lr: NonNegativeFloat = Field(
-        0.0, description="Where the schedule of trainer.optimizer ends for the critic."
+        0.0,
+        description="Learning rate of the critic at the end of the schedule of trainer.optimizer.",
     )
     clip: PositiveFloat = Field(
-        0.2, description="Values may move this far from those before the step."
+        0.2,
+        description="Largest distance of a value from its prediction before the step; "
+        "further ones are clipped.",
     )
     warmup_steps: NonNegativeInt = Field(
-        0, description="First steps in which only the critic is trained."
+        0, description="Number of first steps that train the critic alone."
     )
 
 
@@ -129,59 +138,67 @@ def _estimator(kinds: Callable[[EstimatorKind], bool]) -> Condition:
 
 
 class Algorithm(Model):
-    """The loss. Names and defaults are slime's; docs/algorithms.md has the formulas, and what slime
-    and verl do.
+    """Estimator of advantages and loss.
+
+    Names and defaults are slime's. docs/algorithms.md has the formulas and compares with slime
+    and verl.
     """
 
     estimator: EstimatorName = Field("grpo", description="How rewards become advantages.")
     function: UserFunction | None = Field(
-        None, description="Own estimator; with `estimator: custom`."
+        None, description="Own estimator, with `estimator: custom`."
     )
     normalize_std: bool = Field(
         True,
-        description="grpo, gspo, cispo, grpo_passk, gdpo: divide advantages by the group's "
-        "standard deviation.",
+        description="Divide advantages by the standard deviation of the group. Estimators "
+        "grpo, gspo, cispo, grpo_passk and gdpo.",
     )
     normalize_advantages: bool | None = Field(
         None,
         description="Whiten advantages over the whole batch. Default: only for "
         "reinforce_plus_plus, reinforce_plus_plus_baseline and gdpo, which always do.",
     )
-    gamma: Fraction = Field(1.0, description="Discount of ppo and reinforce_plus_plus.")
-    lambda_: Fraction = Field(1.0, alias="lambda", description="Lambda of ppo's GAE.")
+    gamma: Fraction = Field(
+        1.0, description="Discount factor. Estimators ppo and reinforce_plus_plus."
+    )
+    lambda_: Fraction = Field(
+        1.0, alias="lambda", description="Lambda of ppo's generalized advantage estimation (GAE)."
+    )
     loss: Loss = Field(default_factory=Loss)
     kl: KL = Field(default_factory=KL)
     entropy_coef: float = Field(0.0, description="Weight of the entropy bonus in the loss.")
     aggregation: Aggregation | None = Field(
         None,
-        description="From tokens to one number. sequence_mean: mean of each sequence, then of all; "
-        "prompt_mean: mean of all tokens of a prompt's responses, then of prompts; token_mean: "
-        "mean of all tokens; token_sum: sum of each sequence, then mean; token_sum_norm: token_sum "
-        "divided by rollout.sampling.maxResponseTokens. Default: sequence_mean; token_sum_norm for "
-        "dr_grpo; token_mean for sft.",
+        description="How the losses of tokens become one number. sequence_mean: mean of each "
+        "sequence, then of all; prompt_mean: mean of all tokens of a prompt's responses, "
+        "then of prompts; token_mean: mean of all tokens; token_sum: sum of each sequence, "
+        "then mean; token_sum_norm: token_sum divided by rollout.sampling.maxResponseTokens. "
+        "Default: sequence_mean; token_sum_norm for dr_grpo; token_mean for sft.",
     )
     off_policy: OffPolicy = Field(default_factory=OffPolicy)
     critic: Critic | None = Field(
-        None, description="Value model; ppo has one also where this is left out."
+        None, description="Value model of estimator ppo. Default: one with the defaults below."
     )
     distillation: Distillation | None = None
     overlong: Overlong | None = Field(
-        None, description="Penalty for responses that come near the limit of their length."
+        None,
+        description="Penalty for responses that come near the length limit. Default: no penalty.",
     )
     reward_parts: Annotated[list[RewardPart], Field(max_length=16), Unique("name")] = Field(
-        default_factory=list, description="Of gdpo: the parts of the reward that it looks at."
+        default_factory=list,
+        description="Parts of the reward that estimator gdpo normalizes separately.",
     )
 
     turn_advantage: TurnAdvantage | None = Field(
         None,
-        description="An advantage for each turn of the model, by the rewards that follow it. "
-        "Default: one for all turns of an episode.",
+        description="Give each turn of the model an advantage by the rewards that follow it. "
+        "Default: one advantage for all turns of an episode.",
     )
 
     rules = (
         belong_together(
             field("estimator") == "custom",
-            field("function").given,
+            field("function").is_set,
             "estimator: custom and function belong together",
             "function",
         ),
@@ -206,9 +223,9 @@ class Algorithm(Model):
         ),
         only_with(
             "loss.clip.dual",
-            field("loss.function").given
+            field("loss.function").is_set
             | field("loss.type").is_in(DUAL_CLIPPED)
-            | (~field("loss.type").given & (field("estimator") != "cispo")),
+            | (~field("loss.type").is_set & (field("estimator") != "cispo")),
             f"the dual clip bounds the losses {', '.join(DUAL_CLIPPED[:-1])} and "
             f"{DUAL_CLIPPED[-1]}; the others have nothing to bound",
         ),
@@ -250,9 +267,7 @@ class Algorithm(Model):
 
     @property
     def value_model(self) -> Critic | None:
-        """The critic, with its defaults where it is not described; None: this
-        estimator has none.
-        """
+        """Critic of the estimator, with its defaults; None if the estimator has no critic."""
         return (self.critic or Critic()) if self.kind.critic else None
 
 

@@ -1,4 +1,4 @@
-"""spec.model, spec.data, spec.reward, spec.evaluation: what is trained, on what, judged how."""
+"""spec.model, spec.data, spec.reward and spec.evaluation."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ from sluice.api.schema.paths import (
 )
 from sluice.api.schema.rules import Rule, exactly_one, field, requires, written
 
+# Directory in the buffer's storage with the files of RowSources.
 MADE_ROWS = "rows"
-"""Directory in the buffer's storage with the files that RowSources made."""
 _SLICE = re.compile(r"^(?P<path>.+)@\[(?P<start>(-?\d+)?):(?P<stop>(-?\d+)?)\]$")
 
 
 def parse_path(text: str) -> tuple[Path, slice]:
-    """`rows.jsonl@[0:100]` -> (rows.jsonl, slice(0, 100)),
-    with Python's meaning of negative numbers.
-    """
+    """Split `rows.jsonl@[0:100]` into (rows.jsonl, slice(0, 100)); numbers may be negative."""
     match = _SLICE.match(text)
     if not match:
         return Path(text), slice(None)
@@ -48,52 +46,52 @@ def parse_path(text: str) -> tuple[Path, slice]:
 
 
 class ModelSource(Model):
-    """The model that is trained."""
+    """Model that is trained."""
 
     path: ModelPath = Field(
-        description="Hugging Face checkpoint directory: config.json, tokenizer and safetensors."
+        description="Directory of a Hugging Face checkpoint: config.json, tokenizer and "
+        "safetensors."
     )
     volume: VolumeSource | None = Field(
         None,
-        description="Kubernetes volume source that holds the model; `path`, and every other path "
-        "of a model or a tokenizer, is then relative to its root.",
+        description="Kubernetes volume source with the model. `path`, and every other path "
+        "of a model or tokenizer, is then relative to its root.",
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with the checkpoint."
     )
     reference_path: ModelPath | None = Field(
         None,
-        description="Checkpoint of the reference policy for the KL terms. Default: the model as it "
-        "is at step 0.",
+        description="Checkpoint of the reference policy for the KL terms. Default: the model "
+        "at step 0.",
     )
     init: Literal["pretrained", "random"] = Field(
         "pretrained",
-        description="`random`: take the shape from config.json and draw the weights (data.seed).",
+        description="random: take the shape from config.json and draw the weights, with seed "
+        "data.seed.",
     )
     fp32_lm_head: bool = Field(
         False,
-        description="Compute logits in float32, in engines and trainer; weights stay as they are.",
+        description="Compute logits in float32, in engines and trainer. Weights keep their type.",
     )
 
 
 class RowSource(Model):
-    """Rows that your own code yields. They are written to a file once, before the buffer starts."""
+    """Rows that user code yields. They are written to a file once, before the buffer starts."""
 
     function: UserFunction = Field(
-        description="What gives rows when it is called: `package.module.name` or "
-        "`path/to/file.py:name`, a generator "
-        "function, or a class whose objects one can iterate over or index."
+        description="Function that gives rows: `package.module.name` or "
+        "`path/to/file.py:name`, a generator function, or a class whose objects can be "
+        "iterated or indexed."
     )
-    args: FreeForm = Field(default_factory=dict, description="Its arguments, by name.")
+    args: FreeForm = Field(default_factory=dict, description="Arguments of the function, by name.")
     rows: PositiveInt | None = Field(
-        None, description="Stop after so many rows; needed where it never ends."
+        None, description="Stop after this many rows. Needed if the function never ends."
     )
 
     @property
     def file_name(self) -> str:
-        """Names function, arguments and number of rows: a file of other ones is never taken for
-        this one's.
-        """
+        """Name of the file with the rows: another function, argument or count has another."""
         origin = json.dumps([self.function, self.args, self.rows], sort_keys=True)
         digest = hashlib.blake2b(origin.encode(), digest_size=8).hexdigest()
         return f"{self.function_name}-{digest}.jsonl"
@@ -104,27 +102,27 @@ class RowSource(Model):
 
 
 class PromptSource(Model):
-    """Prompts, one row each: a file of JSON Lines, JSON or Parquet, or your own code's; slime's or
-    verl's rows.
+    """Prompts, one per row, of a file or of user code.
+
+    Files are JSON Lines, JSON or Parquet, with rows in slime's or verl's form.
     """
 
     path: DataPath | None = Field(
         None,
-        description="File or directory (.jsonl, .json, .parquet). A slice picks rows: "
+        description="File or directory (.jsonl, .json, .parquet). A slice selects rows: "
         "`file.jsonl@[0:1000]`.",
     )
-    source: RowSource | None = Field(None, description="Rows of your own code, in place of `path`.")
+    source: RowSource | None = Field(None, description="Rows of user code, in place of `path`.")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = (
         Field(
             None,
-            description="Name in metrics. Default: the file's name without its ending; the "
-            "function's name.",
+            description="Name in metrics. Default: the name of the file without its ending, or "
+            "of the function.",
         )
     )
     prompt_key: str | None = Field(
         None,
-        description="Column of the prompt (text or chat messages). Default: `prompt`, else "
-        "`input`.",
+        description="Column of the prompt, text or chat messages. Default: `prompt`, else `input`.",
     )
     label_key: str | None = Field(
         None,
@@ -132,27 +130,29 @@ class PromptSource(Model):
         "`reward_model.ground_truth`.",
     )
     metadata_key: str = Field(
-        "metadata", description="Column of a free object that rewards and filters see."
+        "metadata", description="Column of an object with free fields that rewards and filters see."
     )
     tools_key: str = Field(
         "tools", description="Column of the tool definitions for the chat template."
     )
     apply_chat_template: bool = Field(
         False,
-        description="Render the prompt with the tokenizer's chat template; a text becomes one user "
-        "message.",
+        description="Render the prompt with the chat template of the tokenizer. A text "
+        "becomes one user message.",
     )
     chat_template_args: FreeForm = Field(
         default_factory=dict,
-        description="Further variables of the chat template, such as `enable_thinking: false`.",
+        description="Variables for the chat template, such as `enable_thinking: false`.",
     )
     weight: PositiveFloat = Field(
-        1.0, description="Share of this source among all sources, relative to its number of rows."
+        1.0,
+        description="Weight of this source relative to the others, as a factor on its number "
+        "of rows.",
     )
     function: GenerateFunction | None = Field(
         None,
-        description="Own generate function for the prompts of this source. `none`: one answer of "
-        "the model. Default: rollout.function, or rollout.environment.",
+        description="Own generate function for the prompts of this source. none: one answer "
+        "of the model. Default: rollout.function, or rollout.environment.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -165,69 +165,75 @@ class PromptSource(Model):
 
     @property
     def source_name(self) -> str:
-        """The name in metrics, and in every prompt of this source: as given, or the file's without
-        its ending.
-        """
+        """Name in metrics and in prompts of this source: `name`, or that of file or function."""
         return self.name or (
             self.source.function_name if self.source else parse_path(self.path or "")[0].stem
         )
 
     def file(self, directory: Path) -> str:
-        """Where its rows lie. directory: of those that `source` made."""
+        """Return the file with the rows. directory: holds the files that `source` made."""
         return str(directory / self.source.file_name) if self.source else str(self.path)
 
 
 class Data(Model):
-    """The prompts."""
+    """Prompts of the training."""
 
     prompts: Annotated[list[PromptSource], Field(min_length=1, max_length=64)] = Field(
         description="Sources of prompts."
     )
     volume: VolumeSource | None = Field(
         None,
-        description="Kubernetes volume source that holds the prompt files; paths are then relative "
+        description="Kubernetes volume source with the prompt files. Paths are then relative "
         "to its root.",
     )
-    shuffle: bool = Field(True, description="New order in every epoch, from `seed` and the epoch.")
+    shuffle: bool = Field(
+        True,
+        description="Draw a new order in every epoch, from `seed` and the number of the epoch.",
+    )
     seed: int = Field(
-        42, ge=0, le=2**31 - 1, description="Seed of order, of random weights and of the trainer."
+        42,
+        ge=0,
+        le=2**31 - 1,
+        description="Seed of the order, of random weights and of the trainer.",
     )
     max_prompt_tokens: PositiveInt | None = Field(
         None,
-        description="Longer prompts are left out, and counted. Default: what fits the engine's "
-        "context.",
+        description="Longest prompt in tokens. Longer prompts are left out, and counted. "
+        "Default: the context of the engine.",
     )
     truncation: Literal["left", "right"] | None = Field(
         None,
-        description="loss.type: sft: longer rows lose their first (left) or last (right) "
-        "tokens, and are not left out.",
+        description="With loss.type sft: cut longer rows on the left or the right instead of "
+        "leaving them out.",
     )
 
 
 class SandboxLimits(Model):
-    """Limits of the processes that judge: those of functions and of mathematics, and the sandbox of
-    type `code`.
+    """Limits of the processes that judge samples.
+
+    They apply to reward functions, to mathematics, and to the sandbox of type `code`.
     """
 
     processes: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None,
-        description="Processes that judge side by side in each rollout pod. Default: a quarter of "
-        "its cores, 2 to 16.",
+        description="Number of processes that judge in parallel in each rollout pod. "
+        "Default: a quarter of its cores, 2 to 16.",
     )
     memory: Quantity = Field(
-        "2Gi", description="Address space of a judging process; `code`: of the tested program."
+        "2Gi", description="Address space of a judging process; with `code` of the tested program."
     )
-    cpu_seconds: PositiveInt = Field(60, description="Processor time for one sample.")
+    cpu_seconds: PositiveInt = Field(60, description="CPU time for one sample, in seconds.")
     test_seconds: PositiveFloat = Field(
         6.0,
-        description="`code`: time for one test; after one that takes longer the rest counts as "
-        "failed.",
+        description="`code`: time for one test, in seconds. After a test that takes longer, "
+        "the rest count as failed.",
     )
 
 
 class RewardModelSpec(Model):
-    """A reward model behind SGLang (`--is-embedding`): a request to /classify scores all samples
-    that are ready.
+    """Reward model behind SGLang (`--is-embedding`).
+
+    One request to /classify scores all samples that are ready.
     """
 
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
@@ -235,11 +241,11 @@ class RewardModelSpec(Model):
     )
     tokenizer: TokenizerPath | None = Field(
         None,
-        description="Directory of the reward model's tokenizer: its chat template renders prompt "
-        "and response. With model.volume: relative to that volume's root. Default: the prompt and, "
-        "right behind it, the response, as plain text.",
+        description="Directory of the tokenizer of the reward model. Its chat template "
+        "renders prompt and response. With model.volume: relative to the root of that "
+        "volume. Default: prompt and response as plain text, one right after the other.",
     )
-    output: NonNegativeInt = Field(0, description="Which of the model's outputs is the reward.")
+    output: NonNegativeInt = Field(0, description="Index of the model's output that is the reward.")
 
 
 RewardType = Literal[
@@ -264,12 +270,12 @@ RewardType = Literal[
 
 
 class Reward(Model):
-    """How a response is judged. Exactly one of `type`, `function`, `url` and `model`."""
+    """Judgement of responses. Exactly one of `type`, `function`, `url` and `model`."""
 
     type: RewardType | None = Field(
         None,
-        description="A built-in reward. `data_source`: the row's data_source picks it, as in verl. "
-        "A row's `metadata.rm_type` goes before whatever is set here.",
+        description="Built-in reward. data_source: chosen by the row's data_source, as in "
+        "verl. `metadata.rm_type` of a row takes precedence.",
     )
     function: UserFunction | None = Field(
         None,
@@ -278,39 +284,41 @@ class Reward(Model):
     )
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
         None,
-        description="Remote reward in slime's protocol: POST {prompt, response, label}, the answer "
-        "is the reward.",
+        description="Remote reward in slime's protocol: POST {prompt, response, label}; the "
+        "answer is the reward.",
     )
     model: RewardModelSpec | None = Field(None, description="A reward model.")
     key: str | None = Field(
         None,
-        description="Which entry is the reward, where a reward is a dictionary. Default: `score`.",
+        description="Key of the reward in a reward that is a dictionary. Default: `score`.",
     )
     group: bool = Field(
-        False, description="`function` takes all samples of a prompt at once and returns a list."
+        False, description="Pass all samples of a prompt to `function` at once. It returns a list."
     )
     timeout_seconds: PositiveFloat = Field(
         30.0,
-        description="A reward that takes longer fails its sample. `url`, `model`: of one request; "
-        "failed requests are repeated with back-off, for at most 4 times as long in all.",
+        description="Timeout in seconds, after which the sample fails. With `url` and "
+        "`model`: of one request; failed requests are repeated with back-off, for at most 4 "
+        "times as long in all.",
     )
     sandbox: SandboxLimits = Field(default_factory=SandboxLimits)
     terms: Annotated[list[RewardTerm], Field(max_length=8), Unique("type")] = Field(
         default_factory=list,
-        description="Added to the rewards of training samples, not to those of evaluations.",
+        description="Terms added to the rewards of training samples. Evaluations do not "
+        "include them.",
     )
 
     rules = (
         exactly_one("type", "function", "url", "model"),
-        requires(field("group").is_true, field("function").given, "", "group"),
+        requires(field("group").is_true, field("function").is_set, "", "group"),
     )
 
 
 class EvaluationSampling(Model):
-    """Sampling of evaluation; what is not set is as in rollout.sampling."""
+    """Sampling of evaluations. Fields that are not set are as in rollout.sampling."""
 
     temperature: NonNegativeFloat | None = Field(
-        None, description="0: the likeliest token each time."
+        None, description="Temperature. 0: always the most likely token."
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="As rollout.sampling.topP."
@@ -329,27 +337,30 @@ class EvaluationDataset(PromptSource):
         None, description="Default: evaluation.samplesPerPrompt."
     )
     reward: Reward | None = Field(
-        None, description="How this data set is judged. Default: as spec.reward says."
+        None, description="Judgement of this data set. Default: spec.reward."
     )
 
 
 class Evaluation(Model):
-    """Evaluation on held-out prompts, by the rollout engines, beside training."""
+    """Evaluation on held-out prompts by the rollout engines, while training goes on."""
 
     every_steps: PositiveInt = Field(
-        10, description="Steps between evaluations; one comes before the first step."
+        10,
+        description="Number of steps between evaluations. The first comes before the first step.",
     )
     datasets: Annotated[list[EvaluationDataset], Field(min_length=1, max_length=64)] = Field(
         description="Held-out sets of prompts."
     )
-    samples_per_prompt: PositiveInt = Field(1, description="Responses of one held-out prompt.")
+    samples_per_prompt: PositiveInt = Field(
+        1, description="Number of responses to each held-out prompt."
+    )
     pass_at_k: Annotated[list[PositiveInt], Field(max_length=16), Unique()] = Field(
         default_factory=list,
-        description="k of the unbiased pass@k and pass^k, each at most the samplesPerPrompt of "
-        "some data set; data sets with fewer samples have no such figure.",
+        description="Values of k for the unbiased pass@k and pass^k, each at most the "
+        "samplesPerPrompt of some data set. Data sets with fewer samples do not report it.",
     )
     sampling: EvaluationSampling = Field(default_factory=EvaluationSampling)
-    before_train: bool = Field(True, description="Evaluate the model as it is at step 0.")
+    before_train: bool = Field(True, description="Evaluate the model at step 0.")
 
     rules = (
         Rule(
@@ -367,5 +378,5 @@ class Evaluation(Model):
     )
 
     def samples_of(self, dataset: EvaluationDataset) -> int:
-        """Responses to each prompt of a data set."""
+        """Return the number of responses to each prompt of a data set."""
         return dataset.samples_per_prompt or self.samples_per_prompt

@@ -10,33 +10,34 @@ from sluice.api.schema.base import Model, PositiveInt, Unique
 from sluice.api.schema.paths import RolloutsPath
 from sluice.api.schema.rules import at_most_one_of
 
+# Largest number of profiled steps: a trace of one has up to hundreds of megabytes.
 MAX_PROFILED = 16
-"""Steps of a run: a trace of one has up to hundreds of megabytes."""
 
 
 class Debug(Model):
-    """One half of the loop alone, and what flows between the halves."""
+    """Run one half of the loop alone, or record what passes between the halves."""
 
     dump_rollouts: bool = Field(
         False,
-        description="Keep all samples of every trained step as rollouts/step_<n>.parquet in the "
-        "run directory (docs/evaluation.md has the columns).",
+        description="Keep all samples of every trained step as rollouts/step_<n>.parquet in "
+        "the run directory (docs/evaluation.md lists the columns).",
     )
     replay: RolloutsPath | None = Field(
         None,
-        description="Train on the rollouts of an earlier run, in their order, without engines: the "
-        "directory of its dumped files. With data.volume: relative to that volume's root. Needs "
-        "rollout.replicas: 0.",
+        description="Directory of rollouts that an earlier run dumped. The job trains on "
+        "them in their order, without engines. Needs rollout.replicas: 0. With data.volume: "
+        "relative to the root of that volume.",
     )
     rollout_only: bool = Field(
         False,
-        description="Generate, score and record; train nothing: the weights stay those of "
-        "model.path.",
+        description="Generate, score and record samples without training. The weights stay "
+        "those of model.path.",
     )
     profile: Annotated[list[PositiveInt], Field(max_length=MAX_PROFILED), Unique()] = Field(
         [],
-        description="Steps of which each trainer rank keeps a trace of torch's profiler and, on "
-        "GPUs, a history of memory, in profiles/ of the run directory (docs/profiling.md).",
+        description="Steps for which each trainer rank writes a trace of torch's profiler "
+        "and, on GPUs, a memory history to profiles/ of the run directory "
+        "(docs/profiling.md).",
     )
 
     rules = (

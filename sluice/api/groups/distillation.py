@@ -1,6 +1,4 @@
-"""spec.algorithm.distillation: a teacher scores the tokens that the policy,
-its student, generates.
-"""
+"""spec.algorithm.distillation: a teacher scores the tokens that the policy generates."""
 
 from __future__ import annotations
 
@@ -19,25 +17,26 @@ Url = Annotated[str, Field(pattern=r"^https?://", max_length=2048)]
 
 
 class TeacherSpec(Model):
-    """The model that is learned from. Its tokenizer must be the student's. Exactly one of `path`
-    and `url`.
+    """Model that the policy learns from. Exactly one of `path` and `url`.
+
+    Its tokenizer must be that of the policy.
     """
 
     path: ModelPath | None = Field(
         None,
-        description="Hugging Face checkpoint that the trainer scores with, beside the policy and "
-        "under its parallel "
-        "layout; of any shape. With model.volume: relative to that volume's root.",
+        description="Hugging Face checkpoint of any shape. The trainer scores with it, under "
+        "the parallel layout of the policy. With model.volume: relative to the root of that "
+        "volume.",
     )
     url: Url | None = Field(
         None,
-        description="SGLang server of your own, without path, that rollout workers ask once a "
-        "response is finished.",
+        description="Address of an SGLang server, without path. Rollout workers ask it when "
+        "a response is finished.",
     )
     timeout_seconds: PositiveFloat = Field(
         60.0,
-        description="`url`: of one request; failed requests are repeated with back-off, for at "
-        "most 4 times as long in all. Then the sample fails.",
+        description="`url`: timeout of one request in seconds. Failed requests are repeated "
+        "with back-off, for at most 4 times as long in all. Then the sample fails.",
     )
 
     rules = (
@@ -51,54 +50,56 @@ class TeacherSpec(Model):
 
 
 class SourceTeacher(Model):
-    """A teacher for rows of one data source."""
+    """Teacher for the rows of one data source."""
 
     data_source: Annotated[str, Field(min_length=1, max_length=256)] = Field(
-        description="The rows' `data_source`."
+        description="Value of `data_source` in the rows."
     )
-    url: Url = Field(description="Its SGLang server, as in teacher.url.")
+    url: Url = Field(description="Address of its SGLang server, as in teacher.url.")
 
 
 class Distillation(Model):
-    """On-policy distillation: coef * (log pi_teacher - log pi_old) is added to the advantage of
-    each token.
+    """On-policy distillation.
 
-    Or, with another divergence than token, coef * the divergence of student and teacher at each
-    token to the loss.
+    With divergence token, coef * (log pi_teacher - log pi_old) is added to the advantage of
+    each token. With another divergence, coef * the divergence of student and teacher at each
+    token is added to the loss.
     """
 
     coef: PositiveFloat = Field(
-        1.0, description="Weight beside the estimator's advantage, which without a reward is 0."
+        1.0,
+        description="Weight relative to the estimator's advantage, which is 0 without a reward.",
     )
     divergence: Literal["token", "reverse_kl", "forward_kl", "jsd"] = Field(
         "token",
-        description="token: reverse KL by the sampled token, as an advantage. The others are "
-        "losses over the whole vocabulary, with teacher.path: reverse_kl: KL(student || teacher); "
-        "forward_kl: KL(teacher || student); jsd: generalized Jensen-Shannon (GKD).",
+        description="token: reverse KL of the sampled token, as an advantage. The others are "
+        "losses over the whole vocabulary and need teacher.path. reverse_kl: KL(student || "
+        "teacher); forward_kl: KL(teacher || student); jsd: generalized Jensen-Shannon "
+        "(GKD).",
     )
     beta: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="Of jsd; near 0 it acts as forward_kl, near 1 as reverse_kl. Default: 0.5.",
+        description="Mixture of jsd: near 0 it acts as forward_kl, near 1 as reverse_kl. "
+        "Default: 0.5.",
     )
     teacher: TeacherSpec
     teachers: Annotated[list[SourceTeacher], Field(max_length=16), Unique("dataSource")] = Field(
         default_factory=list,
-        description="Teachers for rows of some data sources, each in place of `teacher`, which has "
-        "all others.",
+        description="Teachers for the rows of some data sources. `teacher` scores all other rows.",
     )
 
     rules = (
         requires(
             field("divergence") != "token",
-            field("teacher.path").given,
+            field("teacher.path").is_set,
             "a divergence over the whole vocabulary needs a teacher that the trainer scores with: "
             "teacher.path",
             "divergence",
         ),
         only_with("beta", field("divergence") == "jsd", "only the divergence jsd has a beta"),
         requires(
-            field("teachers").given,
-            field("teacher.url").given,
+            field("teachers").is_set,
+            field("teacher.url").is_set,
             "teachers are SGLang servers, and so must be the one for all other rows: teacher.url",
             "teachers",
         ),
@@ -106,19 +107,19 @@ class Distillation(Model):
 
     @property
     def whole(self) -> WholeVocabulary | None:
-        """The divergence over the whole vocabulary; None: that of the sampled token."""
+        """Divergence over the whole vocabulary; None for that of the sampled token."""
         return None if self.divergence == "token" else self.divergence
 
     @property
     def mixture(self) -> float:
-        """The teacher's part in jsd's mixture."""
+        """Weight of the teacher in the mixture of jsd."""
         return 0.5 if self.beta is None else self.beta
 
 
 # Rules of a job's spec about distillation, and about jobs without a reward.
 DISTILLATION_ACROSS_GROUPS = (
     requires(
-        field("algorithm.distillation.teacher.url").given,
+        field("algorithm.distillation.teacher.url").is_set,
         field("rollout.sampling.temperature") == 1.0,
         "SGLang scores given tokens at temperature 1 always, and the student's log-probs are those "
         "at rollout.sampling.temperature: set that to 1, or let the trainer score (teacher.path)",

@@ -1,5 +1,6 @@
-"""Arguments of an engine's server that a training job cannot have, because an update of the weights
-does not reach what they bring.
+"""Arguments of an engine's server that a training job refuses.
+
+An update of the weights does not reach what they bring.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Kind = Literal["boolean", "string", "array"]
 class RefusedArgument:
     """An argument by its name on a command line.
 
-    harmless: values with which it changes nothing. only: the values that are refused; default: all
-    others. A boolean is refused if it is true.
+    harmless: values that are accepted. only: the values that are refused, by default all that are
+    not harmless. A boolean is refused if it is true.
     """
 
     name: str
@@ -34,13 +35,13 @@ class RefusedArgument:
         return str(value) in self.only if self.only else str(value) not in self.harmless
 
     def spellings(self) -> tuple[str, ...]:
-        """The names that a manifest may give it: enable-lora, enable_lora, enableLora."""
+        """Return the names that a manifest may use: enable-lora, enable_lora, enableLora."""
         first, *rest = self.name.split("-")
         camel = first + "".join(part.capitalize() for part in rest)
         return tuple(dict.fromkeys((self.name, self.name.replace("-", "_"), camel)))
 
     def cel(self, spelling: str) -> str:
-        """CEL over a spec: the argument is there under this name, with a value that is refused."""
+        """Return CEL over a spec: the argument has this name and a value that is refused."""
         field = f"self.rollout.engineArgs.{spelling.replace('-', '__dash__')}"
         present = f"has({field})"
         if self.kind == "boolean":
@@ -86,14 +87,15 @@ REFUSED = (*SPECULATION, *ADAPTERS, *QUANTIZATION, *OUTSIDE_CACHES, *PARTS_OF_EN
 
 
 def kebab(name: str) -> str:
-    """The name of an argument on a command line: memFractionStatic -> mem-fraction-static."""
+    """Return an argument's name on a command line: memFractionStatic -> mem-fraction-static."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).replace("_", "-").lower().lstrip("-")
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of engineArgs: free, but for what CEL has to see.
+    """Return the JSON schema of engineArgs, which takes any field.
 
-    An API server shows CEL only fields that the schema names, so each spelling is one.
+    An API server shows CEL only fields that the schema names, so each spelling of a refused
+    argument is one.
     """
     description = "Refused in a job that trains: an update of the weights does not reach it."
     properties: dict[str, dict[str, Any]] = {}
@@ -115,7 +117,7 @@ def schema() -> dict[str, Any]:
 
 
 def _rule(arguments: Sequence[RefusedArgument], message: str, *, trained: bool = True) -> Rule:
-    """Rule of a spec that refuses arguments. trained: only in a job that trains."""
+    """Rule of a spec that refuses arguments. trained: only in jobs that train."""
     conditions = [argument.cel(name) for argument in arguments for name in argument.spellings()]
     excused = "self.debug.rolloutOnly || " if trained else ""
     return Rule(
@@ -143,6 +145,7 @@ def _refused(arguments: Sequence[RefusedArgument], engine_args: Mapping[str, Any
     ]
 
 
+# Rules of a job's spec.
 ENGINE_ARGS = (
     _rule(
         SPECULATION,
@@ -171,4 +174,3 @@ ENGINE_ARGS = (
         trained=False,
     ),
 )
-"""Rules of a spec."""

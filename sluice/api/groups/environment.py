@@ -12,7 +12,7 @@ from sluice.api.schema.kubernetes_fields import NetworkPolicyPeer, PodTemplate
 from sluice.api.schema.paths import CommandWord, UserFunction
 from sluice.api.schema.rules import (
     Rule,
-    any_given,
+    any_set,
     at_most_one_of,
     exactly_one,
     field,
@@ -20,6 +20,7 @@ from sluice.api.schema.rules import (
     written,
 )
 
+# Variables that lead a program to the gateway, as do those that begin with SLUICE_.
 GATEWAY_VARIABLES = (
     "OPENAI_BASE_URL",
     "OPENAI_API_BASE",
@@ -27,7 +28,6 @@ GATEWAY_VARIABLES = (
     "ANTHROPIC_BASE_URL",
     "ANTHROPIC_API_KEY",
 )
-"""Variables that lead a program to the gateway; so do those that begin with SLUICE_."""
 # On a job's spec: samples have a reward, of `reward` or of their environment.
 REWARDED = written(
     "(has(self.reward) || has(self.rollout.environment) && !has(self.rollout.environment.command))",
@@ -44,54 +44,54 @@ def _may_be_set(name: str) -> bool:
 
 
 class Verifiers(Model):
-    """An environment of verifiers 0.4: its tasks, its agents' programs and its rewards."""
+    """Environment of verifiers 0.4: its tasks, its agents' programs and its rewards."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="Id of the taskset: a package that is installed beside verifiers."
+        description="Id of the taskset, a package installed in the same environment as verifiers."
     )
     args: FreeForm = Field(
         default_factory=dict,
-        description="Configuration of the environment, as verifiers' `env` has it: `taskset`, "
-        "`agent`, ... Agents' programs run beside the worker where it says nothing else.",
+        description="Configuration of the environment, as `env` of verifiers: `taskset`, "
+        "`agent`, ... By default the programs of agents run in the worker's container.",
     )
     python: CommandWord | None = Field(
-        None, description="Interpreter that has verifiers. Default: the worker's own."
+        None, description="Python interpreter that has verifiers. Default: that of the worker."
     )
 
 
 class OpenEnvironment(Model):
-    """A server of OpenEnv (openenv-core 0.3). Each episode has a session of its own there."""
+    """Server of OpenEnv (openenv-core 0.3). Each episode has a session on it."""
 
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] | None = Field(
-        None, description="Its address, as `http://wordle:8000`."
+        None, description="Address of the server, such as `http://wordle:8000`."
     )
     image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None,
-        description="In place of `url`: the server's image. On a cluster it runs in each engine's "
-        "pod, as the container `openenv`.",
+        description="Image of the server, in place of `url`. On a cluster it runs in each "
+        "engine's pod, as the container `openenv`.",
     )
     port: Annotated[int, Field(ge=1, le=65535)] = Field(
-        8000, description="With an image: the port that its server listens on."
+        8000, description="Port of the server, with `image`."
     )
     action: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         None,
-        description="The field of an action that the model's text becomes. Default: the only one "
-        "that an action needs, where that is a text; else the model answers with JSON.",
+        description="Field of an action that takes the model's text. Default: the only "
+        "required field, if it is a text; otherwise the model answers with JSON.",
     )
     observation: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         None,
-        description="The field of an observation that the model reads. Default: its only text, or "
-        "all of it as JSON.",
+        description="Field of an observation that the model reads. Default: its only text, "
+        "or all of it as JSON.",
     )
     function: UserFunction | None = Field(
         None,
-        description="Own function (message, observation) -> action, in place of `action`: from the "
-        "model's message, with its tool calls, to what the environment takes.",
+        description="Own function (message, observation) -> action, in place of `action`. It "
+        "turns the model's message, with its tool calls, into what the environment takes.",
     )
     timeout_seconds: PositiveFloat = Field(
         60.0,
-        description="Time of one answer; and for which a server that is full, or not there yet, is "
-        "asked again.",
+        description="Timeout of one answer, in seconds. A server that is full or not ready "
+        "is asked again for as long.",
     )
 
     rules = (
@@ -106,139 +106,148 @@ class OpenEnvironment(Model):
 
     @property
     def address(self) -> str:
-        """The server's address, as workers see it."""
+        """Address of the server, for workers."""
         return self.url or f"http://127.0.0.1:{self.port}"
 
 
 class Gym(Model):
-    """An environment of Gymnasium's interface: `reset` with a seed, `step` with an action."""
+    """Environment with Gymnasium's interface: `reset` with a seed, `step` with an action."""
 
     id: _Name | None = Field(
         None,
-        description="Its id, as `module.make` takes it: `FrozenLake-v1`, or `package:Name-v0` of a "
-        "package that registers its own.",
+        description="Id of the environment for `module.make`: `FrozenLake-v1`, or "
+        "`package:Name-v0` of a package that registers its own.",
     )
     module: _Name = Field(
-        "gymnasium", description="The package that has `make(id, **args)`: `gem`, for GEM's."
+        "gymnasium", description="Package with `make(id, **args)`. `gem` for GEM's environments."
     )
     make: UserFunction | None = Field(
         None,
-        description="In place of `id`: own class or function that is called with `args`, and gives "
-        "an environment.",
+        description="Own class or function, in place of `id`. It is called with `args` and "
+        "returns an environment.",
     )
     args: FreeForm = Field(
         default_factory=dict,
-        description="Arguments with which it is made. One that can draw itself as text is made "
-        "with `render_mode: ansi`, unless they say otherwise.",
+        description="Arguments of the environment. An environment that can draw itself as "
+        "text gets `render_mode: ansi` unless the arguments say otherwise.",
     )
     actions: Annotated[list[_Name], Field(min_length=1, max_length=1024)] | None = Field(
         None,
-        description="Names of a discrete space's actions, in their order: the model answers with "
-        "them. Default: their numbers.",
+        description="Names of the actions of a discrete space, in their order. The model "
+        "answers with them. Default: their numbers.",
     )
     function: UserFunction | None = Field(
         None,
-        description="Own class or function between environment and text. It is called with the "
-        "environment, for each episode, and gives an object with `observation(observation, info)`, "
-        "a text, or `action(answer)`, an action, or both.",
+        description="Own class or function between environment and text. It is called with "
+        "the environment for each episode and returns an object with "
+        "`observation(observation, info)`, which gives a text, or `action(answer)`, which "
+        "gives an action, or both.",
     )
     max_turns: PositiveInt | None = Field(
-        None, description="Turns of the model. Default: until the environment ends the episode."
+        None,
+        description="Largest number of turns of the model. Default: the environment ends the "
+        "episode.",
     )
     python: CommandWord | None = Field(
-        None, description="Interpreter that has the environment. Default: the worker's own."
+        None,
+        description="Python interpreter that has the environment. Default: that of the worker.",
     )
 
     rules = (exactly_one("id", "make", message="expected exactly one of id and make", field="id"),)
 
 
 class Verifier(Model):
-    """A program that judges what an episode's program has left behind, where that cannot reach."""
+    """Program that judges the files of an episode, out of reach of the episode's program."""
 
     command: Annotated[list[CommandWord], Field(min_length=1, max_length=64)] = Field(
-        description="The verifier and its arguments, in words as the program's own `command`. It "
-        "leaves its reward in `result.json`."
+        description="The verifier and its arguments, word by word, as in "
+        "`environment.command`. It writes its reward to `result.json`."
     )
     image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None,
-        description="Its image, where episodes are pods: it runs in pods of its own. Default: "
-        "`environment.image`.",
+        description="Image of the verifier, if episodes are pods. It runs in pods of its "
+        "own. Default: `environment.image`.",
     )
-    pods: PositiveInt = Field(4, description="Where episodes are pods: its pods of one engine.")
-    timeout_seconds: PositiveFloat = Field(300.0, description="Time for one episode.")
+    pods: PositiveInt = Field(
+        4, description="Number of verifier pods of one engine, if episodes are pods."
+    )
+    timeout_seconds: PositiveFloat = Field(
+        300.0, description="Time to judge one episode, in seconds."
+    )
     hidden_metadata: Annotated[list[str], Field(max_length=64)] = Field(
         default_factory=list,
-        description="Keys of a row's metadata that the verifier alone is shown, as the label is.",
+        description="Keys of a row's metadata that only the verifier sees. It alone sees the "
+        "label too.",
     )
     template: PodTemplate = Field(
         default_factory=dict,
-        description="Where episodes are pods: pod template, merged over ours (strategic merge). "
-        "The verifier's container is `verifier`.",
+        description="Pod template, merged over that of sluice (strategic merge), if episodes "
+        "are pods. The container is `verifier`.",
     )
 
 
 class EpisodeSandbox(Model):
-    """Sandboxes of kubernetes-sigs' agent-sandbox make the pods of episodes and of the verifier."""
+    """Pods of episodes and the verifier are created by Sandboxes of agent-sandbox."""
 
 
 class RolloutEnvironment(Model):
-    """A program that is started for each episode, and asks the gateway for the model."""
+    """Program that is started for each episode and asks the gateway for the model."""
 
     command: Annotated[list[CommandWord], Field(min_length=1, max_length=64)] | None = Field(
         None,
-        description="The program and its arguments. A word that names a file beside the manifest "
-        "(on a cluster: in the worker's working directory) is that file; any other first word is "
-        "looked up on the PATH.",
+        description="The program and its arguments, word by word. A word that names a file "
+        "next to the manifest (on a cluster: in the worker's working directory) is that "
+        "file. Any other first word is looked up on the PATH.",
     )
     verifiers: Verifiers | None = Field(
-        None, description="In place of `command`: an environment of the package verifiers."
+        None, description="An environment of the package verifiers, in place of `command`."
     )
     openenv: OpenEnvironment | None = Field(
-        None, description="In place of `command`: an environment of OpenEnv, behind a URL."
+        None, description="An environment of OpenEnv behind a URL, in place of `command`."
     )
     gym: Gym | None = Field(
-        None, description="In place of `command`: an environment of Gymnasium's interface."
+        None, description="An environment with Gymnasium's interface, in place of `command`."
     )
     env: Annotated[dict[str, _Value], Field(max_length=64)] = Field(
         default_factory=dict,
-        description="Further variables of the program, which inherits few of the worker's.",
+        description="Environment variables of the program, which inherits few of the worker's.",
     )
     image: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None,
-        description="On a cluster each episode is a pod of this image, which has the program and "
-        "`/bin/sh`. On a laptop the program runs as without it, or in a container of it where "
-        "`sluice run` has `--containers`.",
+        description="On a cluster each episode is a pod of this image, which has the program "
+        "and `/bin/sh`. On a laptop the program runs without it, or in a container of it "
+        "with `sluice run --containers`.",
     )
     pods: PositiveInt = Field(
         8,
-        description="With an image: pods of one engine. Those that have no episode wait for one: "
-        "the warm pool.",
+        description="Number of episode pods of one engine, with `image`. Pods without an "
+        "episode wait for one as a warm pool.",
     )
     egress_to: Annotated[list[NetworkPolicyPeer], Field(max_length=16)] = Field(
         default_factory=list,
-        description="With an image: NetworkPolicyPeers that the program may connect to, besides "
-        "its model. Default: none, no DNS either.",
+        description="NetworkPolicyPeers that the program may connect to in addition to its "
+        "model, with `image`. Default: none, and no DNS.",
     )
     template: PodTemplate = Field(
         default_factory=dict,
-        description="With an image: pod template, merged over ours (strategic merge). The "
-        "program's container is `episode`.",
+        description="Pod template, merged over that of sluice (strategic merge), with "
+        "`image`. The container is `episode`.",
     )
     sandbox: EpisodeSandbox | None = Field(
         None,
-        description="With an image: `{}` has each pod, the verifier's too, made by a Sandbox "
-        "(agents.x-k8s.io) of its own. The cluster needs kubernetes-sigs' agent-sandbox; on a "
-        "laptop the field changes nothing.",
+        description="With `image`: `{}` creates each pod, also those of the verifier, by a "
+        "Sandbox (agents.x-k8s.io). The cluster needs kubernetes-sigs' agent-sandbox. On a "
+        "laptop the field has no effect.",
     )
     verifier: Verifier | None = Field(
         None,
-        description="Judges what `command` has left in its directory `artifacts`. The program then "
-        "sees no label, and its own `result.json` is not read.",
+        description="Program that judges what `command` leaves in its directory `artifacts`. "
+        "The program then does not see the label, and its `result.json` is not read.",
     )
 
     @property
     def gives_rewards(self) -> bool:
-        """Its episodes have rewards of their own: the job needs no other."""
+        """True if episodes carry rewards, so that `spec.reward` may be omitted."""
         return self.command is None
 
     rules = (
@@ -250,14 +259,14 @@ class RolloutEnvironment(Model):
             message="expected exactly one of command, verifiers, openenv and gym",
         ),
         requires(
-            field("openenv").given,
-            ~any_given("image", "env"),
+            field("openenv").is_set,
+            ~any_set("image", "env"),
             "openenv starts no program: leave image and env out",
             "openenv",
         ),
         requires(
-            any_given("verifiers", "gym"),
-            ~field("image").given,
+            any_set("verifiers", "gym"),
+            ~field("image").is_set,
             "verifiers and gym run in the worker's container: leave image out; or give the image a "
             "command that plays the environment",
             "image",
@@ -273,21 +282,21 @@ class RolloutEnvironment(Model):
             "env",
         ),
         requires(
-            any_given("template", "egressTo", "sandbox"),
-            field("image").given,
+            any_set("template", "egressTo", "sandbox"),
+            field("image").is_set,
             "template, egressTo and sandbox are of pods, which need an image: set it, or leave "
             "them out",
             "image",
         ),
         requires(
-            field("verifier").given,
-            field("command").given,
+            field("verifier").is_set,
+            field("command").is_set,
             "verifier judges what command has left: the other environments give rewards themselves",
             "verifier",
         ),
         requires(
-            any_given("verifier.image", "verifier.template"),
-            field("image").given,
+            any_set("verifier.image", "verifier.template"),
+            field("image").is_set,
             "verifier.image and verifier.template are of pods, and episodes are pods only if "
             "environment.image is set: set it, or leave them out",
             "image",

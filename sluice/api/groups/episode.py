@@ -12,22 +12,23 @@ from sluice.api.schema.rules import field, only_with
 
 
 class OtherModel(Model):
-    """A model that episodes may ask besides the one that is trained. Nothing of it is trained."""
+    """Model that episodes may ask in addition to the trained one. It is not trained."""
 
     name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = Field(
-        description="What a program asks for, as `model` of its request."
+        description="Name by which programs ask for it, `model` of a request."
     )
     url: Annotated[str, Field(pattern=r"^https?://", max_length=2048)] = Field(
-        description="Its server, as `http://judge:30000/v1`: it speaks what the program speaks."
+        description="Address of its server, such as `http://judge:30000/v1`, in the protocol "
+        "of the program."
     )
     model: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
-        None, description="Its name there. Default: `name`."
+        None, description="Name of the model on its server. Default: `name`."
     )
     key: SecretKey | None = Field(
         None,
-        description="The key that its server asks for. On a laptop the variable NAME_API_KEY.",
+        description="API key of its server. On a laptop the environment variable NAME_API_KEY.",
     )
-    timeout_seconds: PositiveFloat = Field(600.0, description="Time of one answer.")
+    timeout_seconds: PositiveFloat = Field(600.0, description="Timeout of one answer, in seconds.")
 
     @property
     def key_variable(self) -> str:
@@ -36,52 +37,59 @@ class OtherModel(Model):
 
 
 class EpisodeSeat(Model):
-    """A player of an episode, whom the model that is trained plays."""
+    """Player of an episode that the trained model plays."""
 
     name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)] = Field(
-        description="What a program asks for, as `model` of its request."
+        description="Name by which programs ask for it, `model` of a request."
     )
 
 
 class Summary(Model):
-    """The summaries of `overflow: summarise`."""
+    """Summaries of `overflow: summarise`."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=8192)] = Field(
         "The conversation is too long to go on. Summarise it for yourself: the task, what has been "
         "done and found out, and what is left to do. You will go on from the task and your summary "
         "alone. Answer with the summary and nothing else.",
-        description="The message that asks the model for one.",
+        description="Message that asks the model for a summary.",
     )
     tokens: PositiveInt = Field(
-        512, description="Tokens of one, which stay free for it. A longer one ends the episode."
+        512,
+        description="Largest number of tokens of a summary, which are kept free for it. A "
+        "longer summary ends the episode.",
     )
     most: PositiveInt = Field(
-        8, description="Of one episode. Behind the last one it ends where its history does not fit."
+        8,
+        description="Largest number of summaries in an episode. After the last one, an "
+        "episode whose history does not fit ends.",
     )
 
 
 class EpisodeLimits(Model):
-    """Bounds of an episode whose program is at the gateway, whatever it does there."""
+    """Limits of an episode at the gateway, whatever its program does there."""
 
     turns: PositiveInt = Field(
         256,
-        description="Turns of the model, those of all branches together. One more is refused as if "
-        "it did not fit: the sample is truncated.",
+        description="Largest number of turns of the model, over all branches. A further turn "
+        "is refused as if it did not fit, and the sample is truncated.",
     )
     branches: PositiveInt = Field(
         64,
-        description="Ways through the conversation, each of which is trained as a sequence. One "
-        "more is refused likewise.",
+        description="Largest number of branches of the conversation, each of which is "
+        "trained as a sequence. A further branch is refused likewise.",
     )
     turn_tokens: PositiveInt | None = Field(
-        None, description="Tokens of one turn. Default: what is left of maxResponseTokens."
+        None,
+        description="Largest number of tokens of one turn. Default: what is left of "
+        "maxResponseTokens.",
     )
     overflow: Literal["stop", "drop_tool_results", "summarise"] = Field(
         "stop",
-        description="What becomes of a history that leaves no room for a turn (of `turnTokens`, "
-        "where that is set). `stop`: it is refused, and the sample truncated. `drop_tool_results`: "
-        "the model no longer sees the oldest results of tools, and goes on in another branch. "
-        "`summarise`: it goes on from a summary that it writes itself, which is trained as well.",
+        description="What happens if the history leaves no space for a turn (of "
+        "`turnTokens`, if set). stop: the turn is refused, and the sample truncated. "
+        "drop_tool_results: the model no longer sees the oldest results of tools, and "
+        "continues in another branch. summarise: it continues from a summary that it writes "
+        "itself and that is trained too.",
     )
     summary: Summary = Field(default_factory=Summary)
 

@@ -1,7 +1,7 @@
-"""The estimators of advantages, and what the rest of a job must know of each. To add one: a word, a
-record, a function.
+"""Estimators of advantages, with the facts that the rest of a job needs.
 
-The function is in the trainer (`sluice_trainer/algorithms/estimators.py`).
+To add an estimator: a name and an `EstimatorKind` here, and a function in the trainer
+(`sluice_trainer/algorithms/estimators.py`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Aggregation = Literal["sequence_mean", "prompt_mean", "token_mean", "token_sum",
 
 @dataclass(frozen=True, slots=True)
 class EstimatorKind:
-    """One estimator.
+    """Facts about an estimator.
 
-    grouped: it compares the responses to a prompt, so that one alone teaches nothing.
-    whitened: its advantages are, by definition.
-    discounts: it looks at single tokens' returns, and so at gamma.
-    smooths: it takes a lambda.
+    grouped: it compares the responses to a prompt, so that a single response teaches nothing.
+    whitened: its advantages are whitened by definition.
+    discounts: it uses the returns of single tokens, and so gamma.
+    smooths: it uses lambda.
     critic: it has a value model.
-    greedy: it compares each response with the greedy one to the same prompt.
-    parts: it looks at parts of the reward, each for itself.
-    energies: it weighs tokens by the gradient they have brought, which takes one more forward pass.
-    token_kl: `kl.coef` comes off token by token; else off the response's reward beforehand.
-    turns: it can give each turn an advantage of its own.
-    loss, aggregation: the ones that it comes with.
+    greedy: it compares each response with the greedy response to the same prompt.
+    parts: it normalizes parts of the reward separately.
+    energies: it weighs tokens by the gradient they have brought, which takes another forward pass.
+    token_kl: `kl.coef` lowers the reward of each token, otherwise that of the whole response.
+    turns: it can give each turn its own advantage.
+    loss, aggregation: its defaults.
     """
 
     grouped: bool = True
@@ -87,5 +87,5 @@ ESTIMATORS: Mapping[EstimatorName, EstimatorKind] = {
 
 
 def estimators(those: Callable[[EstimatorKind], bool]) -> tuple[EstimatorName, ...]:
-    """The names of those estimators, for rules that an API server reads."""
+    """Return the names of the estimators for which a predicate holds."""
     return tuple(name for name, kind in ESTIMATORS.items() if those(kind))

@@ -1,4 +1,4 @@
-"""How a job's pods are run: restarts, queueing, networks, tokens, templates."""
+"""Operation of a job's pods: restarts, queueing, networks, tokens, templates."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sluice.api.schema.rules import exactly_one
 
 
 class FailurePolicy(Model):
-    """The consequences of pods' failures."""
+    """Consequences of failures of pods."""
 
     max_restarts: NonNegativeInt = Field(
-        3, description="Restarts of the trainer gang before the job fails."
+        3, description="Number of restarts of the trainer gang before the job fails."
     )
     rollout_backoff_seconds: PositiveInt = Field(
         10,
-        description="Pause before an engine that failed is started again. It doubles with each "
-        "failure in a row, up to 30 times this.",
+        description="Pause in seconds before an engine that failed is started again. It "
+        "doubles with each failure in a row, up to 30 times this.",
     )
 
     @property
@@ -40,14 +40,18 @@ class FailurePolicy(Model):
 class Kueue(Model):
     """Admission by Kueue."""
 
-    queue_name: LabelledName = Field(description="A LocalQueue.")
-    priority_class: LabelledName | None = Field(None, description="A WorkloadPriorityClass.")
+    queue_name: LabelledName = Field(description="Name of a LocalQueue.")
+    priority_class: LabelledName | None = Field(
+        None, description="Name of a WorkloadPriorityClass."
+    )
 
 
 class Volcano(Model):
     """Gang scheduling by Volcano."""
 
-    queue: ObjectName | None = Field(None, description="Default: Volcano's queue `default`.")
+    queue: ObjectName | None = Field(
+        None, description="Queue of Volcano. Default: Volcano's queue `default`."
+    )
     priority_class_name: ObjectName | None = Field(
         None, description="PriorityClass of the PodGroup."
     )
@@ -58,7 +62,7 @@ class NativePodGroup(Model):
 
 
 class PodGroupPolicy(Model):
-    """Gang admission by a scheduler that the cluster has. Exactly one."""
+    """Gang admission by a scheduler of the cluster. Exactly one."""
 
     kueue: Kueue | None = None
     volcano: Volcano | None = None
@@ -77,22 +81,23 @@ NodeLabel = Annotated[
 
 
 class Topology(Model):
-    """Pods that are to lie in one domain of the cluster: one zone, block, rack, NVLink domain.
-    Exactly one.
+    """Placement of pods in one domain of the cluster. Exactly one.
+
+    A domain is a zone, block, rack or NVLink domain.
     """
 
     required: NodeLabel | None = Field(
         None,
-        description="Label of nodes that names their domain. Where no domain has room the pods "
-        "wait.",
+        description="Label of nodes that names their domain. The pods wait until a domain "
+        "has space.",
     )
-    preferred: NodeLabel | None = Field(None, description="The same as a wish.")
+    preferred: NodeLabel | None = Field(None, description="The same label as a preference.")
 
     rules = (exactly_one("required", "preferred"),)
 
 
 class NetworkPolicy(Model):
-    """The connections to the job's pods that are allowed."""
+    """Connections to the job's pods that are allowed."""
 
     enabled: bool = Field(
         True,
@@ -101,31 +106,33 @@ class NetworkPolicy(Model):
     )
     metrics_from: Annotated[list[NetworkPolicyPeer], Field(max_length=16)] = Field(
         default_factory=list,
-        description="NetworkPolicyPeers that may scrape. Default: all pods of the cluster.",
+        description="NetworkPolicyPeers that may scrape the metrics port. Default: all pods "
+        "of the cluster.",
     )
 
 
 class PodDisruptionBudget(Model):
-    """The pods that a drain of nodes may take."""
+    """Protection of pods against drains of nodes."""
 
     enabled: bool = Field(
-        True, description="A drain of nodes never takes the last engine before another is ready."
+        True, description="A drain of nodes does not evict the last engine before another is ready."
     )
 
 
 class SecretKey(Model):
-    """One key of a Secret of the job's namespace."""
+    """Key of a Secret in the job's namespace."""
 
     name: ObjectName = Field(description="Name of the Secret.")
-    key: SecretEntry = Field(description="Key in it.")
+    key: SecretEntry = Field(description="Key in the Secret.")
 
 
 class Secrets(Model):
-    """Tokens by reference; their texts never stand in a manifest."""
+    """Tokens by reference. A manifest does not contain them."""
 
     hugging_face: SecretKey | None = Field(
         None,
-        description="HF_TOKEN for trainer, engine and rollout worker, which may then ask the hub.",
+        description="HF_TOKEN for trainer, engine and rollout worker, which may then ask the "
+        "Hugging Face hub.",
     )
     wandb: SecretKey | None = Field(None, description="WANDB_API_KEY for the trainer.")
 
@@ -135,17 +142,18 @@ class TlsSpec(Model):
 
     enabled: bool = Field(
         False,
-        description="Calls between the job's pods are encrypted; servers prove themselves by a "
-        "certificate authority of the job's own. Cannot be changed once pods were started.",
+        description="Encrypt calls between the job's pods. Servers prove their identity by a "
+        "certificate authority that is made for the job. Cannot be changed after pods were "
+        "started.",
     )
 
 
 class PodTemplateOverride(Model):
-    """A pod template that is merged into the pods of some roles, over everything else."""
+    """Pod template that is merged into the pods of some roles, over everything else."""
 
     roles: Annotated[
         list[Literal["trainer", "rollout", "buffer", "rendezvous"]],
         Field(min_length=1, max_length=4),
         Unique(),
-    ] = Field(description="Whose pods it is merged into.")
+    ] = Field(description="Roles whose pods it is merged into.")
     template: PodTemplate = Field(description="Pod template (strategic merge).")

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sluice.api.schema.base import Model, NonNegativeFloat, PositiveFloat
 from sluice.api.schema.paths import UserFunction
-from sluice.api.schema.rules import Rule, any_given, at_most_one_of, field, only_with, requires
+from sluice.api.schema.rules import Rule, any_set, at_most_one_of, field, only_with, requires
 
 PolicyLossName = Literal[
     "ppo",
@@ -71,8 +71,9 @@ class Clip(Model):
 
 
 class Gate(Model):
-    """Steepness of sapo's gate. The larger it is, the sooner a token that moves away from ratio 1
-    stops to count.
+    """Steepness of sapo's gate.
+
+    The larger it is, the sooner a token that moves away from ratio 1 stops to count.
     """
 
     positive: PositiveFloat = Field(1.0, description="For tokens with a positive advantage.")
@@ -80,8 +81,9 @@ class Gate(Model):
 
 
 class Covariance(Model):
-    """The tokens that clip_cov leaves out or kl_cov holds back. They are chosen by covariance:
-    (log pi - mean) * (advantage - mean).
+    """Tokens that clip_cov leaves out or kl_cov holds back.
+
+    They are chosen by covariance: (log pi - mean) * (advantage - mean).
     """
 
     ratio: Share = Field(
@@ -106,8 +108,10 @@ class Covariance(Model):
 
 
 class Loss(Model):
-    """The loss of a token. Each type has settings of its own; the API refuses those of other
-    types. An own function may read all of them.
+    """Loss of a token.
+
+    Each type has its own settings, and those of other types are refused. An own function may
+    read all of them.
     """
 
     type: LossType | None = Field(
@@ -133,22 +137,22 @@ class Loss(Model):
         at_most_one_of("type", "function", message="type and function cannot both be set"),
         only_with(
             "clip",
-            ~field("type").given | field("type").is_in(CLIPPED),
+            ~field("type").is_set | field("type").is_in(CLIPPED),
             f"clip needs one of the types {', '.join(CLIPPED)}; leave it out",
         ),
         only_with(
             "gate",
-            (field("type") == "sapo") | field("function").given,
+            (field("type") == "sapo") | field("function").is_set,
             "gate needs type: sapo; leave it out",
         ),
         only_with(
             "covariance",
-            field("type").is_in(BY_COVARIANCE) | field("function").given,
+            field("type").is_in(BY_COVARIANCE) | field("function").is_set,
             "covariance needs type: clip_cov or kl_cov; leave it out",
         ),
         requires(
             field("type") == "kl_cov",
-            ~any_given("covariance.lower", "covariance.upper"),
+            ~any_set("covariance.lower", "covariance.upper"),
             "covariance.lower and covariance.upper need type: clip_cov; kl_cov takes the largest",
             "covariance",
             reason="FieldValueForbidden",

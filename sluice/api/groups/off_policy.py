@@ -14,23 +14,25 @@ Scope = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
 
 
 class Rejection(Model):
-    """Tokens, or whole sequences, that are left out because trainer and engine
-    see them too differently.
-    """
+    """Tokens or sequences that are left out because trainer and engine disagree too much."""
 
     measure: Divergence = Field(
         "k1",
-        description="Of d = log pi_train - log pi_rollout: k1: d, whose bounds are those of the "
-        "ratio exp(d); k2: d^2 / 2; k3: exp(d) - 1 - d; binary_kl: KL of this token against all "
-        "others, the larger of both ways.",
+        description="Measure of d = log pi_train - log pi_rollout. k1: d, with bounds on the "
+        "ratio exp(d); k2: d^2 / 2; k3: exp(d) - 1 - d; binary_kl: KL of this token against "
+        "all others, the larger of both directions.",
     )
     over: Scope = Field(
-        "token", description="Of the token; or sum, mean or largest of its sequence's tokens."
+        "token",
+        description="What is measured: each token, or the sum, mean or largest of the tokens "
+        "of its sequence.",
     )
     low: PositiveFloat | None = Field(
-        None, description="k1: kept from this ratio on. Default: 1 / high."
+        None, description="Smallest ratio that is kept, with measure k1. Default: 1 / high."
     )
-    high: PositiveFloat = Field(description="Kept up to this value; k1: up to this ratio.")
+    high: PositiveFloat = Field(
+        description="Largest value that is kept; with measure k1 the largest ratio."
+    )
 
     rules = (
         only_with(
@@ -70,30 +72,30 @@ class Rejection(Model):
 
 
 class OffPolicy(Model):
-    """Corrections for samples that the present policy did not make."""
+    """Corrections for samples that the current policy did not generate."""
 
     method: Literal["none", "tis", "icepop"] = Field(
         "none",
-        description="What becomes of pi_train / pi_rollout outside [low, high]: tis clamps it, "
-        "icepop drops it.",
+        description="What happens to pi_train / pi_rollout outside [low, high]. tis clamps "
+        "it, icepop drops the token.",
     )
     level: Literal["token", "sequence", "geometric"] = Field(
         "token",
-        description="The ratio of a token; of its whole sequence (product); or the sequence's "
-        "geometric mean.",
+        description="Which ratio is used: that of the token, of its whole sequence "
+        "(product), or the geometric mean of the sequence.",
     )
-    low: NonNegativeFloat = Field(0.0, description="Smallest ratio that is kept as it is.")
-    high: PositiveFloat = Field(2.0, description="Largest ratio that is kept as it is.")
+    low: NonNegativeFloat = Field(0.0, description="Smallest ratio that is not changed.")
+    high: PositiveFloat = Field(2.0, description="Largest ratio that is not changed.")
     old_log_probs: Literal["trainer", "rollout"] = Field(
         "trainer",
-        description="Denominator of the policy ratio: log-probs of the trainer before the step, or "
-        "the engine's own.",
+        description="Denominator of the policy ratio: log-probs of the trainer before the "
+        "step, or those of the engine.",
     )
     normalize: bool = Field(
         False,
-        description="Divide the weights of `method` by their mean over the optimizer step, so that "
-        "they weigh 1 on "
-        "average: over trained tokens; with level sequence or geometric over sequences.",
+        description="Divide the weights of `method` by their mean over the optimizer step, "
+        "so that they average 1: over trained tokens, or over sequences with level sequence "
+        "or geometric.",
     )
     opsm_delta: NonNegativeFloat | None = Field(
         None,
@@ -103,11 +105,12 @@ class OffPolicy(Model):
 
     reject: Annotated[list[Rejection], Field(max_length=4)] = Field(
         default_factory=list,
-        description="Masked importance sampling: what any of these drops is not trained on.",
+        description="Masked importance sampling: tokens and sequences that any entry rejects "
+        "are not trained on.",
     )
     veto: PositiveFloat | None = Field(
         None,
-        description="A sequence with a token whose pi_train / pi_rollout is below this is dropped, "
+        description="Drop a sequence with a token whose pi_train / pi_rollout is below this, "
         "such as 1e-4.",
     )
 

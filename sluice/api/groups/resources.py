@@ -1,4 +1,4 @@
-"""Resources that a container asks of its node."""
+"""Resources that a container requests from its node."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sluice.api.schema.base import Model, Quantity
 from sluice.api.schema.rules import Rule, written
 
 GPU = "nvidia.com/gpu"
+# Container -> the field that limits its memory.
 _MEMORY_FIELDS = {
     "trainer": "spec.trainer.resources.limits.memory",
     "engine": "spec.rollout.resources.limits.memory",
@@ -17,20 +18,17 @@ _MEMORY_FIELDS = {
     "buffer": "spec.buffer.memory",
     "rows": "spec.buffer.memory",
 }
-"""Container -> the field that bounds its memory."""
+# Container -> settings that make it use less memory.
 _LESS_MEMORY = {
     "trainer": "lower spec.trainer.maxTokensPerGpu, or set spec.trainer.recompute: full",
     "engine": "lower spec.rollout.concurrency or spec.rollout.engineArgs.memFractionStatic",
     "worker": "lower spec.rollout.concurrency",
     "buffer": "lower spec.rollout.batchSize",
 }
-"""Container -> what makes it take less."""
 
 
 def memory_field(role: str, container: str) -> str:
-    """Path of the field with which a user gives a container more memory; for containers of his own,
-    the template.
-    """
+    """Return the field that limits the memory of a container, or the template of its role."""
     in_template = (
         f"resources.limits.memory of {container or 'its container'} in the template of {role}"
     )
@@ -38,22 +36,24 @@ def memory_field(role: str, container: str) -> str:
 
 
 def less_memory(container: str) -> str:
-    """Fields with which a user makes a container take less memory, in words."""
+    """Say which settings make a container use less memory."""
     return _LESS_MEMORY.get(container, "take a machine with more")
 
 
 class Resources(Model):
     """Requests and limits of a container, as in a pod.
-    What is not named keeps the default of the container.
+
+    Resources that are not named keep the default of the container.
     """
 
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
         default_factory=dict,
-        description="What a node must have free, such as `cpu: 8` and `memory: 64Gi`.",
+        description="Resources that a node must have free, such as `cpu: 8` and `memory: 64Gi`.",
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(
         default_factory=dict,
-        description="What the container may use at most. A limit without a request is both.",
+        description="Most that the container may use. A limit without a request is also the "
+        "request.",
     )
 
     rules = (

@@ -1,4 +1,4 @@
-"""spec.rollout: the engines, and how they sample."""
+"""spec.rollout: engines, sampling and episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.api.schema.kubernetes_fields import PodTemplate
 from sluice.api.schema.paths import GroupFilter, UserFunction
 from sluice.api.schema.rules import (
     Rule,
-    any_given,
+    any_set,
     at_most_one_of,
     field,
     only_with,
@@ -33,44 +33,48 @@ from sluice.api.schema.rules import (
 
 
 class Sampling(Model):
-    """How responses are sampled."""
+    """Sampling of responses."""
 
-    temperature: PositiveFloat = Field(1.0, description="Training logits are divided by it too.")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="Sample among the likeliest tokens that together have this probability."
+    temperature: PositiveFloat = Field(
+        1.0, description="Temperature. The logits of the trainer are divided by it too."
     )
-    top_k: int = Field(-1, description="-1: all tokens.", ge=-1)
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Sample among the most likely tokens that together have this probability."
+    )
+    top_k: int = Field(
+        -1, description="Sample among this many most likely tokens. -1: all tokens.", ge=-1
+    )
     max_response_tokens: PositiveInt = Field(
-        1024, description="Longest response; a longer one is cut off there."
+        1024, description="Largest number of tokens of a response. A longer one is cut."
     )
     stop: Annotated[list[str], Field(max_length=32)] = Field(
-        default_factory=list, description="Stop strings."
+        default_factory=list, description="Strings that end a response."
     )
 
     @property
     def truncated(self) -> bool:
-        """True where some tokens are never sampled."""
+        """True if some tokens are never sampled."""
         return self.top_p < 1 or self.top_k > 0
 
 
 class Partial(Model):
-    """The treatment of responses that an interruption cut off."""
+    """Treatment of responses that an interruption cut off."""
 
     enabled: bool = Field(
         False,
-        description="Continue responses that an interruption cut off, instead of dropping them.",
+        description="Continue interrupted responses instead of dropping them.",
     )
-    mask_off_policy: bool = Field(
-        False, description="Train only on the tokens of the newest weights."
-    )
+    mask_off_policy: bool = Field(False, description="Train only on tokens of the newest weights.")
 
 
 class HooksSpec(Model):
     """Own functions (prompt, sample) that may change each finished sample, sync or async."""
 
-    before_reward: UserFunction | None = Field(None, description="Before the sample is judged.")
+    before_reward: UserFunction | None = Field(
+        None, description="Called before the sample is judged."
+    )
     after_reward: UserFunction | None = Field(
-        None, description="After it was judged: its reward is set."
+        None, description="Called after the sample was judged and has its reward."
     )
 
 
@@ -81,25 +85,30 @@ EngineArg = Annotated[
 
 
 class EngineHealthPolicy(Model):
-    """When the worker beside an engine takes it for lost, and ends so that the pod is replaced.
+    """Health checks by which the worker declares its engine lost, so that the pod is replaced.
 
-    An engine that is paused for a weight update is well, for weightSync's timeouts.
+    An engine that is paused for a weight update counts as healthy within the timeouts of
+    weightSync.
     """
 
-    period_seconds: PositiveFloat = Field(5.0, description="Between two health checks.")
+    period_seconds: PositiveFloat = Field(5.0, description="Seconds between two health checks.")
     timeout_seconds: PositiveFloat = Field(
-        5.0, description="A health check without an answer fails after this time."
+        5.0, description="Seconds after which a health check without an answer fails."
     )
     failure_threshold: PositiveInt = Field(
         3,
-        description="The engine is lost after so many failed checks in a row: a dead or frozen one "
-        "after failureThreshold x (periodSeconds + timeoutSeconds) at most.",
+        description="Number of failed checks in a row after which the engine is lost. A dead "
+        "or frozen engine is lost after at most failureThreshold x (periodSeconds + "
+        "timeoutSeconds).",
     )
     stall_seconds: PositiveFloat = Field(
         60.0,
-        description="With work and without an answer for this long, the checks ask for a token.",
+        description="Seconds with requests and without an answer after which the checks ask "
+        "for a token.",
     )
-    generate_seconds: PositiveFloat = Field(30.0, description="Such a check fails after this time.")
+    generate_seconds: PositiveFloat = Field(
+        30.0, description="Seconds after which a check that asks for a token fails."
+    )
 
     @property
     def silence_seconds(self) -> float:
@@ -115,122 +124,128 @@ class EngineHealthPolicy(Model):
 
 
 class Rollout(Model):
-    """The engines that generate."""
+    """Engines that generate, and how they do."""
 
     replicas: NonNegativeInt = Field(
         1,
-        description="Engines. An autoscaler changes it: leave it out of a manifest that one "
-        "scales. With the default, trainer.colocate runs as many as the trainer's GPUs hold.",
+        description="Number of engines. Leave it out of a manifest if an autoscaler changes "
+        "it. With the default, trainer.colocate runs as many engines as the trainer's GPUs "
+        "hold.",
     )
     min_replicas: PositiveInt = Field(
         1,
-        description="Engines that a queue admits together with the trainer (podGroupPolicy). The "
-        "job has no fewer, whatever replicas says, but for replicas: 0.",
+        description="Number of engines that a queue admits together with the trainer "
+        "(podGroupPolicy). The job has at least as many, whatever replicas says, unless "
+        "replicas is 0.",
     )
     engine: Literal["sglang", "vllm"] = Field(
-        "sglang", description="What generates. vllm: vLLM 0.32."
+        "sglang", description="Inference engine. vllm: vLLM 0.32."
     )
-    gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: CPU.")
-    nodes_per_replica: PositiveInt = Field(1, description="Pods of one engine.")
+    gpus_per_replica: NonNegativeInt = Field(1, description="Number of GPUs of one engine. 0: CPU.")
+    nodes_per_replica: PositiveInt = Field(1, description="Number of pods of one engine.")
     engine_args: Annotated[
         dict[str, EngineArg],
         WithJsonSchema(engine_args_schema()),
     ] = Field(
         default_factory=dict,
-        description="Further arguments of the engine's server, without the leading dashes.",
+        description="Arguments of the engine's server, without the leading dashes.",
     )
-    batch_size: PositiveInt = Field(32, description="Prompt groups of one training step.")
+    batch_size: PositiveInt = Field(32, description="Number of prompt groups of one training step.")
     samples_per_prompt: PositiveInt = Field(
-        8, description="Responses of one prompt: the size of a group."
+        8, description="Number of responses to one prompt, the size of a group."
     )
     sampling: Sampling = Field(default_factory=Sampling)
     concurrency: PositiveInt = Field(
-        256, description="Requests that one worker keeps open at its engine."
+        256, description="Number of requests that one worker keeps open at its engine."
     )
     mode: Literal["sync", "async"] = Field(
         "sync",
-        description="sync: every sample comes from the newest weights. async: maxStaleness steps "
-        "may lie between.",
+        description="sync: every sample comes from the newest weights. async: weights may be "
+        "up to maxStaleness steps older.",
     )
     max_staleness: NonNegativeInt = Field(
-        0, description="Steps that a sample's weights may be behind. 0 with mode sync."
+        0,
+        description="Largest number of steps that the weights of a sample may be behind. 0 "
+        "with mode sync.",
     )
     partial: Partial = Field(default_factory=Partial)
     dynamic_filter: GroupFilter | None = Field(
         None,
-        description="`nonzero_std` drops groups whose rewards are all equal; or an own function by "
-        "dotted path.",
+        description="nonzero_std drops groups whose rewards are all equal. Or an own "
+        "function by dotted path.",
     )
     over_sampling: Annotated[float, Field(ge=1, le=16)] = Field(
         1.0, description="Start this many times batchSize groups and take the first that finish."
     )
     function: UserFunction | None = Field(
         None,
-        description="Own generate function `async def play(episode)`, for several turns and tools; "
-        "or, decorated with `whole_group`, `async def play(episodes)` for all samples of a prompt. "
-        "slime's `generate(args, sample, sampling_params)` and verl's agent loops work as they "
-        "are.",
+        description="Own generate function `async def play(episode)`, for several turns and "
+        "tools. Decorated with `whole_group`: `async def play(episodes)` for all samples of "
+        "a prompt. slime's `generate(args, sample, sampling_params)` and verl's agent loops "
+        "work unchanged.",
     )
     function_args: FreeForm = Field(
         default_factory=dict,
-        description="Its further arguments, by name; for slime's functions attributes of `args`, "
-        "for verl's agent loops arguments of the class, and keys of its configuration below "
-        "`config`.",
+        description="Arguments of `function`, by name. For functions of slime they are "
+        "attributes of `args`; for agent loops of verl arguments of the class, and keys of "
+        "its configuration below `config`.",
     )
     function_seconds: PositiveFloat = Field(
         120.0,
-        description="`function` or `environment` may take this long between two turns of the model "
-        "(its tools); then its sample fails.",
+        description="Seconds that `function` or `environment` may take between two turns of "
+        "the model, for its tools. Then its sample fails.",
     )
     environment: RolloutEnvironment | None = Field(
         None,
-        description="In place of `function`: a program in any language, started for each episode, "
-        "that asks the gateway for the model.",
+        description="Program in any language that is started for each episode and asks the "
+        "gateway for the model, in place of `function`.",
     )
     models: Annotated[list[OtherModel], Field(max_length=16), Unique("name")] = Field(
         default_factory=list,
-        description="Models that episodes may ask at the gateway besides the one that is trained.",
+        description="Models that episodes may ask at the gateway in addition to the trained one.",
     )
     seats: Annotated[list[EpisodeSeat], Field(max_length=16), Unique("name")] = Field(
         default_factory=list,
-        description="Players of an episode that are all the model that is trained, each with a "
-        "conversation and a reward of its own: the sides of a game, proposer and solver. Programs "
-        "ask for one by its name. The rewards of a seat are compared with those of the same seat.",
+        description="Players of an episode that the trained model plays, each with its own "
+        "conversation and reward: the sides of a game, proposer and solver. Programs ask for "
+        "a seat by its name. Rewards are compared with those of the same seat.",
     )
     limits: EpisodeLimits = Field(
-        default_factory=EpisodeLimits, description="Of an episode; of each of its seats."
+        default_factory=EpisodeLimits, description="Limits of an episode, or of each of its seats."
     )
     hooks: HooksSpec = Field(default_factory=HooksSpec)
     health: EngineHealthPolicy = Field(
         default_factory=EngineHealthPolicy,
-        description="How long an engine may be silent before it is replaced.",
+        description="Health checks of the engine.",
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Of the engine's container. Default: requests of 2 CPUs and 8Gi for each GPU, "
-        "and a memory limit of 256Gi for each; without GPUs 250m and 1Gi, at most 32Gi.",
+        description="Resources of the engine's container. Default: requests of 2 CPUs and "
+        "8Gi and a memory limit of 256Gi for each GPU; without GPUs 250m and 1Gi, at most "
+        "32Gi.",
     )
     worker_resources: Resources = Field(
         default_factory=Resources,
-        description="Of the container beside the engine, which judges samples. Default: requests "
-        "of 500m and 1Gi, without GPUs 100m and 256Mi; a memory limit of 16Gi, and what judging "
-        "processes and programs of episodes may take.",
+        description="Resources of the worker's container, which judges samples. Default: "
+        "requests of 500m and 1Gi, without GPUs 100m and 256Mi; a memory limit of 16Gi plus "
+        "what judging processes and programs of episodes may use.",
     )
     topology: Topology | None = Field(
         None, description="Domain of the cluster for the pods of one engine."
     )
     template: PodTemplate = Field(
-        default_factory=dict, description="Pod template, merged over ours (strategic merge)."
+        default_factory=dict,
+        description="Pod template, merged over that of sluice (strategic merge).",
     )
 
     @property
     def has_episode_pods(self) -> bool:
-        """On a cluster each episode is a pod."""
+        """True if each episode is a pod on a cluster."""
         return self.environment is not None and self.environment.image is not None
 
     @property
     def samples_at_once(self) -> int:
-        """The samples that one worker makes side by side, as far as it may choose."""
+        """Largest number of samples that one worker generates at a time."""
         if self.environment is None or self.environment.image is None:
             return self.concurrency
         return min(self.concurrency, self.environment.pods)
@@ -258,7 +273,7 @@ class Rollout(Model):
         ),
         only_with(
             "seats",
-            any_given("function", "environment"),
+            any_set("function", "environment"),
             "seats are of episodes that a program plays: set function or environment",
         ),
         Rule(
@@ -272,7 +287,7 @@ class Rollout(Model):
         ),
         only_with(
             "seats",
-            ~field("environment").given | field("environment.command").given,
+            ~field("environment").is_set | field("environment.command").is_set,
             "environments of verifiers, OpenEnv and gym ask for one model and no seats: leave them "
             "out",
         ),

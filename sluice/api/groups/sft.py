@@ -1,6 +1,6 @@
 """algorithm.loss.type: sft.
 
-Such a job learns from given answers: it generates no samples and judges none.
+Such a job learns from given answers. It does not generate or judge samples.
 
 Fields without an effect are refused. An API server fills defaults in, so a field counts as set if
 it has another value than its default.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.api.groups.losses import SFT
-from sluice.api.schema.rules import any_given, field, only_with, requires
+from sluice.api.schema.rules import any_set, field, only_with, requires
 
 # On a job's spec.
 IS_SFT = field("algorithm.loss.type") == SFT
@@ -38,25 +38,25 @@ OF_ADVANTAGES = (
 OF_SAMPLES = ("dynamicFilter", "mode", "maxStaleness", "overSampling", "partial")
 
 
-def _given(instance: Any, paths: Sequence[str]) -> str:
+def _set_fields(instance: Any, paths: Sequence[str]) -> str:
     """The fields that an instance sets, for a message."""
-    given = [path for path in paths if field(path).given.holds(instance)]
-    return ", ".join(given)
+    names = [path for path in paths if field(path).is_set.holds(instance)]
+    return ", ".join(names)
 
 
 # Rules of spec.algorithm.
 WITHOUT_ADVANTAGES = (
     requires(
         _IS_SFT,
-        ~any_given(*OF_ADVANTAGES),
+        ~any_set(*OF_ADVANTAGES),
         "sft learns from given answers, without rewards and advantages: leave out what belongs to "
         f"these {{}} ({', '.join(OF_ADVANTAGES)})",
         "loss.type",
-        shows=lambda algorithm: _given(algorithm, OF_ADVANTAGES),
+        shows=lambda algorithm: _set_fields(algorithm, OF_ADVANTAGES),
     ),
     requires(
         _IS_SFT,
-        ~field("kl.coef").given,
+        ~field("kl.coef").is_set,
         "kl.coef is a penalty inside the reward, and sft has none; kl.lossCoef adds it to the loss",
         "kl.coef",
     ),
@@ -71,22 +71,22 @@ SFT_ACROSS_GROUPS = (
     ),
     requires(
         IS_SFT,
-        ~any_given(*(f"rollout.{name}" for name in OF_SAMPLES)),
+        ~any_set(*(f"rollout.{name}" for name in OF_SAMPLES)),
         "sft generates no samples to train on: leave out what is about generated samples {} "
         f"(of rollout: {', '.join(OF_SAMPLES)})",
         "algorithm.loss.type",
-        shows=lambda spec: _given(spec.rollout, OF_SAMPLES),
+        shows=lambda spec: _set_fields(spec.rollout, OF_SAMPLES),
     ),
     requires(
         IS_SFT,
         # 1 says the same as the default, which an API server writes out.
-        (field("rollout.samplesPerPrompt") == 1) | ~field("rollout.samplesPerPrompt").given,
+        (field("rollout.samplesPerPrompt") == 1) | ~field("rollout.samplesPerPrompt").is_set,
         "with sft each row is one sample: leave samplesPerPrompt out",
         "rollout.samplesPerPrompt",
     ),
     requires(
         IS_SFT,
-        ~any_given("debug.replay", "debug.rolloutOnly"),
+        ~any_set("debug.replay", "debug.rolloutOnly"),
         "replay and rolloutOnly are about generated samples, and sft generates none",
         "debug",
     ),

@@ -17,7 +17,7 @@ from sluice.api.schema.rules import Rule, at_most_one_of, field, only_with, writ
 
 
 class BufferStorage(Model):
-    """The volume claim of the buffer."""
+    """Volume claim of the buffer."""
 
     size: Quantity = Field("20Gi", description="Size of the claim.")
     storage_class_name: ClassName | None = Field(
@@ -26,15 +26,16 @@ class BufferStorage(Model):
 
 
 class CheckpointStorage(Model):
-    """The volume claim for checkpoints, the final model, metrics and samples.
-    The operator makes it.
+    """Volume claim for checkpoints, the final model, metrics and samples.
+
+    The operator creates it.
     """
 
     size: Quantity = Field(
         "100Gi",
-        description="Size of the claim. A checkpoint takes 14 bytes for each parameter of the "
-        "model; `keep` of them "
-        "and one more lie there at a time, beside the final model. Default: 100Gi.",
+        description="Size of the claim. A checkpoint takes 14 bytes per parameter of the "
+        "model. The claim holds `keep` checkpoints, one more while it is written, and the "
+        "final model. Default: 100Gi.",
     )
     storage_class_name: ClassName | None = Field(
         None, description="Default: the cluster's default class."
@@ -48,12 +49,13 @@ class CheckpointStorage(Model):
         | None
     ) = Field(
         None,
-        description="Default: ReadWriteMany where pods of several nodes use it (trainer.nodes > 1; "
-        "weightSync.transport: disk without shared GPUs), else ReadWriteOnce.",
+        description="Access modes. Default: ReadWriteMany if pods of several nodes use the "
+        "claim (trainer.nodes > 1; weightSync.transport: disk without shared GPUs), else "
+        "ReadWriteOnce.",
     )
     when_deleted: Literal["Retain", "Delete"] = Field(
         "Retain",
-        description="What becomes of the claim, and all that is on it, when the job is deleted.",
+        description="Keep or delete the claim, with all data on it, when the job is deleted.",
     )
 
 
@@ -108,55 +110,58 @@ CHECKPOINT_ACROSS_GROUPS = (
 
 
 class BufferSpec(Model):
-    """The service that hands out prompts and keeps samples until they are trained."""
+    """Service that hands out prompts and keeps samples until they are trained."""
 
     storage: BufferStorage = Field(default_factory=BufferStorage)
     memory: Quantity = Field(
         "2Gi", description="Memory request and limit of the buffer's container."
     )
     lease_seconds: PositiveFloat = Field(
-        60.0, description="A lease without a heartbeat for this long goes to another worker."
+        60.0, description="Seconds without a heartbeat after which a lease goes to another worker."
     )
     template: PodTemplate = Field(
-        default_factory=dict, description="Pod template, merged over ours (strategic merge)."
+        default_factory=dict,
+        description="Pod template, merged over that of sluice (strategic merge).",
     )
 
 
 class KernelCache(Model):
-    """Compiled kernels that outlive the pods of engines and trainer."""
+    """Volume for compiled kernels, which outlive the pods of engines and trainer."""
 
     volume: VolumeSource = Field(
-        description="Kubernetes volume source that they share, with directories of their own; jobs "
-        "may share it too. A claim that pods of several nodes use needs ReadWriteMany."
+        description="Kubernetes volume source. Each role has its own directory on it, and "
+        "jobs may share it. A claim that pods of several nodes use needs ReadWriteMany."
     )
 
 
 class Checkpoint(Model):
-    """The part of the training that is kept, and where."""
+    """Checkpoints: what is kept, and on which volume."""
 
     volume: VolumeSource | None = Field(
         None,
-        description="Kubernetes volume source for checkpoints, in place of the operator's claim.",
+        description="Kubernetes volume source for checkpoints, in place of a claim of the "
+        "operator.",
     )
     storage: CheckpointStorage | None = Field(
         None,
-        description="The claim that the operator makes. Default, without volume and ephemeral: one "
-        "of 100Gi.",
+        description="Claim that the operator creates. Default, without volume and ephemeral: "
+        "one of 100Gi.",
     )
     ephemeral: bool = Field(
         False,
-        description="Keep checkpoints, the final model and metrics in the trainer's pod alone: "
-        "they go with it, and a trainer that is lost after its first checkpoint fails the job.",
+        description="Keep checkpoints, the final model and metrics only in the trainer's "
+        "pod. They are lost with it, and the job fails if the trainer is lost after its "
+        "first checkpoint.",
     )
     every_steps: PositiveInt = Field(
-        20, description="Steps between checkpoints. The last step is always saved."
+        20, description="Number of steps between checkpoints. The last step is always saved."
     )
-    keep: PositiveInt = Field(2, description="How many checkpoints are kept.")
+    keep: PositiveInt = Field(2, description="Number of checkpoints that are kept.")
     async_: Annotated[bool, Field(alias="async")] = Field(
         False,
         alias="async",
-        description="Write beside training. It counts, and the buffer forgets, only once it is on "
-        "the disk.",
+        description="Write checkpoints while training goes on. A checkpoint counts, and the "
+        "buffer forgets its samples, only once it is on disk.",
     )
     export_hf: Annotated[bool, Field(alias="exportHF")] = Field(
         True, alias="exportHF", description="Write the final model as a Hugging Face checkpoint."

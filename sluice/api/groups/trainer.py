@@ -1,4 +1,4 @@
-"""spec.trainer: what trains, how it is laid out, and its optimizer."""
+"""spec.trainer: processes, layout and optimizer of the trainer."""
 
 from __future__ import annotations
 
@@ -16,55 +16,58 @@ from sluice.api.schema.base import (
     PositiveInt,
 )
 from sluice.api.schema.kubernetes_fields import PodTemplate
-from sluice.api.schema.rules import Rule, any_given, exactly_one, field, only_with, requires
+from sluice.api.schema.rules import Rule, any_set, exactly_one, field, only_with, requires
 
+# Default tokens of a micro-batch on a GPU: at first, and at most. Larger ones do not speed up
+# kernels.
 FIRST_TOKENS, MOST_TOKENS = 8192, 32_768
-"""Of a micro-batch on a GPU, where the job does not say: to begin with, and where it stops to grow,
-because kernels are large enough."""
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "moe", "shared_experts", "mla_up_proj"]
 
 
 class Parallelism(Model):
-    """How model and sequences are spread over trainer processes.
-    What is left of them is data parallel.
+    """Distribution of model and sequences over trainer processes.
+
+    Processes that remain are data parallel.
     """
 
     tensor: PositiveInt = Field(
         1,
-        description="Ranks that share every matrix, and the tokens between them (sequence "
-        "parallel).",
+        description="Number of ranks that share every matrix, and the tokens between "
+        "matrices (sequence parallel).",
     )
-    pipeline: PositiveInt = Field(1, description="Ranks that share the layers.")
+    pipeline: PositiveInt = Field(1, description="Number of ranks that share the layers.")
     context: PositiveInt = Field(
         1,
-        description="Ranks that share the tokens of a micro-batch, which may have this many times "
-        "maxTokensPerGpu.",
+        description="Number of ranks that share the tokens of a micro-batch, which may then "
+        "have this many times maxTokensPerGpu.",
     )
     expert: PositiveInt = Field(
         1,
-        description="Ranks that share the experts of a mixture, across tensor, context and data "
-        "parallel ranks.",
+        description="Number of ranks that share the experts of a mixture, across tensor, "
+        "context and data parallel ranks.",
     )
     virtual_pipeline: Annotated[int, Field(ge=2, le=1024)] | None = Field(
-        None, description="Runs of layers of each pipeline rank: smaller bubbles, more messages."
+        None,
+        description="Number of runs of layers on each pipeline rank. More runs make smaller "
+        "bubbles and more messages. Default: one.",
     )
 
     first_stage_layers: PositiveInt | None = Field(
         None,
-        description="Layers of the first pipeline rank, which has the embedding besides. "
-        "Default: equally many as the others.",
+        description="Number of layers on the first pipeline rank, which also has the "
+        "embedding. Default: as many as on the others.",
     )
     last_stage_layers: PositiveInt | None = Field(
         None,
-        description="Layers of the last pipeline rank, which has the output layer besides. "
-        "Default: equally many as the others.",
+        description="Number of layers on the last pipeline rank, which also has the output "
+        "layer. Default: as many as on the others.",
     )
 
     rules = (
         requires(
-            any_given("firstStageLayers", "lastStageLayers"),
-            (field("pipeline") > 1) & ~field("virtualPipeline").given,
+            any_set("firstStageLayers", "lastStageLayers"),
+            (field("pipeline") > 1) & ~field("virtualPipeline").is_set,
             "firstStageLayers and lastStageLayers need pipeline of at least 2, without "
             "virtualPipeline",
             "firstStageLayers",
@@ -78,35 +81,40 @@ class Parallelism(Model):
 
 
 class Optimizer(Model):
-    """AdamW, its state spread over the ranks."""
+    """AdamW, with its state distributed over the ranks."""
 
-    lr: NonNegativeFloat = Field(1e-6, description="Learning rate, after the warm-up.")
-    min_lr: NonNegativeFloat = Field(0.0, description="Where the schedule ends.")
+    lr: NonNegativeFloat = Field(1e-6, description="Learning rate after the warm-up.")
+    min_lr: NonNegativeFloat = Field(0.0, description="Learning rate at the end of the schedule.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate goes from lr to minLr."
+        "constant", description="Course of the learning rate from lr to minLr."
     )
-    warmup_steps: NonNegativeInt = Field(0, description="Optimizer steps of linear warm-up from 0.")
+    warmup_steps: NonNegativeInt = Field(
+        0, description="Number of optimizer steps of linear warm-up from 0."
+    )
     decay_steps: PositiveInt | None = Field(
-        None, description="Length of the schedule. Default: all steps."
+        None,
+        description="Length of the schedule in optimizer steps. Default: all steps of the run.",
     )
     weight_decay: NonNegativeFloat = Field(0.0, description="AdamW's decoupled weight decay.")
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="Adam's decay of the gradients' mean."
+        0.9, description="Decay of Adam's mean of the gradients."
     )
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.95, description="Adam's decay of the gradients' squares."
+        0.95, description="Decay of Adam's mean of the squared gradients."
     )
-    eps: PositiveFloat = Field(1e-8, description="Adam's addition to the denominator.")
-    clip_grad: NonNegativeFloat = Field(1.0, description="Largest gradient norm; 0: no limit.")
+    eps: PositiveFloat = Field(1e-8, description="Constant that Adam adds to the denominator.")
+    clip_grad: NonNegativeFloat = Field(
+        1.0, description="Largest norm of the gradient. 0: no limit."
+    )
     exp_avg_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="How Adam's mean of the gradients is stored; it computes in fp32. bf16 needs "
-        "backend: megatron.",
+        description="Type in which Adam's mean of the gradients is stored. It is computed in "
+        "fp32. bf16 needs backend: megatron.",
     )
     exp_avg_sq_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
-        description="How Adam's mean of the gradients' squares is stored. In bf16 it is rounded "
-        "up or down so that it is right on average.",
+        description="Type in which Adam's mean of the squared gradients is stored. With bf16 "
+        "it is rounded up or down at random, so that it is right on average.",
     )
 
 
@@ -125,58 +133,59 @@ def _whole(name: str) -> Rule:
 
 
 class Trainer(Model):
-    """The trainer."""
+    """Trainer: its processes, its layout and its optimizer."""
 
-    nodes: PositiveInt = Field(1, description="Trainer pods.")
+    nodes: PositiveInt = Field(1, description="Number of trainer pods.")
     gpus_per_node: NonNegativeInt = Field(
-        1, description="GPUs, and trainer processes, of one pod; 0: CPU."
+        1, description="Number of GPUs, and of trainer processes, of one pod. 0: CPU."
     )
     colocate: bool = Field(
         False,
-        description="Trainer and engines share the same GPUs and take turns. Needs rollout.mode: "
-        "sync.",
+        description="Trainer and engines share the same GPUs and take turns. Needs "
+        "rollout.mode: sync.",
     )
     offload: Literal["none", "optimizer", "all"] | None = Field(
         None,
-        description="What the trainer keeps in host memory while the engines generate, with "
-        "colocate. Default: all on GPU, none on CPU.",
+        description="What the trainer moves to host memory while the engines generate, with "
+        "colocate. Default: all on GPUs, none on CPU.",
     )
     cpu_offload: Literal["none", "optimizer", "all"] = Field(
         "none",
-        description="What the trainer keeps in host memory also while it trains, for models that "
-        "do not fit otherwise; the CPU takes the optimizer's step. optimizer: Adam's moments and "
-        "the weights in fp32, with backend: megatron. all: weights and gradients too, with "
-        "backend: fsdp.",
+        description="What the trainer keeps in host memory also while it trains, for models "
+        "that do not fit otherwise. The CPU then runs the optimizer step. optimizer: Adam's "
+        "moments and the weights in fp32, with backend: megatron. all: weights and gradients "
+        "too, with backend: fsdp.",
     )
     cpu_offload_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="How much of the optimizer lies in host memory, with cpuOffload: optimizer; "
-        "the GPU takes the step of the rest. Default: 1, all of it.",
+        description="Fraction of the optimizer in host memory, with cpuOffload: optimizer. "
+        "The GPU runs the step of the rest. Default: 1.",
     )
     processes_per_node: PositiveInt | None = Field(
-        None, description="Trainer processes of one pod. Default: gpusPerNode, or 1 on CPU."
+        None,
+        description="Number of trainer processes of one pod. Default: gpusPerNode, or 1 on CPU.",
     )
     backend: Literal["megatron", "fsdp"] = Field(
         "megatron",
-        description="What trains. megatron: fastest, for the families that docs/models.md lists. "
-        "fsdp: FSDP2, for any causal language model of transformers.",
+        description="megatron: the fastest, for the model families in docs/models.md. fsdp: "
+        "FSDP2, for any causal language model of transformers.",
     )
     parallelism: Parallelism = Field(default_factory=Parallelism)
     optimizer: Optimizer = Field(default_factory=Optimizer)
     steps: PositiveInt | None = Field(
-        None, description="Training steps (batches). Exactly one of steps and epochs."
+        None, description="Number of training steps (batches). Exactly one of steps and epochs."
     )
     epochs: PositiveInt | None = Field(
-        None, description="Passes over the prompts. Exactly one of steps and epochs."
+        None, description="Number of passes over the prompts. Exactly one of steps and epochs."
     )
     steps_per_batch: PositiveInt = Field(
-        1, description="Optimizer steps that a batch is split into."
+        1, description="Number of optimizer steps that a batch is split into."
     )
     max_tokens_per_gpu: PositiveInt | None = Field(
         None,
-        description="Tokens of one micro-batch; a longer sequence goes alone. Default: 2048 on "
-        "CPU; on GPUs 8192 at first, then up to 32768, as far as the memory that steps took "
-        "allows (with deterministic 8192).",
+        description="Largest number of tokens of a micro-batch. A longer sequence has a "
+        "micro-batch to itself. Default: 2048 on CPU; on GPUs 8192 at first, then up to "
+        "32768, as far as the memory used by earlier steps allows (8192 with deterministic).",
     )
     balance: Literal["tokens", "flops"] = Field(
         "tokens",
@@ -186,45 +195,46 @@ class Trainer(Model):
     )
     recompute: Recompute = Field(
         "none",
-        description="Activations that the backward pass computes again instead of keeping them. "
-        "full: all of a layer; selective: those of recomputeModules.",
+        description="Activations that the backward pass computes again instead of keeping. "
+        "full: all of a layer. selective: those of recomputeModules.",
     )
     recompute_modules: Annotated[list[RecomputeModule], Field(min_length=1, max_length=8)] = Field(
         ["core_attn"],
-        description="Parts of a layer, for recompute: selective. Names are Megatron's.",
+        description="Parts of a layer for recompute: selective, by their names in Megatron.",
     )
     routing_replay: Literal["none", "trainer", "rollout"] = Field(
         "none",
-        description="In a mixture's optimizer steps tokens go where they went before. rollout: to "
-        "the experts that the engine chose (R3). trainer: to those that the trainer's log-prob "
-        "pass at the start of the batch chose (R2).",
+        description="Experts that tokens of a mixture are sent to in optimizer steps. none: "
+        "the router's choice. rollout: those that the engine chose (R3). trainer: those of "
+        "the trainer's log-prob pass at the start of the batch (R2).",
     )
     deterministic: bool = Field(
         False,
-        description="Trainer and engine compute each token alike, to the bit, whatever else is in "
-        "its batch; and a step that is trained again gives the same weights. Slower. Dense models, "
-        "one GPU for each engine.",
+        description="Trainer and engine compute each token with the same bits, whatever else "
+        "is in its batch, and a step that is trained again gives the same weights. Slower. "
+        "For dense models, with one GPU per engine.",
     )
     precision: Literal["bf16", "fp32"] | None = Field(
-        None, description="Default: bf16 on GPU, fp32 on CPU."
+        None, description="Type of weights and activations. Default: bf16 on GPUs, fp32 on CPU."
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Of a trainer pod's container. Default: requests of 2 CPUs and 8Gi for each "
-        "GPU, and a memory limit of 256Gi for each; without GPUs 250m and 1Gi for each process, "
-        "at most 32Gi.",
+        description="Resources of a trainer pod's container. Default: requests of 2 CPUs and "
+        "8Gi and a memory limit of 256Gi for each GPU; without GPUs 250m and 1Gi for each "
+        "process, at most 32Gi.",
     )
     topology: Topology | None = Field(
         None, description="Domain of the cluster for the trainer's pods."
     )
     template: PodTemplate = Field(
-        default_factory=dict, description="Pod template, merged over ours (strategic merge)."
+        default_factory=dict,
+        description="Pod template, merged over that of sluice (strategic merge).",
     )
 
     rules = (
         exactly_one("steps", "epochs", field="steps"),
         Rule(
-            ~field("offload").given | (field("offload") == "none") | field("colocate").is_true,
+            ~field("offload").is_set | (field("offload") == "none") | field("colocate").is_true,
             "only a trainer that shares its GPUs offloads: it needs colocate: true",
             "offload",
         ),
@@ -243,7 +253,7 @@ class Trainer(Model):
         ),
         only_with("cpuOffloadFraction", field("cpuOffload") == "optimizer"),
         requires(
-            any_given("optimizer.expAvgDtype", "optimizer.expAvgSqDtype"),
+            any_set("optimizer.expAvgDtype", "optimizer.expAvgSqDtype"),
             _MEGATRON,
             "backend: fsdp keeps Adam's moments in fp32",
             "optimizer",
@@ -266,7 +276,7 @@ class Trainer(Model):
         only_with(
             "deterministic",
             _MEGATRON
-            & ~any_given(*(f"parallelism.{name}" for name in ("tensor", "context", "expert"))),
+            & ~any_set(*(f"parallelism.{name}" for name in ("tensor", "context", "expert"))),
             "deterministic needs backend: megatron without tensor, context and expert "
             "parallelism: ranks that share a sum add in another order than the engine",
         ),
@@ -281,28 +291,24 @@ class Trainer(Model):
 
     @property
     def offloaded(self) -> Literal["none", "optimizer", "all"]:
-        """The parts of the trainer that lie in host memory while the engines generate."""
+        """Parts of the trainer that are in host memory while the engines generate."""
         return self.offload or ("all" if self.colocate and self.gpus_per_node else "none")
 
     @property
     def optimizer_on_host(self) -> float:
-        """The fraction of Megatron's optimizer that lies in host memory while it trains."""
+        """Fraction of Megatron's optimizer that is in host memory while it trains."""
         return (self.cpu_offload_fraction or 1.0) if self.cpu_offload == "optimizer" else 0.0
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of one micro-batch on each GPU at first, or in each process on CPU.
-
-        Host memory is small beside a GPU's: 2,048 tokens of a model of 135M parameters keep 4 GB
-        of activations in float32.
-        """
+        """Tokens of one micro-batch on each GPU at first, or in each process on CPU."""
+        # On CPU memory is scarce: 2,048 tokens of a 135M model keep 4 GB of activations in fp32.
         return self.max_tokens_per_gpu or (FIRST_TOKENS if self.gpus_per_node else 2048)
 
     @property
     def micro_batches_grow(self) -> bool:
-        """True where the memory of GPUs says how large micro-batches become, because nobody else
-        has. `deterministic` asks for the same rows after a restart.
-        """
+        """True if micro-batches grow with the free memory of GPUs."""
+        # `deterministic` needs the same rows in a micro-batch after a restart.
         return bool(self.gpus_per_node) and not (self.max_tokens_per_gpu or self.deterministic)
 
     @property

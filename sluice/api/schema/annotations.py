@@ -1,8 +1,8 @@
-"""Fields whose types say more than their form: marked there, and walked here, so that nobody keeps
-a list of them.
+"""Annotations of field types, and the values of annotated fields in a spec.
 
-A spec is walked as YAML or JSON holds it, beside the model that describes it. What the model does
-not describe is left alone, so a spec that another version of sluice stored is walked too.
+A field's type says what the field holds (a path, an object of Kubernetes), so that no list of such
+fields is kept. A spec is walked as YAML or JSON along the model. Fields that the model does not
+have are left alone, so that specs of other versions can be walked too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from sluice.api.schema.base import Model
 
 M = TypeVar("M")
+# Keys and indices that lead to a value: ("spec", "data", "prompts", 0, "path").
 Location = tuple[str | int, ...]
-"""Keys and indices that lead to a place: ("spec", "data", "prompts", 0, "path")."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedField:
-    """Where a document sets a marked field, in `holder[key]`. holder: an object or a list."""
+    """A value of an annotated field in a document, `holder[key]`. holder: an object or a list."""
 
     holder: Any
     key: str | int
@@ -31,7 +31,7 @@ class MarkedField:
 
 
 def field_path(location: Sequence[str | int]) -> str:
-    """('spec', 'data', 'prompts', 0, 'path') -> spec.data.prompts[0].path"""
+    """Write a location as a path: spec.data.prompts[0].path."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -40,14 +40,18 @@ def field_path(location: Sequence[str | int]) -> str:
 
 @cache
 def annotated_fields(model: type[Model], kind: type[M]) -> tuple[tuple[tuple[str, ...], M], ...]:
-    """Fields with a mark of a kind, by their names in YAML: ("data", "prompts", "[]", "path") and
-    the mark.
+    """Return the fields of a model with an annotation of a kind.
+
+    Returns
+    -------
+    Pairs of the path in YAML, such as ("data", "prompts", "[]", "path"), and the annotation.
+
     """
     return tuple(_marks(model, (), kind))
 
 
 def places(document: Any, parts: Sequence[str], at: Location = ("spec",)) -> Iterator[MarkedField]:
-    """Where a document sets the field at the end of these parts."""
+    """Yield the values of a field in a document. parts: the path of the field in YAML."""
     head, rest = parts[0], parts[1:]
     for key in _keys(document, head):
         if rest:
@@ -59,8 +63,8 @@ def places(document: Any, parts: Sequence[str], at: Location = ("spec",)) -> Ite
 def _marks(
     annotation: Any, metadata: Sequence[Any], kind: type[M]
 ) -> Iterator[tuple[tuple[str, ...], M]]:
-    """Marks within a type, each with the way to it."""
-    mark = next((each for each in metadata if isinstance(each, kind)), None)
+    """Yield the annotations of a kind within a type, each with the path to it."""
+    mark = next((entry for entry in metadata if isinstance(entry, kind)), None)
     origin = get_origin(annotation)
     if mark is not None:
         yield (), mark
@@ -72,14 +76,14 @@ def _marks(
             yield from _marks(option, (), kind)
     elif origin is list:
         yield from (
-            (("[]", *parts), each) for parts, each in _marks(get_args(annotation)[0], (), kind)
+            (("[]", *parts), mark) for parts, mark in _marks(get_args(annotation)[0], (), kind)
         )
     elif inspect.isclass(annotation) and issubclass(annotation, Model):
         for name, info in annotation.model_fields.items():
             way = info.alias or name
             yield from (
-                ((way, *parts), each)
-                for parts, each in _marks(info.annotation, info.metadata, kind)
+                ((way, *parts), mark)
+                for parts, mark in _marks(info.annotation, info.metadata, kind)
             )
 
 

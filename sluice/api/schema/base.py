@@ -1,5 +1,6 @@
-"""The base of all API models: camelCase in YAML, unknown fields refused, rules that
-are also CEL.
+"""Base class and shared field types of the API models.
+
+Fields are camelCase in YAML, unknown fields are refused, and rules are also CEL.
 """
 
 from __future__ import annotations
@@ -57,10 +58,9 @@ class Model(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """Part of a list's type: no two entries are the same,
-    or have the same value in the field `key` (camelCase).
+    """Annotation of a list type: entries are unique, or their fields `key` (camelCase) are.
 
-    Two writers may then apply one entry each (server-side apply), and neither removes the other's.
+    Two writers may then apply one entry each (server-side apply) without removing the other.
     """
 
     key: str = ""
@@ -77,16 +77,18 @@ class Unique:
         return {**handler(schema), **(kind if self.key else {"x-kubernetes-list-type": "set"})}
 
     def _check(self, entries: list[Any]) -> list[Any]:
-        names = [each.model_dump(by_alias=True)[self.key] if self.key else each for each in entries]
+        names = [
+            entry.model_dump(by_alias=True)[self.key] if self.key else entry for entry in entries
+        ]
         for name in names:
             if names.count(name) > 1:
-                message = f"{self.key} {name!r} stands here twice; expected once".strip()
+                message = f"{self.key} {name!r} is here twice; expected once".strip()
                 raise PydanticCustomError("rule", "{message}", {"message": message})
         return entries
 
 
 def manifest(model: Model) -> dict[str, Any]:
-    """The model as a manifest: camelCase, without what was not set."""
+    """Return a model as a manifest: camelCase, only the fields that were set."""
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
@@ -107,7 +109,7 @@ _SUFFIX |= {f"{prefix}i": 1024.0 ** (power + 1) for power, prefix in enumerate("
 
 
 def quantity_value(quantity: str) -> float:
-    """The number behind a Kubernetes quantity: '512Mi' -> 536870912.0."""
+    """Return the number of a Kubernetes quantity: '512Mi' -> 536870912.0."""
     match = _QUANTITY.match(quantity)
     if not match:
         raise ValueError(f"{quantity!r} is not a quantity such as 500m, 2, 512Mi or 1.5G")
@@ -123,6 +125,7 @@ def _quantity(value: str | int | float) -> str:
     return text
 
 
+# A Kubernetes resource quantity (`512Mi`, `2`, `500m`).
 Quantity = Annotated[
     str | int,
     AfterValidator(_quantity),
@@ -130,13 +133,12 @@ Quantity = Annotated[
         {
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            # For integers and for strings, each of which ignores the other's.
+            # `minimum` applies to integers alone, `pattern` to strings alone.
             "minimum": 0,
             "pattern": QUANTITY,
         }
     ),
 ]
-"""A Kubernetes resource quantity (`512Mi`, `2`, `500m`)."""
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_NAME}(\.{_NAME})*"
@@ -144,21 +146,21 @@ SUBDOMAIN = rf"^{_SUBDOMAIN}$"
 CLASS = rf"^({_SUBDOMAIN})?$"
 ENTRY = r"^[-._a-zA-Z0-9]+$"
 CONTROLLER = rf"^{_SUBDOMAIN}/[A-Za-z0-9/._~!$&'()*+,;=:%-]+$"
+# Name of an object in Kubernetes: an RFC 1123 subdomain.
 ObjectName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
-"""The name of an object in Kubernetes: an RFC 1123 subdomain."""
+# Name of an object that is also the value of a pod label.
 LabelledName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=63)]
-"""The name of an object that is also the value of a label of pods."""
+# Name of a StorageClass. Empty means a volume without a class.
 ClassName = Annotated[str, Field(pattern=CLASS, max_length=253)]
-"""The name of a StorageClass; empty: a volume without a class."""
+# Key in the data of a Secret or ConfigMap.
 SecretEntry = Annotated[str, Field(pattern=ENTRY, max_length=253)]
-"""A key in the data of a Secret or ConfigMap."""
+# Path below a domain, as in managedBy of a Job: acme.io/controller.
 ControllerName = Annotated[str, Field(pattern=CONTROLLER, max_length=63)]
-"""A path below a domain, as of a Job's managedBy: acme.io/controller."""
 
+# An object that Kubernetes or user code describes: a pod template, arguments of a function.
 FreeForm = Annotated[
     dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
-"""An object whose fields are somebody else's: a pod template, a volume source."""
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -1,5 +1,6 @@
-"""Room for the longest responses that a job allows, where they must fit: a batch on the buffer's
-disk, a group in its memory. What cannot be worked off must not be begun.
+"""Rules that the longest responses of a job fit: a batch on the buffer's disk, a group in memory.
+
+A job that cannot be finished must not start.
 """
 
 from __future__ import annotations
@@ -9,24 +10,23 @@ from typing import Any
 from sluice.api.schema.base import quantity_value
 from sluice.api.schema.rules import Rule, written
 
+# Bytes of a response token: id (4), log-prob (4), mask (1). Text and prompt come on top.
 BYTES_PER_TOKEN = 9
-"""Of a response token: its id (4), its log-prob (4), its mask (1). Text and prompt come on top."""
+# Bytes of the buffer's process without messages: interpreter, libraries, an index of 1M groups.
 BASE_BYTES = 320 << 20
-"""The buffer's process without any message: interpreter, libraries, the index of a million groups.
-"""
+# Peak memory of the buffer per byte of messages in flight (benchmarks/buffer_memory.py).
 OVERHEAD = 1.3
-"""Peak memory of the buffer for each byte of messages that are under way
-(benchmarks/buffer_memory.py)."""
+# Messages in flight that a buffer may always have, however little memory it has.
 _LEAST_BYTES = 64 << 20
 
 
 def budget_bytes(memory: int) -> int:
-    """Bytes of messages that a buffer with so much memory may have under way."""
+    """Return the bytes of messages that a buffer with `memory` bytes may have in flight."""
     return max(int((memory - BASE_BYTES) / OVERHEAD), _LEAST_BYTES)
 
 
 def largest_group(budget: int) -> int:
-    """Bytes of the largest group that is taken: while it is written, its bytes are there twice."""
+    """Return the bytes of the largest group: its bytes are in memory twice while it is written."""
     return min(budget // 2, (2 << 30) - 1)
 
 
@@ -48,22 +48,27 @@ def _batch_fits(spec: Any) -> bool:
 
 
 def _bytes(path: str) -> str:
-    """CEL: the bytes of a quantity."""
+    """CEL of the bytes of a quantity."""
     return f"quantity(string({path})).asApproximateFloat()"
 
 
 def _unless_malformed(path: str, rule: str) -> str:
-    """CEL: the rule, which has nothing to say of a text that is no quantity.
+    """CEL of a rule that holds if the text at `path` is not a quantity.
 
-    A server evaluates rules beside a pattern that has failed, and would report the error of
-    `quantity()` as well.
+    A server evaluates rules even if a pattern has failed, and would also report the error of
+    `quantity()`.
     """
     return f"!isQuantity(string({path})) || {rule}"
 
 
 def capacity_rules(sequences: str, samples: str, longest: str) -> tuple[Rule, ...]:
-    """sequences, samples, longest: CEL of a batch's sequences, of a group's samples,
-    and of maxResponseTokens.
+    """Return the rules.
+
+    Parameters
+    ----------
+    sequences, samples, longest
+        CEL of the sequences of a batch, the samples of a group, and maxResponseTokens.
+
     """
     memory = _bytes("self.buffer.memory")
     storage = _bytes("self.buffer.storage.size")

@@ -1,4 +1,4 @@
-"""The containers of a job's pods, which a pod template changes by their names."""
+"""Names of the containers in a job's pods, by which pod templates change them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from sluice.api.schema.annotations import Location
 from sluice.api.schema.kubernetes_fields import Fault
 
+# Container names by role. Not every pod has all: only the first pod of an engine has a worker.
 CONTAINERS: Mapping[str, Sequence[str]] = {
     "trainer": ("trainer",),
     "rollout": ("engine", "worker", "openenv"),
@@ -16,10 +17,10 @@ CONTAINERS: Mapping[str, Sequence[str]] = {
     "episode": ("episode", "sidecar"),
     "verifier": ("verifier", "sidecar"),
 }
-"""Names by role. Some pods of a role lack some: of an engine's pods only the first has a worker."""
 INIT_CONTAINERS: Mapping[str, Sequence[str]] = {"rollout": ("plugin",), "buffer": ("rows",)}
+# Names by field of a pod spec, then by role.
 NAMES = {"containers": CONTAINERS, "initContainers": INIT_CONTAINERS}
-"""Names by field of a pod's spec, then by role."""
+# Role -> path of its template in a spec.
 _PLACES: Mapping[str, Sequence[str]] = {
     "trainer": ("trainer",),
     "rollout": ("rollout",),
@@ -27,14 +28,13 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "episode": ("rollout", "environment"),
     "verifier": ("rollout", "environment", "verifier"),
 }
-"""Where a spec has the template of a role."""
 
+# Location of a pod template in a spec, the roles of its pods, and the template.
 _Template = tuple[Location, Sequence[str], Any]
-"""Where a spec has a pod template, the roles of its pods, and the template."""
 
 
 def faults_of_containers(spec: Mapping[str, Any]) -> list[Fault]:
-    """Entries of pod templates that are in no pod: they name none of ours, and have no image."""
+    """Return entries of pod templates that no pod has: unknown names without an image."""
     templates = list(_templates(spec))
     return [
         fault
@@ -49,9 +49,9 @@ def _of(field: str, template: _Template, templates: Sequence[_Template]) -> Iter
     names = [name for role in roles for name in NAMES[field].get(role, ())]
     theirs = {
         entry["name"]
-        for _, their_roles, each in templates
+        for _, their_roles, other in templates
         if set(roles) & set(their_roles)
-        for entry in _entries(each, field)
+        for entry in _entries(other, field)
         if "image" in entry and "name" in entry
     }
     for index, entry in enumerate(_entries(template[2], field)):

@@ -1,5 +1,6 @@
-"""RLJob models -> CustomResourceDefinition: a structural schema with defaults, CEL rules, columns
-and subresources.
+"""CustomResourceDefinition of RLJob, from its models.
+
+The schema is structural, with defaults, CEL rules, printer columns and subresources.
 
 Kubernetes' structural schemas are a subset of what pydantic emits: references are inlined, `anyOf`
 with null becomes `nullable`, and constraints that OpenAPI v3.0 writes otherwise (exclusive bounds)
@@ -20,8 +21,8 @@ from sluice.api.schema.renamed_fields import RENAMED, RenamedField
 from sluice.api.schema.rules import Rule, nested_model
 from sluice.api.status import RLJobStatus
 
+# Models by name, as JSON schema definitions name them.
 Models = Mapping[str, type[Model]]
-"""By name: what the definitions of a JSON schema are made from."""
 _DROPPED = ("title", "default", "const", "examples", "discriminator")
 COLUMNS = [
     ("State", "string", ".status.state", 0),
@@ -40,7 +41,7 @@ COLUMNS = [
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The CRD of RLJob v1alpha1."""
+    """Return the CRD of RLJob v1alpha1."""
     schema = {
         "description": _unwrapped((RLJob.__doc__ or "").strip()),
         "type": "object",
@@ -136,27 +137,23 @@ def _refuse(schema: dict[str, Any], renamed: RenamedField) -> None:
 
 
 def _name() -> dict[str, Any]:
-    """The schema of metadata.name, which may hold no more than the rules of a text."""
+    """Schema of metadata.name. A CRD may restrict names only by rules of a string."""
     schema = ObjectMeta.model_json_schema()["properties"]["name"]
     return {key: schema[key] for key in ("type", "pattern", "maxLength", "description")}
 
 
 def _status() -> dict[str, Any]:
-    """A job that no operator has looked at yet is pending too:
-    `kubectl get` never shows an empty state.
-    """
+    """Schema of status. A job that the operator has not seen yet is shown as pending."""
     schema = schema_of(RLJobStatus)
     schema["properties"]["state"]["default"] = "Pending"
     return schema | {"default": {"state": "Pending"}}
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Structural schema of a model, with the defaults and the CEL rules of every
-    model inside it.
-    """
+    """Return the structural schema of a model, with defaults and rules of all models in it."""
     schema = model.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
-    models = {each.__name__: each for each in _models(Model)}
+    models = {model.__name__: model for model in _models(Model)}
     return _structural(schema | {"_model": model.__name__}, definitions, models)
 
 
@@ -189,13 +186,14 @@ def _structural(
 
 
 def _unwrapped(description: str) -> str:
-    """Each paragraph of a docstring on one line."""
+    """Put each paragraph of a docstring on one line."""
     return "\n\n".join(" ".join(part.split()) for part in description.split("\n\n"))
 
 
 def _optional(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
-    """`X | None`: the field may be left out. Writing null is the same as leaving it out, so nothing
-    is `nullable`.
+    """Schema of `X | None`, a field that may be left out.
+
+    Writing null is the same as leaving it out, so fields are not `nullable`.
     """
     choices = [c for c in node["anyOf"] if c.get("type") != "null"]
     if len(choices) != 1:
@@ -234,9 +232,7 @@ def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) ->
 
 
 def _fill(schema: dict[str, Any], model: type[Model]) -> None:
-    """The defaults of objects that are always there,
-    so that the whole spec is stored; and the rules.
-    """
+    """Add the rules, and the defaults of nested objects, so that the whole spec is stored."""
     for name, field in model.model_fields.items():
         if inner := nested_model(field):
             schema["properties"][field.alias or name]["default"] = _default(inner())
@@ -245,14 +241,14 @@ def _fill(schema: dict[str, Any], model: type[Model]) -> None:
 
 
 def _default(value: BaseModel) -> dict[str, Any]:
-    """Complete: an API server applies the rules of an object to its default as it stands here."""
+    """Complete default of an object: an API server checks the rules on it as it is."""
     fields: dict[str, Any] = {}
     for name, field in type(value).model_fields.items():
-        each = getattr(value, name)
-        if isinstance(each, BaseModel):
-            fields[field.alias or name] = _default(each)
-        elif each not in (None, "", [], {}):
-            fields[field.alias or name] = each
+        inner = getattr(value, name)
+        if isinstance(inner, BaseModel):
+            fields[field.alias or name] = _default(inner)
+        elif inner not in (None, "", [], {}):
+            fields[field.alias or name] = inner
     return fields
 
 

@@ -1,4 +1,4 @@
-"""One field of an RLJob, explained from the API's own types: `sluice explain trainer.steps`."""
+"""Explanations of single fields of an RLJob: `sluice explain trainer.steps`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class ExplainedField:
-    """A field with what a manifest may say of it.
+    """A field and what a manifest may set it to.
 
-    field: `spec.data.prompts[].path`. default: None if it is required, or has none. changes: when
-    it may change. rules: what is refused. children: the fields in it, without their own.
+    field: its path, such as `spec.data.prompts[].path`. default: None if there is no default.
+    changes: when it may change. rules: what is refused. children: its fields, without theirs.
     """
 
     field: str
@@ -57,7 +57,7 @@ class ExplainedField:
         return self.field.rpartition(".")[2].removesuffix("[]")
 
     def facts(self) -> dict[str, Any]:
-        """The shape of `-o json`."""
+        """Return the fields of `-o json`."""
         return {
             "field": self.field,
             "type": self.type,
@@ -80,7 +80,7 @@ class ExplainedField:
         }
 
     def text(self) -> str:
-        """For people: a head of short lines, the meaning, what is in it."""
+        """Return the text for people: type and default, the meaning, rules and fields."""
         default = "required" if self.required else json.dumps(self.default)
         head = [self.field, f"  type     {self.type}"]
         head += [f"  default  {default}"] if self.required or self.default is not None else []
@@ -98,7 +98,7 @@ class ExplainedField:
             yield from child.lines(f"{child.name:<{width}}")
 
     def lines(self, name: str) -> Iterator[str]:
-        """The field in short, as an entry of a list."""
+        """Yield the lines of the field in a list of fields."""
         default = f", default {json.dumps(self.default)}" if self.default is not None else ""
         yield f"  {name}  {self.type}{', required' if self.required else default}"
         yield from textwrap.wrap(
@@ -114,18 +114,19 @@ class FoundFields:
     fields: tuple[ExplainedField, ...]
 
     def facts(self) -> list[dict[str, Any]]:
-        """The shape of `-o json`."""
+        """Return the fields of `-o json`."""
         return [field.facts() for field in self.fields]
 
     def text(self) -> str:
-        """For people: each path with its type, default and meaning."""
+        """Return the text for people: each path with its type, default and meaning."""
         lines = (line for field in self.fields for line in field.lines(field.field))
         return "\n".join([f"{self.name} is a field in {len(self.fields)} places:", *lines])
 
 
 def find(text: str) -> ExplainedField | FoundFields:
-    """The field that a path names (`explained`), or else the fields that end so anywhere: `lr`,
-    `trainer.lr`. Raises ManifestError if there is none.
+    """Return the field that a path names, or all fields whose paths end so: `lr`, `trainer.lr`.
+
+    Raises ManifestError if no field does.
     """
     try:
         return explained(text)
@@ -147,7 +148,7 @@ def _in_order(words: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _paths() -> Iterator[str]:
-    """Paths of all fields, without brackets."""
+    """Yield the paths of all fields, without brackets."""
 
     def below(path: str, schema: dict[str, Any]) -> Iterator[str]:
         for name, child in fields_of(_inner(schema)).items():
@@ -163,9 +164,9 @@ def _parts(text: str) -> list[str]:
 
 
 def explained(text: str) -> ExplainedField:
-    """The field that a dotted path names; `spec.` may be left out, indices are not needed.
+    """Return the field that a dotted path names. `spec.` and indices may be left out.
 
-    Raises ManifestError, with what may be meant.
+    Raises ManifestError, with a suggestion, if the field does not exist.
     """
     parts = _parts(text)
     if not parts or parts[0] not in ROOTS:
@@ -178,15 +179,19 @@ def explained(text: str) -> ExplainedField:
             old = f"{path.removeprefix('spec').strip('.')}.{part}".strip(".")
             if renamed := next((field for field in RENAMED if field.old == old), None):
                 raise ManifestError(renamed.sentence(None))
-            known = suggestion(part, properties) if properties else f"{path} has no fields of ours"
-            raise ManifestError(f"{path}.{part}: there is no such field; {known}")
+            hint = (
+                suggestion(part, properties)
+                if properties
+                else f"{path} has no fields that sluice knows"
+            )
+            raise ManifestError(f"{path}.{part}: no such field; {hint}")
         required = part in holder.get("required", [])
         schema, path = properties[part], f"{path}.{part}{_brackets(properties[part])}"
     return _field(path, schema, required=required and len(parts) > 1)
 
 
 def completions(incomplete: str) -> list[str]:
-    """Fields whose path begins so, one level deep, for a shell."""
+    """Return the paths that begin with `incomplete`, one level deep, for shell completion."""
     parent, dot, start = incomplete.rpartition(".")
     try:
         names = [child.name for child in explained(parent or "spec").children]
@@ -223,9 +228,8 @@ def _short(path: str, schema: dict[str, Any], *, required: bool) -> ExplainedFie
 
 
 def _limits(schema: dict[str, Any]) -> dict[str, Any]:
-    """By the names of JSON Schema; an OpenAPI schema says `exclusiveMinimum: true` beside the
-    minimum. Limits of the machine (int32) are left out.
-    """
+    """Limits of a field by their names in JSON Schema, without those of int32."""
+    # An OpenAPI schema has a flag `exclusiveMinimum: true` next to the minimum.
     limits = {name: schema[name] for name in _LIMITS if name in schema}
     for edge in ("Minimum", "Maximum"):
         if limits.get(f"exclusive{edge}") is True:
@@ -234,10 +238,10 @@ def _limits(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(path: str) -> str:
-    """When a field of the spec may change, in words."""
+    """Say when a field of the spec may change."""
     if covers(MUTABLE, path):
         return "at any time"
-    if any(each.startswith(f"{path}.") for each in (*MUTABLE, *CONTINUED)):
+    if any(field.startswith(f"{path}.") for field in (*MUTABLE, *CONTINUED)):
         return "before its pods start; some of its fields also later"
     if covers(CONTINUED, path):
         return "before its pods start; on this machine between two runs of `sluice run`"

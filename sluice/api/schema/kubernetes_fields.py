@@ -1,9 +1,7 @@
-"""Parts of a spec whose fields are Kubernetes' own: pod templates, volume sources, a network
-policy's peers.
+"""Kubernetes objects in a spec: pod templates, volume sources, peers of a network policy.
 
-An API server drops or refuses what it does not know of them, long after the manifest was
-written. Their fields are known here, as Kubernetes' Python client of the operator has them
-(`make kubernetes-fields`).
+An API server drops or refuses unknown fields of them long after the manifest was written. Their
+fields are known here as the operator's Kubernetes client has them (`make kubernetes-fields`).
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ _SIMPLE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "any": ("anything", lambda value: True),
 }
+# Directive of a strategic merge in an entry of a list: `$patch: delete`.
 _DIRECTIVE = "$patch"
-"""Of a merge, in an entry of a list: `$patch: delete`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfKubernetes:
-    """Part of a field's type: the field holds an object of this type of Kubernetes'."""
+    """Annotation of a type: the field holds an object of this Kubernetes type."""
 
     type: str
 
@@ -57,8 +55,9 @@ NetworkPolicyPeer = Annotated[FreeForm, OfKubernetes("NetworkPolicyPeer")]
 
 @cache
 def kubernetes_fields() -> dict[str, dict[str, str]]:
-    """Type -> field -> type of the field: `text`, `PodSpec`, `[Container]` for a list, `{text}` for
-    a map.
+    """Return Kubernetes type -> field -> type of the field.
+
+    Types of fields are `text`, `PodSpec`, `[Container]` for a list, `{text}` for a map.
     """
     fields: dict[str, dict[str, str]] = json.loads(
         (Path(__file__).parent / "kubernetes_fields.json").read_text()
@@ -68,14 +67,14 @@ def kubernetes_fields() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that Kubernetes would not understand."""
+    """A part of a spec that Kubernetes would refuse or drop."""
 
     location: Location
     text: str
 
 
 def faults_of(model: type[Model], spec: Mapping[str, Any]) -> list[Fault]:
-    """All that Kubernetes would not understand of a spec, in the order of the model's fields."""
+    """Return the faults of Kubernetes objects in a spec, in the order of the model's fields."""
     return [
         fault
         for parts, mark in annotated_fields(model, OfKubernetes)
@@ -85,7 +84,7 @@ def faults_of(model: type[Model], spec: Mapping[str, Any]) -> list[Fault]:
 
 
 def _check(value: Any, kind: str, at: Location) -> Iterator[Fault]:
-    """`null` is right anywhere: a merge removes the field."""
+    # `null` is valid anywhere: a merge removes the field.
     if value is None:
         return
     if kind in _SIMPLE:
@@ -95,8 +94,8 @@ def _check(value: Any, kind: str, at: Location) -> Iterator[Fault]:
     elif not isinstance(value, Mapping):
         yield Fault(at, f"expected an object, found {value!r}")
     elif kind.startswith("{"):
-        for key, each in value.items():
-            yield from _check(each, kind[1:-1], (*at, str(key)))
+        for key, inner in value.items():
+            yield from _check(inner, kind[1:-1], (*at, str(key)))
     else:
         yield from _check_object(value, kind, at)
 
@@ -114,20 +113,20 @@ def _check_list(value: Any, kind: str, at: Location) -> Iterator[Fault]:
     if not isinstance(value, list):
         yield Fault(at, f"expected a list, found {value!r}")
         return
-    for index, each in enumerate(value):
+    for index, item in enumerate(value):
         entry = (
-            {name: one for name, one in each.items() if name != _DIRECTIVE}
-            if isinstance(each, Mapping)
-            else each
+            {name: field for name, field in item.items() if name != _DIRECTIVE}
+            if isinstance(item, Mapping)
+            else item
         )
         yield from _check(entry, kind, (*at, index))
 
 
 def _check_object(value: Mapping[str, Any], kind: str, at: Location) -> Iterator[Fault]:
-    known = kubernetes_fields()[kind]
-    for name, each in value.items():
-        if name in known:
-            yield from _check(each, known[name], (*at, name))
+    types = kubernetes_fields()[kind]
+    for name, inner in value.items():
+        if name in types:
+            yield from _check(inner, types[name], (*at, name))
         else:
-            text = f"no such field of {_CALLED.get(kind, kind)}; {suggestion(str(name), known)}"
+            text = f"no such field of {_CALLED.get(kind, kind)}; {suggestion(str(name), types)}"
             yield Fault((*at, str(name)), text)

@@ -1,6 +1,6 @@
-"""Manifest files -> RLJob.
+"""Loading of manifest files.
 
-Bad input gets one message that names file, line, field and what was expected.
+A message about bad input names file, line, field and what is expected.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sluice.api.schema.yaml_text import MAX_BYTES
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used. The text is for people: where, what, and what to do."""
+    """A manifest that cannot be used. The message says where, what, and what to do."""
 
 
 def read_documents(path: Path) -> list[CommentedMap]:
-    """All YAML documents of a file (YAML 1.2, as kubectl reads them: 1e-6 is a number)."""
+    """Return all documents of a file, in YAML 1.2 as kubectl reads it: 1e-6 is a number."""
     return parse_documents(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of YAML. Raises ManifestError."""
+    """Return the text of a YAML file. Raises ManifestError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -65,12 +65,12 @@ def parse_documents(text: str, source: str) -> list[CommentedMap]:
 
 
 def load_job(path: Path, overrides: list[str] | None = None) -> RLJob:
-    """The one RLJob in a file, with `path=value` overrides applied (`spec.` may be left out)."""
+    """Load the one RLJob of a file, with `path=value` overrides (`spec.` may be left out)."""
     return parse_job(one_job(path), str(path), overrides)
 
 
 def one_job(path: Path) -> CommentedMap:
-    """The document of the one RLJob in a file."""
+    """Return the document of the one RLJob in a file."""
     documents = read_documents(path)
     jobs = [d for d in documents if d.get("kind") == KIND] or documents
     if len(jobs) > 1:
@@ -98,8 +98,24 @@ def parse_job(document: CommentedMap, source: str, overrides: list[str] | None =
 def check_kubernetes_fields(
     plain: Mapping[str, Any], document: Any, source: str, changed: Overrides = NO_OVERRIDES
 ) -> None:
-    """Raise ManifestError if Kubernetes would not understand a template or a volume, or a template
-    changes a container that no pod has. document: with its lines.
+    """Check pod templates, volumes and other objects of Kubernetes in a spec.
+
+    Parameters
+    ----------
+    plain
+        The manifest in plain types.
+    document
+        The manifest as it was read, with line numbers.
+    source
+        Name of the manifest, for messages.
+    changed
+        Values that the command line set.
+
+    Raises
+    ------
+    ManifestError
+        A field is unknown to Kubernetes, or a template changes a container that no pod has.
+
     """
     faults = faults_of(RLJobSpec, plain["spec"]) or faults_of_containers(plain["spec"])
     if faults:
@@ -107,9 +123,9 @@ def check_kubernetes_fields(
 
 
 def apply_override(document: Any, override: str) -> Location:
-    """Set one value: `trainer.steps=10`, `spec.data.prompts[0].path=x.jsonl`. The value is YAML.
+    """Set one value of a document and return its location.
 
-    Returns the location of the value.
+    override: `trainer.steps=10`, `spec.data.prompts[0].path=x.jsonl`. The value is YAML.
     """
     path, separator, text = override.partition("=")
     if not separator or not path:
@@ -163,7 +179,7 @@ def _index(target: list[Any], key: str, override: str) -> int:
 
 
 def _plain(node: Any) -> Any:
-    """Ruamel's round-trip types as plain dict, list and scalars."""
+    """Convert round-trip types of ruamel to plain dict, list and scalars."""
     if isinstance(node, dict):
         return {str(k): _plain(v) for k, v in node.items()}
     if isinstance(node, list):

@@ -1,7 +1,7 @@
-"""Fields that may change while a job lives: for the operator, and as rules of the API server.
+"""Fields that may change after a job has started, for the operator and as rules of the API server.
 
 A job has started once its status names an attempt of a gang: the operator writes that before it
-makes the first pod. Until then a spec may be mended.
+creates the first pod. Until then every field may be corrected.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from sluice.api.schema.rules import escaped, nested_model
 
+# Fields of the spec that may change while a job runs.
 MUTABLE = (
     "suspend",
     "rollout.replicas",
@@ -27,7 +28,8 @@ MUTABLE = (
     "networkPolicy",
     "podDisruptionBudget",
 )
-"""Fields of the spec that may change while a job lives."""
+# Fields that may differ when a run on this machine resumes: all its processes start again, and
+# none of the fields changes the meaning of stored data.
 CONTINUED = (
     "trainer.steps",
     "trainer.epochs",
@@ -63,11 +65,8 @@ CONTINUED = (
     "rollout.resources",
     "rollout.workerResources",
 )
-"""Fields that a run of this machine may have anew when it goes on: all its processes start again,
-and none of these gives another meaning to what it has stored."""
+# Fields that may not change even before the start: two controllers would both claim the job.
 NEVER = ("managedBy",)
-"""Fields that may not even change before the start: two controllers would take themselves for the
-job's own."""
 _STARTED = (
     "has(oldSelf.status) && has(oldSelf.status.roles) && oldSelf.status.roles.exists(r, r.attempt "
     "> 0)"
@@ -75,16 +74,16 @@ _STARTED = (
 
 
 def transitions(spec: type[BaseModel]) -> list[dict[str, str]]:
-    """CEL rules over the whole object, one for each part of its spec that may not change, whole
-    groups where it can.
+    """Return CEL rules over the whole object, one for each part of the spec that may not change.
+
+    A part is a whole group if no field of it may change.
     """
     return [_transition(path, always_there) for path, always_there in _frozen(spec, "")]
 
 
 def _transition(path: str, always_there: bool) -> dict[str, str]:
-    """Optional values (`.?`) would be shorter: of their sizes the server assumes the worst, and
-    refuses the rule.
-    """
+    # Optional values (`.?`) would be shorter, but the server assumes the worst of their size and
+    # refuses the rule.
     parent, _, name = f"spec.{path}".rpartition(".")
     new, old = (f"{root}.{parent}.{escaped(name)}" for root in ("self", "oldSelf"))
     same = (
@@ -102,8 +101,9 @@ def _transition(path: str, always_there: bool) -> dict[str, str]:
 
 
 def _frozen(model: type[BaseModel], path: str) -> Iterator[tuple[str, bool]]:
-    """Parts of the spec, the largest that hold nothing that may change. True: the server fills it
-    in if need be.
+    """Yield the largest parts of the spec in which no field may change.
+
+    Each comes with True if the part is never absent on a server.
     """
     for field, info in model.model_fields.items():
         name = info.alias or field
@@ -111,7 +111,7 @@ def _frozen(model: type[BaseModel], path: str) -> Iterator[tuple[str, bool]]:
         if at in MUTABLE:
             continue
         inner = nested_model(info)
-        if inner is not None and any(each.startswith(f"{at}.") for each in MUTABLE):
+        if inner is not None and any(path.startswith(f"{at}.") for path in MUTABLE):
             yield from _frozen(inner, at)
         else:
             there = inner is not None or info.default not in (None, PydanticUndefined)
@@ -120,7 +120,7 @@ def _frozen(model: type[BaseModel], path: str) -> Iterator[tuple[str, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One field that two specs have differently. path: without `spec.`."""
+    """A field that differs between two specs. path: without `spec.`."""
 
     path: str
     old: Any
@@ -131,7 +131,7 @@ class Change:
 
 
 def changes(old: Any, new: Any, path: str = "") -> Iterator[Change]:
-    """Where two specs differ, field by field; what may change at any time is left out."""
+    """Yield the differences of two specs, field by field, without fields that may always change."""
     if old == new or path in MUTABLE:
         return
     before, after = old or {}, new or {}
@@ -144,11 +144,11 @@ def changes(old: Any, new: Any, path: str = "") -> Iterator[Change]:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """The same in words: `spec.trainer.steps: 10 -> 20`."""
+    """Return the differences as text: `spec.trainer.steps: 10 -> 20`."""
     return [str(change) for change in changes(old, new)]
 
 
 def covers(paths: Container[str], path: str) -> bool:
-    """True where a field is one of these, or lies in one of them."""
+    """Return whether a field is one of `paths` or within one of them."""
     parts = path.replace("[]", "").split(".")
     return any(".".join(parts[:end]) in paths for end in range(1, len(parts) + 1))

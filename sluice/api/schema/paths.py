@@ -1,4 +1,4 @@
-"""Fields that name files: what is marked as such in its type."""
+"""Fields that name files: their types have the annotation `Mark`."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from pydantic import Field
 from sluice.api.schema.annotations import MarkedField, annotated_fields, field_path, places
 from sluice.api.schema.base import Model
 
+# Target of a path: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python function; or
+# a word of a command, which may name a file.
 PathKind = Literal["model", "tokenizer", "data", "rollouts", "function", "word"]
-"""Kind of a path's target: a checkpoint, a tokenizer, prompt files, dumped rollouts, a Python
-function; or a word of a command, which may name a file."""
 VolumeName = Literal["model", "data"]
+# Volume of the spec, spec.<name>.volume, to whose root a path is relative if the volume is set.
+# Functions and words of commands are never in a volume.
 VOLUMES: Mapping[PathKind, VolumeName] = {
     "model": "model",
     "tokenizer": "model",
     "data": "data",
     "rollouts": "data",
 }
-"""Volume of the spec, spec.<name>.volume, to whose root a path is relative if it is there.
-Functions and words of commands never are."""
 DOTTED_PATH = r"^[^:]+(:[A-Za-z_][A-Za-z0-9_]*)$|^[A-Za-z_][\w]*(\.[A-Za-z_]\w*)+$"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Part of a field's type: the field names a file."""
+    """Annotation of a type: the field names a file."""
 
     kind: PathKind
 
 
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
+# Directory of a Hugging Face checkpoint.
 ModelPath = Annotated[_Path, Mark("model")]
-"""Directory of a Hugging Face checkpoint."""
+# Directory of a tokenizer.
 TokenizerPath = Annotated[_Path, Mark("tokenizer")]
-"""Directory of a tokenizer."""
+# File or directory of prompts, optionally with a slice (`@[a:b]`).
 DataPath = Annotated[_Path, Mark("data")]
-"""File or directory of prompts, with or without a slice (`@[a:b]`)."""
+# Directory of dumped rollouts.
 RolloutsPath = Annotated[_Path, Mark("rollouts")]
-"""Directory of dumped rollouts."""
+# Python function: `package.module.function`, `package.module:function` or
+# `path/to/file.py:function`.
 UserFunction = Annotated[str, Field(pattern=DOTTED_PATH), Mark("function")]
-"""A Python function: `package.module.function`, `package.module:function` or
-`path/to/file.py:function`."""
+# The word `none`, or a Python function as in UserFunction.
 GenerateFunction = Annotated[str, Field(pattern=DOTTED_PATH + "|^none$"), Mark("function")]
-"""The word `none`, or a Python function as in UserFunction."""
+# Word of a command: a file if one of this name exists (`command_word`).
 CommandWord = Annotated[_Path, Mark("word")]
-"""A word of a command: a file where there is one of this name (`command_word`)."""
+# The word `nonzero_std`, or a Python function as in UserFunction.
 GroupFilter = Annotated[str, Field(pattern=DOTTED_PATH + "|^nonzero_std$"), Mark("function")]
-"""The word `nonzero_std`, or a Python function as in UserFunction."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedPath:
-    """A path that a spec sets. field: `spec.data.prompts[0].path`."""
+    """A path in a spec. field: where it is, such as `spec.data.prompts[0].path`."""
 
     field: str
     kind: PathKind
@@ -66,21 +66,22 @@ class MarkedPath:
 
 
 def fields(model: type[Model]) -> list[tuple[tuple[str, ...], PathKind]]:
-    """Fields of a model that name files, by their names in YAML: ("data", "prompts", "[]", "path")
-    and the kind.
+    """Return path in YAML and kind of the fields of a model that name files.
+
+    A path is a tuple such as ("data", "prompts", "[]", "path").
     """
     return [(parts, mark.kind) for parts, mark in annotated_fields(model, Mark)]
 
 
 def marked(model: type[Model], spec: Mapping[str, Any]) -> list[MarkedPath]:
-    """All paths that a spec sets, in the order of the model's fields."""
+    """Return all paths that a spec sets, in the order of the model's fields."""
     return [_read(place, kind) for parts, kind in fields(model) for place in _texts(spec, parts)]
 
 
 def rewritten(
     model: type[Model], spec: Mapping[str, Any], new: Callable[[MarkedPath], str]
 ) -> dict[str, Any]:
-    """A copy of the spec in which `new` has replaced every path."""
+    """Return a copy of the spec with every path replaced by `new(path)`."""
     document = copy.deepcopy(dict(spec))
     for parts, kind in fields(model):
         for place in _texts(document, parts):
@@ -89,16 +90,14 @@ def rewritten(
 
 
 def volume_of(path: MarkedPath, spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Source of the volume that the path is relative to; None: it is relative to none."""
+    """Return the source of the volume that the path is relative to, or None."""
     name = VOLUMES.get(path.kind)
     return (spec.get(name) or {}).get("volume") if name else None
 
 
 def command_word(word: str, base: Path) -> str:
-    """The word; or, where a file of this name lies in `base`, that file's absolute path.
-
-    Links are not followed: an interpreter knows by its own path which environment it is of.
-    """
+    """Return the absolute path of a file of this name in `base`, or the word if there is none."""
+    # Links are not followed: an interpreter finds its environment by its own path.
     file = os.path.abspath(base / Path(word).expanduser())
     return file if os.path.isfile(file) else word
 

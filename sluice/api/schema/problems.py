@@ -1,6 +1,4 @@
-"""Faults of a manifest, in words: file, line, field, what was expected,
-what was found, what may be meant.
-"""
+"""Messages about problems of a manifest: file, line, field, what is expected and a suggestion."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ from sluice.api.schema.renamed_fields import OldField, old_fields
 from sluice.api.schema.suggestions import suggestion
 
 _FUNCTION = "a Python function as package.module.name or path/to/file.py:name"
+# Pattern of a field -> the same for people.
 PATTERNS = {
     DOTTED_PATH: _FUNCTION,
     DOTTED_PATH + "|^none$": f"none, or {_FUNCTION}",
@@ -41,7 +40,7 @@ PATTERNS = {
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "small letters, digits and '-'; the first a letter, the last "
     "no '-'",
 }
-"""Pattern of a field -> the same for people."""
+# pydantic's type of error -> what is expected. Other types keep pydantic's message.
 _EXPECTED = {
     "model_type": "an object",
     "dict_type": "an object",
@@ -64,22 +63,21 @@ _EXPECTED = {
     "too_long": "at most {max_length} entries",
     "literal_error": "{expected}",
 }
-"""pydantic's type of error -> what was expected; the rest keeps pydantic's words."""
+# Parts that pydantic adds to the location of an error for the members of a union.
 _UNION = ("str", "int", "float", "bool")
-"""Words that pydantic adds to the place of an error, for each member of a union."""
 
 
+# Location of a value -> the `path=value` of the command line that set it.
 Overrides = Mapping[Location, str]
-"""Location of a value -> the `path=value` of the command line that set it."""
 NO_OVERRIDES: Overrides = {}
 
 
 def describe(
     error: ValidationError, document: Any, source: str, overrides: Overrides = NO_OVERRIDES
 ) -> str:
-    """All problems of a manifest, one line each: file:line: field.path: what is wrong.
+    """Describe all problems of a manifest, one a line: file:line: field.path: what is wrong.
 
-    A problem with a value of `overrides` begins with `--set path=value` instead of the line.
+    A problem with a value of `overrides` begins with `--set path=value` instead of file and line.
     """
     old = old_fields(document.get("spec")) if isinstance(document, Mapping) else []
     explanations: dict[str, list[str]] = {}
@@ -102,9 +100,7 @@ def describe(
 
 
 def _is_within(location: Sequence[str | int], old: OldField) -> bool:
-    """True if a problem is about an old field: its place is part of the field's, or the field's of
-    its.
-    """
+    """True if a problem is about an old field: one of the two locations is part of the other."""
     shared = min(len(location), len(old.location))
     return shared > 1 and tuple(location[:shared]) == old.location[:shared]
 
@@ -119,7 +115,7 @@ def _renamed(old: OldField, document: Any, source: str, overrides: Overrides) ->
 def describe_faults(
     faults: Iterable[Fault], document: Any, source: str, overrides: Overrides = NO_OVERRIDES
 ) -> str:
-    """The same of parts that are Kubernetes' own."""
+    """Describe faults of objects of Kubernetes, one a line, as `describe` does."""
     return "\n".join(
         _place(fault.location, document, source, overrides) + fault.text for fault in faults
     )
@@ -138,7 +134,7 @@ def _place(location: Sequence[str | int], document: Any, source: str, overrides:
 
 
 def _way_out(problem: Any, document: Any, overrides: Overrides) -> str:
-    """The flags that take out what the manifest sets beside an override that excludes it."""
+    """The `--set` flags that remove fields of the manifest which an override excludes."""
     at = tuple(problem["loc"])
     alternatives = (problem.get("ctx") or {}).get("alternatives", ())
     if not any((*at, name) in overrides for name in alternatives):
@@ -203,7 +199,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _line(document: Any, location: Sequence[str | int]) -> int | None:
-    """Line of the deepest part of the location that the file has."""
+    """Line of the deepest part of a location that is in the file."""
     line, node = None, document
     for part in location:
         try:

@@ -1,5 +1,6 @@
-"""The API reference for people, written from the models: `make reference` puts it into
-docs/reference/rljob.md.
+"""API reference in Markdown, generated from the models.
+
+`make reference` writes it to docs/reference/rljob.md.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ Generated from `sluice.api` by `make reference`.
 
 
 def reference() -> str:
-    """Markdown: a table for every object of spec and status."""
+    """Return Markdown with a table for every object of spec and status."""
     free = ", ".join(f"`{path}`" for path in MUTABLE)
-    parts = [_HEAD, f"Once pods were started only these fields of `spec` may change: {free}.\n"]
+    parts = [_HEAD, f"After pods were started only these fields of `spec` may change: {free}.\n"]
     continued = ", ".join(f"`{path}`" for path in CONTINUED)
-    parts.append(f"A run of this machine may go on (`sluice run`) also with another {continued}.\n")
+    parts.append(
+        f"A run on this machine (`sluice run`) may also resume with another {continued}.\n"
+    )
     for name, model in (("spec", RLJobSpec), ("status", RLJobStatus)):
         parts += _sections(name, schema_of(model))
     return "\n".join(parts)
@@ -51,12 +54,12 @@ def _sections(path: str, schema: dict[str, Any]) -> list[str]:
 
 
 def is_free(schema: dict[str, Any]) -> bool:
-    """True if an object takes any field; its schema then names only those that rules look at."""
+    """Return whether an object takes any field. Its schema names only fields that rules read."""
     return bool(schema.get("x-kubernetes-preserve-unknown-fields"))
 
 
 def fields_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The fields of an object; none of one that is free."""
+    """Return the fields of an object; empty if it takes any field."""
     return {} if is_free(schema) else schema.get("properties", {})
 
 
@@ -73,13 +76,13 @@ def _row(name: str, schema: dict[str, Any], required: bool) -> str:
 
 
 def _default(schema: dict[str, Any]) -> str:
-    """That of an object stands with its fields."""
+    """Default of a field. Defaults of an object are shown with its fields."""
     value = schema.get("default")
     return "" if value is None or isinstance(value, dict) else f"`{json.dumps(value)}`"
 
 
 def type_of(schema: dict[str, Any], *, choice: str = "{}", between: str = " | ") -> str:
-    """The type of a field in a word or two; of a choice its values."""
+    """Return the type of a field in a word or two, or the values of a choice."""
     if "enum" in schema:
         return between.join(choice.format(value) for value in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):

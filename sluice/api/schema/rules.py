@@ -129,7 +129,7 @@ class FieldReference:
         )
 
     @property
-    def given(self) -> Condition:
+    def is_set(self) -> Condition:
         """True if the field has another value than its default.
 
         A list without entries counts as left out.
@@ -139,7 +139,7 @@ class FieldReference:
             value = value_of(instance, self.path)
             return value is not None and bool(value != _default(type(instance), self.path))
 
-        return Condition(lambda model: _cel_given(model, self.path), holds, self.path)
+        return Condition(lambda model: _cel_set(model, self.path), holds, self.path)
 
     def _compared(self, operator: str, value: object, text: str) -> Condition:
         def cel(model: type[BaseModel]) -> str:
@@ -150,16 +150,16 @@ class FieldReference:
             return f"{_cel_value(model, self.path, '')} {operator} {literal}"
 
         def holds(instance: Any) -> bool:
-            found = value_of(instance, self.path)
+            actual = value_of(instance, self.path)
             match operator:
                 case "==":
-                    return bool(found == value)
+                    return bool(actual == value)
                 case "!=":
-                    return bool(found != value)
+                    return bool(actual != value)
                 case ">":
-                    return bool(found > value)
+                    return bool(actual > value)
                 case _:
-                    return bool(found >= value)
+                    return bool(actual >= value)
 
         return Condition(cel, holds, text)
 
@@ -169,12 +169,12 @@ def field(path: str) -> FieldReference:
     return FieldReference(path)
 
 
-def any_given(*paths: str) -> Condition:
+def any_set(*paths: str) -> Condition:
     """True if one of some fields has another value than its default."""
-    given = [field(path).given for path in paths]
+    choices = [field(path).is_set for path in paths]
     return Condition(
-        lambda model: f"({' || '.join(condition.cel(model) for condition in given)})",
-        lambda instance: any(condition.holds(instance) for condition in given),
+        lambda model: f"({' || '.join(condition.cel(model) for condition in choices)})",
+        lambda instance: any(condition.holds(instance) for condition in choices),
         " or ".join(paths),
     )
 
@@ -245,18 +245,19 @@ def only_with(path: str, condition: Condition, message: str = "", *, about: str 
     message: by default `<field> needs <condition>`. about: the field of the message, if another.
     """
     return requires(
-        field(path).given, condition, message, about or path, reason="FieldValueForbidden"
+        field(path).is_set, condition, message, about or path, reason="FieldValueForbidden"
     )
 
 
 def at_most_one_of(*paths: str, message: str = "", about: str | None = None) -> Rule:
-    """Rule: at most one of some fields may be set. about: the field of the message, by default the
-    last one.
+    """Rule: at most one of some fields may be set.
+
+    about: the field of the message, by default the last one.
     """
-    given = [field(path).given for path in paths]
+    choices = [field(path).is_set for path in paths]
     condition = Condition(
-        lambda model: _count(model, given, "<= 1"),
-        lambda instance: sum(choice.holds(instance) for choice in given) <= 1,
+        lambda model: _count(model, choices, "<= 1"),
+        lambda instance: sum(choice.holds(instance) for choice in choices) <= 1,
     )
     return Rule(
         condition,
@@ -269,10 +270,10 @@ def at_most_one_of(*paths: str, message: str = "", about: str | None = None) -> 
 
 def exactly_one(*paths: str, message: str = "", field: str = "") -> Rule:
     """Rule: exactly one of some fields without defaults must be set."""
-    given = [FieldReference(path).given for path in paths]
+    choices = [FieldReference(path).is_set for path in paths]
     condition = Condition(
-        lambda model: _count(model, given, "== 1"),
-        lambda instance: sum(choice.holds(instance) for choice in given) == 1,
+        lambda model: _count(model, choices, "== 1"),
+        lambda instance: sum(choice.holds(instance) for choice in choices) == 1,
     )
     return Rule(
         condition,
@@ -366,11 +367,11 @@ def _cel_value(model: type[BaseModel], path: str, absent: object) -> str:
     return f"{text}.orValue({_literal(absent)})" if "?" in text else text
 
 
-def _cel_given(model: type[BaseModel], path: str) -> str:
+def _cel_set(model: type[BaseModel], path: str) -> str:
     *parents, (_, info) = _fields(model, path)
     if inner := nested_model(info):
-        given = (_cel_given(model, f"{path}.{child}") for child in _attributes(inner))
-        return f"({' || '.join(given)})"
+        choices = (_cel_set(model, f"{path}.{child}") for child in _attributes(inner))
+        return f"({' || '.join(choices)})"
     text = _cel_path(model, path)
     if _is_filled(info) and not info.is_required():
         default = info.get_default(call_default_factory=True)

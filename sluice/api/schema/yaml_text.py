@@ -1,10 +1,8 @@
-"""YAML 1.2 of people's files.
+"""Reading of YAML 1.2 that users write.
 
-What is out of all proportion is refused before anything is built of it.
-
-Ten lines of aliases of aliases stand for a billion values, and a reader of nested brackets
-needs a stack, and time, of their depth. So a text is first looked at as a stream of events,
-which costs neither.
+Text that stands for far more than a manifest needs is refused before it is built: ten lines of
+nested aliases stand for a billion values, and nested brackets cost a stack of their depth. So a
+text is first read as a stream of events, which costs neither.
 """
 
 from __future__ import annotations
@@ -24,26 +22,26 @@ from ruamel.yaml.events import (
     NodeEvent,
 )
 
+# Largest file. An API server does not take larger objects.
 MAX_BYTES = 1 << 20
-"""Of a file. An API server takes no larger object."""
 MAX_DEPTH = 50
+# Most values of a text, with the values behind every alias. A job has some hundred.
 MAX_VALUES = 20_000
-"""Of a text, with every alias counted as what it stands for. A job has some hundred."""
 
 
 class DisproportionError(MarkedYAMLError):
-    """The text is YAML, and stands for more than any manifest needs."""
+    """The text is YAML and stands for more than a manifest needs."""
 
 
 def load_all(text: str, kind: Literal["rt", "safe"] = "rt") -> Iterator[Any]:
-    """The documents of a text. Raises YAMLError; `explain` says it in words."""
+    """Yield the documents of a text. Raises YAMLError, which `explain` puts into words."""
     check_proportion(text)
     with _values():
         yield from YAML(typ=kind).load_all(io.StringIO(text))
 
 
 def load(text: str) -> Any:
-    """The one value of a text, in plain types; as above."""
+    """Return the one value of a text, in plain types. Raises YAMLError."""
     check_proportion(text)
     with _values():
         return YAML(typ="safe").load(text)
@@ -51,7 +49,7 @@ def load(text: str) -> Any:
 
 @contextmanager
 def _values() -> Iterator[None]:
-    """A date of the 13th month, or a number of 5,000 digits, is an error of Python's to ruamel."""
+    """Turn ValueErrors of ruamel (month 13, a number of 5,000 digits) into YAMLError."""
     try:
         yield
     except ValueError as error:
@@ -59,21 +57,21 @@ def _values() -> Iterator[None]:
 
 
 def check_proportion(text: str) -> None:
-    """Raises DisproportionError at the first place that goes too far."""
+    """Raise DisproportionError at the first place beyond a limit."""
     tally = _Tally()
     for event in YAML(typ="rt").parse(io.StringIO(text)):
         tally.add(event)
 
 
 class _Tally:
-    """Counts the values that a stream of events stands for."""
+    """Counter of the values that a stream of events stands for."""
 
     def __init__(self) -> None:
         self._values = 0
+        # Values behind each anchor of this document whose node has ended.
         self._sizes: dict[str, int] = {}
-        """Values behind each anchor of this document whose node has ended."""
+        # Anchors of open collections, and the number of values before each.
         self._open: list[tuple[str | None, int]] = []
-        """Anchors of the collections that are open, and how many values were before each."""
 
     def add(self, event: Any) -> None:
         if isinstance(event, DocumentStartEvent):
@@ -104,7 +102,7 @@ class _Tally:
 
     def _of_alias(self, event: Any) -> int:
         if any(anchor == event.anchor for anchor, _ in self._open):
-            raise _error(event, f"*{event.anchor} stands inside of what it stands for")
+            raise _error(event, f"*{event.anchor} is inside of what it stands for")
         return self._sizes.get(
             event.anchor, 1
         )  # an anchor that is not there is the parser's affair
@@ -115,7 +113,7 @@ def _error(event: Any, problem: str) -> DisproportionError:
 
 
 def explain(error: YAMLError, source: str) -> str:
-    """`source:line:column: what is wrong`, in one line."""
+    """Return `source:line:column: what is wrong`, in one line."""
     if not isinstance(
         error, MarkedYAMLError
     ):  # a control character, of which ruamel tells only the place in the file

@@ -14,7 +14,7 @@ from sluice.api.groups.distillation import DISTILLATION_ACROSS_GROUPS, Distillat
 from sluice.api.groups.losses import Covariance, Loss
 from sluice.api.groups.off_policy import OffPolicy, Rejection
 from sluice.api.groups.sft import OF_ADVANTAGES, OF_SAMPLES, SFT_ACROSS_GROUPS
-from sluice.api.schema.rules import any_given
+from sluice.api.schema.rules import any_set
 from tests.algorithm_cases import ALONE, CRITIC, SENSIBLE, TOGETHER, manifest
 
 
@@ -89,7 +89,7 @@ def test_what_sft_refuses_are_fields_that_have_defaults(
     model: type[Model], fields: tuple[str, ...]
 ) -> None:
     assert set(fields) <= {info.alias for info in model.model_fields.values()}
-    assert not any_given(*fields).holds(model())
+    assert not any_set(*fields).holds(model())
 
 
 def test_a_default_that_is_written_out_does_not_count_as_set_with_sft() -> None:
@@ -101,7 +101,7 @@ def test_a_default_that_is_written_out_does_not_count_as_set_with_sft() -> None:
 
 def test_a_data_source_has_one_teacher() -> None:
     teachers = [{"dataSource": "a", "url": "http://a"}, {"dataSource": "a", "url": "http://b"}]
-    with pytest.raises(ValidationError, match="dataSource 'a' stands here twice; expected once"):
+    with pytest.raises(ValidationError, match="dataSource 'a' is here twice; expected once"):
         job({"distillation": {"teacher": {"url": "http://t"}, "teachers": teachers}})
 
 

@@ -22,7 +22,7 @@ def test_a_field_of_a_number() -> None:
         "  limit    less than 1\n"
         "  changes  before its pods start\n"
         "\n"
-        "Adam's decay of the gradients' squares."
+        "Decay of Adam's mean of the squared gradients."
     )
 
 
@@ -98,16 +98,16 @@ def test_a_field_that_is_in_several_places_is_listed_with_its_paths() -> None:
 def test_a_name_that_is_nowhere_is_refused() -> None:
     result = CliRunner().invoke(app, ["explain", "tariner.lr"])
     assert result.exit_code == 2
-    assert "spec.tariner: there is no such field; did you mean trainer?" in result.stderr
+    assert "spec.tariner: no such field; did you mean trainer?" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("trainer.step", "spec.trainer.step: there is no such field; did you mean steps?"),
+        ("trainer.step", "spec.trainer.step: no such field; did you mean steps?"),
         (
             "trainer.steps.more",
-            "spec.trainer.steps.more: there is no such field; spec.trainer.steps",
+            "spec.trainer.steps.more: no such field; spec.trainer.steps",
         ),
     ],
 )

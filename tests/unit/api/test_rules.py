@@ -10,7 +10,7 @@ from pydantic import Field
 from sluice.api.schema.base import Model
 from sluice.api.schema.rules import (
     Condition,
-    any_given,
+    any_set,
     at_most_one_of,
     belong_together,
     exactly_one,
@@ -61,49 +61,55 @@ CONDITIONS = [
         {},
         id="false, not absent",
     ),
-    pytest.param(field("word").given, "has(self.word)", {"word": ""}, {}, id="given"),
+    pytest.param(field("word").is_set, "has(self.word)", {"word": ""}, {}, id="given"),
     pytest.param(
-        field("function").given, "has(self.__function__)", {"function": "f"}, {}, id="reserved word"
+        field("function").is_set,
+        "has(self.__function__)",
+        {"function": "f"},
+        {},
+        id="reserved word",
     ),
-    pytest.param(field("on").given, "self.on", {"on": True}, {}, id="another value than false"),
-    pytest.param(field("ratio").given, "self.ratio != 0.5", {"ratio": 1.0}, {}, id="another value"),
+    pytest.param(field("on").is_set, "self.on", {"on": True}, {}, id="another value than false"),
     pytest.param(
-        field("names").given,
+        field("ratio").is_set, "self.ratio != 0.5", {"ratio": 1.0}, {}, id="another value"
+    ),
+    pytest.param(
+        field("names").is_set,
         "(has(self.names) && size(self.names) > 0)",
         {"names": ["a"]},
         {"names": []},
         id="a list with entries",
     ),
     pytest.param(
-        field("filled").given,
+        field("filled").is_set,
         "(self.filled.size != 3 || has(self.filled.name))",
         {"filled": {"name": "x"}},
         {"filled": {"size": 3}},
         id="a field of an object",
     ),
     pytest.param(
-        field("optional.name").given,
+        field("optional.name").is_set,
         "self.?optional.?name.hasValue()",
         {"optional": {"name": "x"}},
         {"optional": {}},
         id="in an object that may be absent",
     ),
     pytest.param(
-        field("optional.size").given,
+        field("optional.size").is_set,
         "self.?optional.size.orValue(3) != 3",
         {"optional": {"size": 4}},
         {},
         id="with a default in an object that may be absent",
     ),
     pytest.param(
-        ~field("word").given & (field("kind") == "x"),
+        ~field("word").is_set & (field("kind") == "x"),
         "(!has(self.word) && self.kind == 'x')",
         {"kind": "x"},
         {"kind": "x", "word": "a"},
         id="not, and",
     ),
     pytest.param(
-        any_given("word", "on") | (field("kind") == "x"),
+        any_set("word", "on") | (field("kind") == "x"),
         "((has(self.word) || self.on) || self.kind == 'x')",
         {"on": True},
         {},
@@ -158,7 +164,7 @@ RULES = [
         id="exactly one",
     ),
     pytest.param(
-        belong_together(field("on").is_true, field("word").given, "both", "on"),
+        belong_together(field("on").is_true, field("word").is_set, "both", "on"),
         "(self.on) == (has(self.word))",
         "both",
         {"word": "a"},

@@ -37,7 +37,7 @@ BOMBS = [
     pytest.param(
         QUADRATIC, r":2:\d+: up to here, with what its aliases stand for, more than", id="quadratic"
     ),
-    pytest.param(SELF, r":3:8: \*b stands inside of what it stands for", id="itself"),
+    pytest.param(SELF, r":3:8: \*b is inside of what it stands for", id="itself"),
     pytest.param(
         "a:\n  " + "[" * 100_000, r":2:52: nested more than 50 levels deep", id="brackets"
     ),
