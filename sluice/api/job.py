@@ -176,8 +176,8 @@ class RLJobSpec(Model):
         requires(
             field("trainer.routingReplay") == "rollout",
             ~_VLLM,
-            "routingReplay: rollout needs an engine that reports its routing: rollout.engine "
-            "sglang",
+            "routingReplay: rollout needs an engine that reports its routing: choose "
+            "rollout.engine sglang",
             "trainer.routingReplay",
         ),
         requires(
