@@ -19,7 +19,7 @@ from sluice_rollout.toolbox import Python
 from sluice_rollout.tools import ToolLoop, ToolUnavailableError
 from tests import chat
 from tests.integration.rewards import attacks
-from tests.unit.rollout.test_episode import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, player
 
 
 @pytest.fixture(scope="module")

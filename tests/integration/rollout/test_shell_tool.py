@@ -15,7 +15,7 @@ from sluice_rollout.toolbox import Shell
 from sluice_rollout.toolbox.shell import unpack
 from sluice_rollout.tools import ToolLoop
 from tests import chat
-from tests.unit.rollout.test_episode import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, player
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from sluice_rollout.environments.program import Program
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.gateway_tools import episode_runner, open_registry
-from tests.unit.rollout.test_episode import Script
+from tests.unit.rollout.scripted_engine import Script
 
 # Functions for programs: `ask` asks the model, `leave` writes the result.
 HEAD = """

@@ -22,7 +22,7 @@ from sluice_rollout.environments.program import Program
 from sluice_rollout.scoring import seat_rewards
 from tests.unit.environments.program_tools import program_runner
 from tests.unit.gateway.gateway_tools import token_ids
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 MOVES = ["left", "down", "right", "up"]
 LAKE: dict[str, Any] = {"id": "FrozenLake-v1", "args": {"is_slippery": False}}

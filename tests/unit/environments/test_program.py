@@ -24,7 +24,7 @@ from tests.unit.environments.program_tools import (
     until,
 )
 from tests.unit.gateway.gateway_tools import episode_runner, open_registry, token_ids
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 
 @pytest.fixture

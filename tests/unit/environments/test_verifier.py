@@ -28,7 +28,7 @@ from tests.unit.environments.program_tools import (
     until,
 )
 from tests.unit.gateway.gateway_tools import token_ids
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 JUDGE = """
 row = json.loads(pathlib.Path("row.json").read_text())

@@ -23,7 +23,7 @@ from tests.integration.rollout.pod_process import SECONDS, TOKEN, Pod
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.environments.program_tools import FOREVER, python_command
 from tests.unit.gateway.gateway_tools import episode_runner, token_ids
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 ROW = Prompt(0, "?", label="0.5", metadata={"level": 1, "tests": "hidden"})
 RULES = VerifierRules(SECONDS, frozenset({"tests"}))

@@ -19,7 +19,7 @@ from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests import chat
 from tests.unit.buffer.buffer_tools import make_job
-from tests.unit.rollout.test_episode import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, player
 
 CHAT_BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
 

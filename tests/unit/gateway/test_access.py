@@ -14,7 +14,7 @@ from sluice_rollout.gateway import access
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.gateway.server import LOOPBACK, Server
 from tests.unit.gateway.gateway_tools import open_registry, play_episode, token_ids
-from tests.unit.rollout.test_episode import Script
+from tests.unit.rollout.scripted_engine import Script
 
 MODELS = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n"
 POST = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"

@@ -20,7 +20,7 @@ from tests.unit.gateway.gateway_tools import (
     openai_client,
     token_ids,
 )
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 LONG = "x" * 300
 TURNS = 8

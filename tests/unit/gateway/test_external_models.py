@@ -21,7 +21,7 @@ from tests.unit.gateway.gateway_tools import (
     play_episode,
     token_ids,
 )
-from tests.unit.rollout.test_episode import Script
+from tests.unit.rollout.scripted_engine import Script
 
 ANSWER = {
     "id": "1",

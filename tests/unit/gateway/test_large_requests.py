@@ -21,7 +21,7 @@ from sluice_rollout.gateway.history import Template, TextTooLongError
 from sluice_rollout.gateway.large_requests import LARGE_CHARACTERS
 from tests import chat
 from tests.unit.gateway.gateway_tools import open_registry, openai_client, play_episode, token_ids
-from tests.unit.rollout.test_episode import Script
+from tests.unit.rollout.scripted_engine import Script
 
 WORDS = "word " * 10_000
 

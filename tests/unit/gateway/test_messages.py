@@ -17,7 +17,7 @@ from sluice_rollout.gateway.endpoint import Gateway
 from sluice_rollout.gateway.interfaces import messages
 from sluice_rollout.gateway.interfaces.errors import GatewayError
 from tests.unit.gateway.gateway_tools import counter_value, open_registry, play_episode, token_ids
-from tests.unit.rollout.test_episode import Script
+from tests.unit.rollout.scripted_engine import Script
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": 2}}</tool_call>'
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}

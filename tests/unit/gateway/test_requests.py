@@ -24,7 +24,7 @@ from sluice_rollout.episode import Episode
 from sluice_rollout.gateway import tool_call_parser
 from sluice_rollout.gateway.endpoint import Gateway
 from tests.unit.gateway.gateway_tools import open_registry, play_episode, token_ids
-from tests.unit.rollout.test_episode import Script
+from tests.unit.rollout.scripted_engine import Script
 
 TEXT = "hi"
 USER = {"role": "user", "content": TEXT}

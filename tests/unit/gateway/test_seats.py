@@ -15,7 +15,7 @@ from sluice_rollout.episode import Episode, Play
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from tests import chat
 from tests.unit.gateway.gateway_tools import episode_runner, open_registry, openai_client, token_ids
-from tests.unit.rollout.test_episode import PARAMS, Script, drain_after_the_last
+from tests.unit.rollout.scripted_engine import PARAMS, Script, drain_after_the_last
 
 SEATS = {"rollout__seats": [{"name": "white"}, {"name": "black"}]}
 

@@ -27,7 +27,7 @@ from tests.unit.gateway.gateway_tools import (
     post,
     token_ids,
 )
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 PATHS = ["chat/completions", "completions", "responses"]
 

@@ -28,7 +28,7 @@ from tests.unit.gateway.gateway_tools import (
     token_ids,
 )
 from tests.unit.gateway.test_dropped_tool_results import LONG, result
-from tests.unit.rollout.test_episode import PARAMS, Script
+from tests.unit.rollout.scripted_engine import PARAMS, Script
 
 TURNS_ASKED = 8
 SYSTEM, TASK = {"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}

@@ -17,7 +17,7 @@ from sluice_migrate.stubs import import_hooks
 from sluice_rollout.user_functions import loading
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.gateway_tools import open_registry, token_ids
-from tests.unit.rollout.test_episode import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, player
 
 SLIME = """
 from slime.utils.http_utils import post

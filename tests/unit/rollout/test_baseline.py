@@ -1,5 +1,4 @@
-"""remax: the greedy response beside a group. It is scored, noted, and never one of the group's
-samples."""
+"""remax: the greedy response is scored and noted, and is not a sample of the group."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def maker(house: House, estimator: str) -> GroupMaker:
     return GroupMaker(spec, parts, parts.generator, scorer, parts)
 
 
-async def test_a_greedy_response_is_scored_and_noted_beside_the_samples() -> None:
+async def test_the_reward_of_the_greedy_response_is_in_each_samples_metadata() -> None:
     house = House()
     group = await maker(house, "remax").make(PROMPT, [])
     assert sorted(house.temperatures) == [0, 0.7, 0.7]
@@ -80,14 +79,14 @@ async def test_a_greedy_response_is_scored_and_noted_beside_the_samples() -> Non
     group.check_finished(2)
 
 
-async def test_other_estimators_make_none() -> None:
+async def test_other_estimators_make_no_greedy_response() -> None:
     house = House()
     group = await maker(house, "grpo").make(PROMPT, [])
     assert house.temperatures == [0.7, 0.7]
     assert not any(BASELINE_REWARD in s.metadata for s in group.samples)
 
 
-async def test_an_evaluation_has_none() -> None:
+async def test_an_evaluation_makes_no_greedy_response() -> None:
     house = House()
     await maker(house, "remax").make(Prompt(3, "x", purpose=Purpose.TRAIN), [])
     assert 0 in house.temperatures
@@ -114,7 +113,7 @@ async def test_a_group_whose_greedy_response_was_cut_off_is_not_finished() -> No
     assert [s.index for s in group.samples] == [0, 1]
 
 
-def test_what_a_drain_cut_off_as_well_keeps_its_tokens() -> None:
+def test_a_sample_that_a_drain_cut_off_too_keeps_its_tokens() -> None:
     begun = Sample(0, status=SampleStatus.ABORTED)
     begun.append_prompt([1])
     begun.append([5, 6], [-1.0, -1.0], [])
@@ -123,7 +122,7 @@ def test_what_a_drain_cut_off_as_well_keeps_its_tokens() -> None:
     assert group.samples[0].response_length == 2
 
 
-def test_the_note_is_a_number_that_survives_the_wire() -> None:
+def test_the_baseline_survives_encoding() -> None:
     from sluice.wire import codec
 
     group = SampleGroup(PROMPT, [Sample(0, reward=1.0, status=SampleStatus.COMPLETED)])

@@ -1,4 +1,4 @@
-"""An engine that need not make tokens just now is well; one that should and does not is lost."""
+"""An engine that need not make tokens now is healthy; one that should and does not is lost."""
 
 from __future__ import annotations
 
@@ -50,16 +50,14 @@ def stalled(engine: Engine) -> EngineHealth:
         pytest.param(Engine(resting=True), "", id="rests"),
         pytest.param(Engine(paused=599.0), "", id="paused"),
         pytest.param(
-            Engine(paused=600.0), "paused for 600 s, and no trainer has ended", id="for ever"
+            Engine(paused=600.0), "paused for 600 s, and no trainer has resumed", id="for ever"
         ),
         pytest.param(
             Engine(), "engine http://engine: 3 health .*: /health_generate answered 503", id="hangs"
         ),
     ],
 )
-async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
-    engine: Engine, lost: str
-) -> None:
+async def test_only_a_stalled_engine_has_to_generate_a_token(engine: Engine, lost: str) -> None:
     health = stalled(engine)
     with pytest.raises(EngineLostError, match=lost) if lost else contextlib.suppress(TimeoutError):
         await asyncio.wait_for(health.watch(lambda: True), 0.5)
@@ -67,7 +65,7 @@ async def test_only_an_engine_that_works_must_prove_that_it_makes_tokens(
     assert bool(health.unhealthy) == bool(lost)
 
 
-async def test_an_engine_without_work_need_not_prove_anything() -> None:
+async def test_an_idle_engine_need_not_generate_a_token() -> None:
     engine = Engine()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stalled(engine).watch(lambda: False), 0.2)

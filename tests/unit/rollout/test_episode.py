@@ -1,11 +1,9 @@
-"""A generate function's conversation: tokens and masks, ends, interruptions, and being played
-again."""
+"""A generate function's conversation: tokens, masks, ends, interruptions, repetitions."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,81 +12,15 @@ from sluice.engines.protocol import EngineError, Generation, PromptRefusedError
 from sluice.samples.sample import Prompt, Sample, SampleStatus, WeightSpan
 from sluice.samples.turns import TURNS
 from sluice.wire import codec
-from sluice_rollout.episode import Episode, EpisodeEndError, Play
-from sluice_rollout.generate import Generator
-from sluice_rollout.health import EngineHealth
-from sluice_rollout.user_functions.runner import EpisodeRunner
-
-PROMPT = [1, 2, 3]
-PARAMS = {"max_new_tokens": 10, "temperature": 1.0}
-
-
-class Words:
-    """A tokenizer whose words are numbers."""
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [int(word) for word in text.split()]
-
-
-class Script:
-    """An engine that answers each request with the next entry, as far as there is room."""
-
-    url = "http://engine"
-
-    def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
-        self.answers = list(answers)
-        self.asked: list[list[int]] = []
-        self.version = 0
-
-    async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        return False, "/health: refused"
-
-    async def generate(
-        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
-    ) -> Generation:
-        self.asked.append(input_ids)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        finish = "stop"
-        if isinstance(answer, str):  # "7 8": cut off behind these
-            finish, answer = "abort", [int(word) for word in answer.split()]
-        assert isinstance(answer, list)
-        room = sampling["max_new_tokens"]
-        if len(answer) > room:
-            finish, answer = "length", answer[:room]
-        spans = [WeightSpan(self.version, 0, len(answer))] if answer else []
-        return Generation(answer, [-0.5] * len(answer), spans, finish, None)
-
-
-def player(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:
-    def decode(ids: list[int]) -> str:
-        return " ".join(map(str, ids))
-
-    health = EngineHealth(engine, 60.0)  # type: ignore[arg-type]
-    generator = Generator(engine, decode, asyncio.Semaphore(4), lambda: engine.version, health)  # type: ignore[arg-type]
-    return EpisodeRunner(play, "mine.py:play", generator, Words(), seconds, None)
-
-
-def drain_after_the_last(engine: Script, playing: EpisodeRunner) -> None:
-    """The pod ends while the engine's last answer is on its way."""
-    request = engine.generate
-
-    async def drained(*arguments: Any, **options: Any) -> Generation:
-        answer = await request(*arguments, **options)
-        if not engine.answers:
-            playing.generator.draining.set()
-        return answer
-
-    engine.generate = drained  # type: ignore[method-assign]
-
-
-async def run(
-    play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None
-) -> Sample:
-    played = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
-    codec.sample_to_message(played)
-    return played
+from sluice_rollout.episode import Episode, EpisodeEndError
+from tests.unit.rollout.scripted_engine import (
+    PARAMS,
+    PROMPT,
+    Script,
+    drain_after_the_last,
+    player,
+    run,
+)
 
 
 async def ask_twice(episode: Episode) -> None:
@@ -204,15 +136,15 @@ async def test_a_drain_does_not_wait_for_a_tool() -> None:
         await episode.generate()
         await asyncio.sleep(60)
 
-    one = player(play, Script([10]))
-    playing = asyncio.create_task(one(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
+    runner = player(play, Script([10]))
+    playing = asyncio.create_task(runner(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
     await asyncio.sleep(0.05)
-    one.generator.draining.set()
+    runner.generator.draining.set()
     sample = await asyncio.wait_for(playing, 5)
     assert (sample.status, sample.tokens.tolist()) == (SampleStatus.ABORTED, [*PROMPT, 10])
 
 
-async def test_a_world_that_goes_another_way_the_second_time_is_followed() -> None:
+async def test_an_observation_that_differs_the_second_time_drops_later_turns() -> None:
     async def second(episode: Episode) -> None:
         await episode.generate()
         episode.observe([95])
@@ -226,7 +158,7 @@ async def test_a_world_that_goes_another_way_the_second_time_is_followed() -> No
     after.check_tokens()
 
 
-async def test_a_turn_where_there_was_an_observation_goes_another_way_too() -> None:
+async def test_a_turn_in_place_of_an_observation_drops_later_turns() -> None:
     async def second(episode: Episode) -> None:
         await episode.generate()
         await episode.generate()
@@ -238,7 +170,7 @@ async def test_a_turn_where_there_was_an_observation_goes_another_way_too() -> N
     after.check_tokens()
 
 
-async def test_a_question_beside_the_sample_leaves_it_alone() -> None:
+async def test_asking_does_not_change_the_sample() -> None:
     async def play(episode: Episode) -> None:
         await episode.generate()
         assert (await episode.ask([70])).tokens == [71, 72]
@@ -249,7 +181,7 @@ async def test_a_question_beside_the_sample_leaves_it_alone() -> None:
     assert sample.tokens.tolist() == [*PROMPT, 10]
 
 
-async def test_a_reward_of_the_environments_own() -> None:
+async def test_the_environment_may_set_the_reward() -> None:
     async def play(episode: Episode) -> None:
         await episode.generate()
         episode.reward({"score": 0.5, "moves": 3})
@@ -347,7 +279,7 @@ async def test_a_function_that_goes_wrong_fails_its_sample_with_the_reason(
     json.dumps(sample.metadata)
 
 
-async def test_time_at_the_engine_is_not_the_functions() -> None:
+async def test_time_at_the_engine_does_not_count_for_the_function() -> None:
     class Slow(Script):
         async def generate(self, *arguments: Any, **options: Any) -> Generation:
             await asyncio.sleep(0.2)
@@ -364,7 +296,7 @@ async def test_a_prompt_that_the_engine_refuses_fails_its_sample() -> None:
     assert (sample.status, sample.error) == (SampleStatus.FAILED, "mine.py:play too long")
 
 
-async def test_an_engine_that_is_gone_is_no_fault_of_the_function() -> None:
+async def test_a_lost_engine_does_not_fail_the_function() -> None:
     async def swallows(episode: Episode) -> None:
         try:
             await episode.generate()

@@ -1,4 +1,4 @@
-"""Hooks, and who judges what: the user's code around a sample's reward."""
+"""Hooks of the user, and the judges of samples."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, err
     group.check_finished(2)
 
 
-def test_hooks_and_functions_that_cannot_be_had(code: str, tmp_path: Path) -> None:
+def test_hooks_and_functions_that_cannot_be_loaded(code: str, tmp_path: Path) -> None:
     spec = make_job(tmp_path).spec
     with pytest.raises(
         ConfigurationError, match=r"spec\.rollout\.hooks\.afterReward: .*has no function 'none'"
@@ -157,7 +157,7 @@ def test_hooks_and_functions_that_cannot_be_had(code: str, tmp_path: Path) -> No
         loading.load_function(f"{code}:play", spec)
 
 
-async def test_a_data_set_with_a_reward_of_its_own_is_judged_by_it() -> None:
+async def test_a_data_set_that_names_a_reward_is_judged_by_it() -> None:
     house = House()
     make = maker(house, easy=house.judge(0.25))
     for dataset, purpose, expected in (

@@ -1,4 +1,4 @@
-"""A leased group in work."""
+"""The facts of a leased group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice_rollout.leased_group import LeasedGroup
 from sluice_rollout.load import GroupLoad, Load
 
 
-def test_it_knows_how_busy_its_thread_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_busy_fraction_is_cpu_time_by_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
     leased = LeasedGroup.from_message(pb.LeasedGroup(), GroupLoad(Load()))
     leased.started_at, leased.cpu_started_at = 100.0, 7.0
     monkeypatch.setattr(time, "monotonic", lambda: 110.0)

@@ -1,4 +1,4 @@
-"""When a worker is in the tail of a batch."""
+"""The load of a worker, and the tail of a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.rollout.test_hooks import House, maker
         pytest.param(0, 0, True, False, id="nothing was done yet"),
     ],
 )
-def test_few_samples_and_no_more_to_be_had(
+def test_a_tail_has_few_samples_and_no_more_groups_to_lease(
     samples: int, peak: int, waits: bool, tail: bool
 ) -> None:
     assert is_tail(samples, peak, waiting=waits) is tail
@@ -83,7 +83,7 @@ def test_the_last_rewards_are_the_tail_too() -> None:
     assert worker.load.state(has_groups=True) == "tail"
 
 
-def test_groups_in_place_of_filtered_ones_end_a_tail_where_they_are_many() -> None:
+def test_enough_groups_in_place_of_filtered_ones_end_a_tail() -> None:
     worker = Worker()
     worker.lease(64)
     worker.finish(60)
@@ -93,7 +93,7 @@ def test_groups_in_place_of_filtered_ones_end_a_tail_where_they_are_many() -> No
     assert worker.state == "generating", "20 of 64"
 
 
-def test_a_worker_whose_places_are_all_taken_is_in_no_tail() -> None:
+def test_a_worker_without_free_places_is_not_in_a_tail() -> None:
     """It asks for no lease: stragglers hold its places, while the batch has more to lease."""
     worker = Worker()
     worker.lease(64)
@@ -115,7 +115,7 @@ def test_asynchronous_mode_has_no_tail() -> None:
         assert worker.state == "generating"
 
 
-def test_episodes_whose_tools_run_are_no_tail() -> None:
+def test_episodes_whose_tools_run_are_not_a_tail() -> None:
     """They have no request at the engine, and will have some."""
     load = Load()
     load.add_group(64)
@@ -148,7 +148,7 @@ async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_sco
     assert (counts[-1], load.samples) == (0, 0)
 
 
-async def test_a_change_of_state_is_told_once_and_soon() -> None:
+async def test_a_change_of_state_is_reported_once_and_soon() -> None:
     beats: asyncio.Queue[None] = asyncio.Queue()
     nothing = cast("Any", None)
     membership = cast("Any", SimpleNamespace(interval=0.01, beat=lambda: beats.put_nowait(None)))
@@ -211,7 +211,7 @@ def test_fewer_places_than_a_group_has_samples_are_enough() -> None:
     assert room(4, 8, [4]) == 0
 
 
-async def test_who_waits_for_places_hears_of_each_that_is_free() -> None:
+async def test_a_generated_sample_wakes_the_leasing_loop() -> None:
     load = Load()
     share = load.add_group(8)
     load.decreased.clear()

@@ -1,5 +1,4 @@
-"""A stream to the buffer that breaks: what was not answered goes out again, and nobody is left
-reading."""
+"""A stream to the buffer that breaks: groups without an answer are sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the rewards that a sample and its seats were own, or judged with, to those it has."""
+"""Rewards of a sample and its seats, derived from those that were given or judged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sluice_rollout.scoring import seat_rewards
 
 def sample(seats: tuple[str, ...], of_turns: dict[str, float] | None = None) -> Sample:
     """One token a seat, in this order."""
-    one = Sample(0, status=SampleStatus.COMPLETED, response="0")
-    one.branches = [TokenSequence() for _ in seats[1:]]
+    scored = Sample(0, status=SampleStatus.COMPLETED, response="0")
+    scored.branches = [TokenSequence() for _ in seats[1:]]
     records = []
-    for number, (seat, sequence) in enumerate(zip(seats, one.sequences, strict=True)):
+    for number, (seat, sequence) in enumerate(zip(seats, scored.sequences, strict=True)):
         sequence.tokens, sequence.seat = np.array([7, number], np.int32), seat
         sequence.response_length = 1
         reward = (of_turns or {}).get(seat, 0.0)
         records.append([{"by": "model", "length": 1, "turn": number, "reward": reward}])
-    one.metadata = {TURNS: records[0], BRANCH_TURNS: records[1:]}
-    return one
+    scored.metadata = {TURNS: records[0], BRANCH_TURNS: records[1:]}
+    return scored
 
 
 BOTH = ("white", "black")
@@ -45,17 +45,17 @@ BOTH = ("white", "black")
                      (0.5, {"white": 1, "black": 0}), id="a seat that never spoke"),
     ],
 )  # fmt: skip
-def test_rewards_that_follow_from_others(
+def test_missing_rewards_are_derived_from_others(
     seats: tuple[str, ...],
     reward: float | None,
     own: dict[str, float],
     of_turns: dict[str, float],
     expected: tuple[float, dict[str, float]],
 ) -> None:
-    one = sample(seats, of_turns)
-    one.reward, one.seat_rewards = reward, dict(own)
-    seat_rewards.settle(one)
-    assert (one.reward, one.seat_rewards) == expected
+    scored = sample(seats, of_turns)
+    scored.reward, scored.seat_rewards = reward, dict(own)
+    seat_rewards.settle(scored)
+    assert (scored.reward, scored.seat_rewards) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,29 +69,29 @@ def test_rewards_that_follow_from_others(
         pytest.param(BOTH, 1.0, {}, [], id="they share one"),
     ],
 )
-def test_what_is_left_to_judge(
+def test_seats_without_a_reward_are_still_to_be_judged(
     seats: tuple[str, ...], reward: float | None, own: dict[str, float], missing: list[str]
 ) -> None:
-    one = sample(seats)
-    one.reward, one.seat_rewards = reward, own
-    assert seat_rewards.missing(one) == missing
+    scored = sample(seats)
+    scored.reward, scored.seat_rewards = reward, own
+    assert seat_rewards.missing(scored) == missing
 
 
 def test_a_reward_sees_the_response_and_the_name_of_the_seat() -> None:
     def text(tokens: list[int], stop: str | None) -> str:
         return " ".join(map(str, tokens))
 
-    one = sample(BOTH)
-    one.metadata["seats"] = {"black": {"answer": "b"}}
+    scored = sample(BOTH)
+    scored.metadata["seats"] = {"black": {"answer": "b"}}
     prompt: Any = Prompt(0, "?", label="l", metadata={"seat": "row's", "level": 3})
-    seen = seat_rewards.reward_input(prompt, one, "black", text)
+    seen = seat_rewards.reward_input(prompt, scored, "black", text)
     assert (seen.response, seen.tokens, seen.response_length) == ("1", [7, 1], 1)
-    told = {name: seen.metadata[name] for name in ("seat", "level", "answer")}
-    assert told == {"seat": "black", "level": 3, "answer": "b"}
+    metadata = {name: seen.metadata[name] for name in ("seat", "level", "answer")}
+    assert metadata == {"seat": "black", "level": 3, "answer": "b"}
 
 
 def test_a_judgement_of_a_seat_keeps_its_parts_apart() -> None:
-    one = sample(BOTH)
-    seat_rewards.give(one, "white", (1.0, {"score": 1.0, "format": 0.5}))
-    assert one.seat_rewards == {"white": 1.0}
-    assert one.reward_parts == {"white/score": 1.0, "white/format": 0.5}
+    scored = sample(BOTH)
+    seat_rewards.give(scored, "white", (1.0, {"score": 1.0, "format": 0.5}))
+    assert scored.seat_rewards == {"white": 1.0}
+    assert scored.reward_parts == {"white/score": 1.0, "white/format": 0.5}

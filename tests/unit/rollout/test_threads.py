@@ -1,4 +1,4 @@
-"""Calls of a user's functions: in threads that a hanging one keeps to itself."""
+"""Calls of user functions in threads, of which a hanging one keeps only its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def settled(threads: Threads) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_call_that_hangs_takes_nobodys_place_for_good(gate: threading.Event) -> None:
+async def test_a_hanging_call_does_not_keep_its_place(gate: threading.Event) -> None:
     threads = Threads("test", size=1, most_hanging=3)
     for _ in range(2):
         with pytest.raises(LateError, match=r"no end after 0\.02 s"):
@@ -62,7 +62,7 @@ async def test_beyond_the_bound_no_call_is_begun_until_one_has_ended(gate: threa
     assert await threads.call(lambda: 7, seconds=10) == 7
 
 
-async def test_a_call_that_nobody_waits_for_any_more_counts_as_hanging(
+async def test_an_abandoned_call_counts_as_hanging(
     gate: threading.Event,
 ) -> None:
     threads = Threads("test")
@@ -73,7 +73,9 @@ async def test_a_call_that_nobody_waits_for_any_more_counts_as_hanging(
     assert threads.hanging == {"wait": 1}
 
 
-async def test_calls_wait_for_a_place_and_that_is_not_their_time(gate: threading.Event) -> None:
+async def test_the_wait_for_a_place_does_not_count_for_the_time_limit(
+    gate: threading.Event,
+) -> None:
     threads = Threads("test", size=1)
     first = asyncio.create_task(threads.call(gate.wait, seconds=100))
     second = asyncio.create_task(threads.call(lambda: 7, seconds=5))
@@ -101,7 +103,7 @@ async def test_a_function_that_ends_the_process_ends_its_call(function: object) 
         await Threads("test").call(function, seconds=10)  # type: ignore[arg-type]
 
 
-async def test_a_functions_own_time_out_is_not_ours() -> None:
+async def test_a_timeout_of_the_function_is_not_a_late_error() -> None:
     with pytest.raises(TimeoutError, match="its own") as caught:
         await Threads("test").call(disappointed, seconds=10)
     assert not isinstance(caught.value, LateError)

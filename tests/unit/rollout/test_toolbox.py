@@ -1,5 +1,4 @@
-"""Tools that ask servers and documents: real servers of this machine, and what becomes of their
-mistakes."""
+"""Tools that ask servers and documents: real servers of this machine, and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from sluice_rollout.toolbox.base import is_tool
 from sluice_rollout.toolbox.search import Index, documents
 from sluice_rollout.tools import ToolLoop, ToolUnavailableError
 from tests import chat
-from tests.unit.rollout.test_episode import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, player
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TEXTS = [
@@ -89,17 +88,17 @@ def test_a_corpus_of_files(tmp_path: Path) -> None:
 
 
 async def test_a_retriever_of_search_r1() -> None:
-    asked = []
+    requests = []
 
     async def retrieve(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        asked.append(body)
+        requests.append(body)
         best = [{"document": {"contents": text}, "score": 1.0} for text in TEXTS[:2]]
         return web.json_response({"result": [best]})
 
     async with served(retrieve=retrieve) as host:
         text = await Retriever(f"http://{host}/retrieve", top_k=2).session()(query="red")
-    assert asked == [{"queries": ["red"], "topk": 2, "return_scores": True}]
+    assert requests == [{"queries": ["red"], "topk": 2, "return_scores": True}]
     assert text.startswith("Doc 1 (Title: Lighthouse) The lighthouse of Amber")
 
 
@@ -118,7 +117,7 @@ async def test_a_retriever_that_fails_fails_the_sample(handler: Handler, message
             await Retriever(f"http://{host}/retrieve").search("red")
 
 
-async def test_a_page_of_a_host_that_is_named() -> None:
+async def test_a_page_of_an_allowed_host() -> None:
     async with served(page=says("a page"), missing=says("none", 404)) as host:
         fetch = Http([host]).session()
         assert await fetch(url=f"http://{host}/page") == "a page"
@@ -139,11 +138,11 @@ async def test_a_page_of_a_host_that_is_named() -> None:
         "by a redirect", "no scheme", "nothing", "no address",
     ],
 )  # fmt: skip
-async def test_no_other_host_is_asked(url: str) -> None:
-    asked: list[str] = []
+async def test_other_hosts_are_refused(url: str) -> None:
+    requests: list[str] = []
 
     async def secret(request: web.Request) -> web.StreamResponse:
-        asked.append(request.path)
+        requests.append(request.path)
         return web.Response(text="secret")
 
     async with served(page=secret) as other:
@@ -151,7 +150,7 @@ async def test_no_other_host_is_asked(url: str) -> None:
         async with served(page=says("a page"), moved=moved) as host:
             text = await Http([host]).fetch(url.format(host=host, other=other))
     assert text.startswith("error: ")
-    assert not asked
+    assert not requests
 
 
 async def test_redirects_end() -> None:
@@ -191,7 +190,7 @@ async def run(loop: ToolLoop, *turns: str) -> Sample:
     return await guest(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 900})
 
 
-async def test_a_loop_with_a_tool_that_ships(tmp_path: Path) -> None:
+async def test_a_loop_with_a_ready_made_tool(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text(json.dumps({"contents": TEXTS[0]}))
     call = '<tool_call>{"name": "search", "arguments": {"query": "amber"}}</tool_call>'
     sample = await run(ToolLoop([Search(tmp_path / "c.jsonl")]), call, "red")

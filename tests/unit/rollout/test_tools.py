@@ -21,7 +21,7 @@ from sluice_rollout.tools import (
     hermes_calls,
     json_calls,
 )
-from tests.unit.rollout.test_episode import PROMPT, Script, player
+from tests.unit.rollout.scripted_engine import PROMPT, Script, player
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 CALL = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
@@ -97,7 +97,7 @@ def tokenizer() -> Any:
 @pytest.mark.parametrize(("last", "expected"), [
     (4, "<tool> 3 <end> <assistant>"), (6, "<end> <tool> 3 <end> <assistant>"),
 ])  # fmt: skip
-def test_between_two_turns_stands_what_the_template_writes(
+def test_the_chat_template_writes_the_text_between_turns(
     tokenizer: Any, last: int, expected: str
 ) -> None:
     ids = between_turns(tokenizer, [{"role": "tool", "content": "3"}], last)
@@ -129,9 +129,9 @@ class Chatty(Script):
 
 async def played(loop: ToolLoop, tokenizer: Any, *texts: str) -> tuple[Sample, Chatty]:
     engine = Chatty(*texts)
-    one = player(loop, engine)
-    one.tokenizer, one.generator.decode = tokenizer, engine.decode
-    return await one(Prompt(0, "?"), PROMPT, Sample(0), {"max_new_tokens": 100}), engine
+    runner = player(loop, engine)
+    runner.tokenizer, runner.generator.decode = tokenizer, engine.decode
+    return await runner(Prompt(0, "?"), PROMPT, Sample(0), {"max_new_tokens": 100}), engine
 
 
 async def test_tools_are_called_until_the_model_answers(tokenizer: Any) -> None:
@@ -173,14 +173,14 @@ def nests() -> list[Any]:
     (ToolCall("halves"), "a\ufffdb"), (ToolCall("raises"), "error: ValueError: \ufffd"),
     (ToolCall("nests"), "error: RecursionError"),
 ])  # fmt: skip
-async def test_what_the_model_is_told(call: ToolCall, answer: str) -> None:
+async def test_the_model_sees_the_errors_of_tools(call: ToolCall, answer: str) -> None:
     loop = ToolLoop([add, later, slow, halves, raises, nests])
-    told = await loop._answer(call, loop._opened())
-    assert told.startswith(answer)
-    told.encode()
+    result = await loop._answer(call, loop._opened())
+    assert result.startswith(answer)
+    result.encode()
 
 
-async def test_the_model_is_told_of_a_tool_that_hangs() -> None:
+async def test_the_model_sees_that_a_tool_hangs() -> None:
     loop = ToolLoop([slow], seconds=0.05)
     answer = await loop._answer(ToolCall("slow"), loop._opened())
     assert answer == "error: no answer after 0.05 s"

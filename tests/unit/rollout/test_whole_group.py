@@ -1,5 +1,4 @@
-"""Generate functions that try several ways, and that play all samples of a prompt at once; one for
-each data set."""
+"""Generate functions that try several ways, or play all samples of a prompt in one call."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from sluice_rollout.episode import Episode, EpisodeEndError, together, whole_gro
 from sluice_rollout.group import GroupMaker
 from sluice_rollout.scoring.scorer import Scorer
 from sluice_rollout.user_functions import loading
-from tests.unit.rollout.test_episode import (
+from tests.unit.rollout.scripted_engine import (
     PARAMS,
     PROMPT,
     Script,
@@ -36,13 +35,13 @@ async def best_of_three(episode: Episode) -> None:
     """A common start, three ways on, the one with the largest token kept."""
     await episode.generate()
     branches = [episode.branch() for _ in range(3)]
-    await together(*(one(branch) for branch in branches))
+    await together(*(play_once(branch) for branch in branches))
     episode.adopt(max(branches, key=lambda branch: int(branch.sample.tokens[-1])))
     episode.observe([90])
     await episode.generate()
 
 
-async def one(branch: Episode) -> None:
+async def play_once(branch: Episode) -> None:
     await branch.generate()
 
 
@@ -59,7 +58,7 @@ async def test_the_best_branch_becomes_the_sample() -> None:
     sample.check_tokens()
 
 
-async def test_nothing_of_a_branch_is_kept_that_is_not_adopted() -> None:
+async def test_a_branch_that_is_not_adopted_is_dropped() -> None:
     async def play(episode: Episode) -> None:
         await episode.generate()
         branch = episode.branch()
@@ -87,7 +86,7 @@ async def test_metadata_and_reward_of_a_branch_come_with_it() -> None:
 async def test_a_branch_that_is_truncated_ends_alone() -> None:
     async def play(episode: Episode) -> None:
         short, long = episode.branch(), episode.branch()
-        await together(one(long), one(short))
+        await together(play_once(long), play_once(short))
         episode.adopt(short)
 
     sample = await run(play, Script(list(range(10, 30)), [10]))
@@ -97,7 +96,7 @@ async def test_a_branch_that_is_truncated_ends_alone() -> None:
 async def test_a_truncated_branch_makes_a_truncated_sample() -> None:
     async def play(episode: Episode) -> None:
         branch = episode.branch()
-        await together(one(branch))
+        await together(play_once(branch))
         episode.adopt(branch)
 
     sample = await run(play, Script(list(range(10, 30))))
@@ -118,7 +117,7 @@ async def test_an_episode_of_another_prompt_cannot_be_adopted() -> None:
     )
 
 
-async def test_an_engine_that_is_gone_in_a_branch_is_no_fault_of_the_function() -> None:
+async def test_a_lost_engine_in_a_branch_does_not_fail_the_function() -> None:
     async def play(episode: Episode) -> None:
         await episode.generate()
         try:
@@ -130,7 +129,7 @@ async def test_an_engine_that_is_gone_in_a_branch_is_no_fault_of_the_function() 
         await run(play, Script([10], EngineError("gone")))
 
 
-async def test_time_is_the_functions_only_while_no_branch_is_at_the_engine() -> None:
+async def test_time_counts_only_while_no_branch_is_at_the_engine() -> None:
     class Slow(Script):
         async def generate(self, *arguments: Any, **options: Any) -> Generation:
             await asyncio.sleep(0.05 if len(self.asked) else 0.5)
@@ -138,7 +137,7 @@ async def test_time_is_the_functions_only_while_no_branch_is_at_the_engine() -> 
 
     async def play(episode: Episode) -> None:
         branches = [episode.branch() for _ in range(3)]
-        await together(*(one(branch) for branch in branches))
+        await together(*(play_once(branch) for branch in branches))
         episode.adopt(branches[0])
 
     sample = await player(play, Slow([10], [11], [12]), seconds=0.25)(
@@ -153,7 +152,7 @@ async def tree(episodes: list[Episode]) -> None:
     await episodes[0].generate()
     for episode in episodes[1:]:
         episode.adopt(episodes[0])
-    await together(*(one(episode) for episode in episodes))
+    await together(*(play_once(episode) for episode in episodes))
     for rank, episode in enumerate(episodes):
         episode.reward(float(rank))
 
@@ -168,7 +167,7 @@ async def grouped(
     return samples
 
 
-async def test_a_function_of_the_whole_group_fills_all_of_its_samples() -> None:
+async def test_a_function_of_the_whole_group_plays_all_of_its_samples() -> None:
     samples = await grouped(tree, Script([10], [20], [30], [40]))
     assert [sample.tokens.tolist() for sample in samples] == [
         [*PROMPT, 10, last] for last in (20, 30, 40)
@@ -178,12 +177,10 @@ async def test_a_function_of_the_whole_group_fills_all_of_its_samples() -> None:
     ]
 
 
-async def test_what_it_raises_fails_all_of_them_and_what_one_episode_leaves_broken_that_one() -> (
-    None
-):
+async def test_an_exception_fails_the_group_and_a_broken_episode_its_sample() -> None:
     @whole_group
     async def crash(episodes: list[Episode]) -> None:
-        await together(*(one(episode) for episode in episodes))
+        await together(*(play_once(episode) for episode in episodes))
         raise KeyError("board")
 
     @whole_group
@@ -263,7 +260,7 @@ class House:
         return sample
 
     async def judge(self, inputs: list[RewardInput]) -> list[Any]:
-        return [(1.0 if one.response == "plain" else 0.0, {}) for one in inputs]
+        return [(1.0 if play_once.response == "plain" else 0.0, {}) for play_once in inputs]
 
 
 CODE = """
@@ -328,7 +325,7 @@ TRAIN = Prompt(0, "?", dataset="t")
 HELD_OUT = Prompt(0, "?", dataset="e", purpose=Purpose.EVALUATE)
 
 
-async def test_a_group_is_filled_in_one_call_and_needs_no_judge(
+async def test_a_group_is_played_in_one_call_and_needs_no_judge(
     spec: Callable[..., RLJobSpec],
 ) -> None:
     make = maker(spec({"function": "every"}, {}, {}), Script([10], [11]))
@@ -359,15 +356,15 @@ async def test_a_data_set_may_have_its_own_function_or_none(
     """Counted by what the function's engine was asked, in training and in evaluation."""
     engine = Script(*([n] for n in range(10, 20)))
     make = maker(spec(rollout, train, held_out), engine)
-    asked = [0]
+    counts = [0]
     for prompt in (TRAIN, HELD_OUT):
         group = await make.make(prompt, [])
         assert all(sample.status is SampleStatus.COMPLETED for sample in group.samples)
-        asked.append(len(engine.asked) - sum(asked))
-    assert tuple(asked) == expected
+        counts.append(len(engine.asked) - sum(counts))
+    assert tuple(counts) == expected
 
 
-def test_a_function_that_cannot_be_had_is_named_by_its_field(
+def test_a_function_that_cannot_be_loaded_is_named_by_its_field(
     spec: Callable[..., RLJobSpec],
 ) -> None:
     with pytest.raises(

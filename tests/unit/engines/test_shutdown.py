@@ -1,4 +1,4 @@
-"""An engine ends after it is told to. Its part is played by a stand-in; its shape is SGLang's."""
+"""An engine ends soon after it is told to. The tokenizer manager has the shape of SGLang's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_it_ends_when_it_is_told_to_and_its_requests_have_ended(
     assert tokenizer.ended - cleared > 0.5, "its last answers are on their way"
 
 
-async def test_requests_that_do_not_end_are_the_engines_own_affair(
+async def test_requests_that_do_not_end_are_left_to_sglang(
     shutdown: ModuleType, tokenizer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "PATIENCE_SECONDS", 0.1)

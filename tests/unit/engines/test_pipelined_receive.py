@@ -1,4 +1,4 @@
-"""The part of our plugin that passes requests for buckets on while earlier ones are worked on."""
+"""The plugin's passing on of requests for buckets while earlier ones are loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -90,18 +90,18 @@ async def turns() -> None:
 
 async def test_requests_go_on_without_the_answers_of_those_before_them(module: ModuleType) -> None:
     manager = Manager(module)
-    asked = manager.ask(Request("0"), Request("1"), Request("2", weight_version="7"))
+    requests = manager.ask(Request("0"), Request("1"), Request("2", weight_version="7"))
     communicator = manager.update_weights_from_distributed_communicator
     await turns()
     assert communicator.sent == ["0", "1", "2"]
     for number in range(3):
         communicator.answer(f"loaded {number}")
-    assert [await task for task in asked] == [(True, f"loaded {number}") for number in range(3)]
+    assert [await task for task in requests] == [(True, f"loaded {number}") for number in range(3)]
 
 
-async def test_one_that_sglang_waits_for_is_answered_first(module: ModuleType) -> None:
+async def test_a_request_of_sglangs_is_answered_first(module: ModuleType) -> None:
     manager = Manager(module)
-    asked = manager.ask(Request("whole", flush_cache=True), Request("0"))
+    requests = manager.ask(Request("whole", flush_cache=True), Request("0"))
     communicator = manager.update_weights_from_distributed_communicator
     await turns()
     assert communicator.sent == ["whole"]
@@ -109,7 +109,7 @@ async def test_one_that_sglang_waits_for_is_answered_first(module: ModuleType) -
     await turns()
     assert communicator.sent == ["whole", "0"]
     communicator.answer("loaded")
-    assert [await task for task in asked] == [(True, "flushed"), (True, "loaded")]
+    assert [await task for task in requests] == [(True, "flushed"), (True, "loaded")]
 
 
 async def test_each_of_several_schedulers_answers_each_request(module: ModuleType) -> None:
@@ -127,7 +127,9 @@ async def test_each_of_several_schedulers_answers_each_request(module: ModuleTyp
     assert await second == (True, "c | d")
 
 
-async def test_the_answer_to_a_client_that_has_gone_is_nobody_elses(module: ModuleType) -> None:
+async def test_the_answer_for_a_client_that_has_left_does_not_go_to_another(
+    module: ModuleType,
+) -> None:
     manager = Manager(module)
     gone, stays = manager.ask(Request("0"), Request("1"))
     communicator = manager.update_weights_from_distributed_communicator
@@ -144,7 +146,7 @@ async def test_the_answer_to_a_client_that_has_gone_is_nobody_elses(module: Modu
     [(False, Request("0")), (True, Request("0", group_name="somebody-elses"))],
     ids=["an engine that generates", "somebody else's weights"],
 )
-async def test_all_others_are_left_to_sglang(
+async def test_other_requests_are_handled_by_sglang(
     module: ModuleType, pause: bool, request_: Request
 ) -> None:
     manager = Manager(module)

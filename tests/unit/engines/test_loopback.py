@@ -1,5 +1,4 @@
-"""The part of our plugin for SGLang that decides who reaches the store in which an engine's
-processes meet."""
+"""The plugin's store for the processes of an engine, which only the loopback reaches."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from sluice.runtime.pod_env import free_port
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -30,7 +29,9 @@ def loopback(plugin: Plugin) -> ModuleType:
         pytest.param("job-rollout-0-1-0.job-engines", None, id="the first of several pods"),
     ],
 )
-def test_where_an_engine_meets(loopback: ModuleType, host: str, expected: str | None) -> None:
+def test_an_engine_of_one_pod_meets_on_the_loopback(
+    loopback: ModuleType, host: str, expected: str | None
+) -> None:
     assert loopback.loopback_of(host) == expected
 
 
@@ -48,6 +49,8 @@ def test_the_store_serves_the_loopback_alone_and_its_ranks_meet_there(
     assert served.get("key") == b"value"
     sockets = psutil.Process().net_connections(kind="tcp")
     listening = [
-        each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"
+        connection.laddr.ip
+        for connection in sockets
+        if connection.laddr.port == port and connection.status == "LISTEN"
     ]
     assert listening == ["127.0.0.1"]

@@ -1,4 +1,4 @@
-"""Prompts wait for each other at an engine. The scheduler is a stand-in of SGLang's shape."""
+"""Prompts wait for each other at an engine. The scheduler has the shape of SGLang's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
-def gather(plugin: Plugin) -> ModuleType:
+def prefill_batching(plugin: Plugin) -> ModuleType:
     return plugin("prefill_batching")
 
 
@@ -42,11 +42,11 @@ def take_all(scheduler: SimpleNamespace, _: SimpleNamespace) -> list[int]:
         pytest.param(0, 512, 0, id="none wait"),
     ],
 )
-def test_prompts_wait_while_they_are_few_beside_what_generates(
-    gather: ModuleType, waiting: int, generating: int, taken: int
+def test_prompts_wait_while_they_are_few_compared_to_running_requests(
+    prefill_batching: ModuleType, waiting: int, generating: int, taken: int
 ) -> None:
     engine = scheduler(waiting)
-    chosen = gather.PrefillBatching(8)(take_all, engine, running(generating))
+    chosen = prefill_batching.PrefillBatching(8)(take_all, engine, running(generating))
     assert len(chosen) == taken
     assert len(engine.waiting_queue) == waiting - taken, "what waits is kept"
 
@@ -61,43 +61,43 @@ def test_prompts_wait_while_they_are_few_beside_what_generates(
         pytest.param(300, 2 * 300, id="900 of 512"),
     ],
 )
-def test_prompts_wait_until_their_empty_places_have_cost_what_their_pass_will(
-    gather: ModuleType, each_pass: int, taken: int
+def test_prompts_wait_until_empty_places_cost_as_much_as_a_pass(
+    prefill_batching: ModuleType, each_pass: int, taken: int
 ) -> None:
-    gathering, engine = gather.PrefillBatching(8 - 1), scheduler(0)
+    batching, engine = prefill_batching.PrefillBatching(8 - 1), scheduler(0)
     for _ in range(3):
         chosen: list[int] = []
         while not chosen:
             engine.waiting_queue += [0] * each_pass
-            chosen = gathering(take_all, engine, running(512))
+            chosen = batching(take_all, engine, running(512))
         assert len(chosen) == taken
 
 
-def test_a_prompt_waits_for_so_many_passes_and_the_next_one_anew(gather: ModuleType) -> None:
-    gathering, engine = gather.PrefillBatching(3), scheduler(1)
+def test_a_prompt_waits_for_a_limited_number_of_passes(prefill_batching: ModuleType) -> None:
+    batching, engine = prefill_batching.PrefillBatching(3), scheduler(1)
     for _ in range(2):
-        passes = [len(gathering(take_all, engine, running(100))) for _ in range(4)]
+        passes = [len(batching(take_all, engine, running(100))) for _ in range(4)]
         assert passes == [0, 0, 0, 1]
         engine.waiting_queue = [1]
 
 
-def test_what_comes_within_a_pass_stands_behind_what_waits(gather: ModuleType) -> None:
+def test_prompts_that_come_within_a_pass_are_queued_last(prefill_batching: ModuleType) -> None:
     def ready(scheduler: SimpleNamespace, _: SimpleNamespace) -> None:
         assert scheduler.waiting_queue == []
         scheduler.waiting_queue.append("its grammar is ready")
 
     engine = scheduler(2)
-    gather.PrefillBatching(8)(ready, engine, running(100))
+    prefill_batching.PrefillBatching(8)(ready, engine, running(100))
     assert engine.waiting_queue == [0, 1, "its grammar is ready"]
 
 
-def test_what_waits_is_kept_where_the_engine_fails(gather: ModuleType) -> None:
+def test_waiting_prompts_are_kept_if_the_pass_fails(prefill_batching: ModuleType) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
     engine = scheduler(2)
     with pytest.raises(MemoryError):
-        gather.PrefillBatching(8)(fail, engine, running(100))
+        prefill_batching.PrefillBatching(8)(fail, engine, running(100))
     assert engine.waiting_queue == [0, 1]
 
 
@@ -109,6 +109,6 @@ def test_what_waits_is_kept_where_the_engine_fails(gather: ModuleType) -> None:
     ],
 )
 def test_ranks_that_must_go_together_and_parts_of_a_prompt_do_not_wait(
-    gather: ModuleType, engine: SimpleNamespace
+    prefill_batching: ModuleType, engine: SimpleNamespace
 ) -> None:
-    assert gather.PrefillBatching(8)(take_all, engine, running(100)) == [0]
+    assert prefill_batching.PrefillBatching(8)(take_all, engine, running(100)) == [0]

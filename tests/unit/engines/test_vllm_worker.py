@@ -1,4 +1,4 @@
-"""The part of our plugin for vLLM that takes weights: from the trainer's memory, over gloo."""
+"""The vLLM plugin's loading of weights, from the trainer's memory and over gloo."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
     Ipc()
-    [one] = buckets(SENT, 1 << 20, Layout())
-    yield one
+    [tensor] = buckets(SENT, 1 << 20, Layout())
+    yield tensor
     torch.multiprocessing.set_sharing_strategy("file_descriptor")
 
 
@@ -53,8 +53,8 @@ class Engine:
 
 def same(tensors: list[tuple[str, torch.Tensor]]) -> bool:
     return all(
-        name == other and one.dtype == two.dtype and torch.equal(one, two)
-        for (name, one), (other, two) in zip(tensors, SENT, strict=True)
+        name == other and tensor.dtype == expected.dtype and torch.equal(tensor, expected)
+        for (name, tensor), (other, expected) in zip(tensors, SENT, strict=True)
     )
 
 
@@ -85,7 +85,7 @@ def test_a_bucket_of_a_communicator_that_the_engine_is_not_in_is_refused(
         worker.Weights.sluice_receive(Engine(), "sluice-x", [], [], [])
 
 
-def test_a_newer_communicator_takes_the_place_of_the_older(worker: SimpleNamespace) -> None:
+def test_a_newer_communicator_replaces_the_older(worker: SimpleNamespace) -> None:
     """Each of one rank, as two of one process cannot have the same name."""
     engine, before = Engine(), set(_world.pg_names)
     engine.rank = -1  # so that its rank there is 0

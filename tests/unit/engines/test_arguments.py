@@ -1,4 +1,4 @@
-"""The part of our plugin that reads arguments of SGLang's server."""
+"""Arguments of SGLang's server, as the plugin's launch script reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_value_may_contain_what_divides_a_name_from_it(module: ModuleType) -> 
 
 
 @pytest.mark.parametrize(("arguments", "value"), [("--tp 8", 8), ("--tp eight", 1), ("", 1)])
-def test_what_is_no_number_is_left_to_sglang(
+def test_a_value_that_is_not_a_number_gives_the_default(
     module: ModuleType, arguments: str, value: int
 ) -> None:
     assert module.number(arguments.split(), 1, "--tp") == value

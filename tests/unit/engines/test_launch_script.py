@@ -1,4 +1,4 @@
-"""An engine ends with 0 only where it was told to, whatever SGLang says of it."""
+"""The launch scripts: an engine exits with 0 only if it was told to end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_server_that_ends_by_itself_has_failed(tmp_path: Path, code: int, expe
 
 
 @pytest.mark.parametrize("server", [TOLD, TOLD_ON_A_LOOP], ids=["a handler", "an event loop's"])
-def test_a_server_that_was_told_to_end_has_not(tmp_path: Path, server: str) -> None:
+def test_a_server_that_was_told_to_end_has_not_failed(tmp_path: Path, server: str) -> None:
     process = started(tmp_path, server)
     assert process.stdout is not None
     assert process.stdout.readline() == "serving\n"
@@ -90,7 +90,7 @@ def test_a_server_may_open_as_many_files_as_its_hard_limit_lets_it(tmp_path: Pat
     assert output == "900 900\n"
 
 
-def test_so_may_a_server_of_vllm(tmp_path: Path) -> None:
+def test_a_vllm_server_may_open_as_many_files_too(tmp_path: Path) -> None:
     package = tmp_path / "vllm/entrypoints/launchers/api_server"
     package.mkdir(parents=True)
     for folder in (package, *package.relative_to(tmp_path).parents):
@@ -131,7 +131,7 @@ def test_no_process_of_a_server_imports_megatron(
     ],
     ids=["ours", "another", "another for decoding"],
 )
-def test_a_deterministic_engine_ends_where_it_would_not_compute_as_the_trainer(
+def test_a_deterministic_engine_refuses_another_attention_backend(
     words: list[str], refused: bool
 ) -> None:
     script = runpy.run_path(str(PATH / "launch_server.py"))

@@ -1,4 +1,4 @@
-"""An engine's readiness, in the words of the worker beside it."""
+"""A worker's readiness, and why it is not ready."""
 
 from __future__ import annotations
 

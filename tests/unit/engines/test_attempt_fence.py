@@ -1,4 +1,4 @@
-"""The part of our plugins that refuses a trainer which was replaced."""
+"""The plugins' middleware that refuses a trainer which was replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.engines.http.control import SOURCE_HEADER
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -36,26 +36,26 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def test_the_first_call_of_a_newer_attempt_ends_the_older_ones_say(
+async def test_the_first_call_of_a_newer_attempt_makes_older_ones_refused(
     fence: SimpleNamespace,
 ) -> None:
-    one = fence.Fence(application)
+    attempt_fence = fence.Fence(application)
 
     def source(attempt: int) -> tuple[bytes, bytes]:
         return (fence.HEADER, f"trainer-0/{attempt}".encode())
 
     for attempt in (1, 1, 9, 10):
-        assert await call(one, source(attempt)) == (200, {})
+        assert await call(attempt_fence, source(attempt)) == (200, {})
     refused = {"success": False, "message": "trainer-0: attempt 9 was replaced by attempt 10"}
-    assert await call(one, source(9)) == (409, refused)
-    assert await call(one, source(10)) == (200, {})
+    assert await call(attempt_fence, source(9)) == (409, refused)
+    assert await call(attempt_fence, source(10)) == (200, {})
 
 
-async def test_who_is_no_trainer_is_not_concerned(fence: SimpleNamespace) -> None:
-    one = fence.Fence(application)
-    await call(one, (fence.HEADER, b"trainer-0/2"))
-    assert await call(one) == (200, {})
-    assert await call(one, (fence.HEADER, b"another/1")) == (200, {})
+async def test_calls_without_a_source_always_pass(fence: SimpleNamespace) -> None:
+    attempt_fence = fence.Fence(application)
+    await call(attempt_fence, (fence.HEADER, b"trainer-0/2"))
+    assert await call(attempt_fence) == (200, {})
+    assert await call(attempt_fence, (fence.HEADER, b"another/1")) == (200, {})
 
 
 async def test_a_source_without_an_attempt_is_refused(fence: SimpleNamespace) -> None:
@@ -64,5 +64,5 @@ async def test_a_source_without_an_attempt_is_refused(fence: SimpleNamespace) ->
     assert "expected a trainer's name and attempt" in answer["message"]
 
 
-def test_trainer_and_plugin_mean_the_same_header(fence: SimpleNamespace) -> None:
+def test_trainer_and_plugin_use_the_same_header(fence: SimpleNamespace) -> None:
     assert SOURCE_HEADER.encode() == fence.HEADER

@@ -1,4 +1,4 @@
-"""The part of our plugin that has SGLang's processes import it before they are wanted."""
+"""The plugin's processes that import SGLang before its server spawns them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from sluice.engines.sglang.plugin.__main__ import PATH
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 MODULE = '''"""Stands for the module of SGLang that a spawned process imports."""
 import os
@@ -139,8 +139,8 @@ class Answer(dict[str, object]):
 def directory(tmp_path: Path) -> Path:
     package = tmp_path / "sglang" / "srt" / "managers"
     package.mkdir(parents=True)
-    for each in (package, package.parent, package.parent.parent):
-        (each / "__init__.py").touch()
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
     (package / "scheduler.py").write_text(MODULE)
     (package / "detokenizer_manager.py").touch()
     (tmp_path / "server.py").write_text(SERVER)
@@ -170,43 +170,41 @@ def answers(directory: Path, **case: object) -> tuple[list[Answer], str]:
     """The answers of the spawned processes, and the words of the server."""
     output, words = server(directory, **case).communicate(timeout=90)
     assert output, words
-    return [Answer(one) for one in json.loads(output)], words
+    return [Answer(answer) for answer in json.loads(output)], words
 
 
 def test_a_prepared_process_takes_the_place_of_one_that_is_spawned(directory: Path) -> None:
-    [one], words = answers(directory, changes={"NEW": "value"})
-    assert one.is_whole()
-    assert one["prepared"]
-    assert one.was_imported_before()
-    assert one["of_now"] == {"LOOKED_AT": None, "NEW": "value", "GONE": None}
+    [answer], words = answers(directory, changes={"NEW": "value"})
+    assert answer.is_whole()
+    assert answer["prepared"]
+    assert answer.was_imported_before()
+    assert answer["of_now"] == {"LOOKED_AT": None, "NEW": "value", "GONE": None}
     assert "anew" not in words
 
 
-def test_it_keeps_no_more_open_than_a_spawned_one(directory: Path) -> None:
+def test_it_keeps_no_more_descriptors_than_a_spawned_process(directory: Path) -> None:
     [prepared, spawned], _ = answers(directory, spawned=2)
     assert prepared["prepared"]
     assert not spawned["prepared"]
     assert prepared["open"] == spawned["open"]
 
 
-def test_what_comes_while_it_imports_waits(directory: Path) -> None:
+def test_a_command_that_comes_during_the_import_waits(directory: Path) -> None:
     with (directory / "sglang/srt/managers/detokenizer_manager.py").open("w") as module:
         module.write("import time\ntime.sleep(2)\n")
-    [one], words = answers(directory)
-    assert one.is_whole()
-    assert one["prepared"], words
-    assert one.was_imported_before()
+    [answer], words = answers(directory)
+    assert answer.is_whole()
+    assert answer["prepared"], words
+    assert answer.was_imported_before()
 
 
 @pytest.mark.parametrize("name", ["LOOKED_AT", "LD_BIND_NOW"])
-def test_it_starts_anew_where_a_variable_has_changed_that_was_looked_at(
-    directory: Path, name: str
-) -> None:
-    [one], words = answers(directory, changes={name: "1"})
-    assert one.is_whole()
-    assert one["prepared"]
-    assert not one.was_imported_before()
-    assert one["looked_at"] == ("1" if name == "LOOKED_AT" else "")
+def test_it_starts_anew_if_a_variable_that_was_read_has_changed(directory: Path, name: str) -> None:
+    [answer], words = answers(directory, changes={name: "1"})
+    assert answer.is_whole()
+    assert answer["prepared"]
+    assert not answer.was_imported_before()
+    assert answer["looked_at"] == ("1" if name == "LOOKED_AT" else "")
     assert f"{name} was read before the server changed it" in words
 
 
@@ -215,12 +213,12 @@ def test_it_starts_anew_where_a_variable_has_changed_that_was_looked_at(
 def test_it_is_bound_as_numactl_would_bind_it(directory: Path, memory: str) -> None:
     """In SGLang's words, which puts numactl before Python where there are several NUMA nodes."""
     processor = min(os.sched_getaffinity(0))
-    [one], words = answers(
+    [answer], words = answers(
         directory, executable=bound(directory, f"--physcpubind={processor} {memory}")
     )
-    assert one.is_whole()
-    assert one.was_imported_before(), words
-    assert one["processors"] == [processor]
+    assert answer.is_whole()
+    assert answer.was_imported_before(), words
+    assert answer["processors"] == [processor]
 
 
 def bound(directory: Path, options: str) -> str:
@@ -230,29 +228,29 @@ def bound(directory: Path, options: str) -> str:
     return str(Path(path).rename(directory / "bound"))
 
 
-def test_it_starts_anew_where_the_command_is_another_one(directory: Path) -> None:
+def test_it_starts_anew_for_another_command(directory: Path) -> None:
     script = directory / "bound"
     script.write_text(f'#!/bin/sh\nexec env BOUND=1 {sys.executable} "$@"\n')
     script.chmod(0o755)
-    [one], words = answers(directory, executable=str(script))
-    assert one.is_whole()
-    assert one["prepared"]
-    assert not one.was_imported_before()
+    [answer], words = answers(directory, executable=str(script))
+    assert answer.is_whole()
+    assert answer["prepared"]
+    assert not answer.was_imported_before()
     assert f"the command is {script}" in words
 
 
-def test_a_process_that_gives_memory_away_is_prepared_with_its_library(directory: Path) -> None:
+def test_a_process_that_releases_memory_is_prepared_with_its_library(directory: Path) -> None:
     library = directory / "saver.so"
     shutil.copy(_json.__file__, library)
     (directory / "torch_memory_saver.py").write_text(SAVER.format(library=library))
-    [one], words = answers(directory, saves_memory=True)
-    assert one.is_whole()
-    assert one.was_imported_before(), words
-    assert one["preloaded"] == str(library)
-    assert str(library) in str(one["maps"])
+    [answer], words = answers(directory, saves_memory=True)
+    assert answer.is_whole()
+    assert answer.was_imported_before(), words
+    assert answer["preloaded"] == str(library)
+    assert str(library) in str(answer["maps"])
 
 
-def test_none_is_prepared_where_the_memory_saver_is_not_there(directory: Path) -> None:
+def test_no_process_is_prepared_without_the_memory_saver(directory: Path) -> None:
     (directory / "torch_memory_saver.py").write_text("raise ImportError('no saver')\n")
     process = server(directory, saves_memory=True, wait=True)
     assert process.stdout
@@ -263,21 +261,21 @@ def test_none_is_prepared_where_the_memory_saver_is_not_there(directory: Path) -
     assert "cannot prepare processes of the engine: no saver" in words
 
 
-def test_it_starts_anew_where_it_could_not_import_everything(directory: Path) -> None:
+def test_it_starts_anew_if_an_import_failed(directory: Path) -> None:
     (directory / "sglang/srt/managers/detokenizer_manager.py").unlink()
-    [one], words = answers(directory)
-    assert one.is_whole()
-    assert one["prepared"]
-    assert not one.was_imported_before()
+    [answer], words = answers(directory)
+    assert answer.is_whole()
+    assert answer["prepared"]
+    assert not answer.was_imported_before()
     assert "could not import what it will need: No module named" in words
 
 
-def test_where_one_was_killed_the_next_takes_the_place_and_then_processes_are_spawned(
+def test_after_a_killed_process_the_next_takes_its_place_and_then_processes_are_spawned(
     directory: Path,
 ) -> None:
     told, words = answers(directory, prepared=2, killed=1, spawned=2)
-    assert [one.is_whole() for one in told] == [True, True]
-    assert [one["prepared"] for one in told] == [True, False]
+    assert [answer.is_whole() for answer in told] == [True, True]
+    assert [answer["prepared"] for answer in told] == [True, False]
     assert "a prepared process is gone" in words
 
 
@@ -302,13 +300,13 @@ def module(plugin: Plugin) -> ModuleType:
     ["--interleave=all", "--membind=all", "--cpunodebind=0 --localalloc", ""],
     ids=["unknown", "not a number", "without a value", "none"],
 )
-def test_what_else_numactl_is_asked_for_is_left_to_it(module: ModuleType, options: str) -> None:
+def test_other_options_of_numactl_are_left_to_it(module: ModuleType, options: str) -> None:
     before = os.sched_getaffinity(0)
     assert not module.numa.bind(options.split())
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_node_s_processors_are_those_that_the_kernel_lists(
+def test_the_processors_of_a_node_are_those_that_the_kernel_lists(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "node1").mkdir()
@@ -317,7 +315,7 @@ def test_a_node_s_processors_are_those_that_the_kernel_lists(
     assert module.numa.processors_of(1) == {2, 3, 4, 8, 10, 11}
 
 
-def test_only_a_script_that_starts_this_python_is_numactl_s(
+def test_only_a_script_that_starts_this_python_has_options_of_numactl(
     module: ModuleType, tmp_path: Path
 ) -> None:
     script = tmp_path / "script"
@@ -341,7 +339,7 @@ def test_only_a_script_that_starts_this_python_is_numactl_s(
         ("--tp-size 1000000", 64, 1),
     ],
 )
-def test_one_is_prepared_for_each_rank_here_and_for_texts(
+def test_a_process_is_prepared_for_each_local_rank_and_the_detokenizer(
     module: ModuleType, arguments: str, ranks: int, others: int
 ) -> None:
     words = ["launch_server.py", "--model-path", "model", *arguments.split()]

@@ -1,4 +1,4 @@
-"""A worker's loops end when they are told to, whatever they wait for ends in that very moment."""
+"""A worker's loops end when they are cancelled, whatever comes at the same moment."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Hangs:
         await asyncio.sleep(60)
 
 
-async def test_what_a_dropped_engine_that_hangs_had_goes_back_without_waiting_for_it(
+async def test_groups_of_a_hanging_dropped_engine_go_back_without_waiting_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health_module, "AGAIN_SECONDS", 0)

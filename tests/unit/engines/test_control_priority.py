@@ -1,4 +1,4 @@
-"""The part of our plugin that lets other calls overtake requests for responses."""
+"""The plugin's middleware that lets other calls overtake requests to generate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.engines.sglang.client import Client
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_other_calls_overtake_requests_that_came_before(module: ModuleType
     assert engine.begun.index("pause") <= module._AT_ONCE
 
 
-async def test_so_do_calls_that_come_later(module: ModuleType) -> None:
+async def test_calls_that_come_later_overtake_waiting_requests(module: ModuleType) -> None:
     engine = Engine(module)
     requests = [engine.ask(str(number), Client.generate_path) for number in range(512)]
     while len(engine.begun) < 100:
@@ -55,7 +55,7 @@ async def test_so_do_calls_that_come_later(module: ModuleType) -> None:
     await asyncio.gather(*requests)
 
 
-async def test_a_request_whose_client_has_left_holds_nobody_up(module: ModuleType) -> None:
+async def test_a_request_whose_client_has_left_does_not_hold_others_up(module: ModuleType) -> None:
     engine = Engine(module)
     requests = [engine.ask(str(number), Client.generate_path) for number in range(64)]
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_a_request_whose_client_has_left_holds_nobody_up(module: ModuleTyp
     assert not engine.turns.waiting
 
 
-async def test_the_end_of_the_server_is_no_request(module: ModuleType) -> None:
+async def test_the_lifespan_of_the_server_is_not_queued(module: ModuleType) -> None:
     engine = Engine(module)
     await engine.door({"type": "lifespan"}, None, None)
     assert engine.begun == ["lifespan"]

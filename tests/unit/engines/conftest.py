@@ -13,6 +13,6 @@ Plugin = Callable[[str], ModuleType]
 
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Plugin:
-    """The plugin's modules by name, found where SGLang finds them."""
+    """Import the plugin's modules by name, from the directory that SGLang gets."""
     monkeypatch.syspath_prepend(str(PATH))
     return lambda name: importlib.import_module(f"sluice_sglang.{name}")

@@ -1,4 +1,4 @@
-"""Requests that go to SGLang in one: our client, and the plugin's part that answers each."""
+"""Batched requests to SGLang: the client, and the plugin's middleware that answers each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.engines.protocol import EngineError
 from sluice.engines.sglang import request_batching
 from sluice.engines.sglang.request_batching import RequestBatcher
 from sluice.runtime.pod_env import free_port
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 DEADLINE = 20.0
 
@@ -110,7 +110,7 @@ def body(name: Any, *prompt: int, **more: Any) -> dict[str, Any]:
     return {"rid": str(name), "input_ids": list(prompt), **more}
 
 
-async def test_requests_of_one_turn_go_together_and_each_gets_its_own_answer(
+async def test_requests_of_one_turn_are_sent_together_and_answered_separately(
     server: Server,
 ) -> None:
     async with serving(server) as url, asking(url) as engine:
@@ -121,7 +121,7 @@ async def test_requests_of_one_turn_go_together_and_each_gets_its_own_answer(
         assert server.portions[4:] == [["0", "1", "2"]]
 
 
-def test_long_prompts_go_with_fewer_others() -> None:
+def test_long_prompts_are_sent_with_fewer_others() -> None:
     half = request_batching._MOST_TOKENS // 2
     lengths = [half, half, 1, 3 * half, 1, 1]
     requests: Any = [SimpleNamespace(body={"input_ids": range(length)}) for length in lengths]
@@ -131,7 +131,7 @@ def test_long_prompts_go_with_fewer_others() -> None:
     assert portions == [[half, half], [1], [3 * half], [1, 1]]
 
 
-async def test_one_that_takes_long_holds_no_other_up(server: Server) -> None:
+async def test_a_slow_request_does_not_hold_others_up(server: Server) -> None:
     async with serving(server) as url, asking(url) as engine:
         slow = asyncio.create_task(engine.ask(body("slow", 1, held=True)))
         quick = [asyncio.create_task(engine.ask(body(n, n))) for n in range(5)]
@@ -142,7 +142,7 @@ async def test_one_that_takes_long_holds_no_other_up(server: Server) -> None:
         assert await slow == (200, "[1]")
 
 
-async def test_a_refusal_and_an_error_are_one_requests_own(server: Server) -> None:
+async def test_a_refusal_or_an_error_concerns_one_request(server: Server) -> None:
     async with serving(server) as url, asking(url) as engine:
         answers = await asyncio.gather(
             engine.ask(body("fine", 1)),
@@ -152,45 +152,45 @@ async def test_a_refusal_and_an_error_are_one_requests_own(server: Server) -> No
     assert list(answers) == [(200, "[1]"), (400, "[2]"), (500, "KeyError: 'x'")]
 
 
-async def test_in_a_pause_none_begins(server: Server) -> None:
+async def test_no_request_begins_in_a_pause(server: Server) -> None:
     server.paused = True
     async with serving(server) as url, asking(url) as engine:
-        asked = [asyncio.create_task(engine.ask(body(n, n))) for n in range(40)]
+        tasks = [asyncio.create_task(engine.ask(body(n, n))) for n in range(40)]
         while len(server.portions) < 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         assert not server.begun
         server.paused = False
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
     assert len(server.begun) == 40
 
 
-async def test_the_connection_ends_with_the_last_request_that_is_given_up(server: Server) -> None:
+async def test_the_connection_is_closed_once_all_its_requests_are_cancelled(server: Server) -> None:
     async with serving(server) as url, asking(url) as engine:
-        asked = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
+        tasks = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
         while len(server.begun) < 3:
             await asyncio.sleep(0.01)
-        for one in asked[:2]:
+        for one in tasks[:2]:
             one.cancel()
         await asyncio.sleep(0.05)
         assert not server.left
-        asked[2].cancel()
+        tasks[2].cancel()
         while server.left != {"0", "1", "2"}:
             await asyncio.sleep(0.01)
         assert not engine._sent
 
 
-async def test_one_that_is_given_up_leaves_the_others_their_answers(server: Server) -> None:
+async def test_a_cancelled_request_leaves_the_others_their_answers(server: Server) -> None:
     async with serving(server) as url, asking(url) as engine:
-        asked = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
+        tasks = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
         never_sent = asyncio.create_task(engine.ask(body("never", 1)))
         await asyncio.sleep(0)
         never_sent.cancel()
         while len(server.begun) < 3:
             await asyncio.sleep(0.01)
-        asked[1].cancel()
+        tasks[1].cancel()
         server.held.set()
-        assert list(await asyncio.gather(asked[0], asked[2])) == [(200, "[0]"), (200, "[2]")]
+        assert list(await asyncio.gather(tasks[0], tasks[2])) == [(200, "[0]"), (200, "[2]")]
     assert server.portions == [["0", "1", "2"]]
 
 
@@ -228,11 +228,13 @@ async def test_the_servers_refusal_of_all_is_the_answer_to_each(server: Server) 
 
 
 @pytest.mark.parametrize("sent", [b"{", b"{}", b"[1]"], ids=["no JSON", "an object", "a number"])
-async def test_what_is_no_list_of_requests_is_refused(server: Server, sent: bytes) -> None:
+async def test_a_body_that_is_not_a_list_of_requests_is_refused(
+    server: Server, sent: bytes
+) -> None:
     assert await posted(server, sent) == (400, b"/sluice_generate: expected a JSON list of objects")
 
 
-async def test_a_server_tells_that_it_can_by_answering_no_request(server: Server) -> None:
+async def test_a_server_answers_an_empty_list_to_tell_that_it_takes_batches(server: Server) -> None:
     assert await posted(server, b"[]") == (200, b"")
 
 
@@ -276,7 +278,7 @@ def chunk(content: bytes) -> bytes:
         pytest.param(HEAD + chunk(b"1 200 2\n[]0 200 9\n[1") + chunk(b""), id="too short"),
     ],
 )
-async def test_a_connection_that_ends_costs_those_that_have_no_answer(words: bytes) -> None:
+async def test_a_connection_that_ends_fails_the_requests_without_an_answer(words: bytes) -> None:
     async with saying(words) as url, asking(url) as engine:
         lost, answered = await asyncio.gather(
             engine.ask(body(0)), engine.ask(body(1)), return_exceptions=True
@@ -293,13 +295,13 @@ async def test_a_connection_that_ends_costs_those_that_have_no_answer(words: byt
         pytest.param(b"x" * 1_000_000, id="no line"),
     ],
 )
-async def test_an_answer_that_is_none_of_the_plugins_is_said(answer: bytes) -> None:
+async def test_an_answer_that_is_not_the_plugins_is_an_error(answer: bytes) -> None:
     async with saying(HEAD + chunk(answer) + chunk(b"")) as url, asking(url) as engine:
         with pytest.raises(EngineError, match="not an answer of sluice's plugin"):
             await engine.ask(body(0))
 
 
-async def test_an_engine_that_is_gone_is_told_to_each() -> None:
+async def test_a_lost_engine_is_reported_to_each_request() -> None:
     async with asking(f"http://127.0.0.1:{free_port()}") as engine:
         errors = await asyncio.gather(
             *(engine.ask(body(n)) for n in range(2)), return_exceptions=True

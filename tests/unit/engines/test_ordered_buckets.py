@@ -1,4 +1,4 @@
-"""The part of our plugin that takes buckets in the order in which they are sent."""
+"""The plugin's middleware that takes buckets in the order in which they are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluice.engines.sglang.control import BUCKET_HEADER
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_a_later_bucket_waits_for_those_before_it(module: ModuleType) -> N
     assert answers == [(200, "")] * 4
 
 
-async def test_one_whose_body_comes_slowly_is_not_overtaken(module: ModuleType) -> None:
+async def test_a_bucket_whose_body_comes_slowly_is_not_overtaken(module: ModuleType) -> None:
     engine = Engine(module)
     await asyncio.gather(engine.ask("0", "link/0", late=20), engine.ask("1", "link/1"))
     assert engine.taken == ["0", "1"]
@@ -85,14 +85,14 @@ async def test_a_bucket_is_not_received_twice(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("turn", ["link", "link/x", "link/-1", "link/"])
-async def test_a_turn_that_is_none_is_refused_by_its_name(module: ModuleType, turn: str) -> None:
+async def test_a_malformed_bucket_header_is_refused(module: ModuleType, turn: str) -> None:
     engine = Engine(module)
     expected = "expected a communicator and a number, as sluice-rollout-0/3"
     assert await engine.ask("0", turn) == (409, f"x-sluice-bucket: {turn!r}: {expected}")
     assert engine.taken == []
 
 
-async def test_ways_do_not_wait_for_each_other_and_old_ones_are_forgotten(
+async def test_communicators_do_not_wait_for_each_other_and_old_ones_are_forgotten(
     module: ModuleType,
 ) -> None:
     engine = Engine(module)
@@ -102,13 +102,13 @@ async def test_ways_do_not_wait_for_each_other_and_old_ones_are_forgotten(
     assert len(engine.door.following) <= module._KEPT + 1
 
 
-async def test_what_has_no_turn_passes(module: ModuleType) -> None:
+async def test_a_request_without_the_header_passes(module: ModuleType) -> None:
     engine = Engine(module)
     assert await engine.ask("generate") == (200, "")
     assert engine.door.following == {}
 
 
-async def test_an_application_that_fails_holds_up_nobody(module: ModuleType) -> None:
+async def test_a_request_that_fails_does_not_hold_others_up(module: ModuleType) -> None:
     engine = Engine(module)
 
     async def fail(*_: Any) -> None:

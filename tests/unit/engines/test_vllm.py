@@ -1,4 +1,4 @@
-"""vLLM's words and ours: sampling, answers, refusals; and our plugin's knowledge of pauses."""
+"""The client of vLLM: sampling parameters, answers, refusals; and the plugin's pauses."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_answer_tells_tokens_log_probs_weights_and_its_end() -> None:
     assert (generation(answer()).finish, generation(answer()).matched_stop) == ("stop", "end")
 
 
-def test_a_token_that_ends_a_response_is_no_stop_string() -> None:
+def test_a_token_that_ends_a_response_is_not_a_stop_string() -> None:
     assert generation(answer(stop_reason=151643)).matched_stop is None
 
 
@@ -110,7 +110,7 @@ def test_a_server_says_how_many_ranks_and_tokens_it_has() -> None:
     assert server_info({"world_size": 1}, {}) == ServerInfo(1, None)
 
 
-def test_scores_are_those_of_the_tokens_that_were_asked_for() -> None:
+def test_scores_are_those_of_the_requested_tokens() -> None:
     entries = [None, {"8": {"logprob": -1.0}}, {"9": {"logprob": -2.0}, "3": {"logprob": -0.1}}]
     scored = {"choices": [{"prompt_logprobs": entries}]}
     assert read_answer(scored, [8, 9]) == [-1.0, -2.0]
@@ -128,7 +128,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return module
 
 
-async def test_a_pause_is_told_until_a_resume_has_been_answered(pauses: SimpleNamespace) -> None:
+async def test_a_pause_lasts_until_a_resume_has_been_answered(pauses: SimpleNamespace) -> None:
     statuses = {"/pause": 200, "/resume": 500}
     sent: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""The part of our plugin for SGLang that receives weights."""
+"""The plugin's receiving of weights in SGLang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import (
 from sluice.engines.sglang.layout import Layout
 from sluice.runtime.pod_env import free_port
 from sluice_trainer.weights.buckets import buckets
-from tests.unit.rollout.conftest import Plugin
+from tests.unit.engines.conftest import Plugin
 
 STORE = """
 import sys, time, datetime, torch.distributed as dist
@@ -50,7 +50,7 @@ def transfer(receive: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType
     return module
 
 
-def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
+def test_tensors_are_views_or_copies_if_bytes_are_not_aligned(
     transfer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = [
@@ -67,9 +67,9 @@ def test_tensors_are_views_of_what_came_and_copies_where_bytes_are_not_aligned(
     monkeypatch.setattr(transfer.dist, "broadcast", broadcast)
     pairs = transfer.receive(bucket.names, bucket.dtypes, bucket.shapes, None, torch.device("cpu"))
     assert [name for name, _ in pairs] == ["a", "b", "c"]
-    for (_, one), (_, other) in zip(pairs, sent, strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
+    for (_, tensor), (_, expected) in zip(pairs, sent, strict=True):
+        assert torch.equal(tensor, expected)
+        assert tensor.dtype == expected.dtype
     assert [t.untyped_storage().data_ptr() == came[0].data_ptr() for _, t in pairs] == [
         True,
         True,
@@ -145,7 +145,7 @@ def test_a_communicator_whose_sender_dies_is_aborted(watch: Watch) -> None:
     assert watch.ended()
 
 
-def test_nobody_watches_a_sender_whose_weights_have_come(watch: Watch) -> None:
+def test_the_watch_ends_once_the_weights_have_come(watch: Watch) -> None:
     watch.arrival.happened.set()
     assert watch.ended()
     watch.process.kill()
@@ -154,7 +154,7 @@ def test_nobody_watches_a_sender_whose_weights_have_come(watch: Watch) -> None:
 
 @pytest.mark.parametrize("saver", [True, False])
 @pytest.mark.parametrize("idle", [True, False])
-def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptied(
+def test_waiting_and_later_requests_do_not_use_a_cache_that_cannot_be_emptied(
     receive: ModuleType, monkeypatch: pytest.MonkeyPatch, idle: bool, saver: bool
 ) -> None:
     dropped: list[object] = []
@@ -167,10 +167,10 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
         waiting_queue=waiting,
         server_args=SimpleNamespace(enable_memory_saver=saver),
     )
-    asked: list[bool] = []
+    emptied: list[bool] = []
 
     def original(_: object, empty_cache: bool) -> bool:
-        asked.append(empty_cache)
+        emptied.append(empty_cache)
         return idle
 
     before = [request.extra_key for request in waiting]
@@ -178,7 +178,7 @@ def test_who_waits_or_comes_later_finds_nothing_in_a_cache_that_cannot_be_emptie
     first = [request.extra_key for request in waiting]
     assert receive.flush_cache(original, scheduler, True) is idle
     second = [request.extra_key for request in waiting]
-    assert asked == [saver, True], (
+    assert emptied == [saver, True], (
         "spare memory goes back only where a trainer wants it, or the caller does"
     )
     assert dropped == ([] if idle else [scheduler] * 2)
@@ -207,7 +207,7 @@ def alone(name: str) -> Any:
     return group
 
 
-def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: ModuleType) -> None:
+def test_a_new_communicator_replaces_older_ones_of_a_trainer(receive: ModuleType) -> None:
     before = set(_world.pg_names)
     groups: dict[str, Any] = {}
     updater = SimpleNamespace(_model_update_group=groups)
@@ -237,7 +237,7 @@ def test_a_new_communicator_takes_the_place_of_older_ones_of_ours(receive: Modul
         pytest.param("sluice-link-a||64|1", ("sluice-link-a", "", 64, 1), id="the last of a chain"),
     ],
 )
-def test_a_request_says_the_way_of_a_bucket(
+def test_a_request_names_the_route_of_a_bucket(
     receive: ModuleType, name: str, expected: tuple[str, str, int, int]
 ) -> None:
     assert receive.route(name) == expected
@@ -293,7 +293,7 @@ def test_an_engine_answers_for_a_bucket_once_the_one_before_has_come(
         assert (links.failure(), coming.waited) == ("", waited)
 
 
-def test_a_bucket_that_never_comes_is_told_with_the_next_one(
+def test_a_bucket_that_never_comes_is_reported_with_the_next_one(
     receive: ModuleType, coming: Any
 ) -> None:
     links, way = receive.Links(), receive.Route("sluice-link-a", ahead=1)
@@ -303,7 +303,7 @@ def test_a_bucket_that_never_comes_is_told_with_the_next_one(
         assert links.failure() == failure
 
 
-def test_nothing_of_a_link_that_was_given_up_comes_into_what_the_trainer_sends_instead(
+def test_a_link_that_was_given_up_does_not_write_into_later_buckets(
     receive: ModuleType, coming: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links, taken = receive.Links(), []
@@ -316,7 +316,7 @@ def test_nothing_of_a_link_that_was_given_up_comes_into_what_the_trainer_sends_i
     assert (taken, links.failure(), links.comes_over_link) == ([[0]], "", False)
 
 
-def test_a_bucket_that_has_not_come_over_its_link_is_told(
+def test_a_bucket_that_has_not_come_over_its_link_is_reported(
     receive: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = SimpleNamespace(name="sluice-link-a", failure="it is gone", arrived=lambda _: False)

@@ -1,0 +1,93 @@
+"""A scripted engine, and a runner of generate functions at it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sluice.engines.protocol import Generation
+from sluice.samples.sample import Prompt, Sample, WeightSpan
+from sluice.wire import codec
+from sluice_rollout.episode import Episode, Play
+from sluice_rollout.generate import Generator
+from sluice_rollout.health import EngineHealth
+from sluice_rollout.user_functions.runner import EpisodeRunner
+
+PROMPT = [1, 2, 3]
+PARAMS = {"max_new_tokens": 10, "temperature": 1.0}
+
+
+class NumberTokenizer:
+    """A tokenizer whose words are numbers."""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [int(word) for word in text.split()]
+
+
+class Script:
+    """An engine that answers each request with the next entry of a script, within its limit.
+
+    An entry is the tokens of an answer, such a list as text for an answer that was cut off after
+    them, or an exception.
+    """
+
+    url = "http://engine"
+
+    def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[int]] = []
+        self.version = 0
+
+    async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
+        return False, "/health: refused"
+
+    async def generate(
+        self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
+    ) -> Generation:
+        self.asked.append(input_ids)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        finish = "stop"
+        if isinstance(answer, str):  # "7 8": cut off behind these
+            finish, answer = "abort", [int(word) for word in answer.split()]
+        assert isinstance(answer, list)
+        room = sampling["max_new_tokens"]
+        if len(answer) > room:
+            finish, answer = "length", answer[:room]
+        spans = [WeightSpan(self.version, 0, len(answer))] if answer else []
+        return Generation(answer, [-0.5] * len(answer), spans, finish, None)
+
+
+def player(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:
+    """A runner of a function at a scripted engine."""
+
+    def decode(ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    health = EngineHealth(engine, 60.0)  # type: ignore[arg-type]
+    generator = Generator(engine, decode, asyncio.Semaphore(4), lambda: engine.version, health)  # type: ignore[arg-type]
+    return EpisodeRunner(play, "mine.py:play", generator, NumberTokenizer(), seconds, None)
+
+
+def drain_after_the_last(engine: Script, playing: EpisodeRunner) -> None:
+    """The pod ends while the engine's last answer is on its way."""
+    request = engine.generate
+
+    async def drained(*arguments: Any, **options: Any) -> Generation:
+        answer = await request(*arguments, **options)
+        if not engine.answers:
+            playing.generator.draining.set()
+        return answer
+
+    engine.generate = drained  # type: ignore[method-assign]
+
+
+async def run(
+    play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None
+) -> Sample:
+    """Play a sample, and check that it can be sent."""
+    played = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
+    codec.sample_to_message(played)
+    return played
