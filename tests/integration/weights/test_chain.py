@@ -158,7 +158,7 @@ async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_
     finally:
         engines[1].signal(signal.SIGCONT)
     assert (list(update.engines), list(update.failed)) == ([NAMES[0], NAMES[2]], [NAMES[1]])
-    assert ("it alone is late" in update.failed[NAMES[1]]) == is_late
+    assert ("only this engine was late" in update.failed[NAMES[1]]) == is_late
     assert sorted(update.rerouted) == (NAMES[2:] if is_late else NAMES[1:])
     assert await all_serve([engines[0], engines[2]], other_model, 2)
     ledger = await rendezvous.ledger()

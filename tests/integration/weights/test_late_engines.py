@@ -90,7 +90,7 @@ async def test_an_engine_that_freezes_in_a_phase_is_left_and_the_others_go_on(
         engines[1].signal(signal.SIGSTOP)
     update = await sender.finish()
     assert (sorted(update.engines), [*update.failed]) == (["rollout-0", "rollout-2"], [names[1]])
-    assert update.failed[names[1]].startswith(f"{phase}: it alone is late")
+    assert update.failed[names[1]].startswith(f"{phase}: only this engine was late")
     assert max(pause(engines[0]), pause(engines[2])) < SOON
     if phase in ("prepare", "verify"):
         assert max(pause(engines[0]), pause(engines[2])) < LATE, "an engine was paused for it"
@@ -116,4 +116,4 @@ async def test_an_engine_whose_member_has_left_is_not_waited_for(
     await sending
     update = await sender.finish()
     assert time.monotonic() - started < SOON
-    assert update.failed == {"rollout-0": "transfer: its member has left the rendezvous"}
+    assert update.failed == {"rollout-0": "transfer: it has left the rendezvous"}

@@ -97,7 +97,7 @@ async def test_groups_of_a_hanging_dropped_engine_go_back_without_waiting_for_it
 ) -> None:
     monkeypatch.setattr(health_module, "AGAIN_SECONDS", 0)
     membership = Membership("nowhere:1", pb.Member)
-    membership.latest = pb.ServerMessage(dropped="transfer: it alone is late")
+    membership.latest = pb.ServerMessage(dropped="transfer: only this engine was late")
     membership._tell()
     worker = make_worker(membership)
     engine: Any = Hangs()

@@ -79,7 +79,7 @@ async def test_the_only_engine_that_hangs_is_late() -> None:
 
     reasons = await run(act)
     assert (reasons["a"], reasons["c"]) == ("", "")
-    assert reasons["b"].startswith("transfer: it alone is late: not done after 0.")
+    assert reasons["b"].startswith("transfer: only this engine was late: not done after 0.")
 
 
 async def test_in_a_chain_the_first_that_waits_is_late_and_those_downstream_are_served() -> None:

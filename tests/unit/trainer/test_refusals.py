@@ -17,7 +17,7 @@ def refused(*answers: str) -> UpdateOutcome:
 
 
 SERVED = UpdateOutcome(("rollout-0",), {}, {}, 0)
-LATE = UpdateOutcome((), {"rollout-0": "pause: it alone is late"}, {}, 0)
+LATE = UpdateOutcome((), {"rollout-0": "pause: only this engine was late"}, {}, 0)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def read_table(file: io.IOBase, path: Path) -> Metadata:
         It holds anything but a table of contents, or names files outside of the checkpoint.
 
     """
-    refused = "; a checkpoint of sluice, Megatron or torch does not. It is not read"
+    refused = "; checkpoints of sluice, Megatron and torch never do, so it is not read"
     try:
         table = _Unpickler(io.BytesIO(file.read())).load()
     except UnsafeCheckpointError as error:
@@ -136,7 +136,7 @@ class CheckpointPlanner(DefaultLoadPlanner):
         except pickle.UnpicklingError as error:  # torch's message advises to trust the file
             raise UnsafeCheckpointError(
                 f"the object {name} holds more than tensors, numbers and texts, and may run code; "
-                "a checkpoint of sluice, Megatron or torch does not. It is not read"
+                "checkpoints of sluice, Megatron and torch never do, so it is not read"
             ) from error
         if self.flatten_state_dict:
             set_element(self.original_state_dict, self.mappings[name], loaded)

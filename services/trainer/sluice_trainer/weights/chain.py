@@ -203,7 +203,7 @@ class Chain(Transport):
             except FAILURES as error:
                 # Half of the phase's deadline is left to send the rest directly.
                 self._reroute_from(
-                    peer.name, str(error) or f"nothing came for {self._link_timeout:g} s"
+                    peer.name, str(error) or f"no bucket arrived for {self._link_timeout:g} s"
                 )
                 buckets = self._take_undelivered(peer.name)
                 await self._send_directly(peer, buckets, "", version, flush=flush)
@@ -307,7 +307,7 @@ class Chain(Transport):
         waited = {f"joined/{rank}" for rank in range(size)}
         while waited:
             if self._links.get(peer.name) is not link:
-                raise TransferError("its link was given up")
+                raise TransferError("its link was dropped")
             for key in [key for key in waited if served.check([key])]:
                 if failure := served.get(key).decode().removeprefix(_JOINED):
                     raise TransferError(f"no link from {before.name}: {failure}")

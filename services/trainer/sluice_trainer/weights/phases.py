@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.1
 # Seconds between two queries of the members. The rendezvous drops a silent member after five
 # heartbeats of 2 s.
 MEMBERS_SECONDS = 2.0
-LEFT = "its member has left the rendezvous"
+LEFT = "it has left the rendezvous"
 # Returns name and attempt of each engine that the rendezvous knows, or None if that is unknown now.
 Members = Callable[[], Awaitable["Collection[tuple[str, int]] | None"]]
 # A phase, and what it does on one engine.
@@ -195,8 +195,8 @@ class PhaseRunner:
                 self._give_up(
                     progress,
                     engines,
-                    f"it alone is late: not done after {now - progress.since:.1f} s, the others "
-                    f"took {took}",
+                    "only this engine was late: not done after "
+                    f"{now - progress.since:.1f} s, the others took {took}",
                 )
 
     def _give_up_gone(

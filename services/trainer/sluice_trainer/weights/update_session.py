@@ -121,7 +121,9 @@ class UpdateSession:
             end = time.monotonic() + ENGINE_START_SECONDS
             while len(engines := await self._engines()) < count:
                 if time.monotonic() > end:
-                    logs.get().warning("engines are missing", came=len(engines), expected=count)
+                    logs.get().warning(
+                        "engines have not started", started=len(engines), expected=count
+                    )
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
