@@ -38,7 +38,9 @@ def advantages(group: SampleGroup) -> dict[tuple[int, str], float]:
         unit for s in group.samples for unit in credit.units_of_sample((group.group_id, s.index), s)
     ]
     place = {unit.key: i for i, unit in enumerate(units)}
-    sequences = [t for s in samples.values() for t in TrainSequence.of(group.group_id, s, 0.0)]
+    sequences = [
+        t for s in samples.values() for t in TrainSequence.from_sample(group.group_id, s, 0.0)
+    ]
     masks = [torch.tensor(sequence.loss_mask) for sequence in sequences]
     estimates = estimate(
         Responses(

@@ -71,7 +71,7 @@ def trained(group: pb.SampleGroup) -> None:
     sent = pb.SampleGroup(prompt=group.prompt, samples=samples).SerializeToString()
     decoded = group_from_message(pb.SampleGroup.FromString(sent))
     for sample in decoded.samples:
-        for sequence in TrainSequence.of(decoded.group_id, sample, 0.0, 1):
+        for sequence in TrainSequence.from_sample(decoded.group_id, sample, 0.0, 1):
             assert not len(sequence.tokens) or sequence.tokens.min() >= 0
             assert not len(sequence.tokens) or sequence.tokens.max() < VOCABULARY
             probs = sequence.rollout_log_probs[sequence.loss_mask > 0]

@@ -56,7 +56,7 @@ def units_of(samples: list[Sample], group: int = 5) -> list[CreditUnit]:
 def rows(samples: list[Sample], units: list[CreditUnit], **algorithm: Any) -> list[list[float]]:
     """The advantages of these samples' sequences, as a rank prepares them."""
     chosen = Algorithm.model_validate({"normalizeStd": False, **algorithm})
-    sequences = [sequence for s in samples for sequence in TrainSequence.of(5, s, 0.0)]
+    sequences = [sequence for s in samples for sequence in TrainSequence.from_sample(5, s, 0.0)]
     place = {unit.key: i for i, unit in enumerate(units)}
     masks = [torch.tensor(s.loss_mask) for s in sequences]
     responses = Responses(

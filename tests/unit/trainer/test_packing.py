@@ -162,7 +162,9 @@ def test_a_masked_tokens_rollout_log_prob_is_dropped() -> None:
 def test_tokens_sampled_by_the_current_weights_are_marked() -> None:
     sample = Sample(0, tokens=ints(1))
     sample.append([2, 3, 4], [0.0] * 3, [WeightSpan(6, 0, 1), WeightSpan(7, 1, 3)])
-    sequences = [sequence for v in (7, 8) for sequence in TrainSequence.of(0, sample, 1.0, v)]
+    sequences = [
+        sequence for v in (7, 8) for sequence in TrainSequence.from_sample(0, sample, 1.0, v)
+    ]
     batch = train_micro_batch(sequences, [0, 1], BatchTotals(2, 6), "token_mean", CPU)
     assert batch.loss is not None
     assert batch.loss.on_policy_mask is not None
@@ -174,7 +176,7 @@ def test_a_sample_becomes_one_sequence_and_one_for_each_branch() -> None:
     sample.append([2, 3], [-1.0, -2.0], [WeightSpan(6, 0, 2)])
     sample.branches[0].append([5], [], [WeightSpan(6, 0, 1)], trainable=False)
     sample.branches[0].append([6], [-3.0], [WeightSpan(7, 0, 1)])
-    first, second = TrainSequence.of(9, sample, -0.5, version=7)
+    first, second = TrainSequence.from_sample(9, sample, -0.5, version=7)
     for sequence in (first, second):
         assert (sequence.group_id, sequence.index, sequence.advantage) == (9, 4, -0.5)
     assert (first.branch, first.tokens.tolist(), first.trained_elsewhere) == (0, [1, 2, 3], 1)
@@ -189,7 +191,7 @@ def test_experts_of_an_engine_come_along_if_they_are_replayed(routed: bool) -> N
     sample = Sample(0, tokens=ints(1))
     sample.append([2, 3], [0.0] * 2, [WeightSpan(6, 0, 2)])
     sample.routed_experts = np.array([[0], [1]], np.uint8)
-    (sequence,) = TrainSequence.of(0, sample, 1.0, routed=routed)
+    (sequence,) = TrainSequence.from_sample(0, sample, 1.0, routed=routed)
     assert (sequence.experts is not None) == routed
 
 

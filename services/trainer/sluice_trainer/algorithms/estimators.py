@@ -121,7 +121,7 @@ def estimate(
 
 
 def _grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """(r - mean(group)) / (std(group) + 1e-6) at every token: grpo, gspo, cispo."""
+    """Reward minus the group's mean, divided by (std(group) + 1e-6): grpo, gspo, cispo."""
     advantages = group_advantages(
         responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
     )
@@ -129,7 +129,7 @@ def _grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 
 def _dr_grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """R - mean(group) at every token.
+    """Reward minus the group's mean.
 
     Without the std, a prompt's difficulty does not change its weight (Liu et al. 2025).
     """
@@ -138,12 +138,12 @@ def _dr_grpo(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 
 def _rloo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """R - mean(the others of the group) at every token."""
+    """Reward minus the mean of the other rewards of the group."""
     return _per_token(leave_one_out(responses.rewards, responses.groups), responses)
 
 
 def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """R - mean(group) weighted by length, at every token."""
+    """Reward minus the group's mean weighted by length."""
     if responses.lengths is None:
         raise EstimatorError("opo needs the lengths of all responses")
     advantages = length_weighted(responses.rewards, responses.groups, responses.lengths)
@@ -151,7 +151,7 @@ def _opo(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 
 def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """The lead over the second best response at tokens of the best of a group, else 0."""
+    """Lead of the best response of a group over the second best; 0 for the others."""
     leads = best_of_group(
         responses.rewards, responses.groups, normalize_std=algorithm.normalize_std
     )
@@ -159,17 +159,17 @@ def _grpo_passk(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 
 def _gpg(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """(r - mean(group)) * samples / nonzero rewards, at every token."""
+    """Reward minus the group's mean, scaled by samples / nonzero rewards of the batch."""
     return _per_token(nonzero_scaled(responses.rewards, responses.groups), responses)
 
 
 def _max_rl(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """(r - mean(group)) / mean(group) at every token."""
+    """Reward minus the group's mean, divided by that mean."""
     return _per_token(mean_scaled(responses.rewards, responses.groups), responses)
 
 
 def _optimal_token_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """R minus the group's baseline at each trained token."""
+    """Reward minus the group's baseline at each trained token."""
     if responses.energies is None:
         raise EstimatorError("optimal_token_baseline needs the energies of all responses")
     baselines = token_baselines(responses.rewards, responses.groups, responses.energies)
@@ -186,7 +186,7 @@ def _optimal_token_baseline(responses: Responses, algorithm: Algorithm) -> Estim
 
 
 def _gdpo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """Sum of the parts' group advantages - kl_coef * kl at every token, to be whitened."""
+    """Sum of the parts' group advantages, minus kl_coef * kl; whitened afterwards."""
     if responses.parts is None:
         raise EstimatorError("gdpo needs the parts of all rewards")
     weights = [part.weight for part in algorithm.reward_parts]
@@ -197,7 +197,7 @@ def _gdpo(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 
 def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """Discounted returns of r - kl_coef * kl (Hu 2025).
+    """Discounted returns of the reward minus kl_coef * kl (Hu 2025).
 
     The batch is the baseline: advantages are whitened afterwards.
     """
@@ -206,9 +206,9 @@ def _reinforce_plus_plus(responses: Responses, algorithm: Algorithm) -> Estimate
 
 
 def _reinforce_plus_plus_baseline(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """R - mean(group) - kl_coef * kl at every token, to be whitened.
+    """Reward minus the group's mean, minus kl_coef * kl; whitened afterwards.
 
-    As in slime; verl subtracts the sum of the KL from r.
+    As in slime; verl subtracts the sum of the KL from the reward.
     """
     return _minus_kl(_dr_grpo(responses, algorithm), responses, algorithm)
 
@@ -227,7 +227,7 @@ def _remax(responses: Responses, algorithm: Algorithm) -> Estimate:
 
 
 def _ppo(responses: Responses, algorithm: Algorithm) -> Estimate:
-    """GAE over r - kl_coef * kl and the critic's values."""
+    """GAE over the reward minus kl_coef * kl, with the critic's values."""
     if responses.values is None:
         raise EstimatorError("ppo needs the critic's values")
     rewards = _token_rewards(responses, algorithm)

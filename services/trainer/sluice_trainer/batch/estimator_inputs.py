@@ -86,7 +86,7 @@ def estimator_inputs(
     sequences = [
         sequence
         for (group, _), sample in samples.items()
-        for sequence in TrainSequence.of(group, sample, 0.0, policy.step, routed=routed)
+        for sequence in TrainSequence.from_sample(group, sample, 0.0, policy.step, routed=routed)
     ]
     # The KL is needed as part of the reward, before advantages are estimated.
     sequences, kl = policy.with_kl(with_teacher_log_probs(sequences, samples, algorithm))

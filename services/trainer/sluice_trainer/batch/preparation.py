@@ -94,7 +94,7 @@ def prepare(
             sequence
             for group in groups
             for sample in group.samples
-            for sequence in TrainSequence.of(group.group_id, sample, 0.0)
+            for sequence in TrainSequence.from_sample(group.group_id, sample, 0.0)
         ]
         return PreparedBatch(by_optimizer_step(batch, answers, steps), totals, {})
 

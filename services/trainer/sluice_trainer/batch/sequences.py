@@ -101,7 +101,7 @@ class TrainSequence(Sequence):
     on_policy_mask: UInt8 | None = None
 
     @classmethod
-    def of(
+    def from_sample(
         cls,
         group_id: int,
         sample: Sample,

@@ -106,7 +106,7 @@ def _opened(path: Path) -> Any:
         raise CheckpointFilesError(f"{path}: there is no such file") from None
     except PermissionError:
         raise CheckpointFilesError(
-            f"{path}: user {os.geteuid()}, as which this process runs, may not read it: chmod a+r"
+            f"{path}: user {os.geteuid()}, who runs this process, may not read it: chmod a+r"
         ) from None
     return safe_open(path, framework="pt")
 
