@@ -136,8 +136,8 @@ async def _until_senseless_jobs_are(api: Api, *, taken: bool) -> None:
 def _without(value: Any, field: str) -> Any:
     """The value without this field, at any depth."""
     if isinstance(value, dict):
-        return {name: _without(each, field) for name, each in value.items() if name != field}
-    return [_without(each, field) for each in value] if isinstance(value, list) else value
+        return {name: _without(item, field) for name, item in value.items() if name != field}
+    return [_without(item, field) for item in value] if isinstance(value, list) else value
 
 
 async def keeps_rules() -> bool:
@@ -220,9 +220,9 @@ async def start_under(plane: ControlPlane, api: Api, tmp_path: Path) -> AsyncIte
         kubeconfig = tmp_path / "kubeconfig"
         write_kubeconfig(Path(plane.kubeconfig), kubeconfig, token)
         env = {
-            each["name"]: each.get("value", "")
-            for each in pod["containers"][0]["env"]
-            if "valueFrom" not in each
+            variable["name"]: variable.get("value", "")
+            for variable in pod["containers"][0]["env"]
+            if "valueFrom" not in variable
         }
         ours = ("SLUICE_HTTP_PORT", "SLUICE_LEASE_SECONDS", "SLUICE_PROBE_SECONDS")
         variables = {name: value for name, value in env.items() if name not in ours}

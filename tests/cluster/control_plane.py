@@ -281,7 +281,7 @@ def write_kubeconfig(administrator: Path, target: Path, token: str) -> None:
     """Another's for the same API server."""
     yaml = YAML(typ="safe")
     config = yaml.load(administrator.read_text())
-    current = next(each for each in config["contexts"] if each["name"] == config["current-context"])
+    current = next(item for item in config["contexts"] if item["name"] == config["current-context"])
     config["users"] = [{"name": current["context"]["user"], "user": {"token": token}}]
     config["contexts"] = [current]
     with target.open("w") as file:

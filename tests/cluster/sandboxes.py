@@ -81,7 +81,7 @@ async def agent_sandbox(api: Api, *versions: str) -> AsyncIterator[None]:
             "group": GROUP,
             "scope": "Namespaced",
             "names": names,
-            "versions": [_version(each, storage=each == versions[0]) for each in versions],
+            "versions": [_version(version, storage=version == versions[0]) for version in versions],
         },
     }
     at = collection("Sandbox", "default", f"{GROUP}/{versions[0]}")
@@ -127,7 +127,7 @@ class SandboxController:
     async def sandboxes(self) -> dict[str, Object]:
         at = collection("Sandbox", self.world.namespace, self.group_version)
         items = (await self.world.api.get(at))["items"] or []
-        return {each["metadata"]["name"]: each for each in items}
+        return {item["metadata"]["name"]: item for item in items}
 
     async def _work(self) -> None:
         while True:

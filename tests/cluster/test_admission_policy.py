@@ -68,7 +68,9 @@ def job_objects(**spec: Any) -> list[Object]:
 
 
 def pod(**spec: Any) -> Object:
-    manifest = copy.deepcopy(next(each for each in job_objects() if each["kind"] == "Pod"))
+    manifest = copy.deepcopy(
+        next(job_object for job_object in job_objects() if job_object["kind"] == "Pod")
+    )
     manifest["spec"] |= spec
     return manifest
 
@@ -155,7 +157,9 @@ async def _real(api: Api, names: list[str], *settings: str) -> Ask:
         f"p-{uuid.uuid4().hex[:6]}",
     )
     names.append(name)
-    documents = [each for each in objects("defaults", *settings) if each["kind"].startswith(POLICY)]
+    documents = [
+        stored for stored in objects("defaults", *settings) if stored["kind"].startswith(POLICY)
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
     text = text.replace("system:serviceaccount:sluice-system:sluice", account).replace(
         "sluice-operator", name
@@ -264,14 +268,15 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
     spec = policy(*settings)["spec"]
     group, kind = f"r{uuid.uuid4().hex[:8]}.example.com", "Request"
     conditions = " && ".join(
-        f"({_rule(each['expression'], spec)})" for each in spec["matchConditions"]
+        f"({_rule(match_condition['expression'], spec)})"
+        for match_condition in spec["matchConditions"]
     )
     rules = [
         {
-            "rule": f"!({conditions}) || ({_rule(each['expression'], spec)})",
-            "message": each["message"],
+            "rule": f"!({conditions}) || ({_rule(validation['expression'], spec)})",
+            "message": validation["message"],
         }
-        for each in spec["validations"]
+        for validation in spec["validations"]
     ]
     schema = fields(request=REQUEST, object=OBJECT, oldObject=OBJECT) | {
         "x-kubernetes-validations": rules
@@ -323,9 +328,9 @@ async def _as_rules(api: Api, *settings: str) -> Ask:
 
 def _rule(expression: str, spec: Object) -> str:
     """An expression of the policy as one over the CRD's object: variables written out."""
-    for each in reversed(spec["variables"]):
-        words = f"({each['expression']})".replace("\\", r"\\")
-        expression = re.sub(rf"\bvariables\.{each['name']}\b", words, expression)
+    for variable in reversed(spec["variables"]):
+        words = f"({variable['expression']})".replace("\\", r"\\")
+        expression = re.sub(rf"\bvariables\.{variable['name']}\b", words, expression)
     return re.sub(r"(?<![\w.'])(request|object|oldObject)(?=\.)", r"self.\1", expression)
 
 
@@ -339,7 +344,7 @@ async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]])
         {},
         {"podTemplateOverrides": [{"roles": ["trainer"], "template": RDMA}]},
     ]
-    for child in [each for spec in specs for each in job_objects(**spec)]:
+    for child in [job_object for spec in specs for job_object in job_objects(**spec)]:
         if child["kind"] in (
             "Pod",
             "ConfigMap",
@@ -349,7 +354,7 @@ async def test_the_operators_own_work_passes(ask: Callable[..., Awaitable[Ask]])
             "NetworkPolicy",
         ):
             assert await says("CREATE", child, None) == "", child["metadata"]["name"]
-    (config,) = [each for each in job_objects() if each["kind"] == "ConfigMap"]
+    (config,) = [job_object for job_object in job_objects() if job_object["kind"] == "ConfigMap"]
     assert await says("UPDATE", config, config) == ""
     assert await says("DELETE", None, pod()) == ""
 
@@ -404,9 +409,9 @@ async def test_a_pod_that_reaches_for_its_node_needs_a_value(
     """Or a Sandbox that would make it."""
     manifest, setting = REACHING[name]
     refuses, admits = await ask(), await ask("--set", setting)
-    for each in (manifest, sandbox(job(), manifest, "v1beta1")):
-        assert setting.partition("=")[0] in await refuses("CREATE", each, None)
-        assert await admits("CREATE", each, None) == ""
+    for item in (manifest, sandbox(job(), manifest, "v1beta1")):
+        assert setting.partition("=")[0] in await refuses("CREATE", item, None)
+        assert await admits("CREATE", item, None) == ""
 
 
 def test_each_check_of_the_baseline_standard_is_tried() -> None:

@@ -65,7 +65,7 @@ async def test_a_leader_that_was_frozen_does_no_harm_when_it_wakes(
         await world.create(**SPEC)
         await world.until(lambda: all_run(world), SECONDS)
         frozen = await leader(world, pair)
-        other = next(each for each in pair if each is not frozen)
+        other = next(item for item in pair if item is not frozen)
         frozen.process.send_signal(signal.SIGSTOP)
         await fail_one(world, chance)
         await world.until(lambda: leads(world, other), SECONDS)
@@ -113,7 +113,7 @@ async def leader(world: World, operators: list[Operator]) -> Operator:
     leaders: list[Operator] = []
 
     async def is_known() -> bool:
-        leaders[:] = [each for each in operators if await leads(world, each)]
+        leaders[:] = [operator for operator in operators if await leads(world, operator)]
         return bool(leaders)
 
     await world.until(is_known, SECONDS)

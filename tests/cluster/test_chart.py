@@ -57,7 +57,8 @@ async def established(api: Api) -> None:
         while True:
             conditions = (await api.get(CRD)).get("status", {}).get("conditions", [])
             if any(
-                each["type"] == "Established" and each["status"] == "True" for each in conditions
+                condition["type"] == "Established" and condition["status"] == "True"
+                for condition in conditions
             ):
                 await asyncio.sleep(1)  # the API server takes up a new schema after a moment
                 return
@@ -96,8 +97,8 @@ async def test_upgrade_changes_values_and_the_crd(
     deployment = await release.deployment()
     assert deployment["spec"]["replicas"] == 3
     env = {
-        each["name"]: each.get("value")
-        for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+        variable["name"]: variable.get("value")
+        for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
     }
     assert env["SLUICE_LEASE_SECONDS"] == "20"
     assert (await world.job())["metadata"]["uid"] == job["metadata"]["uid"]
@@ -152,7 +153,7 @@ async def test_the_server_accepts_every_object(api: Api, values: str) -> None:
     for namespace in ("sluice-system", "team-a", "team-b"):
         await make_namespace(api, namespace)
     foreign = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards.grafanaOperator")
-    without = [f"metrics.{each}.enabled=false" for each in foreign]
+    without = [f"metrics.{item}.enabled=false" for item in foreign]
     settings = ",".join([*without, "crds.install=false"])
     rendered = helm(
         "template",
@@ -169,7 +170,7 @@ async def test_the_server_accepts_every_object(api: Api, values: str) -> None:
     )
     assert rendered.returncode == 0, rendered.stderr
     accounts = [
-        each for each in rendered.stdout.split("---\n") if "\nkind: ServiceAccount\n" in each
+        item for item in rendered.stdout.split("---\n") if "\nkind: ServiceAccount\n" in item
     ]
     kubectl("apply", text="---\n".join(accounts))  # pods are admitted only where theirs is
     try:

@@ -14,18 +14,18 @@ CLAIM = "PersistentVolumeClaim"
 
 async def claims(world: World) -> dict[str, Object]:
     """Those for checkpoints, by name."""
-    by_name = {each["metadata"]["name"]: each for each in await world.objects(CLAIM)}
-    return {name: each for name, each in by_name.items() if "-checkpoint-" in name}
+    by_name = {stored["metadata"]["name"]: stored for stored in await world.objects(CLAIM)}
+    return {name: item for name, item in by_name.items() if "-checkpoint-" in name}
 
 
 async def until_gone(world: World) -> None:
     async def is_gone() -> bool:
         left = [
-            each["metadata"]["name"]
-            for each in await world.objects("Pod") + await world.objects("RLJob")
+            stored["metadata"]["name"]
+            for stored in await world.objects("Pod") + await world.objects("RLJob")
         ]
         return not left and "demo-buffer" not in [
-            each["metadata"]["name"] for each in await world.objects(CLAIM)
+            stored["metadata"]["name"] for stored in await world.objects(CLAIM)
         ]
 
     await world.until(is_gone, 60)
@@ -33,9 +33,10 @@ async def until_gone(world: World) -> None:
 
 def claim_of(pod: Object) -> str:
     """The claim that a trainer's pod mounts for its checkpoints."""
-    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     mounts = {
-        each["mountPath"]: each["name"] for each in pod["spec"]["containers"][0]["volumeMounts"]
+        volume_mount["mountPath"]: volume_mount["name"]
+        for volume_mount in pod["spec"]["containers"][0]["volumeMounts"]
     }
     return str(volumes[mounts["/sluice/checkpoint"]]["persistentVolumeClaim"]["claimName"])
 
@@ -89,7 +90,7 @@ async def test_an_operator_that_starts_anew_finds_the_claim_again(
     await world.change({"suspend": False})
     await world.until_pods(5)
     assert claim_of((await world.pods())["demo-trainer-0-2-0"]) == before["metadata"]["name"]
-    assert [each["metadata"]["uid"] for each in (await claims(world)).values()] == [
+    assert [claim["metadata"]["uid"] for claim in (await claims(world)).values()] == [
         before["metadata"]["uid"]
     ]
 

@@ -53,8 +53,10 @@ async def test_functions_and_rows_come_as_a_config_map_that_goes_with_the_job(
     await world.until(has_pods)
     for role, container in (("rollout", "worker"), ("buffer", "buffer")):
         [pod, *_] = (await world.pods(role)).values()
-        [ours] = [each for each in pod["spec"]["containers"] if each["name"] == container]
-        mounts = {each["name"]: each["mountPath"] for each in ours["volumeMounts"]}
+        [ours] = [item for item in pod["spec"]["containers"] if item["name"] == container]
+        mounts = {
+            volume_mount["name"]: volume_mount["mountPath"] for volume_mount in ours["volumeMounts"]
+        }
         assert mounts["code"] == "/sluice/code"
     stored = (await world.job("packed"))["spec"]
     assert stored["reward"]["function"] == "/sluice/code/reward.py:length"
@@ -75,7 +77,7 @@ async def test_a_job_is_listed_scaled_suspended_and_deleted(
     operator: Operator, world: World, client: Client
 ) -> None:
     job = await asyncio.to_thread(client.submit, {**JOB, "spec": SPEC})
-    assert [each.name for each in await asyncio.to_thread(client.list)] == ["demo"]
+    assert [item.name for item in await asyncio.to_thread(client.list)] == ["demo"]
     await asyncio.to_thread(job.scale, 3)
     assert (await world.job())["spec"]["rollout"]["replicas"] == 3
     await asyncio.to_thread(job.suspend)

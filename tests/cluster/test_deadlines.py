@@ -34,8 +34,8 @@ async def running(plane: ControlPlane, world: World, tmp_path: Path) -> AsyncIte
         return started[-1]
 
     yield start_one
-    for each in started:
-        each.stop()
+    for item in started:
+        item.stop()
         print(*(log.read_text() for log in tmp_path.glob("*.log")))
 
 

@@ -105,7 +105,7 @@ async def test_a_job_keeps_them_from_each_other_and_from_its_own(
     policies: list[Object] = (await world.api.get(collection("NetworkPolicy", world.namespace)))[
         "items"
     ]
-    by_name = {each["metadata"]["name"]: each["spec"] for each in policies}
+    by_name = {policy["metadata"]["name"]: policy["spec"] for policy in policies}
     assert by_name["demo-episodes"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in by_name["demo-episodes"]
     assert by_name["demo-verifiers"]["policyTypes"] == ["Ingress", "Egress"]

@@ -390,7 +390,7 @@ async def test_a_volume_that_does_not_come_shows_in_the_status(
     answers there."""
     await world.create()
     await world.until_pods(5)
-    pod = next(each for name, each in (await world.pods("trainer")).items())
+    pod = next(item for name, item in (await world.pods("trainer")).items())
     name = pod["metadata"]["name"]
     await world.bind(name)
     regarding = {

@@ -27,20 +27,20 @@ async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
     (trainer,) = (await world.pods("trainer")).values()
     assert {"key": "gpu", "operator": "Exists"} in trainer["spec"]["tolerations"]
     claims = {
-        each["metadata"]["name"]: each["spec"]
-        for each in await world.objects("PersistentVolumeClaim")
+        stored["metadata"]["name"]: stored["spec"]
+        for stored in await world.objects("PersistentVolumeClaim")
     }
     assert claims.pop("demo-buffer")["storageClassName"] == "mine"
-    assert [each["storageClassName"] for each in claims.values()] == ["fast"]
+    assert [claim["storageClassName"] for claim in claims.values()] == ["fast"]
     config = await world.api.get(path("ConfigMap", world.namespace, "demo-config"))
     assert json.loads(config["data"]["defaults.json"]) == DEFAULTS
 
     async def told() -> bool:
         events = (await world.api.get(collection("Event", world.namespace)))["items"]
         return any(
-            "spec.checkpoint.storage" in each["note"]
-            for each in events
-            if each["reason"] == "DefaultsApplied"
+            "spec.checkpoint.storage" in event["note"]
+            for event in events
+            if event["reason"] == "DefaultsApplied"
         )
 
     await world.until(told)

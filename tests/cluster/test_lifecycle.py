@@ -39,7 +39,7 @@ async def test_a_job_gets_its_children_and_owns_them(operator: Operator, world: 
     retained = children["PersistentVolumeClaim"].pop()
     assert retained["metadata"]["labels"]["sluice.dev/job-uid"] == job["metadata"]["uid"]
     assert "ownerReferences" not in retained["metadata"]
-    for child in [each for kind in OWNED for each in children[kind]]:
+    for child in [item for kind in OWNED for item in children[kind]]:
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == (
             "RLJob",
@@ -95,7 +95,7 @@ async def test_kubectl_get_shows_the_columns(operator: Operator, world: World) -
     )
     every = dict(
         zip(
-            (each["name"] for each in table["columnDefinitions"]),
+            (column_definition["name"] for column_definition in table["columnDefinitions"]),
             table["rows"][0]["cells"],
             strict=True,
         )

@@ -66,16 +66,16 @@ async def holder_is(world: World, holder: str) -> bool:
         f"/apis/coordination.k8s.io/v1/namespaces/{world.namespace}/leases"
     )
     return [
-        each["spec"]["holderIdentity"]
-        for each in leases["items"]
-        if each["metadata"]["name"] == namespace_lock.NAME
+        item["spec"]["holderIdentity"]
+        for item in leases["items"]
+        if item["metadata"]["name"] == namespace_lock.NAME
     ] == [holder]
 
 
 async def test_replicas_are_one_installation(start: StartOperator, world: World) -> None:
     first, second = await start(SLUICE_IDENTITY="one"), await start(SLUICE_IDENTITY="two")
     await world.until(lambda: holder_is(world, f"{world.namespace}/sluice-operator"))
-    assert [each.get("/readyz")[0] for each in (first, second)] == [200, 200]
+    assert [item.get("/readyz")[0] for item in (first, second)] == [200, 200]
     first.end()
     await world.create()
     await world.until_pods(5)

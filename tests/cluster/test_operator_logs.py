@@ -22,11 +22,11 @@ async def test_our_lines_name_the_job_and_none_comes_twice(
     await world.until_state("Failed", "broken")
     assert await asyncio.to_thread(operator.end) == 0
     records = operator.records()
-    assert {(each["role"], each["identity"]) for each in records} == {("operator", "one")}
-    (refusal,) = [each for each in records if each["event"] == "invalid spec"]
+    assert {(record["role"], record["identity"]) for record in records} == {("operator", "one")}
+    (refusal,) = [record for record in records if record["event"] == "invalid spec"]
     assert (refusal["job"], refusal["level"]) == (f"{world.namespace}/broken", "warning")
     assert "stepsPerBatch" in refusal["message"]
-    counts = Counter((each["event"], each["timestamp"]) for each in records)
+    counts = Counter((record["event"], record["timestamp"]) for record in records)
     assert max(counts.values()) == 1
 
 
@@ -46,7 +46,7 @@ async def test_what_kopf_and_the_client_say_is_json_too(
 
     await world.until(lambda: _answers(world), 60)
     await world.until(is_there)
-    loggers = {each.get("logger", "").partition(".")[0] for each in operator.records()}
+    loggers = {record.get("logger", "").partition(".")[0] for record in operator.records()}
     assert "kopf" in loggers
 
 

@@ -29,8 +29,8 @@ async def holder(world: World) -> str:
 
 async def children(world: World) -> dict[str, str]:
     """Name -> uid of all that the job owns."""
-    objects = [each for kind in OWNED for each in await world.objects(kind)]
-    return {f"{each['metadata']['name']}": each["metadata"]["uid"] for each in objects}
+    objects = [stored for kind in OWNED for stored in await world.objects(kind)]
+    return {f"{stored['metadata']['name']}": stored["metadata"]["uid"] for stored in objects}
 
 
 @pytest.mark.parametrize("after", [0, 2, 4, 6])

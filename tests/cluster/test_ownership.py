@@ -128,7 +128,9 @@ async def everything(world: World, kind: str) -> list[str]:
     except errors.MissingApiError:
         return []
     return [
-        each["metadata"]["name"] for each in objects if each["metadata"]["name"].startswith("demo-")
+        stored["metadata"]["name"]
+        for stored in objects
+        if stored["metadata"]["name"].startswith("demo-")
     ]
 
 

@@ -54,7 +54,7 @@ async def has(world: World, kind: str, *names: str, group_version: str = "") -> 
         objects = (await world.api.get(collection(kind, world.namespace, group_version)))[
             "items"
         ] or []
-        return sorted(each["metadata"]["name"] for each in objects) == sorted(names)
+        return sorted(stored["metadata"]["name"] for stored in objects) == sorted(names)
 
     await world.until(there)
 

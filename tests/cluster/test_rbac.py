@@ -141,7 +141,7 @@ async def test_people_may_do_what_their_role_says_and_not_more(
     release.install("--set", "crds.install=false,replicas=0")
     await bind(release.api, world.namespace, f"{release.name}-sluice-{role}", "eve")
     assert await allowed(release.api, "eve", world.namespace, *MAY[role])
-    others = [each for each in VIEW + EDIT + MEND if each not in MAY[role]]
+    others = [item for item in VIEW + EDIT + MEND if item not in MAY[role]]
     assert await refused(release.api, "eve", world.namespace, *others, *NEVER)
     assert await refused(release.api, "eve", "default", *VIEW)
 
@@ -159,7 +159,7 @@ async def test_the_clusters_own_roles_take_them_in(
         return await allowed(release.api, "eve", world.namespace, *MAY[role])
 
     await world.until(is_in)
-    others = [each for each in EDIT + MEND if each not in MAY[role]]
+    others = [item for item in EDIT + MEND if item not in MAY[role]]
     assert await refused(release.api, "eve", world.namespace, *others)
 
 

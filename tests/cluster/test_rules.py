@@ -243,7 +243,7 @@ async def test_two_writers_each_have_their_own_condition(job: Job) -> None:
     }
     await job.api.apply(f"{job.path}/status", body)
     stored = await job.api.get(job.path)
-    assert [each["type"] for each in stored["status"]["conditions"]] == ["Running", "Suspended"]
+    assert [item["type"] for item in stored["status"]["conditions"]] == ["Running", "Suspended"]
 
 
 async def test_jobs_are_selected_by_their_state(rules: Api, job: Job) -> None:
@@ -252,7 +252,7 @@ async def test_jobs_are_selected_by_their_state(rules: Api, job: Job) -> None:
     name = job.stored["metadata"]["name"]
     for state, is_listed in (("Running", True), ("Failed", False)):
         listed = await rules.get(f"{JOBS}?fieldSelector=status.state%3D{state}")
-        assert (name in [each["metadata"]["name"] for each in listed["items"]]) is is_listed
+        assert (name in [item["metadata"]["name"] for item in listed["items"]]) is is_listed
 
 
 # -- defaults, and words
@@ -302,6 +302,6 @@ async def test_in_a_change_it_is_warned_of(job: Job) -> None:
 def without_nothing(value: Any) -> Any:
     """Without null, empty texts, lists and objects, which nobody stores."""
     if isinstance(value, dict):
-        kept = {name: without_nothing(each) for name, each in value.items()}
-        return {name: each for name, each in kept.items() if each not in (None, "", [], {})}
-    return [without_nothing(each) for each in value] if isinstance(value, list) else value
+        kept = {name: without_nothing(item) for name, item in value.items()}
+        return {name: item for name, item in kept.items() if item not in (None, "", [], {})}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value

@@ -109,7 +109,7 @@ async def is_made_by_its_sandbox(world: World, sandboxes: dict[str, Object]) -> 
         assert pod["spec"]["restartPolicy"] == "Never"
     episodes = [pod for name, pod in pods.items() if "-episode-" in name]
     assert {pod["spec"]["runtimeClassName"] for pod in episodes} == {"gvisor"}
-    teams = {each["metadata"]["labels"].get("team") for each in sandboxes.values()}
+    teams = {sandbox["metadata"]["labels"].get("team") for sandbox in sandboxes.values()}
     assert teams == {"a", None}, "the template's labels; the verifier has none"
 
 

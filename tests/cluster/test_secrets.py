@@ -69,8 +69,8 @@ async def test_a_jobs_token_follows_from_the_key_and_its_uid(
     for pod in (await world.pods()).values():
         sources = [
             entry.get("valueFrom", {})
-            for each in pod["spec"]["containers"]
-            for entry in each["env"]
+            for container in pod["spec"]["containers"]
+            for entry in container["env"]
         ]
         names = {source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source}
         assert names == {secret["metadata"]["name"]}
@@ -85,7 +85,7 @@ async def test_with_tls_the_servers_get_a_certificate_and_all_others_the_authori
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
     files = {}
     for pod in (await world.pods()).values():
-        (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "tls"]
+        (volume,) = [item for item in pod["spec"]["volumes"] if item["name"] == "tls"]
         files[pod["metadata"]["labels"]["sluice.dev/role"]] = [
             item["path"] for item in volume["secret"]["items"]
         ]

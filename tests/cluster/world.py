@@ -57,13 +57,13 @@ class World:
 
     async def condition(self, kind: str, name: str = "demo") -> Object:
         matches = [
-            each for each in (await self.status(name)).get("conditions", []) if each["type"] == kind
+            item for item in (await self.status(name)).get("conditions", []) if item["type"] == kind
         ]
         return matches[0] if matches else {}
 
     async def gang(self, role: str, replica: int = 0) -> Object:
         """A gang's status."""
-        roles = {each["name"]: each for each in (await self.status()).get("roles", [])}
+        roles = {item["name"]: item for item in (await self.status()).get("roles", [])}
         return next(
             (gang for gang in roles.get(role, {}).get("gangs", []) if gang["replica"] == replica),
             {},
@@ -73,16 +73,16 @@ class World:
         """Objects of a kind, but for those that every namespace has."""
         items = (await self.api.get(collection(kind, self.namespace)))["items"] or []
         return [
-            each for each in items if "service-account" not in each.get("type", "") and _ours(each)
+            item for item in items if "service-account" not in item.get("type", "") and _ours(item)
         ]
 
     async def owned(self, *kinds: str) -> list[Object]:
         """Objects that go with their job: all of these kinds but claims that are kept."""
-        objects = [each for kind in kinds or OWNED for each in await self.objects(kind)]
+        objects = [stored for kind in kinds or OWNED for stored in await self.objects(kind)]
         return [
-            each
-            for each in objects
-            if "sluice.dev/job-uid" not in each["metadata"].get("labels", {})
+            stored
+            for stored in objects
+            if "sluice.dev/job-uid" not in stored["metadata"].get("labels", {})
         ]
 
     async def delete(self, name: str = "demo", policy: str = "Background") -> None:
@@ -132,7 +132,7 @@ class World:
 
     async def end(self, pod: Object, code: int, message: str = "", container: str = "") -> None:
         """`finish` of a pod that is known."""
-        names = [each["name"] for each in pod["spec"]["containers"]]
+        names = [item["name"] for item in pod["spec"]["containers"]]
         ended = [container] if container else names
         phase = "Running" if len(ended) < len(names) else "Failed" if code else "Succeeded"
         state = {
@@ -141,7 +141,7 @@ class World:
             "finishedAt": now(),
             "message": message,
         }
-        await self._set(pod, phase, {each: {"terminated": state} for each in ended})
+        await self._set(pod, phase, {item: {"terminated": state} for item in ended})
 
     async def gone(self, *pods: str) -> None:
         """Their kubelet says that they have ended."""
@@ -185,7 +185,7 @@ class World:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             children = {
-                kind: [each["metadata"]["name"] for each in await self.objects(kind)]
+                kind: [stored["metadata"]["name"] for stored in await self.objects(kind)]
                 for kind in OWNED
             }
             jobs = [
@@ -200,14 +200,14 @@ class World:
         running = {"running": {"startedAt": now()}}
         statuses = [
             {
-                "name": each["name"],
-                "image": each["image"],
+                "name": container["name"],
+                "image": container["image"],
                 "imageID": "",
                 "restartCount": 0,
-                "ready": phase == "Running" and each["name"] not in states,
-                "state": states.get(each["name"], running),
+                "ready": phase == "Running" and container["name"] not in states,
+                "state": states.get(container["name"], running),
             }
-            for each in pod["spec"]["containers"]
+            for container in pod["spec"]["containers"]
         ]
         ready = str(phase == "Running" and not states)
         conditions = [

@@ -29,7 +29,7 @@ async def test_pods_are_targets_while_they_run(tmp_path: Path) -> None:
     async with LocalCluster(tmp_path) as cluster:
         assert (await run_job(cluster, make_job(COPY))).state == "Succeeded"
     seen: list[dict[str, Any]] = json.loads((tmp_path / "volumes/run/seen.json").read_text())
-    by_role = [(each["labels"]["role"], each["labels"].get("metrics_path", "")) for each in seen]
+    by_role = [(item["labels"]["role"], item["labels"].get("metrics_path", "")) for item in seen]
     assert by_role == [
         ("buffer", ""),
         ("rendezvous", ""),

@@ -48,10 +48,10 @@ def created(**spec: Any) -> dict[str, KubeObject]:
     """Pods and claims by role or name, as a first pass and the next one make them."""
     world = WithDefaults(make_job(**spec))
     plans: list[Plan] = [world.step(), world.step()]
-    objects = [each for decision in plans for each in decision.create]
+    objects = [item for decision in plans for item in decision.create]
     return {
-        each["metadata"]["labels"].get("sluice.dev/role") or each["metadata"]["name"]: each
-        for each in objects
+        stored["metadata"]["labels"].get("sluice.dev/role") or stored["metadata"]["name"]: stored
+        for stored in objects
     }
 
 
@@ -140,7 +140,7 @@ def test_what_the_job_says_goes_first() -> None:
 def test_the_user_sees_them_in_an_event_and_beside_the_manifest() -> None:
     world = WithDefaults(make_job())
     world.settle()
-    (event,) = [each for each in world.events if each.reason == "DefaultsApplied"]
+    (event,) = [item for item in world.events if item.reason == "DefaultsApplied"]
     assert "spec.buffer.storage.storageClassName: 'fast'" in event.message
     assert "spec.trainer.resources.requests.memory: '1200Gi'" in event.message
     data = world.objects["ConfigMap", "demo-config"]["data"]

@@ -69,7 +69,7 @@ def unheard(text: str) -> None:
 
 
 async def names(known: sandboxes.Sandboxes, *pods: KubeObject) -> list[str]:
-    return [each["metadata"]["name"] for each in (await known.of_job(JOB, pods))[1]]
+    return [item["metadata"]["name"] for item in (await known.of_job(JOB, pods))[1]]
 
 
 async def test_a_creation_whose_answer_was_lost_is_done() -> None:

@@ -21,17 +21,21 @@ def render(role: Any, **spec: Any) -> KubeObject:
 
 
 def in_cluster(manifest: KubeObject, container: str) -> dict[str, str]:
-    (one,) = [each for each in manifest["spec"]["containers"] if each["name"] == container]
-    return {each["name"]: each["value"] for each in one["env"] if each["name"].startswith("NCCL_")}
+    (one,) = [item for item in manifest["spec"]["containers"] if item["name"] == container]
+    return {
+        variable["name"]: variable["value"]
+        for variable in one["env"]
+        if variable["name"].startswith("NCCL_")
+    }
 
 
 def on_one_machine(manifest: KubeObject, container: str) -> dict[str, str]:
     manifest["spec"] = {
-        "containers": [each for each in manifest["spec"]["containers"] if each["name"] == container]
+        "containers": [item for item in manifest["spec"]["containers"] if item["name"] == container]
     }
-    for each in manifest["spec"]["containers"]:
-        each["volumeMounts"] = []
-        each["env"] = [entry for entry in each["env"] if "valueFrom" not in entry]
+    for stored in manifest["spec"]["containers"]:
+        stored["volumeMounts"] = []
+        stored["env"] = [entry for entry in stored["env"] if "valueFrom" not in entry]
     (command,) = commands(manifest, HostBindings({}, {}, {}, {}), inherited_env())
     return {name: command.env[name] for name in (CUMEM, NVLS)}
 

@@ -92,8 +92,8 @@ def test_words(pod: KubeObject, reason: str, words: list[str]) -> None:
     block = blocked([make_pod("buffer"), pod], {})
     assert block is not None
     assert (block.reason, block.pod) == (reason, "demo-trainer-0-1-0")
-    for each in words:
-        assert each in block.message
+    for word in words:
+        assert word in block.message
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])

@@ -20,10 +20,10 @@ def variables(role: Any, **spec: Any) -> dict[str, dict[str, Any]]:
     """Container -> variables."""
     rendered = pod(make_job(**spec), Gang(role, 0, 1), 1, 0, "10.0.0.1:7700", Images())
     return {
-        each["name"]: {
-            entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in each["env"]
+        container["name"]: {
+            entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]
         }
-        for each in rendered["spec"]["containers"]
+        for container in rendered["spec"]["containers"]
     }
 
 

@@ -53,7 +53,9 @@ def engine_args(job: RLJob) -> list[str]:
     """Of the first pod of the first engine."""
     gang = next(gang for gang in desired_gangs(job) if gang.role == "rollout")
     containers = gang_pods(job, gang, 1, "rendezvous:1", Images())[0]["spec"]["containers"]
-    return list(next(each["args"] for each in containers if each["name"] == "engine"))
+    return list(
+        next(container["args"] for container in containers if container["name"] == "engine")
+    )
 
 
 def value(args: list[str], name: str) -> str:
@@ -108,7 +110,7 @@ def test_kernels_are_kept_by_engine_and_trainer_and_not_seen_by_the_users_code(
             names = {entry["name"] for entry in container["env"]}
             mounts = [m for m in container["volumeMounts"] if m["mountPath"] == "/sluice/cache"]
             seen[container["name"]] = (mounts, {own, "TRITON_CACHE_DIR"} & names)
-        held = [each for each in spec["volumes"] if each["name"] == "cache"]
+        held = [volume for volume in spec["volumes"] if volume["name"] == "cache"]
         assert held == ([{"name": "cache", **claim}] if gang.role in ("rollout", "trainer") else [])
     place = {"name": "cache", "mountPath": "/sluice/cache"}
     assert seen.pop("engine") == ([place | {"subPath": "rollout"}], {own, "TRITON_CACHE_DIR"})
@@ -205,7 +207,7 @@ def engine_variables(job: RLJob) -> dict[str, str | None]:
     """Of the engine's container, by their names."""
     gang = next(gang for gang in desired_gangs(job) if gang.role == "rollout")
     containers = gang_pods(job, gang, 1, "r:1", Images())[0]["spec"]["containers"]
-    (engine,) = (each for each in containers if each["name"] == "engine")
+    (engine,) = (container for container in containers if container["name"] == "engine")
     return {variable["name"]: variable.get("value") for variable in engine["env"]}
 
 

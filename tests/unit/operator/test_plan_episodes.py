@@ -44,12 +44,12 @@ def planned(job: RLJob, *pods: KubeObject, namespace: str | None = "sluice-syste
 
 
 def created(decided: Plan) -> list[str]:
-    names = [each["metadata"]["name"] for each in decided.create if each["kind"] == "Pod"]
+    names = [item["metadata"]["name"] for item in decided.create if item["kind"] == "Pod"]
     return [name for name in names if "-episode-" in name]
 
 
 def deleted(decided: Plan) -> list[str]:
-    return [each.name for each in decided.delete if "-episode-" in each.name]
+    return [item.name for item in decided.delete if "-episode-" in item.name]
 
 
 def leaving(pod: KubeObject) -> KubeObject:
@@ -163,8 +163,8 @@ def test_the_program_gets_nothing_of_the_job() -> None:
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
     assert program["args"] == ["agent", "--fast"]
-    assert not any("valueFrom" in each for each in program["env"])
-    env = {each["name"]: each["value"] for each in program["env"]}
+    assert not any("valueFrom" in variable for variable in program["env"])
+    env = {variable["name"]: variable["value"] for variable in program["env"]}
     assert env["OPENAI_BASE_URL"] == "http://127.0.0.1:7703/v1"
     assert (env["MODE"], env["SLUICE_MODEL"]) == ("math", "tiny")
     assert "10.0.0.7" not in str(program)
@@ -198,13 +198,13 @@ def test_episodes_reach_their_gateway_alone() -> None:
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in policy["spec"]
     (gateway,) = policy["spec"]["egress"]
-    assert [each["port"] for each in gateway["ports"]] == [7702]
+    assert [item["port"] for item in gateway["ports"]] == [7702]
     members, episodes, *_ = (network_policy(agent_job(), None) or {})["spec"]["ingress"]
     selector = members["from"][0]["podSelector"]
     assert selector["matchExpressions"] == [
         {"key": "sluice.dev/role", "operator": "NotIn", "values": ["episode", "verifier"]}
     ]
-    assert [each["port"] for each in episodes["ports"]] == [7702]
+    assert [item["port"] for item in episodes["ports"]] == [7702]
 
 
 def test_more_of_the_network_can_be_allowed() -> None:
@@ -215,7 +215,9 @@ def test_more_of_the_network_can_be_allowed() -> None:
 
 def test_the_policy_comes_and_goes_with_the_environment() -> None:
     observed = Observed(operator_namespace="sluice-system")
-    names = [each["metadata"]["name"] for each in extra_objects(agent_job(), observed)]
+    names = [
+        extra_object["metadata"]["name"] for extra_object in extra_objects(agent_job(), observed)
+    ]
     assert "demo-episodes" in names
     off = agent_job(networkPolicy={"enabled": False})
     assert "demo-episodes" not in [e["metadata"]["name"] for e in extra_objects(off, observed)]
@@ -223,13 +225,17 @@ def test_the_policy_comes_and_goes_with_the_environment() -> None:
 
 def test_the_worker_is_told_of_pods() -> None:
     pod = gang_pod(agent_job(), Gang("rollout", 0, 1), 1, 0, "rendezvous:7700", Images())
-    worker = next(each for each in pod["spec"]["containers"] if each["name"] == "worker")
-    env = {each["name"]: each for each in worker["env"]}
+    worker = next(
+        container for container in pod["spec"]["containers"] if container["name"] == "worker"
+    )
+    env = {variable["name"]: variable for variable in worker["env"]}
     assert env["SLUICE_EPISODES"]["value"] == "pods"
     assert env["SLUICE_PORT_GATEWAY"]["value"] == "7702"
     secret = env["SLUICE_EPISODE_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert secret["name"] == "demo-episode-token-1234"
-    engine_container = next(each for each in pod["spec"]["containers"] if each["name"] == "engine")
+    engine_container = next(
+        container for container in pod["spec"]["containers"] if container["name"] == "engine"
+    )
     assert "SLUICE_EPISODE_TOKEN" not in str(engine_container)
 
 
@@ -257,13 +263,13 @@ def verifier(index: int, number: int = 1, **fields: Any) -> KubeObject:
 )
 def test_a_verifier_has_places_of_its_own(pods: list[KubeObject], expected: list[str]) -> None:
     decided = planned(agent_job(VERIFIER), engine(), *pods)
-    names = [each["metadata"]["name"] for each in decided.create if each["kind"] == "Pod"]
+    names = [item["metadata"]["name"] for item in decided.create if item["kind"] == "Pod"]
     assert [name for name in names if "-verifier-" in name or "-episode-" in name] == expected
 
 
 def test_without_a_verifier_its_pods_go() -> None:
     gone = planned(agent_job(), engine(), episode(0), episode(1), verifier(0)).delete
-    assert "demo-verifier-0-1-0-1" in [each.name for each in gone]
+    assert "demo-verifier-0-1-0-1" in [item.name for item in gone]
 
 
 def test_a_verifier_without_a_place_is_told_though_episodes_run() -> None:
@@ -282,7 +288,7 @@ def verifier_pod(**fields: Any) -> KubeObject:
 
 def test_a_verifier_has_no_model_and_nothing_of_the_program() -> None:
     program, sidecar = verifier_pod()["spec"]["containers"]
-    env = {each["name"]: each["value"] for each in program["env"]}
+    env = {variable["name"]: variable["value"] for variable in program["env"]}
     assert env == {
         "SLUICE_EPISODE": "/sluice/episode",
         "SLUICE_ARTIFACTS": "/sluice/episode/artifacts",
@@ -322,9 +328,9 @@ def test_a_verifier_reaches_its_gateway_alone_whatever_the_program_may() -> None
     world = {"ipBlock": {"cidr": "0.0.0.0/0"}}
     policies = episode_policies(agent_job(VERIFIER | {"egressTo": [world]}))
     by_role = {
-        each["spec"]["podSelector"]["matchLabels"]["sluice.dev/role"]: each["spec"]
-        for each in policies
+        policy["spec"]["podSelector"]["matchLabels"]["sluice.dev/role"]: policy["spec"]
+        for policy in policies
     }
     assert {"to": [world]} in by_role["episode"]["egress"]
     (gateway,) = by_role["verifier"]["egress"]
-    assert [each["port"] for each in gateway["ports"]] == [7702]
+    assert [item["port"] for item in gateway["ports"]] == [7702]

@@ -77,12 +77,14 @@ def test_a_job_may_do_without_a_network_policy() -> None:
 
 def test_kinds_that_the_cluster_does_not_know_are_left_out() -> None:
     job = make_job(rollout={"replicas": 2})
-    assert {each["kind"] for each in extra_objects(job, Observed())} == {
+    assert {extra_object["kind"] for extra_object in extra_objects(job, Observed())} == {
         "PodDisruptionBudget",
         "NetworkPolicy",
     }
     observed = Observed(absent_kinds=frozenset({"PodDisruptionBudget"}))
-    assert {each["kind"] for each in missing_extras(job, observed)} == {"NetworkPolicy"}
+    assert {missing_extra["kind"] for missing_extra in missing_extras(job, observed)} == {
+        "NetworkPolicy"
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_changed_policy_is_written_and_a_disabled_one_deleted() -> None:
     world = settled()
     peer = {"namespaceSelector": {"matchLabels": {"team": "sre"}}}
     world.job = make_job(networkPolicy={"metricsFrom": [peer]})
-    assert "NetworkPolicy" in [each["kind"] for each in world.step().create]
+    assert "NetworkPolicy" in [item["kind"] for item in world.step().create]
     assert world.step().create == ()
     world.job = make_job(networkPolicy={"enabled": False})
     assert world.step().delete == (Deletion(*POLICY),)
@@ -162,11 +164,11 @@ def test_a_group_is_made_before_its_pods_and_kept_where_they_could_not_be_made()
     world = World(make_job(**VOLCANO))
     world.step()
     decision = world.plan()
-    order = [(each["kind"], each["metadata"]["name"]) for each in decision.create]
+    order = [(item["kind"], item["metadata"]["name"]) for item in decision.create]
     assert order.index(("PodGroup", WHOLE)) < order.index(("Pod", "demo-trainer-0-1-0"))
     world.step(create=order.index(("PodGroup", WHOLE)) + 1)
     again = world.plan()
     assert again.delete == ()
     assert ("PodGroup", WHOLE) not in [
-        (each["kind"], each["metadata"]["name"]) for each in again.create
+        (item["kind"], item["metadata"]["name"]) for item in again.create
     ]

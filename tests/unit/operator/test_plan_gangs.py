@@ -180,7 +180,10 @@ def test_a_disrupted_trainer_gang_has_its_time_for_a_checkpoint() -> None:
 def test_engines_of_a_job(rollout: dict[str, Any], expected: int) -> None:
     job = make_job(rollout=rollout)
     assert job.spec.replicas == expected
-    assert len([each for each in desired_gangs(job) if each.role == "rollout"]) == expected
+    assert (
+        len([desired_gang for desired_gang in desired_gangs(job) if desired_gang.role == "rollout"])
+        == expected
+    )
 
 
 def test_sft_has_engines_only_if_there_is_something_to_evaluate() -> None:

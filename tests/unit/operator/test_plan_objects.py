@@ -32,7 +32,7 @@ def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
         for document in supporting_objects(make_job())
     }
     claim = objects.pop("demo-checkpoint-1234")
-    assert {each["ownerReferences"][0]["uid"] for each in objects.values()} == {"1234"}
+    assert {stored["ownerReferences"][0]["uid"] for stored in objects.values()} == {"1234"}
     assert "ownerReferences" not in claim
     assert (
         claim["labels"] | {"sluice.dev/job-name": "demo", "sluice.dev/job-uid": "1234"}
@@ -42,14 +42,14 @@ def test_all_objects_but_the_checkpoints_claim_are_owned_by_the_job() -> None:
 
 def test_every_object_has_the_recommended_labels_and_pods_their_component() -> None:
     job = make_job()
-    for each in render_all(job):
-        labels, prefix = each["metadata"]["labels"], "app.kubernetes.io/"
+    for item in render_all(job):
+        labels, prefix = item["metadata"]["labels"], "app.kubernetes.io/"
         recommended = {
             key.removeprefix(prefix): value
             for key, value in labels.items()
             if key.startswith(prefix)
         }
-        component = {"component": labels["sluice.dev/role"]} if each["kind"] == "Pod" else {}
+        component = {"component": labels["sluice.dev/role"]} if item["kind"] == "Pod" else {}
         assert recommended == {
             "name": "rljob",
             "instance": "demo",
@@ -57,15 +57,15 @@ def test_every_object_has_the_recommended_labels_and_pods_their_component() -> N
             "part-of": "sluice",
             "managed-by": "sluice",
             **component,
-        }, each["metadata"]["name"]
+        }, item["metadata"]["name"]
 
 
 def test_a_template_may_say_other_recommended_labels_but_no_other_identity() -> None:
     labels = {"app.kubernetes.io/part-of": "search", "sluice.dev/role": "buffer"}
     (trainer,) = [
-        each
-        for each in render_all(make_job(trainer={"template": {"metadata": {"labels": labels}}}))
-        if each["metadata"]["name"].startswith("demo-trainer")
+        item
+        for item in render_all(make_job(trainer={"template": {"metadata": {"labels": labels}}}))
+        if item["metadata"]["name"].startswith("demo-trainer")
     ]
     assert trainer["metadata"]["labels"]["app.kubernetes.io/part-of"] == "search"
     assert trainer["metadata"]["labels"]["sluice.dev/role"] == "trainer"
@@ -73,7 +73,7 @@ def test_a_template_may_say_other_recommended_labels_but_no_other_identity() -> 
 
 def test_no_pod_of_a_job_looks_like_the_operator_to_a_network_policy() -> None:
     (trainer,) = [
-        each for each in render_all(make_job()) if "demo-trainer" in each["metadata"]["name"]
+        item for item in render_all(make_job()) if "demo-trainer" in item["metadata"]["name"]
     ]
     assert not OPERATOR_LABELS.items() <= trainer["metadata"]["labels"].items()
 

@@ -97,7 +97,7 @@ def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None
     template = {"metadata": {"annotations": {key: "cloud.provider.com/topology-rack"}}}
     job = make_job(podGroupPolicy={"kueue": {"queueName": "q"}}, trainer={"template": template})
     trainer = next(
-        each for each in render_all(job) if each["metadata"]["name"] == "demo-trainer-0-1-0"
+        item for item in render_all(job) if item["metadata"]["name"] == "demo-trainer-0-1-0"
     )
     annotations = trainer["metadata"]["annotations"]
     assert annotations[key] == "cloud.provider.com/topology-rack"

@@ -33,7 +33,7 @@ def test_a_job_s_level_takes_the_place_of_the_zone(role: str) -> None:
     assert term["topologyKey"] == BLOCK
     assert term["labelSelector"]["matchLabels"] == {"sluice.dev/job-name": "demo"}
     wish = affinity(render(role, 1, topology={"preferred": BLOCK}))
-    assert [each["podAffinityTerm"]["topologyKey"] for each in wish.popitem()[1]] == [BLOCK]
+    assert [item["podAffinityTerm"]["topologyKey"] for item in wish.popitem()[1]] == [BLOCK]
     assert not wish
 
 
@@ -81,9 +81,9 @@ def test_in_a_queue_of_kueue_the_level_is_an_annotation(
     annotations = manifest["metadata"]["annotations"]
     assert {key: annotations[key] for key in (REQUIRED, PREFERRED) if key in annotations} == wanted
     keys = [
-        each["podAffinityTerm"]["topologyKey"]
+        term["podAffinityTerm"]["topologyKey"]
         for terms in affinity(manifest).values()
-        for each in terms
+        for term in terms
     ]
     assert keys == [ZONE], "the level itself is Kueue's matter alone"
 

@@ -182,7 +182,7 @@ def place(body: KubeObject, container: str, path: str) -> tuple[Any, Any] | None
     mounts = {mount["mountPath"]: mount for mount in containers(body)[container]["volumeMounts"]}
     if path not in mounts:
         return None
-    volume = next(each for each in body["spec"]["volumes"] if each["name"] == mounts[path]["name"])
+    volume = next(item for item in body["spec"]["volumes"] if item["name"] == mounts[path]["name"])
     return {key: value for key, value in volume.items() if key != "name"}, mounts[path].get(
         "subPath"
     )
@@ -275,7 +275,7 @@ def test_code_that_makes_rows_has_no_token_and_sees_its_own_directory_alone() ->
     )
     (init,) = rendered["spec"]["initContainers"]
     assert init["image"] == "worker:1"
-    assert not {"SLUICE_TOKEN", "SLUICE_TLS_DIR"} & {each["name"] for each in init["env"]}
+    assert not {"SLUICE_TOKEN", "SLUICE_TLS_DIR"} & {variable["name"] for variable in init["env"]}
     storage = [mount for mount in init["volumeMounts"] if mount["name"] == "storage"]
     assert storage == [{"name": "storage", "mountPath": "/sluice/rows", "subPath": "rows"}]
     assert init["securityContext"] == {
@@ -333,9 +333,9 @@ WIDE = {"nodesPerReplica": 2, "gpusPerReplica": 1}
 def test_a_template_changes_the_containers_that_a_pod_has(index: int, expected: list[str]) -> None:
     job = make_job(rollout=WIDE | {"template": TEMPLATE}, weightSync={"transport": "disk"})
     rendered = pod(job, Gang("rollout", 0, 2), 1, index, "1.2.3.4:7700", Images())
-    assert [each["name"] for each in rendered["spec"]["containers"]] == expected
+    assert [container["name"] for container in rendered["spec"]["containers"]] == expected
     assert {"name": "B", "value": "2"} in containers(rendered)["engine"]["env"]
-    assert all(each["image"] for each in rendered["spec"]["containers"])
+    assert all(container["image"] for container in rendered["spec"]["containers"])
 
 
 def test_a_template_of_several_roles_changes_each_where_it_is() -> None:
@@ -347,4 +347,4 @@ def test_a_template_of_several_roles_changes_each_where_it_is() -> None:
     trainer, rollout = containers(render(job, "trainer")), containers(render(job, "rollout"))
     assert [*trainer, *rollout] == ["trainer", "proxy", "engine", "worker"]
     changed = [trainer["trainer"], trainer["proxy"], rollout["worker"]]
-    assert all(variable in each["env"] for each in changed)
+    assert all(variable in item["env"] for item in changed)

@@ -200,8 +200,8 @@ def test_the_group_of_a_further_engine_is_of_its_pods_alone(policy: dict[str, An
 def test_a_group_has_the_priority_of_its_trainer() -> None:
     overrides = [{"roles": ["trainer"], "template": {"spec": {"priorityClassName": "low"}}}]
     job = make_job(podGroupPolicy={"native": {}}, podTemplateOverrides=overrides)
-    objects = [each for each in render_all(job) if each["kind"] == "PodGroup"]
-    assert [each["spec"]["priorityClassName"] for each in objects] == ["low"]
+    objects = [item for item in render_all(job) if item["kind"] == "PodGroup"]
+    assert [stored["spec"]["priorityClassName"] for stored in objects] == ["low"]
 
 
 def test_groups_are_labelled_and_owned_like_their_pods() -> None:

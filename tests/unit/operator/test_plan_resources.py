@@ -27,9 +27,9 @@ def render(role: str, **spec: Any) -> KubeObject:
 def resources(role: str, container: str, **spec: Any) -> dict[str, Any]:
     pod_spec = render(role, **spec)["spec"]
     return next(
-        each["resources"]
-        for each in pod_spec.get("initContainers", []) + pod_spec["containers"]
-        if each["name"] == container
+        item["resources"]
+        for item in pod_spec.get("initContainers", []) + pod_spec["containers"]
+        if item["name"] == container
     )
 
 
@@ -46,11 +46,12 @@ def test_init_containers_do_not_make_a_pod_larger(role: str) -> None:
     pod_spec = render(role, **ROWS)["spec"]
     for name in ("cpu", "memory"):
         first = [
-            quantity_value(each["resources"]["requests"][name])
-            for each in pod_spec["initContainers"]
+            quantity_value(init_container["resources"]["requests"][name])
+            for init_container in pod_spec["initContainers"]
         ]
         assert max(first) <= sum(
-            quantity_value(each["resources"]["requests"][name]) for each in pod_spec["containers"]
+            quantity_value(container["resources"]["requests"][name])
+            for container in pod_spec["containers"]
         )
 
 
@@ -143,14 +144,16 @@ def test_a_request_above_the_default_limit_raises_it() -> None:
 def test_shared_memory_has_a_size(
     role: str, container: str, spec: dict[str, Any], expected: str
 ) -> None:
-    volumes = {each["name"]: each for each in render(role, **spec)["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in render(role, **spec)["spec"]["volumes"]}
     assert volumes["dshm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": expected}
 
 
 def test_shared_memory_of_the_host_is_left_alone() -> None:
     host = {"name": "dshm", "hostPath": {"path": "/dev/shm"}}
     rollout = {"template": {"spec": {"volumes": [host]}}}
-    volumes = {each["name"]: each for each in render("rollout", rollout=rollout)["spec"]["volumes"]}
+    volumes = {
+        volume["name"]: volume for volume in render("rollout", rollout=rollout)["spec"]["volumes"]
+    }
     assert volumes["dshm"] == host
 
 
@@ -187,8 +190,8 @@ def test_a_template_goes_over_the_spec() -> None:
 def test_containers_of_the_user_ask_for_what_he_says() -> None:
     template = {"spec": {"containers": [{"name": "logs", "image": "logs:1"}]}}
     wanted = {
-        each["name"]: each
-        for each in render("trainer", trainer={"template": template})["spec"]["containers"]
+        container["name"]: container
+        for container in render("trainer", trainer={"template": template})["spec"]["containers"]
     }
     assert wanted["logs"] == {"name": "logs", "image": "logs:1"}
 

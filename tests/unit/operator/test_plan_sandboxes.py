@@ -62,11 +62,11 @@ def leaving(stored: KubeObject) -> KubeObject:
 
 
 def created(decided: Plan) -> list[str]:
-    return [each["metadata"]["name"] for each in decided.create if each["kind"] == "Sandbox"]
+    return [item["metadata"]["name"] for item in decided.create if item["kind"] == "Sandbox"]
 
 
 def deleted(decided: Plan) -> list[tuple[str, str]]:
-    return [(each.kind, each.name) for each in decided.delete if "-episode-" in each.name]
+    return [(item.kind, item.name) for item in decided.delete if "-episode-" in item.name]
 
 
 def said(decided: Plan) -> str:
@@ -122,7 +122,7 @@ def test_the_newest_version_that_both_know_is_spoken(served: list[str], expected
 def test_a_warm_pool_is_made_in_the_version_that_is_served() -> None:
     decided = planned(agent_job(), engine(), version="v1alpha1")
     assert created(decided) == ["demo-episode-0-1-0-1", "demo-episode-0-1-1-1"]
-    assert {each["apiVersion"] for each in decided.create if each["kind"] == "Sandbox"} == {
+    assert {item["apiVersion"] for item in decided.create if item["kind"] == "Sandbox"} == {
         f"{GROUP}/v1alpha1"
     }
 
@@ -206,7 +206,7 @@ def test_what_is_over_goes_with_its_sandbox(
 def test_a_job_that_is_deleted_takes_the_sandboxes() -> None:
     """Of an operator that has just started: it knows the pods alone."""
     gone = drain([episode(0), engine()], START)
-    assert [(each.kind, each.name) for each in gone] == [
+    assert [(item.kind, item.name) for item in gone] == [
         ("Sandbox", "demo-episode-0-1-0-1"),
         ("Pod", "demo-rollout-0-1-0"),
     ]
@@ -225,11 +225,11 @@ def test_a_suspended_job_has_none() -> None:
 def test_a_cluster_without_sandboxes_is_told_once_and_starts_nothing() -> None:
     first = planned(agent_job(), version="")
     assert (first.create, first.requeue_after) == ((), 10)
-    (event,) = (each for each in first.events if each.reason == "ApiMissing")
+    (event,) = (item for item in first.events if item.reason == "ApiMissing")
     assert "install kubernetes-sigs' agent-sandbox, or remove the field" in event.message
     assert said(first).endswith(event.message)
     again = planned(agent_job(), version="", status=first.status)
-    assert "ApiMissing" not in [each.reason for each in again.events]
+    assert "ApiMissing" not in [item.reason for item in again.events]
     cured = planned(agent_job(), status=first.status)
     assert cured.create
     assert "sandbox" not in said(cured)

@@ -17,7 +17,7 @@ ALL = ["demo-buffer-0-1-0", "demo-rendezvous-0-1-0", "demo-rollout-0-1-0", "demo
 def test_pods_wait_for_the_address_of_the_rendezvous() -> None:
     world = World(make_job())
     first = world.step()
-    assert {each["kind"] for each in first.create} == {
+    assert {item["kind"] for item in first.create} == {
         "ConfigMap",
         "Secret",
         "Service",
@@ -25,7 +25,7 @@ def test_pods_wait_for_the_address_of_the_rendezvous() -> None:
         "NetworkPolicy",
     }
     second = world.step()
-    assert [each["metadata"]["name"] for each in second.create] == [
+    assert [item["metadata"]["name"] for item in second.create] == [
         "demo-rendezvous-0-1-0",
         "demo-buffer-0-1-0",
         "demo-rollout-0-1-0",
@@ -153,7 +153,7 @@ def test_the_new_attempt_waits_until_the_old_pods_are_gone() -> None:
     for _ in range(3):
         assert world.step().create == ()
     world.remove_terminating()
-    assert [each["metadata"]["name"] for each in world.step().create] == ["demo-trainer-0-2-0"]
+    assert [item["metadata"]["name"] for item in world.step().create] == ["demo-trainer-0-2-0"]
 
 
 def test_the_trainer_has_a_budget() -> None:
@@ -461,11 +461,11 @@ def test_autoscalers_see_one_pod_of_each_engine() -> None:
     world = World(make_job(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3}))
     world.settle()
     assert world.status.rollout_selector is not None
-    wanted = dict(each.split("=") for each in world.status.rollout_selector.split(","))
+    wanted = dict(item.split("=") for item in world.status.rollout_selector.split(","))
     selected = [
-        each["metadata"]["name"]
-        for each in world.pods.values()
-        if wanted.items() <= labels(each).items()
+        pod["metadata"]["name"]
+        for pod in world.pods.values()
+        if wanted.items() <= labels(pod).items()
     ]
     assert selected == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"]
 

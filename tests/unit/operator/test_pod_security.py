@@ -19,13 +19,15 @@ GPU_ENGINE: dict[str, Any] = {"gpusPerReplica": 8, "replicas": 1}
 
 
 def pods(job: RLJob, role: str = "") -> list[KubeObject]:
-    of_job = [each for each in render_all(job) if each["kind"] == "Pod"]
-    return [each for each in of_job if role in ("", each["metadata"]["labels"]["sluice.dev/role"])]
+    of_job = [item for item in render_all(job) if item["kind"] == "Pod"]
+    return [item for item in of_job if role in ("", item["metadata"]["labels"]["sluice.dev/role"])]
 
 
 def of_ours(pod: KubeObject, level: Any) -> list[str]:
     """Without what a user's own volume breaks."""
-    return [each for each in violations(pod, level) if not each.endswith(": hostPath")]
+    return [
+        violation for violation in violations(pod, level) if not violation.endswith(": hostPath")
+    ]
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -73,13 +75,16 @@ def test_a_template_sets_another_user_for_the_whole_pod(role: str) -> None:
         pod["spec"]["securityContext"].items()
         >= {"runAsUser": 1000, "fsGroup": 1000, "runAsNonRoot": True}.items()
     )
-    assert all("runAsUser" not in each["securityContext"] for each in pod["spec"]["containers"])
+    assert all(
+        "runAsUser" not in container["securityContext"] for container in pod["spec"]["containers"]
+    )
 
 
 def test_the_worker_beside_an_engine_of_root_has_a_user_of_its_own() -> None:
     (pod,) = pods(make_job(rollout=GPU_ENGINE), "rollout")
     users = {
-        each["name"]: each["securityContext"].get("runAsUser") for each in pod["spec"]["containers"]
+        container["name"]: container["securityContext"].get("runAsUser")
+        for container in pod["spec"]["containers"]
     }
     assert users == {"engine": None, "worker": 65532}
     assert "runAsUser" not in pod["spec"]["securityContext"], "the engine's user is its image's"
@@ -111,7 +116,7 @@ FORBIDDEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("check", "spec", "container"), FORBIDDEN, ids=[each[0] for each in FORBIDDEN]
+    ("check", "spec", "container"), FORBIDDEN, ids=[item[0] for item in FORBIDDEN]
 )
 def test_each_check_finds_what_it_is_about(
     check: str, spec: dict[str, Any], container: dict[str, Any]
@@ -120,12 +125,12 @@ def test_each_check_finds_what_it_is_about(
     wrong = copy.deepcopy(fine)
     wrong["spec"] |= spec
     wrong["spec"]["containers"][0] |= container
-    (one,) = [each for each in (*BASELINE, *RESTRICTED) if each.__name__ == check]
+    (one,) = [item for item in (*BASELINE, *RESTRICTED) if item.__name__ == check]
     assert list(one(fine)) == []
     assert list(one(wrong)) != []
 
 
 def test_every_check_is_tried() -> None:
     assert [name for name, _, _ in FORBIDDEN] == [
-        each.__name__ for each in (*BASELINE, *RESTRICTED)
+        item.__name__ for item in (*BASELINE, *RESTRICTED)
     ]

@@ -135,8 +135,8 @@ class World:
                 del self.objects[deletion.kind, deletion.name]
             else:
                 self._delete(deletion.name, deletion.grace)
-        for each in decision.create[:create]:
-            self._create(each)
+        for item in decision.create[:create]:
+            self._create(item)
         if create is not None:
             return decision
         self.events += decision.events
