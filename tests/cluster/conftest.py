@@ -1,5 +1,7 @@
-"""Tests against a real API server. There is no kubelet: what one would write, the tests write
-through the API."""
+"""Tests against a real API server.
+
+There is no kubelet; the tests write through the API what a kubelet would write.
+"""
 
 from __future__ import annotations
 
@@ -72,15 +74,16 @@ async def api(plane: ControlPlane) -> AsyncIterator[Api]:
 
 @pytest.fixture(scope="session")
 def ruled(plane: ControlPlane) -> str:
-    """The kubeconfig of an API server that keeps CEL rules: the plane's own one, or another one
-    beside it."""
+    """Return the kubeconfig of an API server with CEL rules: the plane's, or a second one."""
     return plane.kubeconfig if asyncio.run(keeps_rules()) else rules_server(plane)
 
 
 @pytest.fixture
 async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
-    """An API server that keeps the rules of RLJobs. What it stores no operator sees, where it is
-    not the plane's."""
+    """Return an API server that enforces the rules of RLJobs.
+
+    No operator sees its objects unless it is the API server of the plane.
+    """
     monkeypatch.setenv("KUBECONFIG", ruled)
     async with await Api.connect() as client:
         await install_crd(client)
@@ -89,8 +92,10 @@ async def rules(ruled: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ap
 
 @pytest.fixture
 async def unruled(api: Api) -> AsyncIterator[None]:
-    """The plane's API server takes what the CRD's rules refuse, as one does that is older than they
-    are."""
+    """Let the plane's API server accept what the CRD's rules refuse.
+
+    An API server that is older than CEL rules does so.
+    """
     async with without_rules(api):
         yield
 

@@ -1,10 +1,9 @@
-"""A control plane for the tests: that of KUBECONFIG, one that is started from a release's binaries,
-or a kind cluster.
+"""A control plane for the tests, from one of three sources.
 
-The binaries are those of KUBEBUILDER_ASSETS (`setup-envtest use -p path` prints such a directory):
-etcd and kube-apiserver, and kube-controller-manager where what it does is tested too. Where
-kube-apiserver is older than CEL rules, an apiextensions-apiserver among the binaries stands beside
-it: it knows CRDs and their objects only.
+It is that of KUBECONFIG, one that is started from the binaries of a release, or a kind cluster. The
+binaries are in KUBEBUILDER_ASSETS (`setup-envtest use -p path` prints such a directory): etcd,
+kube-apiserver, and kube-controller-manager for tests of what it does. If kube-apiserver is older
+than CEL rules, a newer apiextensions-apiserver among the binaries serves CRDs and their objects.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ contexts: [{{name: test, context: {{cluster: test, user: admin}}}}]
 
 @dataclass
 class ControlPlane:
-    """kubeconfig: for an administrator. directory: of one that is ours to break; None: it is not
-    ours.
+    """A running control plane.
 
-    collects: something deletes what belongs to deleted owners. etcd: its URL.
+    kubeconfig: for an administrator. directory: of a plane that tests may break; None for others.
+    collects: True if the objects of deleted owners are deleted. etcd: its URL.
     """
 
     kubeconfig: str
@@ -217,8 +216,10 @@ def _etcd(binaries: Path, directory: Path, url: str) -> list[str]:
 
 
 def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects: bool) -> list[str]:
-    """It makes its own certificate. Without a controller manager no namespace has a service account
-    to insist on."""
+    """Return the command of an API server, which makes its certificate.
+
+    Without a controller manager, namespaces have no service account, so pods need none.
+    """
     return [
         str(binaries / "kube-apiserver"),
         f"--etcd-servers={etcd}",

@@ -50,7 +50,7 @@ class DataPlane:
 
     @asynccontextmanager
     async def engine(self) -> AsyncIterator[None]:
-        """One that joins, and gets the first weights from a trainer."""
+        """Let an engine join and get the first weights from a trainer."""
         os.environ["SLUICE_TOKEN"] = self.token
         hello = rendezvous.Member(
             role="rollout", name="rollout-0", attempt=1, address="127.0.0.1:1", version=-1

@@ -1,5 +1,7 @@
-"""A node's kubelet, as far as the API server sees it: pods get a node, run, and end some time after
-their deletion."""
+"""The kubelet of a node, as the API server sees it.
+
+Pods get a node, run, and end some time after their deletion.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ Gang = tuple[str, str]
 
 
 class Kubelet:
-    """Also a witness: `lives` are all pods that ever were, name -> uids; `overlaps` two attempts of
-    a gang at once.
+    """A kubelet that also records what happened.
 
-    What it saw is printed at the end, for tests that fail.
+    `lives` has all pods that ever existed, as uids by name; `overlaps` has attempts of a gang that
+    existed at the same time. Both are printed at the end for tests that fail.
     """
 
     def __init__(self, world: World, chance: random.Random) -> None:

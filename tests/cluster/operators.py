@@ -24,7 +24,7 @@ ALONE = "30"
 
 
 class Operator:
-    """One replica. Replicas with the same namespace share the lease."""
+    """A replica of the operator. Replicas with the same namespace share the lease."""
 
     def __init__(self, kubeconfig: str, namespace: str, log: Path, **variables: str) -> None:
         self.port = int(variables.get("SLUICE_HTTP_PORT") or free_port())

@@ -38,11 +38,11 @@ _MANAGED = {
 }
 BY_WEBHOOK = {"roles": ["trainer", "rollout", "buffer", "rendezvous"], "template": _MANAGED}
 """Additions of Kueue's webhook to pods that name a queue, as podTemplateOverrides."""
+# The same for pods without a queue name, in a namespace with a LocalQueue `default`.
 BY_DEFAULT_QUEUE = {
     "roles": ["buffer", "rendezvous"],
     "template": _MANAGED | {"metadata": {"finalizers": [FINALIZER], "labels": {QUEUE: "default"}}},
 }
-"""The same for pods that name none, in a namespace with a LocalQueue `default`."""
 ENDED_BY_SIGTERM = 143
 
 
@@ -104,7 +104,7 @@ class Queue:
         raise NotImplementedError
 
     async def start(self, pod: Object) -> None:
-        """A node for a pod that has none."""
+        """Give the pod a node unless it has one."""
         if bound(pod) or deleted(pod):
             return
         if pod["spec"].get("schedulingGates"):
@@ -178,8 +178,9 @@ class Kueue(Queue):
             await self.start(pod)
 
     async def evict(self, name: str) -> None:
-        """As Kueue does for a group of higher priority: all pods are named as victims
-        and deleted.
+        """Preempt a group, as Kueue does for one of higher priority.
+
+        All pods get the condition of a victim and are deleted.
         """
         self.admitted.pop(name)
         for pod in (await self.world.pods()).values():

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Release:
-    """namespace: of its own. arguments: that the API server's age asks for."""
+    """A release of the chart. arguments: those for the age of the API server."""
 
     api: Api
     name: str
@@ -68,8 +68,11 @@ async def new_release(api: Api) -> AsyncIterator[Release]:
 
 
 async def age_arguments(api: Api) -> list[str]:
-    """An API server before 1.25 has no CEL in its schema of CRDs; helm refuses the unknown field
-    unless told not to."""
+    """Return helm's arguments for the age of the API server.
+
+    Before 1.25 the schema of CRDs has no CEL, and helm refuses the unknown field unless its
+    validation is off.
+    """
     version = await api.get("/version")
     is_old = (int(version["major"]), int(version["minor"].rstrip("+"))) < (1, 25)
     return ["--disable-openapi-validation"] if is_old else []

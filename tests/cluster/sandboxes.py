@@ -1,10 +1,9 @@
-"""A stand-in for kubernetes-sigs' agent-sandbox: its API as far as we write it, and what its
-controller does with a Sandbox. The true controller is a program in Go, which no test starts.
+"""A stand-in for kubernetes-sigs' agent-sandbox: its API, and what its controller does.
 
-It makes a pod of the Sandbox's name from the template, with the Sandbox as its owner; makes it anew
-where that is gone; leaves one that has ended as it is; and says in a condition what it did
-(controllers/sandbox_controller.go of release 0.5). Keys of its own group in a template's labels are
-not taken over.
+The real controller is a Go program that the tests do not start. The stand-in makes a pod of the
+Sandbox's name from the template, owned by the Sandbox. It creates a deleted pod again, leaves a pod
+that has ended, and reports in a condition what it did (controllers/sandbox_controller.go of release
+0.5). It does not copy labels of its own API group from the template.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ async def _is_served(api: Api, at: str) -> bool:
 
 
 class SandboxController:
-    """Of one namespace. version: of the API, that it speaks."""
+    """The controller of a namespace, for one version of the API."""
 
     def __init__(self, world: World, version: str) -> None:
         self.world, self.group_version = world, f"{GROUP}/{version}"

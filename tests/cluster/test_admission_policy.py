@@ -146,10 +146,9 @@ async def ask(
 
 
 async def _real(api: Api, names: list[str], *settings: str) -> Ask:
-    """Dry runs of kubectl as the operator, under a policy of the chart; objects to change are there
-    already.
+    """Dry runs of kubectl as the operator, under a policy of the chart.
 
-    names: gets the name of what is made in the cluster.
+    Objects to change exist already. names: collects the names of what is made in the cluster.
     """
     await make_namespace(api, NAMESPACE)
     account, name = (
@@ -202,8 +201,7 @@ FLAG = {"type": "boolean"}
 
 
 def fields(**properties: Any) -> Object:
-    """An object of which the policy reads these; the others are kept, as objects are created
-    strictly."""
+    """An object with the fields that the policy reads, and others that its creation needs."""
     return {
         "type": "object",
         "properties": properties,
@@ -263,8 +261,10 @@ REQUEST = fields(
 
 
 async def _as_rules(api: Api, *settings: str) -> Ask:
-    """The policy as a CRD: an object of it is a request, and what the API server says of it is the
-    answer."""
+    """Return the policy as a CRD.
+
+    An object of the CRD is a request, and the API server's error is the answer of the policy.
+    """
     spec = policy(*settings)["spec"]
     group, kind = f"r{uuid.uuid4().hex[:8]}.example.com", "Request"
     conditions = " && ".join(

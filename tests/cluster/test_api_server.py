@@ -75,8 +75,10 @@ async def test_an_api_server_restarted_in_the_middle_of_starts_is_made_good(
 
 @pytest.fixture
 async def throttled(ours: ControlPlane, api: Api, tmp_path: Path) -> AsyncIterator[str]:
-    """The kubeconfig of a user for whom the API server takes one write at a time; others get 429
-    and Retry-After."""
+    """Return the kubeconfig of a user for whom the API server handles one write at a time.
+
+    Other writes get 429 with Retry-After.
+    """
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",

@@ -1,8 +1,7 @@
-"""Operators that are killed, or frozen, at any moment: no pod is made twice, no attempt lost, no
-restart forgotten.
+"""Operators that are killed or frozen at any moment.
 
-Pods end with a delay and not at once, so that a successor finds every mixture of what was done and
-what was not.
+No pod is created twice, no attempt is lost, and no restart is forgotten. Pods end with a delay, so
+that a successor finds every mixture of what was done and what was not.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ SECONDS = 90.0
 async def test_operators_that_are_killed_at_random(
     start: StartOperator, world: World, seed: int
 ) -> None:
-    """Each failure of a gang is counted once, and followed by exactly one attempt, whoever does the
-    work."""
+    """Each failure of a gang counts once, and exactly one attempt follows it."""
     chance = random.Random(seed)
     pair = [await start(SLUICE_IDENTITY=f"{seed}-{number}") for number in range(2)]
     async with Kubelet(world, chance).working() as kubelet:

@@ -77,8 +77,9 @@ async def test_install_brings_the_crd_and_the_operator(release: Release, world: 
 async def test_upgrade_changes_values_and_the_crd(
     release: Release, world: World, tmp_path: Path
 ) -> None:
-    """From a chart whose CRD lacks a column and a field: what crds/ of Helm would
-    leave as it is.
+    """The CRD of the old chart lacks a column and a field.
+
+    Helm never upgrades a CRD in crds/, so the chart has it as a template.
     """
     old = tmp_path / "sluice"
     shutil.copytree(CHART, old)

@@ -1,5 +1,7 @@
-"""The claim for checkpoints, at a real API server: made, kept or deleted with its job, and never
-another job's."""
+"""The claim for checkpoints at a real API server.
+
+It is created, and kept or deleted with its job. It never belongs to another job.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ def claim_of(pod: Object) -> str:
 async def test_the_claim_outlives_its_job_and_a_new_job_of_the_name_gets_its_own(
     operator: Operator, world: World
 ) -> None:
-    """The new job's buffer is empty: it could not go on from the old checkpoints, and must not
-    write over them."""
+    """The buffer of the new job is empty, so the job could not continue from the old checkpoints.
+
+    It must not overwrite them.
+    """
     await world.running(5)
     first = (await world.status())["checkpointClaim"]
     assert list(await claims(world)) == [first]
@@ -104,9 +108,7 @@ async def test_an_ephemeral_job_has_no_claim(operator: Operator, world: World) -
 async def test_a_claim_of_that_name_that_is_somebody_elses_is_not_touched(
     operator: Operator, world: World
 ) -> None:
-    """Nobody can guess a uid: this is somebody who watches the job, or a copy of another
-    namespace.
-    """
+    """A uid cannot be guessed, so this owner watches the job or copies another namespace."""
     await world.create(suspend=True)
     uid = (await world.job())["metadata"]["uid"]
     name = f"demo-checkpoint-{uid[:8]}"

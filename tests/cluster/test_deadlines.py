@@ -87,8 +87,10 @@ async def test_a_job_whose_engine_holds_the_weights_runs(
 async def test_a_running_job_without_a_step_fails_at_its_start_up_deadline(
     start: StartOperator, running: StartJob, world: World
 ) -> None:
-    """Pods that run are no start: the first step is. The engine that never comes is what it fails
-    of."""
+    """Running pods do not count as a start, only the first step does.
+
+    The job fails because of the engine that never comes.
+    """
     await start(SLUICE_PROBE_SECONDS="0.5")
     await running(startupDeadlineSeconds=8)
     await world.until_state("Failed", seconds=40)

@@ -173,8 +173,10 @@ async def test_a_spec_that_becomes_invalid_does_not_end_a_running_job(
 async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
     start: StartOperator, world: World
 ) -> None:
-    """Stored under a CRD that knew more: the operator sees the fields, and does as an API server
-    does that prunes."""
+    """A job was stored under a newer CRD.
+
+    The operator sees the unknown fields and drops them, as an API server would.
+    """
     crd = f"{CRDS}/rljobs.sluice.dev"
     schema = (await world.api.get(crd))["spec"]["versions"]
     loose: Object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -197,8 +199,7 @@ async def test_an_object_with_fields_of_another_version_is_no_reason_to_fail(
 async def test_an_error_of_the_operators_own_is_told_and_got_over(
     start: StartOperator, world: World
 ) -> None:
-    """It has no words of its own for a config map that somebody broke: that stands for what nobody
-    has thought of."""
+    """A broken config map has no special message, so it stands for any unexpected error."""
     first = await start()
     await world.running(5)
     before = await world.status()
@@ -320,7 +321,7 @@ async def test_pods_that_a_quota_refuses_show_in_the_status(
 async def test_a_webhook_that_is_down_shows_in_the_status_and_as_an_event(
     operator: Operator, world: World
 ) -> None:
-    """As Kueue's is while it is upgraded: the API server answers each new pod with a 500."""
+    """The API server answers each new pod with a 500, as while Kueue is being upgraded."""
     name = f"down-{world.namespace}"
     await world.api.merge(
         f"/api/v1/namespaces/{world.namespace}", {"metadata": {"labels": {"webhook": name}}}
@@ -386,8 +387,10 @@ async def test_a_job_that_does_not_start_fails_at_its_deadline(
 async def test_a_volume_that_does_not_come_shows_in_the_status(
     operator: Operator, world: World
 ) -> None:
-    """A kubelet tells of it in events alone. The pods of the job have a node, and no kubelet
-    answers there."""
+    """A kubelet reports this only in events.
+
+    The pods of the job have a node, on which no kubelet runs.
+    """
     await world.create()
     await world.until_pods(5)
     pod = next(item for name, item in (await world.pods("trainer")).items())

@@ -1,5 +1,4 @@
-"""Defaults of a whole cluster, on a real API server: pods, claims, and what their user sees of
-them."""
+"""Cluster-wide defaults on a real API server: pods, claims, and what users see of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A real operator, scraped by the real Prometheus: what only a cluster can answer, and the alerts
-that only an operator's faults make fire.
+"""A real operator, scraped by a real Prometheus.
+
+The tests cover what only a cluster can show, and the alerts that only faults of an operator fire.
 """
 
 from __future__ import annotations

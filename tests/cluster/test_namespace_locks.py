@@ -1,5 +1,7 @@
-"""Two installations for one namespace: the second says why it does not start, and follows when the
-first is gone."""
+"""Two installations for one namespace.
+
+The second one says why it does not start, and takes over when the first is gone.
+"""
 
 from __future__ import annotations
 

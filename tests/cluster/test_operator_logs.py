@@ -1,5 +1,4 @@
-"""With SLUICE_LOG_FORMAT=json every line of the operator's log is one JSON object, whoever wrote
-it."""
+"""With SLUICE_LOG_FORMAT=json every line of the operator's log is one JSON object."""
 
 from __future__ import annotations
 

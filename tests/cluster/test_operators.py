@@ -37,8 +37,7 @@ async def children(world: World) -> dict[str, str]:
 async def test_an_operator_killed_at_any_point_of_a_pass_is_made_good(
     start: StartOperator, world: World, after: int
 ) -> None:
-    """Killed as soon as so many children are there; its successor makes the rest, and nothing
-    twice."""
+    """The operator is killed after some objects; its successor creates the rest, and none twice."""
     first = await start(SLUICE_IDENTITY="first")
 
     async def leads() -> bool:
@@ -183,8 +182,10 @@ async def test_endpoints(operator: Operator, world: World) -> None:
 async def test_an_api_server_that_restarts_is_survived_and_what_vanished_meanwhile_is_noticed(
     plane: ControlPlane, start: StartOperator, world: World
 ) -> None:
-    """A pod vanishes while the operator is stopped and its watches are broken: only a comparison of
-    lists can tell."""
+    """A pod vanishes while the operator is stopped and its watches are broken.
+
+    Only a comparison with the API server's lists can show it.
+    """
     if plane.directory is None:
         pytest.skip("the API server of KUBECONFIG is not ours to restart")
     operator = await start(SLUICE_LEASE_SECONDS="30")

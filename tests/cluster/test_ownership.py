@@ -120,8 +120,7 @@ async def pod_names(world: World) -> list[str]:
 
 
 async def everything(world: World, kind: str) -> list[str]:
-    """Names of the objects with a job's name, whoever owns them. Not every API server has every
-    kind."""
+    """Return the names of objects with a job's name, of kinds that the API server serves."""
     at = collection(kind, world.namespace)
     try:
         objects = (await world.api.get(at))["items"] or []

@@ -1,8 +1,7 @@
-"""Namespaces that enforce a Pod Security Standard (admission PodSecurity, on by default from
-Kubernetes 1.23 on).
+"""Namespaces that enforce a Pod Security Standard (since Kubernetes 1.23).
 
-On an older API server the label does nothing. There the pods that it stores are held against the
-standard as it is written out in tests/pod_security.py, and the test says so.
+On an older API server the label has no effect. There the tests compare the stored pods with the
+standard in tests/pod_security.py, and say so.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ ON_GPUS: dict[str, Any] = {
 
 
 async def enforce(world: World, level: Level) -> bool:
-    """Put the label on the world's namespace; whether the API server then refuses a pod that breaks
-    both."""
+    """Label the world's namespace. Return True if the API server then refuses a bad pod."""
     labels = {
         "pod-security.kubernetes.io/enforce": level,
         "pod-security.kubernetes.io/enforce-version": "latest",

@@ -1,5 +1,4 @@
-"""Our pods and their guards as the API server keeps them, and the words for pods that cannot
-start."""
+"""Pods and their guards as the API server stores them, and messages if a pod cannot start."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ async def whole_job_runs(world: World, job: str, attempt: int = 1) -> None:
 
 
 async def waits(world: World, job: str, attempt: int = 1) -> None:
-    """Wait until trainer and engine are there, and give them time to be started, which nobody may
-    do."""
+    """Wait until trainer and engine exist, and some time more in which neither may start."""
     wanted = {pod_of(job, "trainer", attempt), pod_of(job, "rollout", attempt)}
 
     async def are_there() -> bool:
@@ -146,8 +145,10 @@ async def finishes(world: World, job: str, attempt: int = 1) -> None:
 async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_job_begins(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Admitted apart, the engine of the job that waits takes the trainer's place, and both jobs
-    wait for ever."""
+    """Admitted separately, the engine of the waiting job would take the trainer's place.
+
+    Both jobs would wait for ever.
+    """
     async with QUEUES[policy](world, quota=WHOLE_JOB[policy]).working():
         await submit(world, policy, "first")
         await whole_job_runs(world, "first")
@@ -168,8 +169,10 @@ async def test_a_job_whose_trainer_is_lost_gets_its_place_back_before_another_jo
 async def test_a_queue_for_all_pods_of_a_namespace_takes_nothing_from_a_job_that_runs(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Admitted apart, the services of jobs that wait take what a lost service of another leaves,
-    and all jobs wait for each other."""
+    """Admitted separately, services of waiting jobs would take the place of a lost service.
+
+    All jobs would wait for each other.
+    """
     overrides = {"podTemplateOverrides": [BY_WEBHOOK, BY_DEFAULT_QUEUE]}
     async with Kueue(world, quota=WHOLE_JOB[policy] + 1, has_default=True).working():
         await submit(world, policy, "first", **overrides)
@@ -274,8 +277,10 @@ def without_controllers(plane: ControlPlane) -> Iterator[None]:
 async def test_a_namespace_that_is_deleted_keeps_no_pods_of_jobs(
     operator: Operator, world: World, policy: str, plane: ControlPlane
 ) -> None:
-    """Since Kubernetes 1.33 pods are deleted first, and the rest once they are gone: no job says
-    that it is going."""
+    """Since Kubernetes 1.33 the pods of a namespace are deleted before the rest.
+
+    So no job has a deletion timestamp yet.
+    """
     kueue = Kueue(world, quota=WHOLE_JOB[policy])
     async with kueue.working():
         await submit(world, policy, "first")
@@ -312,8 +317,10 @@ async def test_a_group_that_kueue_evicts_comes_back_as_the_same_group(
 async def test_a_pod_that_is_removed_from_a_dead_node_is_replaced(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Kueue keeps its object; while that says that it runs, neither Kueue nor the next attempt
-    takes it for gone."""
+    """Kueue keeps the pod's object.
+
+    While its status says that it runs, neither Kueue nor the next attempt counts it as gone.
+    """
     trainer = pod_of("first", "trainer")
     await submit(world, policy, "first")
     await world.until_pods(4)
@@ -359,8 +366,7 @@ async def says(world: World, kind: str, words: str) -> bool:
 async def test_the_words_of_kueue_are_read_from_the_workload(
     operator: Operator, world: World, policy: str
 ) -> None:
-    """Holds also where this API server drops the gates of pods, from which the operator sees that
-    they wait."""
+    """The API server may drop the gates of pods, by which the operator sees the wait."""
     async with Kueue(world, quota=WHOLE_JOB[policy] - 1).working():
         await submit(world, policy, "first")
         await waits(world, "first")

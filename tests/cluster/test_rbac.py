@@ -1,5 +1,4 @@
-"""The operator under exactly the rights that the chart gives it, and what the chart's roles let
-people do."""
+"""The operator with exactly the rights of the chart, and what the chart's roles allow people."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The API server's own checks of RLJobs: rules, transitions, lists, defaults, fields that nobody
-knows."""
+"""The API server's checks of RLJobs: rules, transitions, lists, defaults and unknown fields."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ FULL: Object = {
 
 
 class Job:
-    """One RLJob at an API server without an operator: the test writes its status."""
+    """An RLJob at an API server without an operator; the test writes its status."""
 
     def __init__(self, api: Api, stored: Object) -> None:
         self.api, self.stored = api, stored

@@ -69,8 +69,9 @@ async def runtime_class(api: Api, name: str) -> AsyncIterator[None]:
 async def test_episodes_come_and_go_with_their_sandboxes(
     api: Api, world: World, release: Release, start_under: StartUnder
 ) -> None:
-    """The job is applied before agent-sandbox and the runtime class are there. Then episodes end, a
-    pod is deleted, the operator is killed, and the job is deleted.
+    """The job is applied before agent-sandbox and the runtime class exist.
+
+    Then episodes end, a pod is deleted, the operator is killed, and the job is deleted.
     """
     release.install("--set", f"crds.install=false,replicas=0,watchNamespaces={{{world.namespace}}}")
     first = await start_under(release)

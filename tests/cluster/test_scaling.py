@@ -63,9 +63,7 @@ async def test_kubectl_scales_and_waits(
 async def test_an_engine_of_many_pods_counts_once(
     plane: ControlPlane, operator: Operator, world: World
 ) -> None:
-    """An autoscaler divides what the selected pods use by their number, and takes that for
-    engines.
-    """
+    """An autoscaler takes the number of selected pods for the number of engines."""
     await world.create(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3})
     await world.until_pods(6, "rollout")
     await world.until(lambda: replicas_are(world, 2))
@@ -99,8 +97,7 @@ async def test_what_is_scaled_away_drains(operator: Operator, world: World) -> N
 
 @pytest.mark.usefixtures("garbage_collector")
 async def test_an_autoscaler_keeps_its_bounds(operator: Operator, world: World) -> None:
-    """Without metrics it still brings the number between its bounds: through /scale, and by nothing
-    of ours."""
+    """Even without metrics it keeps the number within its bounds, through /scale alone."""
     await world.running(5)
     await autoscaler(world, minReplicas=3, maxReplicas=5)
     await world.until(lambda: rollout_count_is(world, 3), HPA_SECONDS)

@@ -1,6 +1,4 @@
-"""The operator's key, and what becomes of it: tokens and certificates that nobody ever
-reads back.
-"""
+"""The operator's key, and the tokens and certificates that are derived from it."""
 
 from __future__ import annotations
 

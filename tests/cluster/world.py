@@ -1,4 +1,4 @@
-"""One test's namespace: what a user and a kubelet would do in it, through the real API."""
+"""A namespace of one test, and what a user and a kubelet would do in it through the API."""
 
 from __future__ import annotations
 
@@ -108,8 +108,7 @@ class World:
         return sorted(await self.pods(role))
 
     async def bind(self, *pods: str) -> None:
-        """Give pods a node: only then are they ended with grace, and stay until their kubelet says
-        that they ended."""
+        """Give pods a node, so that they end with grace and stay until their kubelet agrees."""
         for name in pods:
             target = {"apiVersion": "v1", "kind": "Node", "name": "nowhere"}
             body = {
@@ -121,7 +120,7 @@ class World:
             await self.api.create(path("Pod", self.namespace, name, "binding"), body)
 
     async def run(self, *pods: str) -> None:
-        """Their containers start and become ready; without names: of all pods that wait."""
+        """Start and make ready the containers of these pods, or of all waiting pods."""
         for name, pod in (await self.pods()).items():
             if name in pods or (not pods and pod["status"].get("phase") == "Pending"):
                 await self._set(pod, "Running", {})
@@ -144,7 +143,7 @@ class World:
         await self._set(pod, phase, {item: {"terminated": state} for item in ended})
 
     async def gone(self, *pods: str) -> None:
-        """Their kubelet says that they have ended."""
+        """Report as their kubelet that these pods have ended."""
         for name in pods:
             with contextlib.suppress(errors.NotFoundError):
                 await self.api.delete(path("Pod", self.namespace, name), {"gracePeriodSeconds": 0})
@@ -230,8 +229,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def new_world(api: Api, namespace: str) -> AsyncIterator[World]:
-    """A namespace; what is in it goes when the control plane does, or by its own deletion on
-    somebody's cluster."""
+    """Create a namespace. On a foreign cluster it is deleted at the end."""
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
     await api.create("/api/v1/namespaces", body)
     try:

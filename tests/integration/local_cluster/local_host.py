@@ -1,5 +1,7 @@
-"""Hosts a LocalCluster in a process of its own, for tests that kill it: `python local_host.py
-RUN_DIR JOB_JSON`."""
+"""Hosts a LocalCluster in a separate process, for tests that kill it.
+
+python local_host.py RUN_DIR JOB_JSON
+"""
 
 import asyncio
 import sys

@@ -38,8 +38,10 @@ def make_job(
     name: str = "demo",
     **spec: Any,
 ) -> RLJob:
-    """One trainer pod, one rollout pod (engine and worker), buffer and rendezvous, each running the
-    given program."""
+    """Return a trainer pod, a rollout pod, a buffer and a rendezvous that run the given program.
+
+    The rollout pod has two containers, engine and worker.
+    """
     rollout = {
         "gpusPerReplica": 0,
         "template": template(container("engine", engine), container("worker", worker)),
@@ -75,8 +77,10 @@ def write(path: str, text: str) -> str:
 
 
 def wait_for_logs(run_dir: Path, text: str, *containers: str) -> str:
-    """Python source that goes on once each of these containers has written `text`, and fails after
-    a minute."""
+    """Return Python source that waits until each of these containers has written `text`.
+
+    It fails after a minute.
+    """
     logs = [str(run_dir / f"logs/{container}.log") for container in containers]
     return textwrap.dedent(
         f"""

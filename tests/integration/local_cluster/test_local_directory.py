@@ -72,8 +72,10 @@ DEAF = f"""
 async def test_pods_that_were_being_deleted_are_gone_with_their_host(
     tmp_path: Path, end: signal.Signals
 ) -> None:
-    """A run that is killed, or told twice to stop, while pods take their time to end: the next one
-    does not wait for them (a trainer has 300 s, and a pod of a dead node 300 more)."""
+    """A run is killed, or stopped twice, while its pods take long to end.
+
+    The next run does not wait for them: a trainer has 300 s, and a pod of a dead node 300 more.
+    """
     log, state = tmp_path / "volumes/run/log", tmp_path / "state.json"
     host = await spawn_host(tmp_path, make_job(DEAF))
     await until(lambda: log.exists() and bool(log.read_text()), "the trainer started")

@@ -102,8 +102,7 @@ async def test_supervisor_killed(tmp_path: Path) -> None:
 
 
 async def test_host_and_supervisor_killed_together(tmp_path: Path) -> None:
-    """Even the sweep of the next run is not needed for the container itself; its brood goes with
-    that sweep."""
+    """The container itself needs no sweep of the next run; only its descendants do."""
     host = await spawn_host(tmp_path, make_job(FOREVER))
     await until(lambda: ready(tmp_path), "the job runs")
     supervisor = supervisor_of(tmp_path, "trainer")

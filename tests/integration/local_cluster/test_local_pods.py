@@ -114,8 +114,10 @@ async def test_a_volume_that_is_not_there_fails_the_job_at_once(tmp_path: Path) 
 
 
 async def test_gpus_go_round(tmp_path: Path) -> None:
-    """Two rollout replicas and one trainer want a GPU each; there are two, so one pod waits, and
-    says so."""
+    """Two rollout replicas and one trainer request a GPU each.
+
+    There are two GPUs, so one pod waits and says so.
+    """
     program = f"{DUMP}; import time; time.sleep(1.5)"
     job = make_job(
         program, trainer_spec={"gpusPerNode": 1}, rollout={"gpusPerReplica": 1, "replicas": 2}

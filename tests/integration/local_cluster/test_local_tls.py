@@ -1,5 +1,4 @@
-"""A job with spec.tls on a laptop: real buffer and rendezvous processes, and a trainer that calls
-them."""
+"""A job with spec.tls on a laptop: real buffer and rendezvous, and a trainer that calls them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KEY = ("default", "demo")
 
 
 class Jobs:
-    """One job of a world without a cluster. error: what the next application of a plan meets."""
+    """A single job without a cluster. error: what the next application of a plan raises."""
 
     def __init__(self, job: RLJob) -> None:
         self.world = World(job)

@@ -1,4 +1,4 @@
-"""Defaults of a whole cluster, where a job says nothing."""
+"""Defaults of a whole cluster, for fields that a job does not set."""
 
 from __future__ import annotations
 

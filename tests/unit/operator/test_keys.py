@@ -29,8 +29,10 @@ def test_another_job_or_another_key_has_another_token() -> None:
 
 
 def test_a_token_does_not_change_between_versions() -> None:
-    """HKDF-SHA256 of the key, without salt, info "sluice.dev/token/u1": running jobs must outlive
-    an upgrade."""
+    """The derivation is fixed, because running jobs must outlive an upgrade.
+
+    It is HKDF-SHA256 of the key, without salt, with info "sluice.dev/token/u1".
+    """
     assert JobKeys(KEY).token("u1") == "swQnv9bsItHBXo_MKILFc18pUIPDodBHCDZPwQcWsB8"
 
 

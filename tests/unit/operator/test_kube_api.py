@@ -1,6 +1,4 @@
-"""Requests to an API server, and its errors as types: over real HTTP, with answers of
-the test's.
-"""
+"""Requests to an API server, and its errors as types, over real HTTP."""
 
 from __future__ import annotations
 

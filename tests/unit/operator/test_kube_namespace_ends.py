@@ -1,5 +1,4 @@
-"""A namespace that is being deleted takes its jobs along, whose pods Kueue would keep: over real
-HTTP."""
+"""A namespace that is deleted takes its jobs along, whose pods Kueue would keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes at an API server: what is remembered of them where an answer was lost, or a memory."""
+"""Sandboxes at an API server, if an answer or the operator's memory was lost."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ TIMING = Timing(3)
 
 
 class Leases:
-    """One Lease, with versions as an API server keeps them. broken: it cannot be reached."""
+    """A store for one Lease, with versions as an API server keeps them.
+
+    broken: the store cannot be reached.
+    """
 
     def __init__(self) -> None:
         self.stored: dict[str, Any] | None = None

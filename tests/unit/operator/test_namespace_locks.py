@@ -84,7 +84,7 @@ async def territory(leases: Leases, occupied: set[str]) -> NamespaceLocks:
 async def test_many_namespaces_are_renewed_side_by_side(
     territory: NamespaceLocks, leases: Leases
 ) -> None:
-    """One after the other would take longer than a Lease lasts."""
+    """Renewing one Lease after the other would take longer than a Lease lasts."""
     await territory.renew()
     assert sorted(leases.written) == sorted([ALWAYS, *NAMESPACES])
     assert leases.peak == RENEWALS_AT_ONCE
@@ -105,7 +105,7 @@ async def test_a_namespace_without_jobs_is_given_up_and_taken_again(
 async def test_a_namespace_that_is_gone_is_asked_for_once(
     territory: NamespaceLocks, leases: Leases
 ) -> None:
-    """Its jobs are not: a watch may tell of them late."""
+    """The jobs of the namespace are not known yet, because a watch may report them late."""
     leases.gone = set(NAMESPACES[10:])
     await territory.renew()
     assert sorted(leases.written) == sorted([ALWAYS, *NAMESPACES[:10]])

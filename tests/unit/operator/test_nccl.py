@@ -1,5 +1,7 @@
-"""Variables of pods for NCCL. In a cluster: none, so that MNNVL and NVLS are its, and the user's,
-to choose."""
+"""Variables of pods for NCCL.
+
+In a cluster there are none, so that the cluster and the user decide about MNNVL and NVLS.
+"""
 
 from __future__ import annotations
 

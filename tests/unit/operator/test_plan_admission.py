@@ -1,4 +1,4 @@
-"""A job in a queue: it says so, its clocks stand still, and being preempted costs it nothing."""
+"""A queued job reports it, its clocks stop, and preemption does not count against its budget."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -248,8 +248,7 @@ def test_a_warning_that_lasts_is_a_failure_once_and_a_first_one_is_none() -> Non
 
 
 def failing(world: World, message: str) -> tuple[int, str]:
-    """An engine ends and is started again: how often in a row it has ended so, and the message of
-    Running."""
+    """End and restart an engine. Return its number of equal failures and Running's message."""
     world.advance(600)
     world.settle()
     [name] = world.names("rollout")

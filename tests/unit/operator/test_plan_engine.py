@@ -50,7 +50,7 @@ def test_aliases(name: str, known: str) -> None:
 
 
 def engine_args(job: RLJob) -> list[str]:
-    """Of the first pod of the first engine."""
+    """Return the arguments of the first engine's first pod."""
     gang = next(gang for gang in desired_gangs(job) if gang.role == "rollout")
     containers = gang_pods(job, gang, 1, "rendezvous:1", Images())[0]["spec"]["containers"]
     return list(

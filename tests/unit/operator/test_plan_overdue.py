@@ -68,7 +68,7 @@ def test_who_keeps_a_pod_that_force_does_not_remove_is_told() -> None:
 
 
 def test_a_pod_that_has_ended_is_not_blamed_on_its_node() -> None:
-    """As a trainer's pod that succeeded beside one that failed: Kueue keeps it for a moment."""
+    """Kueue keeps a trainer's pod that succeeded for a moment while another one failed."""
     pod = make_pod(phase="Succeeded")
     finalizers = ["kueue.x-k8s.io/managed"]
     pod["metadata"] |= {"deletionTimestamp": clock.text(START), "finalizers": finalizers}

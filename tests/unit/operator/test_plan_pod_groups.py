@@ -1,5 +1,4 @@
-"""The group in which a job is admitted: how large it is, when another follows, and when Kueue is
-told of its end."""
+"""The group in which a job is admitted: its size, successor, and how Kueue learns of its end."""
 
 from __future__ import annotations
 
@@ -170,8 +169,10 @@ def test_a_pod_that_ended_well_and_is_replaced_takes_the_job_into_another_group(
 
 
 def test_pods_of_an_older_release_move_into_the_group_when_one_of_them_is_replaced() -> None:
-    """Its groups were of one gang each. A group of the trainer's replacement alone would never be
-    whole."""
+    """An older release made a group for each gang.
+
+    A group with only the trainer's replacement would never be whole.
+    """
     world = World(make_job(**KUEUE))
     world.settle()
     for name in world.names():
@@ -203,7 +204,7 @@ def of_an_older_release() -> World:
 
 @pytest.mark.parametrize("role", ["trainer", "rollout", "buffer"])
 def test_a_group_of_an_older_release_goes_on_without_the_services(role: str) -> None:
-    """Its size is fixed. Nothing but the pod that was lost is replaced."""
+    """The size of the group is fixed, and only the lost pod is replaced."""
     world = of_an_older_release()
     assert {podstate.attempt(pod) for pod in world.pods.values()} == {1}
     world.vanish(f"demo-{role}-0-1-0")
@@ -242,8 +243,7 @@ def with_further_engine() -> World:
 
 
 def test_a_further_engine_is_made_when_the_jobs_group_has_its_places() -> None:
-    """Before it, it could be admitted in the place that the group waits for, and the job would wait
-    for itself."""
+    """An engine that is admitted earlier could take the place that the group waits for."""
     world = with_further_engine()
     assert world.names("rollout") == ["demo-rollout-0-1-0"]
     world.admit("trainer", "rollout")

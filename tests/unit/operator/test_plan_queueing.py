@@ -1,5 +1,4 @@
-"""Pods and groups for Kueue, Volcano and Kubernetes' own gang scheduling, as their documentation
-wants them."""
+"""Pods and groups for Kueue, Volcano and Kubernetes' gang scheduling, as documented there."""
 
 from typing import Any
 
@@ -140,7 +139,7 @@ def test_services_queue_with_kueue_alone(policy: dict[str, Any], role: Any) -> N
 
 
 def test_no_template_moves_a_pod_out_of_its_group() -> None:
-    """As earlier documentation advised for services: Kueue refuses a group of two queues."""
+    """Kueue refuses a group with two queue names, as earlier documentation advised for services."""
     labels = {"kueue.x-k8s.io/queue-name": "services", "team": "a"}
     overrides = [{"roles": ["buffer"], "template": {"metadata": {"labels": labels}}}]
     job = make_job(podGroupPolicy=KUEUE, podTemplateOverrides=overrides)

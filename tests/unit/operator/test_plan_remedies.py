@@ -1,5 +1,7 @@
-"""A refusal of the API server comes with what to do. The messages are servers' own, of 1.29 and
-later."""
+"""A refusal of the API server comes with what to do.
+
+The messages are those of API servers since 1.29.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources of containers: never none, those of the spec, and those of a template over them."""
+"""Resources of containers: defaults, those of the spec, and those of a template over them."""
 
 from __future__ import annotations
 

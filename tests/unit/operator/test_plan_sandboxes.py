@@ -204,7 +204,7 @@ def test_what_is_over_goes_with_its_sandbox(
 
 
 def test_a_job_that_is_deleted_takes_the_sandboxes() -> None:
-    """Of an operator that has just started: it knows the pods alone."""
+    """An operator that has just started knows only the pods."""
     gone = drain([episode(0), engine()], START)
     assert [(item.kind, item.name) for item in gone] == [
         ("Sandbox", "demo-episode-0-1-0-1"),

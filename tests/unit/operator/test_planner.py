@@ -456,8 +456,10 @@ def test_a_rewind_to_step_0_is_no_new_start() -> None:
 
 
 def test_autoscalers_see_one_pod_of_each_engine() -> None:
-    """They divide by the number of engines what all selected pods use: the followers of an engine
-    must not count."""
+    """Autoscalers divide the usage of all selected pods by the number of engines.
+
+    So the followers of an engine must not be selected.
+    """
     world = World(make_job(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3}))
     world.settle()
     assert world.status.rollout_selector is not None

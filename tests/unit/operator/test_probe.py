@@ -52,7 +52,7 @@ class Buffer(buffer_pb2_grpc.BufferServicer):
 
 @contextlib.asynccontextmanager
 async def serving(served: Tls = PLAIN) -> AsyncIterator[tuple[ProbeTarget, Rendezvous, Buffer]]:
-    """One server for both services, which asks for the job's token."""
+    """A server for both services, which requires the job's token."""
     rendezvous, buffer = Rendezvous(), Buffer()
     server = rpc.server(TOKEN)
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(rendezvous, server)

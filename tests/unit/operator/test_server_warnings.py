@@ -1,5 +1,4 @@
-"""Warnings of an API server as it takes a job's objects reach the job's user: over real HTTP,
-once."""
+"""Warnings of an API server reach the job's user once, over real HTTP."""
 
 from __future__ import annotations
 

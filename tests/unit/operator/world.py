@@ -1,5 +1,7 @@
-"""A world that does what plans say; pods live, die and vanish, and time passes, at a test's
-command."""
+"""A cluster in memory that carries plans out.
+
+Pods start, end and vanish, and time passes, when a test says so.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ def make_pod(
     at: datetime = START,
     **status: Any,
 ) -> KubeObject:
-    """A pod as an API server shows it. ends: container -> exit code; the role's other containers
-    run."""
+    """Return a pod as an API server shows it.
+
+    ends: exit codes by container; the role's other containers run.
+    """
     labels = {
         "job-name": "demo",
         "role": role,
@@ -121,8 +125,10 @@ class World:
         return plan(self.job, self.observed(), self.now)
 
     def step(self, *, delete: bool = False, create: int | None = None) -> Plan:
-        """One pass. delete: the operator crashes before it deletes; create: after it has created so
-        many objects."""
+        """Make one pass.
+
+        delete: the operator crashes before it deletes. create: it crashes after so many creations.
+        """
         self.seen |= set(self.pods)
         decision = self.plan()
         self.stored = manifest(decision.status)
@@ -143,8 +149,7 @@ class World:
         return decision
 
     def settle(self, passes: int = 20) -> None:
-        """Pass after pass, with pods that start and end as they are told at once, until nothing
-        changes."""
+        """Make passes until no object changes; pods start and end at once."""
         for _ in range(passes):
             before = (self.stored, sorted(self.pods))
             self.step()
