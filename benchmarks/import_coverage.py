@@ -1,10 +1,10 @@
-"""Launch scripts of a checkout of slime or verl, as `sluice import` and the real bash read them.
+"""Compares how `sluice import` and bash read the launch scripts of a checkout of slime or verl.
 
     python benchmarks/import_coverage.py slime ~/slime
     python benchmarks/import_coverage.py verl ~/verl --details
 
-Every script that starts a training is read twice: by the real bash in our sandbox (`--exact`), and
-by our reader. The words behind the entry point are compared, then both are imported.
+Every script that starts a training is read twice: by bash in the sandbox (`--exact`), and by the
+reader of `sluice import`. The words after the entry point are compared, then both are imported.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from sluice_migrate.draft import Draft, ImportFailedError
 from sluice_migrate.manifest import drop_refused_fields
 from sluice_migrate.slime.importer import import_slime
 from sluice_migrate.slime.importer import launch as slime_launch
+from sluice_migrate.translation import UNKNOWN_SETTING
 from sluice_migrate.verl.importer import import_command
 from sluice_migrate.verl.importer import launch as verl_launch
 
+# `$HOME` stays as it is for both.
 HOME = {"HOME": "${HOME}"}
-"""For both: `$HOME` stays what it is."""
 NOTHING = "bash starts nothing (without arguments or variables)"
 _SHOWN, _WIDTH = 8, 300
 _LAUNCH = {"slime": slime_launch, "verl": verl_launch}
@@ -43,7 +44,7 @@ _IMPORT = {"slime": import_slime, "verl": import_command}
 
 @dataclass(slots=True)
 class Outcome:
-    """One script. words: how ours are beside bash's. result: what the import came to."""
+    """A script. words: how the words compare with those of bash. result: that of the import."""
 
     path: str
     words: str
@@ -58,23 +59,23 @@ def scripts(root: Path) -> Iterator[Path]:
 
 
 def outcome(bash: sandboxed.ConfinedBash, project: str, root: Path, path: Path) -> Outcome | None:
-    """None for a script that starts no training."""
+    """Compare a script; None if it starts no training."""
     text, name = path.read_text(errors="replace"), str(path.relative_to(root))
     if not _MENTIONS[project].search(text):
         return None
     try:
-        ours = read(text, path, HOME)
+        parsed = read(text, path, HOME)
     except ScriptError as error:
         return Outcome(name, "not read", f"not read: {error}")
-    theirs = bash.run(text, path, HOME)
-    launched, real = (_words(project, script) for script in (ours, theirs))
-    if launched is None and real is None:
+    executed = bash.run(text, path, HOME)
+    parsed_words, bash_words = (_words(project, script) for script in (parsed, executed))
+    if parsed_words is None and bash_words is None:
         return None
-    result = Outcome(name, "", _result(project, ours, name))
-    if launched is not None and real is not None:
-        result.fields = _wrong_fields(project, ours, theirs, name)
-    result.words = _compare(launched, real, result)
-    result.unknown = _unknown(project, ours, name)
+    result = Outcome(name, "", _result(project, parsed, name))
+    if parsed_words is not None and bash_words is not None:
+        result.fields = _wrong_fields(project, parsed, executed, name)
+    result.words = _compare(parsed_words, bash_words, result)
+    result.unknown = _unknown(project, parsed, name)
     return result
 
 
@@ -86,47 +87,52 @@ def _words(project: str, script: Script) -> list[Argument] | None:
     return list(command.words[at:])
 
 
-def _compare(ours: list[Argument] | None, real: list[Argument] | None, result: Outcome) -> str:
-    if real is None:
+def _compare(
+    parsed: list[Argument] | None, executed: list[Argument] | None, result: Outcome
+) -> str:
+    if executed is None:
         return NOTHING
-    if ours is None:
-        return "we start nothing"
-    texts = [word.text for word in ours]
-    if texts == [word.text for word in real]:
+    if parsed is None:
+        return "the reader starts nothing"
+    texts = [word.text for word in parsed]
+    if texts == [word.text for word in executed]:
         return "equal"
-    wanted = collections.Counter(word.text for word in real)
+    expected = collections.Counter(word.text for word in executed)
     silent = [
-        word for word in ours if not wanted[word.text] and not word.missing and not word.conditional
+        word
+        for word in parsed
+        if not expected[word.text] and not word.missing and not word.conditional
     ]
-    known = collections.Counter(texts)
+    counts = collections.Counter(texts)
     result.differing = [word.text for word in silent] + [
-        f"bash: {word.text}" for word in real if not known[word.text]
+        f"bash: {word.text}" for word in executed if not counts[word.text]
     ]
-    lacking = sum((wanted - known).values()) > sum(bool(w.missing or w.conditional) for w in ours)
-    return "different, silently" if silent or lacking else "different, and said"
+    uncertain = sum(bool(word.missing or word.conditional) for word in parsed)
+    lacking = sum((expected - counts).values()) > uncertain
+    return "different, silently" if silent or lacking else "different, and reported"
 
 
-def _wrong_fields(project: str, ours: Script, theirs: Script, name: str) -> list[str]:
-    """Fields in which the job of our reader is not that of bash, and that no note names which the
-    job of bash has not got, too.
+def _wrong_fields(project: str, parsed: Script, executed: Script, name: str) -> list[str]:
+    """Return fields in which the jobs of reader and bash differ, unless a note of the reader
+    names them.
     """
     try:
-        draft, real = _draft(project, ours, name), _draft(project, theirs, name)
+        draft, expected = _draft(project, parsed, name), _draft(project, executed, name)
     except Exception as error:
         return [] if isinstance(error, ImportFailedError) else [f"{type(error).__name__}"]
-    drop_refused_fields(draft), drop_refused_fields(real)
-    mine, wanted = dict(_flat(draft.spec, "")), dict(_flat(real.spec, ""))
-    paths = [path for path in mine | wanted if mine.get(path) != wanted.get(path)]
-    named = [f"{note.subject} {note.text}" for note in draft.notes if note not in real.notes]
+    drop_refused_fields(draft), drop_refused_fields(expected)
+    actual, bash_fields = dict(_flat(draft.spec, "")), dict(_flat(expected.spec, ""))
+    paths = [path for path in actual | bash_fields if actual.get(path) != bash_fields.get(path)]
+    notes = [f"{note.subject} {note.text}" for note in draft.notes if note not in expected.notes]
     return [
-        f"{path}: {mine.get(path)!r}, bash {wanted.get(path)!r}"
+        f"{path}: {actual.get(path)!r}, bash {bash_fields.get(path)!r}"
         for path in paths
-        if not any(_names(note, path, draft, real) for note in named)
+        if not any(_names(note, path, draft, expected) for note in notes)
     ]
 
 
-def _names(note: str, path: str, draft: Draft, real: Draft) -> bool:
-    origins = {draft.origins.get(path), real.origins.get(path), path, path.partition("[")[0]}
+def _names(note: str, path: str, draft: Draft, expected: Draft) -> bool:
+    origins = {draft.origins.get(path), expected.origins.get(path), path, path.partition("[")[0]}
     return any(origin in note for origin in origins if origin)
 
 
@@ -152,8 +158,8 @@ def _result(project: str, script: Script, name: str) -> str:
         return f"refused: {str(error).partition(': ')[2]}"
     except Exception as error:
         return f"error: {type(error).__name__}"
-    wrong = drop_refused_fields(draft)
-    return "a valid job" if not wrong else "a job that lacks something"
+    problem = drop_refused_fields(draft)
+    return "a valid job" if not problem else "a job that is not valid yet"
 
 
 def _unknown(project: str, script: Script, name: str) -> list[str]:
@@ -164,7 +170,7 @@ def _unknown(project: str, script: Script, name: str) -> list[str]:
     return [
         note.subject.split()[0].partition("=")[0]
         for note in draft.notes
-        if "sluice knows no" in note.text
+        if note.text == UNKNOWN_SETTING
     ]
 
 
@@ -182,10 +188,10 @@ def counted(title: str, values: list[str]) -> None:
 
 
 def detailed(outcomes: list[Outcome]) -> None:
-    for one in outcomes:
-        if one.words != "equal" or one.result != "a valid job":
-            print(f"\n{one.path}: {one.words}; {one.result}")
-            for word in [*one.fields, *one.differing[:_SHOWN]]:
+    for script in outcomes:
+        if script.words != "equal" or script.result != "a valid job":
+            print(f"\n{script.path}: {script.words}; {script.result}")
+            for word in [*script.fields, *script.differing[:_SHOWN]]:
                 print(f"    {word[:_WIDTH]}")
 
 
@@ -193,21 +199,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("project", choices=sorted(_LAUNCH))
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("--details", action="store_true", help="what differs, script by script")
+    parser.add_argument("--details", action="store_true", help="print the differences per script")
     options = parser.parse_args()
     root = options.checkout.resolve()
     with sandboxed.confined_bash() as bash:
-        tried = [outcome(bash, options.project, root, path) for path in scripts(root)]
-    outcomes = [one for one in tried if one]
+        results = [outcome(bash, options.project, root, path) for path in scripts(root)]
+    outcomes = [result for result in results if result]
     today = datetime.date.today().isoformat()
     print(f"{options.project} {commit_of(root)}, {today}: {len(outcomes)} launch scripts")
-    started = [one for one in outcomes if one.words != NOTHING]
-    counted("words behind the entry point, beside bash's", [one.words for one in outcomes])
+    started = [script for script in outcomes if script.words != NOTHING]
+    counted("words after the entry point, compared with bash", [o.words for o in outcomes])
     counted(
         f"fields of the {len(started)} that bash starts",
-        ["one is wrong, and no note names it" if o.fields else "none is wrong" for o in started],
+        ["a wrong field without a note" if o.fields else "no wrong field" for o in started],
     )
-    counted("import", [one.result for one in outcomes])
+    counted("import", [o.result for o in outcomes])
     counted("names that sluice does not know", [name for o in outcomes for name in o.unknown])
     if options.details:
         detailed(outcomes)

@@ -9,6 +9,8 @@ from typing import Any
 
 from sluice_migrate.draft import Draft
 
+# Reason of a setting that a table does not have.
+UNKNOWN_SETTING = "sluice does not know this setting"
 # Unknown keys that one note names.
 _SHOWN_KEYS = 12
 # Values of these settings must not get into a manifest, not even in a comment.
@@ -150,7 +152,7 @@ class Table:
                 entry = translation(name) if callable(translation) else translation
                 if entry:
                     return entry
-        return Unsupported("sluice does not know this setting")
+        return Unsupported(UNKNOWN_SETTING)
 
     def translate(self, draft: Draft, settings: Settings) -> None:
         """Translate every setting that is not translated yet."""

@@ -28,7 +28,7 @@ from tests.integration.rollout.test_generation import generator
 from tests.integration.weights.conftest import make_sender as make_sender
 from tests.integration.weights.tools import publish
 
-FUNCTIONS = Path(__file__).parent / "functions"
+FUNCTIONS = Path(__file__).parent / "migrate_functions"
 SEARCH, RETOOL = f"{FUNCTIONS}/search.py:generate", f"{FUNCTIONS}/retool.py:generate"
 GSM8K = f"{FUNCTIONS}/gsm8k.py:Gsm8kLoop"
 ARGUMENTS: dict[str, dict[str, Any]] = {
