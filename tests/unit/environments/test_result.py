@@ -40,9 +40,9 @@ def test_a_program_need_not_leave_a_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"0.5", "expected an object with reward, metadata", id="bare number"),
-        pytest.param(b'{"score": 1}', "expected an object with reward", id="another field"),
-        pytest.param(b'{"rewards": 1}', "rewards: expected an object", id="rewards of nobody"),
+        pytest.param(b"0.5", "expected an object with any of reward, metadata", id="bare number"),
+        pytest.param(b'{"score": 1}', "expected an object with any of reward", id="another field"),
+        pytest.param(b'{"rewards": 1}', "rewards: expected an object", id="rewards without seats"),
         pytest.param(
             b'{"turn_rewards": ["a"]}', "is str 'a', expected a number", id="words of turns"
         ),

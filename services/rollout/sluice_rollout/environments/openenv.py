@@ -151,7 +151,7 @@ class _EpisodePlay:
         try:
             listed = await self.session.step(text.LIST_TOOLS)
         except RefusedActionError as error:
-            raise ServerError(f"it does not list its tools: {error}") from error
+            raise ServerError(f"the server does not list its tools: {error}") from error
         return text.definitions(listed.observation.get("tools") or [])
 
     async def _respond(self, answer: Message) -> list[Message]:

@@ -60,7 +60,7 @@ class OpenEnvSession:
         try:
             return _step(await self._request("reset", options))
         except RefusedActionError as error:
-            raise ServerError(f"it refuses to be reset with {options}: {error}") from error
+            raise ServerError(f"the server refuses a reset with {options}: {error}") from error
 
     async def step(self, action: dict[str, Any]) -> StepResult:
         """Take an action. Raises RefusedActionError or ServerError."""
@@ -89,7 +89,7 @@ class OpenEnvSession:
         except ConnectionError as error:
             raise ServerError(f"the connection broke at {kind}: {error}") from error
         if message.type is not aiohttp.WSMsgType.TEXT:
-            raise ServerError(f"it closed the connection at {kind}")
+            raise ServerError(f"the server closed the connection at {kind}")
         return _data(message.data)
 
 
@@ -181,7 +181,9 @@ def _data(text: str) -> dict[str, Any]:
         answer = json.loads(text)
         kind, data = answer["type"], answer["data"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ServerError(f"its answer is not a message of OpenEnv: {text[:200]!r}") from error
+        raise ServerError(
+            f"the server's answer is not a message of OpenEnv: {text[:200]!r}"
+        ) from error
     if kind != "error":
         return dict(data)
     words = str(data.get("message"))
@@ -198,4 +200,4 @@ def _step(data: dict[str, Any]) -> StepResult:
             data["observation"], float(data.get("reward") or 0.0), bool(data.get("done"))
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ServerError(f"its answer is not an observation: {error!r}") from error
+        raise ServerError(f"the server's answer is not an observation: {error!r}") from error

@@ -54,7 +54,7 @@ def parse(document: Any) -> Result:
     """
     if not isinstance(document, dict) or document.keys() - set(_FIELDS):
         raise ResultError(
-            f"{RESULT}: expected an object with {', '.join(_FIELDS)} or some of them, found "
+            f"{RESULT}: expected an object with any of {', '.join(_FIELDS)}, found "
             f"{shown(document)}"
         )
     metadata = _object(document, "metadata")

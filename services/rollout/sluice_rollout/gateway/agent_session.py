@@ -273,7 +273,9 @@ class AgentSession:
         room = self._tokens_left(turn) - (0 if turn.is_summary else self._summary_reserve)
         if room <= 0:
             most = self.episode.sampling["max_new_tokens"]
-            raise too_long(f"the response has its {most} tokens (sampling.maxResponseTokens)")
+            raise too_long(
+                f"the response has reached its limit of {most} tokens (sampling.maxResponseTokens)"
+            )
         return room
 
     def _check_limits(self, turn: Turn) -> None:
@@ -281,7 +283,9 @@ class AgentSession:
         turns, branches = self.conversation.counts_including(turn)
         for name, count in (("turns", turns), ("branches", branches)):
             if count > (limit := getattr(self.limits, name)):
-                raise too_long(f"the episode has its {limit} {name} (rollout.limits.{name})")
+                raise too_long(
+                    f"the episode has reached its limit of {limit} {name} (rollout.limits.{name})"
+                )
 
     def _tokens_left(self, turn: Turn) -> int:
         """Tokens of the response that are left when the turn begins."""

@@ -73,7 +73,7 @@ class EpisodeAgents:
     def claim_sample(self, tokens: Sequence[int], mask: Sequence[int]) -> None:
         """Train the tokens that the program claims, once the episode ends. Raises ClaimError."""
         if "" not in self.agents:
-            raise ClaimError("a sample of one conversation, but the job has rollout.seats")
+            raise ClaimError("cannot claim a sample: the job has rollout.seats")
         claim = SampleClaim(tokens, mask)
         sample = Sample(index=self.episode.sample.index)
         self._claimed = claimed_sample(claim, self.agents[""].conversation.turns, sample)

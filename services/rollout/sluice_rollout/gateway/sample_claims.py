@@ -147,8 +147,8 @@ def _apply_mask(sample: Sample, claim: SampleClaim) -> None:
         i = int(unsupported[0])
         raise ClaimError(
             f"token {i} of the response (id {int(sample.tokens[sample.prompt_length + i])}) is "
-            f"to be trained, as are {len(unsupported)} in all, but the engine has not sampled it "
-            "there: expected the ids of its answer, after exactly the tokens of its prompt; mask "
-            "tokens that the function has written itself with 0"
+            "to be trained, but the engine has not sampled it there (such tokens: "
+            f"{len(unsupported)} in all): expected ids of the engine's answers, each after exactly "
+            "the tokens of its prompt; mask tokens that the function has written with 0"
         )
     sample.loss_mask = mask

@@ -40,7 +40,7 @@ def _stop(text: str) -> str:
 
 def _choice(value: Any) -> Any:
     if value is not None and not isinstance(value, str | dict):
-        raise ValueError("expected a word or an object")
+        raise ValueError("expected a text or an object")
     return value
 
 
