@@ -172,7 +172,7 @@ class Plain(LearningPolicy):
         if settings:
             model = WithValues(tiny.hf_model(model_dir))
             values = PlainLearner(model, spec, critic.rates(settings, rates), spec.trainer.steps)
-            self.critic = critic.Critic(settings, values, forward_values)
+            self.critic = critic.CriticModel(settings, values, forward_values)
         no_memory = dict.fromkeys(("weights", "frozen", "gradients", "optimizer"), tuple)
         self._offload = Offload("none", **no_memory, before=lambda: None)
 

@@ -87,7 +87,7 @@ class ShardedPolicy(LearningPolicy):
 
     def _critic(
         self, settings: CriticSettings, policy: Recipe, total_steps: int | None
-    ) -> critic.Critic:
+    ) -> critic.CriticModel:
         """Return the critic at version 0.
 
         From `critic.modelPath`, or with the policy's initial weights.
@@ -99,7 +99,7 @@ class ShardedPolicy(LearningPolicy):
         net = build(recipe, self.ranks, spec.trainer, learns=True)
         rates = critic.rates(settings, spec.trainer.optimizer)
         learner = ShardedLearner(net, spec, size, self.ranks, rates, total_steps)
-        return critic.Critic(settings, learner, forward_values)
+        return critic.CriticModel(settings, learner, forward_values)
 
     def _forward_of(self, numbers: TokenNumbers) -> Forward:
         return partial(

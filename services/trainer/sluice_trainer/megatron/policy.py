@@ -158,7 +158,7 @@ def _critic(
     settings: CriticSettings,
     model_dir: Path,
     total_steps: int | None,
-) -> critic.Critic:
+) -> critic.CriticModel:
     """Return the critic at version 0: from `critic.modelPath`, or with the policy's first weights.
 
     A checkpoint of a language model has no value head, which then starts at 0, and so do all
@@ -172,7 +172,7 @@ def _critic(
     load_initial(chunks, shape, None if drawn else directory, spec.data.seed)
     rates = critic.rates(settings, spec.trainer.optimizer)
     learner = MegatronLearner(chunks, config, spec, size, rates, total_steps)
-    return critic.Critic(settings, learner, forward_values)
+    return critic.CriticModel(settings, learner, forward_values)
 
 
 def _offload(

@@ -16,7 +16,7 @@ from sluice_trainer.step.packing import Forward
 from sluice_trainer.step.results import means
 
 
-class Critic:
+class CriticModel:
     """A model of the value at each response token. Calls are collective.
 
     Parameters

@@ -41,7 +41,7 @@ from sluice_trainer.distributed.ranks import Ranks
 from sluice_trainer.memory.offload import Offload, memory_used
 from sluice_trainer.model import deterministic
 from sluice_trainer.model.huggingface_files import save_hf
-from sluice_trainer.policy.critic import Critic
+from sluice_trainer.policy.critic import CriticModel
 from sluice_trainer.policy.teacher import FrozenModel
 from sluice_trainer.step.batch_statistics import OptimizerStep, with_step_statistics
 from sluice_trainer.step.divergence import TeacherDivergence
@@ -73,7 +73,7 @@ class LearningPolicy(ABC):
     _learner: Learner
     _reference: FrozenModel | None
     _teacher: FrozenModel | None
-    critic: Critic | None
+    critic: CriticModel | None
     _offload: Offload
 
     def __init__(self, spec: RLJobSpec, model_dir: Path, author: Author | None) -> None:
