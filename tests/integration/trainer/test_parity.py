@@ -266,7 +266,7 @@ def test_micro_batches_do_not_change_the_result(qwen3: Path) -> None:
 def test_recompute_does_not_change_the_result(
     name: str, modules: list[str], models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the images have no ninja
+    # The images have no ninja.
     monkeypatch.delattr("megatron.core.tensor_parallel.random.load_inline")
     shard = tiny.batch(6, seed=0)
     again: dict[str, Any] = {"recompute": "selective", "recomputeModules": modules}

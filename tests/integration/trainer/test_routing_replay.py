@@ -60,7 +60,7 @@ async def answered(server: Sglang, prompt: list[int], tokens: int) -> Sample:
         answer = await client.generate("one", prompt, {"max_new_tokens": tokens, "temperature": 1})
     sample = Sample(0)
     sample.append_prompt(prompt)
-    # the engine has no weight version from a trainer
+    # The engine has no weight version from a trainer.
     spans = [WeightSpan(0, 0, len(answer.tokens))]
     sample.append(answer.tokens, answer.log_probs, spans)
     sample.routed_experts = answer.experts

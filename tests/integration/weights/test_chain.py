@@ -164,7 +164,7 @@ async def test_an_engine_behind_one_that_hangs_in_the_transfer_is_served_in_the_
     ledger = await rendezvous.ledger()
     assert [ledger[name].admitted for name in NAMES] == [True, False, True]
     hurry(sender, transport, PATIENCE)
-    # the engine is alive: the next update closes the chain again
+    # The engine is alive: the next update closes the chain again.
     update = await publish(sender, 3, model)
     assert (len(update.relayed), update.failed, update.rerouted) == (2, {}, {})
     assert await all_serve(engines, model, 3)

@@ -381,7 +381,7 @@ async def test_an_engine_that_hangs_is_left_in_time_and_the_other_is_served(
     ledger = await rendezvous.ledger()
     assert (ledger["rollout-0"].admitted, ledger["rollout-1"].admitted) == (False, True)
     set_deadline(sender, PATIENCE)
-    # the engine is alive, and the next update takes it back
+    # The engine is alive, and the next update takes it back.
     update = await publish(sender, 2, other_model)
     assert (sorted(update.engines), update.failed) == (["rollout-0", "rollout-1"], {})
     assert await serves(sglang.url, other_model, 2)

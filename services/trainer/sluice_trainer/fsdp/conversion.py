@@ -52,7 +52,7 @@ def dist_to_hf(
     model.tie_weights()
     try:
         reader, tensors = CheckpointReader(final), named_tensors(model)
-        # fails with a short message; torch's own lists the errors of all ranks
+        # Fails with a short message; torch's own lists the errors of all ranks.
         reader.read_metadata()
         read(
             {"model": tensors},

@@ -251,7 +251,7 @@ class Chain(Transport):
             flush=flush and bucket.last,
         )
         announcing = asyncio.create_task(announced)
-        # retrieves the exception: asyncio logs one that is never retrieved
+        # Retrieves the exception: asyncio logs one that is never retrieved.
         announcing.add_done_callback(succeeded)
         pending = self._pending.setdefault(peer.name, [])
         pending.append((bucket, announcing))

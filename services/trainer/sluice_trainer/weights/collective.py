@@ -207,7 +207,7 @@ class Collective(Transport):
         sending = communicator.broadcast(bucket, piece if onward else 0)
         request = Request(bucket, asyncio.create_task(sending), asyncio.create_task(receiving))
         for task in (request.sent, request.answer):
-            # retrieves the exception: asyncio logs one that is never retrieved
+            # Retrieves the exception: asyncio logs one that is never retrieved.
             task.add_done_callback(succeeded)
         communicator.last_requested = bucket.number
         communicator.requests.append(request)

@@ -167,7 +167,7 @@ class PhaseRunner:
             error = _first(failures)
             refused = isinstance(error, EngineRefusedError) and error.answered
             progress.fail(str(error) or f"not done after {seconds:g} s", refused=refused)
-            # at once: other engines may need the whole deadline
+            # At once: other engines may need the whole deadline.
             self._transport.abandon(progress.peer.name)
 
     def _give_up_late(

@@ -179,7 +179,7 @@ def transformer_config(
         masked_softmax_fusion=False,
         bias_activation_fusion=COMPILED and not deterministic,
         bias_dropout_fusion=False,
-        gradient_accumulation_fusion=True,  # `fused_operations`
+        gradient_accumulation_fusion=True,  # by `fused_operations`
         persist_layer_norm=False,
         deterministic_mode=deterministic,
         **_parallel(parallelism),

@@ -148,7 +148,7 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, sums: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(rows, ends)
-        # not saved for backward: optimizers change both in place
+        # Not saved for backward: optimizers change both in place.
         ctx.weights, ctx.sums = weights, sums
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
