@@ -70,11 +70,11 @@ class EpisodePods:
     async def __call__(self, episode: Episode) -> None:
         """Play an episode in the next free pod. Waiting for a pod does not count as its time."""
         prompt = self.rules.visible(episode.prompt) if self.rules else episode.prompt
-        given: dict[str, Any] = {
+        key_and_files: dict[str, Any] = {
             "key": episode.gateway.api_key,
             "artifacts": [] if self.rules else None,
         }
-        assignment = _assignment(episode, prompt, given)
+        assignment = _assignment(episode, prompt, key_and_files)
         with episode.time_limit.stopped():
             pod = await self.episodes.next_free()
         left = await self.episodes.run(pod, assignment)
@@ -86,8 +86,8 @@ class EpisodePods:
             return
         if left["artifacts_refused"] is not None:
             raise verifying.artifacts_refused(left["artifacts_refused"])
-        given = {"key": "", "artifacts": left["artifacts"]}
-        assignment = _assignment(episode, episode.prompt, given)
+        key_and_files = {"key": "", "artifacts": left["artifacts"]}
+        assignment = _assignment(episode, episode.prompt, key_and_files)
         with episode.time_limit.stopped():
             pod = await self.verifiers.next_free()
         async with self.rules.limited(episode):
@@ -95,7 +95,7 @@ class EpisodePods:
         self.rules.apply_verdict(episode, _program_exit(verdict), lambda: _result(verdict))
 
 
-def _assignment(episode: Episode, prompt: Prompt, given: dict[str, Any]) -> str:
+def _assignment(episode: Episode, prompt: Prompt, key_and_files: dict[str, Any]) -> str:
     """Make the message that tells a pod what to play.
 
     Parameters
@@ -104,7 +104,7 @@ def _assignment(episode: Episode, prompt: Prompt, given: dict[str, Any]) -> str:
         The episode.
     prompt
         The row as this pod may see it.
-    given
+    key_and_files
         `key`: the key of the model. `artifacts`: the files in the pod's directory; None: the pod
         neither gets nor leaves artifacts.
 
@@ -116,7 +116,7 @@ def _assignment(episode: Episode, prompt: Prompt, given: dict[str, Any]) -> str:
     """
     variables = list(inputs.prompt_variables(prompt).items())
     row = inputs.row(prompt, episode.sample.index, episode.seats)
-    text = json.dumps({**given, "variables": variables, "row": row})
+    text = json.dumps({**key_and_files, "variables": variables, "row": row})
     if len(text) > wire.MOST_BYTES:  # json.dumps writes ASCII
         limit = f"at most {wire.MOST_BYTES} can be sent to a pod"
         message = f"cannot have its row of {len(text)} bytes: {limit}"
