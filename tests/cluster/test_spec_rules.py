@@ -412,7 +412,7 @@ async def create(api: Api, groups: dict[str, Any]) -> None:
     await api.delete(f"{JOBS}/{name}", {})
 
 
-async def test_both_refuse_what_makes_no_sense(rules: Api) -> None:
+async def test_python_and_the_api_server_refuse_an_invalid_spec_alike(rules: Api) -> None:
     for groups, reason in NONSENSE:
         with pytest.raises(ValidationError) as python:
             RLJobSpec.model_validate(spec_of(groups))
@@ -422,7 +422,7 @@ async def test_both_refuse_what_makes_no_sense(rules: Api) -> None:
         assert reason in str(server.value), groups
 
 
-async def test_both_take_what_makes_sense(rules: Api) -> None:
+async def test_python_and_the_api_server_accept_a_valid_spec(rules: Api) -> None:
     for groups in SENSIBLE:
         RLJobSpec.model_validate(spec_of(groups))
         await create(rules, groups)
@@ -510,3 +510,32 @@ def models(base: type[Model]) -> list[type[Model]]:
 def without_values(message: str) -> str:
     """Python's message without the numbers that it shows in brackets, where CEL has none."""
     return re.sub(r"\([^()]*\d[^()]*\) (?=must|cannot)", "", message)
+
+
+OLD_NAMES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"algorithm": {"lossFunction": "sft"}},
+        "spec.algorithm.lossFunction is spec.algorithm.loss.function since v0.2",
+    ),
+    (
+        {"algorithm": {"clip": {"low": 0.1}}},
+        "spec.algorithm.clip is spec.algorithm.loss.clip since v0.2",
+    ),
+    (
+        {"trainer": {"steps": 4, "deviceClass": "gpu.example.com"}},
+        "spec.trainer.deviceClass was dropped in v0.2",
+    ),
+    (
+        {"failurePolicy": {"rolloutBackoff": {"baseSeconds": 5}}},
+        "spec.failurePolicy.rolloutBackoff.baseSeconds is spec.failurePolicy.rolloutBackoffSeconds",
+    ),
+    ({"trainer": {"steps": 4, "balance": {"by": "flops"}}}, "spec.trainer.balance"),
+    ({"algorithm": {"loss": "cispo"}}, "spec.algorithm.loss"),
+]
+
+
+async def test_an_old_name_is_refused_with_the_new_one(rules: Api) -> None:
+    for groups, sentence in OLD_NAMES:
+        with pytest.raises(errors.InvalidError) as refused:
+            await create(rules, groups)
+        assert sentence in str(refused.value), groups

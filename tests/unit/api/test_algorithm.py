@@ -48,7 +48,7 @@ def test_grpo_is_the_default() -> None:
     ],
     ids=str,
 )
-def test_what_an_estimator_brings_with_it(
+def test_an_estimator_sets_loss_aggregation_and_whitening(
     algorithm: dict[str, Any], loss: str, aggregation: str, whitens: bool
 ) -> None:
     parsed = Algorithm.model_validate(algorithm)
@@ -59,7 +59,7 @@ def test_what_an_estimator_brings_with_it(
     )
 
 
-def test_ppo_has_a_critic_also_where_none_is_described() -> None:
+def test_ppo_has_a_critic_by_default() -> None:
     assert Algorithm(estimator="ppo").value_model == Critic()
     described = Algorithm.model_validate({"estimator": "ppo", "critic": CRITIC}).value_model
     assert described is not None
@@ -113,7 +113,7 @@ def refused(algorithm: dict[str, Any], **groups: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("algorithm", "field", "reason"), ALONE, ids=str)
-def test_combinations_without_sense_are_refused_with_the_reason(
+def test_an_invalid_algorithm_is_refused_with_the_reason(
     algorithm: dict[str, Any], field: str, reason: str
 ) -> None:
     where, why = refused(algorithm)
@@ -122,7 +122,7 @@ def test_combinations_without_sense_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(("algorithm", "groups", "field", "reason"), TOGETHER, ids=str)
-def test_so_are_combinations_with_other_groups(
+def test_an_algorithm_that_contradicts_other_groups_is_refused(
     algorithm: dict[str, Any], groups: dict[str, Any], field: str, reason: str
 ) -> None:
     where, why = refused(algorithm, **groups)
@@ -131,7 +131,7 @@ def test_so_are_combinations_with_other_groups(
 
 
 @pytest.mark.parametrize(("algorithm", "groups"), SENSIBLE, ids=str)
-def test_what_makes_sense_is_accepted(algorithm: dict[str, Any], groups: dict[str, Any]) -> None:
+def test_a_valid_algorithm_is_accepted(algorithm: dict[str, Any], groups: dict[str, Any]) -> None:
     job(algorithm, **groups)
 
 

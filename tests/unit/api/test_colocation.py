@@ -49,7 +49,7 @@ def test_engines_fill_the_gpus_that_they_share(
     ],
     ids=str,
 )
-def test_what_lies_in_host_memory_while_engines_generate(
+def test_parts_of_the_trainer_move_to_host_memory_while_engines_generate(
     trainer: dict[str, Any], rollout: dict[str, Any], what: str
 ) -> None:
     assert spec(trainer, **rollout).trainer.offloaded == what

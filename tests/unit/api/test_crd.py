@@ -38,7 +38,7 @@ def test_every_node_is_structural() -> None:
         assert not {"$ref", "$defs", "anyOf", "oneOf", "title", "const"} & node.keys(), path
 
 
-def test_kubectl_explain_has_a_word_on_every_field() -> None:
+def test_every_field_has_a_description() -> None:
     ours = [(path, node) for path, node in nodes(SCHEMA) if path.startswith((".spec", ".status"))]
     elements = (".items", ".additionalProperties")  # their list or map is described
     assert [
@@ -69,7 +69,7 @@ def test_columns_are_those_that_people_expect() -> None:
     assert columns == ["STATE", "STEP", "REWARD", "LAG", "ROLLOUTS", "VERSION", "RESTARTS", "AGE"]
 
 
-def test_rules_stand_in_the_schema() -> None:
+def test_rules_are_in_the_schema() -> None:
     trainer = SCHEMA["properties"]["spec"]["properties"]["trainer"]
     rule = {
         "rule": "has(self.steps) != has(self.epochs)",

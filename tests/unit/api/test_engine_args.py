@@ -55,7 +55,9 @@ def problems(arguments: dict[str, Any], *, rollout_only: bool = False) -> list[s
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_what_an_update_does_not_reach_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_an_argument_that_an_update_does_not_reach_is_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
     assert problems(arguments) == [message]
 
 
@@ -81,7 +83,7 @@ def test_every_spelling_is_refused_in_both_languages(argument: RefusedArgument) 
     ],
     ids=str,
 )
-def test_what_changes_nothing_is_taken(arguments: dict[str, Any]) -> None:
+def test_a_harmless_argument_is_accepted(arguments: dict[str, Any]) -> None:
     assert problems(arguments) == []
 
 
@@ -90,5 +92,5 @@ def test_a_job_that_trains_nothing_may_have_other_weights() -> None:
     assert len(problems({"disaggregationMode": "decode"}, rollout_only=True)) == 1
 
 
-def test_refused_arguments_are_no_fields_of_ours() -> None:
+def test_refused_arguments_are_not_explained_as_fields() -> None:
     assert explained("rollout.engineArgs").children == ()

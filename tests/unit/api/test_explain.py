@@ -13,7 +13,7 @@ from sluice.api.schema.mutability import CONTINUED, MUTABLE
 from sluice_cli.main import app
 
 
-def test_a_field_of_a_number() -> None:
+def test_a_number_is_explained_with_default_and_limits() -> None:
     assert explained("trainer.optimizer.beta2").text() == (
         "spec.trainer.optimizer.beta2\n"
         "  type     number\n"
@@ -37,7 +37,7 @@ def test_a_field_of_a_number() -> None:
         ("spec", "spec"),
     ],
 )
-def test_a_field_is_named_as_one_likes(path: str, field: str) -> None:
+def test_a_field_is_found_with_or_without_spec_and_indices(path: str, field: str) -> None:
     assert explained(path).field == field
 
 
@@ -55,16 +55,16 @@ def test_a_field_is_named_as_one_likes(path: str, field: str) -> None:
         ("status.step", ""),
     ],
 )
-def test_it_tells_when_a_field_may_change(path: str, changes: str) -> None:
+def test_an_explanation_says_when_a_field_may_change(path: str, changes: str) -> None:
     assert explained(path).changes == changes
 
 
 @pytest.mark.parametrize("path", [*CONTINUED, *MUTABLE])
-def test_every_field_that_may_change_is_one(path: str) -> None:
+def test_every_field_that_may_change_exists(path: str) -> None:
     assert explained(path).field == f"spec.{path}"
 
 
-def test_what_is_in_a_field_is_listed_with_its_rules() -> None:
+def test_an_object_is_explained_with_its_fields_and_rules() -> None:
     trainer = explained("trainer")
     assert ("steps", "integer") in [(child.name, child.type) for child in trainer.children]
     assert "steps: exactly one of steps and epochs must be set" in trainer.rules
@@ -95,7 +95,7 @@ def test_a_field_that_is_in_several_places_is_listed_with_its_paths() -> None:
     assert [place["default"] for place in places] == [1e-05, 1e-06]
 
 
-def test_a_name_that_is_nowhere_is_refused() -> None:
+def test_a_name_that_no_field_has_is_refused() -> None:
     result = CliRunner().invoke(app, ["explain", "tariner.lr"])
     assert result.exit_code == 2
     assert "spec.tariner: no such field; did you mean trainer?" in result.stderr
@@ -117,13 +117,13 @@ def test_an_unknown_field_is_refused(path: str, message: str) -> None:
     assert str(raised.value).startswith(message)
 
 
-def test_fields_are_completed() -> None:
+def test_field_paths_are_completed() -> None:
     assert completions("trainer.optimizer.wa") == ["trainer.optimizer.warmupSteps"]
     assert completions("stat") == ["status"]
     assert completions("no.such") == []
 
 
-def test_the_command_answers_programs() -> None:
+def test_the_command_prints_json() -> None:
     result = CliRunner().invoke(app, ["explain", "model.init", "-o", "json"])
     facts = json.loads(result.stdout)
     assert (facts["type"], facts["default"], facts["required"]) == (

@@ -103,7 +103,7 @@ def container(**fields: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("spec.") else "",
 )
-def test_a_fault_is_named_with_what_may_be_meant(
+def test_an_unknown_field_of_a_pod_is_refused_with_a_suggestion(
     spec: dict[str, Any], field: str, text: str
 ) -> None:
     assert faults(spec) == {field: text}
@@ -146,11 +146,11 @@ def test_a_fault_is_named_with_what_may_be_meant(
         "nothing",
     ],
 )
-def test_what_a_pod_may_have_is_no_fault(spec: dict[str, Any]) -> None:
+def test_fields_that_a_pod_has_are_accepted(spec: dict[str, Any]) -> None:
     assert faults(spec) == {}
 
 
-def test_what_is_known_is_what_the_client_of_kubernetes_knows() -> None:
+def test_the_known_fields_are_those_of_the_kubernetes_client() -> None:
     assert schema.fields() == kubernetes_fields(), "run `make kubernetes-fields`"
 
 
@@ -171,7 +171,7 @@ def manifest_with(tmp_path: Path, trainer: dict[str, Any]) -> Path:
     return path
 
 
-def test_validate_finds_it_without_a_cluster_and_names_the_line(tmp_path: Path) -> None:
+def test_validate_finds_unknown_pod_fields_without_a_cluster(tmp_path: Path) -> None:
     path = manifest_with(
         tmp_path, {"template": {"spec": {"nodeSelctor": {"a": "b"}, "hostNetwork": "yes"}}}
     )
@@ -186,7 +186,7 @@ def test_validate_finds_it_without_a_cluster_and_names_the_line(tmp_path: Path) 
     assert "spec.trainer.template.spec.hostNetwork: expected true or false, found 'yes'" in second
 
 
-def test_so_it_is_in_what_an_override_sets(tmp_path: Path) -> None:
+def test_unknown_pod_fields_of_an_override_are_refused(tmp_path: Path) -> None:
     path = manifest_with(tmp_path, {})
     assert load_job(path, ["trainer.template.spec.priority=1"])
     with pytest.raises(ManifestError, match=r"spec\.trainer\.template\.spec\.prio: no such field"):
@@ -218,7 +218,7 @@ def test_so_it_is_in_what_an_override_sets(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_change_of_a_container_that_no_pod_has_is_told(
+def test_a_template_for_a_container_that_no_pod_has_is_refused(
     spec: dict[str, Any], field: str, text: str
 ) -> None:
     (fault,) = faults_of_containers(spec)
@@ -251,5 +251,5 @@ def test_a_change_of_a_container_that_no_pod_has_is_told(
         "no template",
     ],
 )
-def test_a_change_of_a_container_that_some_pod_has_is_none(spec: dict[str, Any]) -> None:
+def test_a_template_for_a_container_that_some_pod_has_is_accepted(spec: dict[str, Any]) -> None:
     assert faults_of_containers(spec) == []

@@ -186,7 +186,7 @@ def test_one_message_names_the_field_and_the_fix(file: Path, override: str, mess
     assert message in str(raised.value)
 
 
-def test_an_attribute_of_the_python_class_is_no_field(file: Path) -> None:
+def test_an_attribute_of_the_python_class_is_not_a_field(file: Path) -> None:
     file.write_text(MANIFEST.replace("samplesPerPrompt", "samples_per_prompt"))
     with pytest.raises(ManifestError) as raised:
         load_job(file)
@@ -196,7 +196,7 @@ def test_an_attribute_of_the_python_class_is_no_field(file: Path) -> None:
     )
 
 
-def test_an_override_takes_a_field_out(file: Path) -> None:
+def test_an_override_with_null_removes_a_field(file: Path) -> None:
     spec = load_job(file, ["trainer.steps=null", "trainer.epochs=2"]).spec
     assert (spec.trainer.steps, spec.trainer.epochs) == (None, 2)
 
@@ -223,7 +223,9 @@ def test_malformed_yaml_names_line_and_column(tmp_path: Path) -> None:
         ("# nothing\n", "the file is empty"),
     ],
 )
-def test_what_is_no_manifest_is_told_in_a_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(ManifestError) as raised:
@@ -244,13 +246,13 @@ def patterns(node: Any) -> Iterator[str]:
             yield from patterns(child)
 
 
-def test_every_pattern_of_a_field_is_told_in_words() -> None:
+def test_every_pattern_of_a_field_has_words() -> None:
     schema = RLJob.model_json_schema()
     del schema["$defs"]["Condition"]  # nobody writes a status by hand
     assert set(patterns(schema)) == set(problems.PATTERNS)
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"none\.yaml: No such file"):
         load_job(tmp_path / "none.yaml")
 

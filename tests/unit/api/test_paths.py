@@ -111,7 +111,7 @@ def test_every_path_of_a_spec_is_known_by_field_and_kind() -> None:
     assert [(path.field, path.kind, path.value) for path in marked(RLJobSpec, EVERY_PATH)] == ALL
 
 
-def test_the_spec_above_sets_every_field_that_is_marked() -> None:
+def test_the_spec_above_sets_every_annotated_field() -> None:
     known = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
     assert {re.sub(r"\[\d+\]", "[]", field) for field, _, _ in ALL} == known
 
@@ -131,7 +131,7 @@ def test_only_what_a_volume_can_hold_is_relative_to_one() -> None:
     assert held == [field for field, kind, _ in ALL if kind in ("model", "tokenizer")]
 
 
-def test_a_word_of_a_command_is_a_file_where_there_is_one(tmp_path: Path) -> None:
+def test_a_word_of_a_command_is_a_file_if_one_exists(tmp_path: Path) -> None:
     (tmp_path / "real").touch()
     (tmp_path / "python").symlink_to("real")
     (tmp_path / "data").mkdir()
@@ -145,7 +145,7 @@ def test_a_word_of_a_command_is_a_file_where_there_is_one(tmp_path: Path) -> Non
     {"model": None, "data": {"prompts": None}},
     {"model": "text", "data": {"prompts": [None, 3, {"path": None}]}, "reward": []},
 ], ids=["nothing", "nulls", "other types"])  # fmt: skip
-def test_what_is_not_as_the_model_says_is_left_alone(spec: dict[str, Any]) -> None:
+def test_values_of_the_wrong_type_are_left_alone(spec: dict[str, Any]) -> None:
     assert marked(RLJobSpec, spec) == []
     assert rewritten(RLJobSpec, spec, lambda _: "never") == spec
 
@@ -169,7 +169,7 @@ def test_lists_of_paths_and_nested_lists_are_walked() -> None:
     ]
 
 
-def test_a_text_that_is_described_as_a_path_is_marked() -> None:
+def test_a_text_that_is_described_as_a_path_is_annotated() -> None:
     """A new field that names a file must have a type of sluice.api.schema.paths, or a reason
     in UNMARKED.
     """

@@ -9,7 +9,7 @@ SOURCE = {"function": "package.tasks.additions"}
 
 
 @pytest.mark.parametrize("fields", [{}, {"path": "x.jsonl", "source": SOURCE}], ids=str)
-def test_it_has_a_path_or_a_source(fields: dict[str, object]) -> None:
+def test_a_prompt_source_has_either_path_or_source(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="exactly one of path"):
         PromptSource.model_validate(fields)
 
@@ -23,5 +23,7 @@ def test_it_has_a_path_or_a_source(fields: dict[str, object]) -> None:
         ({"source": SOURCE, "name": "sums"}, "sums"),
     ],
 )
-def test_its_name(fields: dict[str, object], name: str) -> None:
+def test_a_prompt_source_is_named_by_name_file_or_function(
+    fields: dict[str, object], name: str
+) -> None:
     assert PromptSource.model_validate(fields).source_name == name

@@ -48,7 +48,7 @@ BOMBS = [
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("text", "message"), BOMBS)
-def test_validate_says_where_a_file_goes_too_far(tmp_path: Path, text: str, message: str) -> None:
+def test_validate_names_the_place_beyond_a_limit(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(ManifestError, match=f"^{path}{message}") as raised:
@@ -60,7 +60,7 @@ def test_validate_says_where_a_file_goes_too_far(tmp_path: Path, text: str, mess
 
 
 @pytest.mark.timeout(30)
-def test_values_of_a_command_line_are_looked_at_too(tmp_path: Path) -> None:
+def test_the_limits_apply_to_overrides(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("apiVersion: sluice.dev/v1alpha1\nkind: RLJob\nspec: {}\n")
     with pytest.raises(
@@ -71,7 +71,7 @@ def test_values_of_a_command_line_are_looked_at_too(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
-def test_so_are_rows(tmp_path: Path, suffix: str) -> None:
+def test_the_limits_apply_to_rows(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train.{suffix}"
     path.write_text("[" * 100_000)
     with pytest.raises(
@@ -85,13 +85,13 @@ def test_so_are_rows(tmp_path: Path, suffix: str) -> None:
     [("9" * 5000, "Exceeds the limit"), ("2026-13-01", "month must be in 1..12")],
     ids=["digits", "date"],
 )
-def test_values_that_python_has_not_are_told(value: str, message: str) -> None:
+def test_values_that_python_cannot_hold_are_refused(value: str, message: str) -> None:
     with pytest.raises(ManifestError, match=f"^job.yaml: not valid YAML: {message}"):
         parse_documents(f"a: {value}\n", "job.yaml")
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
-def test_a_number_of_a_row_that_python_has_not_is_told(tmp_path: Path, suffix: str) -> None:
+def test_a_number_of_a_row_that_python_cannot_hold_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"train.{suffix}"
     path.write_text('[{"a": ' + "9" * 5000 + "}]")
     with pytest.raises(
@@ -107,7 +107,7 @@ def test_a_file_that_is_no_manifest_is_not_read_to_its_end() -> None:
         load_job(Path("/dev/zero"))
 
 
-def test_what_is_in_proportion_is_read() -> None:
+def test_a_text_within_the_limits_is_read() -> None:
     text = (
         "kind: RLJob\nbase: &base {image: x}\nspec: [*base, *base, {<<: *base, name: "
         "y}]\n---\nspec: &base [1]\n"
@@ -119,7 +119,7 @@ def test_what_is_in_proportion_is_read() -> None:
     assert len(parse_documents(deep, "job.yaml")) == 1
 
 
-def test_an_anchor_that_is_named_again_counts_as_what_it_stands_for_last() -> None:
+def test_an_anchor_that_is_redefined_counts_with_its_last_value() -> None:
     wide = ", ".join("0" * 1000)
     text = f"a: &a [{wide}]\nb: &a 1\nc: [{', '.join(['*a'] * 1000)}]\n"
     assert MAX_VALUES < 1000 * 1000
