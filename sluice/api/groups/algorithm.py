@@ -144,7 +144,10 @@ class Algorithm(Model):
     and verl.
     """
 
-    estimator: EstimatorName = Field("grpo", description="How rewards become advantages.")
+    estimator: EstimatorName = Field(
+        "grpo",
+        description="Estimator of advantages from rewards. docs/algorithms.md has the formulas.",
+    )
     function: UserFunction | None = Field(
         None, description="Own estimator, with `estimator: custom`."
     )

@@ -60,8 +60,9 @@ class Clip(Model):
     )
     dual: Annotated[float, Field(gt=1)] | None = Field(
         None,
-        description="Dual clip: the loss of a token with a negative advantage A is at most "
-        "-dual * A. Types ppo, gspo, dppo_tv and dppo_kl. Default: no bound.",
+        description="Dual clip c. Types ppo and gspo: the loss of a token with a negative "
+        "advantage A is at most -c * A. Types dppo_tv and dppo_kl: the ratio is at most c. "
+        "Default: no bound.",
     )
 
     @property

@@ -76,8 +76,8 @@ class OffPolicy(Model):
 
     method: Literal["none", "tis", "icepop"] = Field(
         "none",
-        description="What happens to pi_train / pi_rollout outside [low, high]. tis clamps "
-        "it, icepop drops the token.",
+        description="Treatment of a ratio pi_train / pi_rollout outside [low, high]. tis "
+        "clamps it, icepop drops its tokens.",
     )
     level: Literal["token", "sequence", "geometric"] = Field(
         "token",

@@ -189,9 +189,10 @@ class Trainer(Model):
     )
     balance: Literal["tokens", "flops"] = Field(
         "tokens",
-        description="What every data-parallel rank gets equally much of in a batch. The loss does "
-        "not depend on it. flops: a sequence of n tokens costs n (1 + n / n0), with n0 from the "
-        "model's config.json, because attention makes long sequences dearer than their tokens.",
+        description="Cost by which a batch is shared out equally to data-parallel ranks. The "
+        "loss does not depend on it. tokens: the number of tokens. flops: n (1 + n / n0) for "
+        "a sequence of n tokens, with n0 from the model's config.json, because attention "
+        "makes long sequences more expensive than their tokens.",
     )
     recompute: Recompute = Field(
         "none",

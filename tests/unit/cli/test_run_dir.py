@@ -62,6 +62,18 @@ def test_safe_changes_are_accepted_and_described(
     assert prepare(run, changed, fresh=False).changed == [], "what is accepted is the run's own"
 
 
+def test_a_run_of_an_earlier_version_resumes_with_the_present_names(
+    job_file: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = load_job(job_file, ["algorithm.loss.clip.low=0.1"])
+    prepare(run, job, fresh=False)
+    stored = json.loads((run / "job.json").read_text())
+    stored["spec"]["algorithm"] = {"clip": {"low": 0.1}}
+    (run / "job.json").write_text(json.dumps(stored))
+    assert prepare(run, job, fresh=False).changed == []
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
