@@ -212,9 +212,9 @@ def migrate_manifest(
         bool, typer.Option("--in-place", help="Rewrite the file instead of printing the result.")
     ] = False,
 ) -> None:
-    """Rewrite a manifest of an earlier version with the current names of fields.
+    """Rewrite a manifest of an earlier version.
 
-    Comments, order and other documents of the file stay as they are.
+    Fields get their current names. Comments, order and other documents of the file stay.
     """
     with manifest_errors():
         from sluice_cli.migrate_manifest import migrate_file
