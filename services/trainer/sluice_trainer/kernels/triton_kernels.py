@@ -32,6 +32,7 @@ def rotate_forward(
     channel = tl.arange(0, HALF)
     inside = (row < rows)[:, None]
     token = row // HEADS
+    # a and b are the halves of a head: channel i is paired with channel i + HALF.
     x_pointers = x + (token * x_token + (row % HEADS) * x_head)[:, None] + channel[None, :]
     a = tl.load(x_pointers, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x_pointers + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -87,6 +88,7 @@ def rotate_backward(
         at = grad + (token * grad_token + head * grad_head)[:, None] + channel[None, :]
         first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+        # The transposed rotation.
         grad_a = first * c + second * s
         grad_b = second * c - first * s
         if NORMED:
@@ -101,6 +103,7 @@ def rotate_backward(
             total_b += tl.sum(grad_b * b, axis=0)
             grad_a = grad_a * tl.load(weight + channel).to(tl.float32)[None, :]
             grad_b = grad_b * tl.load(weight + HALF + channel).to(tl.float32)[None, :]
+            # The norm does not depend on the length of x: remove the component along x.
             along = (tl.sum(grad_a * a, axis=1) + tl.sum(grad_b * b, axis=1)) / (2 * HALF)
             grad_a = (grad_a - a * along[:, None]) * scale
             grad_b = (grad_b - b * along[:, None]) * scale
@@ -133,6 +136,7 @@ def softmax_gradient(
     inside = word < words
     z = tl.load(logits + row * logits_stride + word, mask=inside, other=0.0).to(tl.float32) * scale
     log_p = z - tl.load(log_total + row)
+    # d log p_t / dz = 1[t] - p, and dH / dz = -p (log p + H).
     entropy_part = tl.load(grad_entropy + row) * (log_p + tl.load(entropy + row))
     result = -tl.exp(log_p) * (tl.load(grad_log_prob + row) + entropy_part)
     result += tl.where(word == tl.load(place + row), tl.load(at_target + row), 0.0)
@@ -177,6 +181,7 @@ def gated_backward(
         silu = gate * open_
         along += result * silu * value
         result *= weight
+        # d silu(g) / dg = sigmoid(g) + silu(g) (1 - sigmoid(g)).
         by_gate = result * value * (open_ + silu * (1.0 - open_))
         tl.store(grad_up + gate_offsets, by_gate.to(grad_up.dtype.element_ty), mask=inside)
         tl.store(
@@ -215,6 +220,7 @@ def _moment(stored, at, inside, COMPACT: tl.constexpr):
 def _keep(stored, at, inside, value, threshold, COMPACT: tl.constexpr):
     """Store a moment; COMPACT rounds it to one of its bf16 neighbours, as the threshold says."""
     if COMPACT:
+        # A carry out of the lower half rounds up.
         bits = value.to(tl.int32, bitcast=True) + threshold
         tl.store(stored + at, (bits >> 16).to(tl.int16), mask=inside)
     else:
