@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--peers", default="trl", help="some of trl,verl")
     parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=3)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/peers")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/peers")
     parser.add_argument("--at-once", action="store_true", help="all seeds of a system")
     parser.add_argument("--set", action="append", default=[], help="of the job, for all")
     options = parser.parse_args()

@@ -115,7 +115,7 @@ def main() -> None:
         type=int,
         help="default: each manifest's own; many leave rewards little to teach",
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/reasoning")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/reasoning")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--report", action="store_true", help="run nothing, read --out")
     options = parser.parse_args()
