@@ -23,7 +23,7 @@ def register() -> None:
         f"{_LAYERS}.quantization.unquant.UnquantizedLinearMethod.apply": linear,
         f"{_LAYERS}.layernorm.RMSNorm.forward_cuda": rms_norm,
         f"{_LAYERS}.activation.SiluAndMul.forward_cuda": silu_and_multiply,
-        f"{_LAYERS}.logits_processor.LogitsProcessor._compute_lm_head": lm_head,
+        f"{_LAYERS}.logits_processor.LogitsProcessor._compute_lm_head": compute_logits,
         f"{_ROTARY}.forward_cuda": rotate,
         f"{_ATTENTION}.forward_extend": extend,
         f"{_ATTENTION}.forward_decode": decode,
@@ -41,14 +41,14 @@ def linear(method: Any, layer: Any, x: Any, bias: Any = None) -> Any:
     return invariant.linear(x, layer.weight, bias)
 
 
-def lm_head(processor: Any, hidden: Any, head: Any, embedding_bias: Any = None) -> Any:
+def compute_logits(processor: Any, hidden: Any, lm_head: Any, embedding_bias: Any = None) -> Any:
     """Return logits, in float32 if `model.fp32LmHead` is set."""
     import torch
 
     from . import invariant
 
     dtype = torch.float32 if processor.use_fp32_lm_head else None
-    return invariant.linear(hidden, head.weight, embedding_bias, dtype)
+    return invariant.linear(hidden, lm_head.weight, embedding_bias, dtype)
 
 
 def rms_norm(layer: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
