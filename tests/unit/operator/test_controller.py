@@ -28,7 +28,7 @@ class Jobs:
     def __init__(self, job: RLJob) -> None:
         self.world = World(job)
         self.error: Exception | None = None
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
         self.document: KubeObject | None = manifest(job)
         self.document["metadata"] |= {"namespace": "default", "uid": "1234", "generation": 1}
         self.accepted: KubeObject | None = None
@@ -61,7 +61,7 @@ class Jobs:
         self.world.stored = manifest(status)
 
     async def tell(self, stored: KubeObject, events: Sequence[Event]) -> None:
-        self.told += events
+        self.reported += events
 
     async def resync(self, namespaces: Sequence[str | None]) -> list[KubeObject]:
         return self.lost
@@ -83,7 +83,7 @@ class Jobs:
             self.world._delete(deletion.name, deletion.grace)
 
     async def emit(self, job: RLJob, events: Sequence[Event]) -> None:
-        self.told += events
+        self.reported += events
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_passes_go_on_until_nothing_is_left_to_do(controller: Controller, 
 
 
 @pytest.mark.parametrize(
-    ("error", "result", "told"),
+    ("error", "result", "reported"),
     [
         (errors.ThrottledError("slow down", 429, 7), "error", False),
         (errors.UnavailableError("no answer"), "error", False),
@@ -132,11 +132,11 @@ async def test_passes_go_on_until_nothing_is_left_to_do(controller: Controller, 
     ],
 )
 async def test_no_error_stops_the_operator_and_people_hear_of_what_they_can_cure(
-    controller: Controller, jobs: Jobs, error: Exception, result: str, told: bool
+    controller: Controller, jobs: Jobs, error: Exception, result: str, reported: bool
 ) -> None:
     jobs.error = error
     assert await settle(controller, 3) == [result] * 3
-    assert [event.reason for event in jobs.told] == (["ApplyFailed"] if told else [])
+    assert [event.reason for event in jobs.reported] == (["ApplyFailed"] if reported else [])
     jobs.error = None
     await settle(controller)
     assert len(jobs.world.pods) == 4
@@ -168,8 +168,8 @@ async def test_an_error_of_ours_is_told_before_anything_is_started(
 ) -> None:
     jobs.config = broken  # type: ignore[method-assign]
     assert await settle(controller, 3) == ["error"] * 3
-    assert [event.reason for event in jobs.told] == ["ReconcileFailed"]
-    assert "KeyError: 'path' (controller.py:" in jobs.told[0].message
+    assert [event.reason for event in jobs.reported] == ["ReconcileFailed"]
+    assert "KeyError: 'path' (controller.py:" in jobs.reported[0].message
     status = RLJobStatus.model_validate(jobs.world.stored)
     condition = status.condition("Running")
     assert condition is not None
@@ -178,7 +178,7 @@ async def test_an_error_of_ours_is_told_before_anything_is_started(
         "ReconcileFailed",
         "Pending",
     )
-    assert condition.message == f"no pod has been created; {jobs.told[0].message}"
+    assert condition.message == f"no pod has been created; {jobs.reported[0].message}"
     del jobs.config
     await settle(controller)
     assert "KeyError" not in _message(jobs)
@@ -194,8 +194,8 @@ async def test_an_error_of_ours_leaves_the_rest_of_the_status_as_it_was(
         jobs.config = partial(broken, key=key)  # type: ignore[method-assign]
         assert await settle(controller, 2) == ["error"] * 2
     after = RLJobStatus.model_validate(jobs.world.stored)
-    assert _message(jobs) == f"{words}; {jobs.told[-1].message}"
-    assert len(jobs.told) == 1
+    assert _message(jobs) == f"{words}; {jobs.reported[-1].message}"
+    assert len(jobs.reported) == 1
     others = [condition for condition in before.conditions if condition.type != "Running"]
     assert [condition for condition in after.conditions if condition.type != "Running"] == others
     assert after.reason == "ReconcileFailed"
@@ -215,10 +215,10 @@ async def test_an_error_that_cannot_be_told_is_told_later(
 
     jobs.store_status = refuse  # type: ignore[method-assign]
     assert await settle(controller, 2) == ["error"] * 2
-    assert jobs.told == []
+    assert jobs.reported == []
     jobs.store_status = store  # type: ignore[method-assign]
     await settle(controller, 1)
-    assert [event.reason for event in jobs.told] == ["ReconcileFailed"]
+    assert [event.reason for event in jobs.reported] == ["ReconcileFailed"]
 
 
 async def test_a_throttling_server_is_given_the_time_that_it_asks_for(
@@ -244,7 +244,7 @@ async def test_a_refusal_is_told_once(controller: Controller, jobs: Jobs) -> Non
     assert jobs.document is not None
     jobs.document["spec"]["trainer"]["steps"] = 99
     await settle(controller)
-    assert [event.reason for event in jobs.told] == ["SpecChangeRefused"]
+    assert [event.reason for event in jobs.reported] == ["SpecChangeRefused"]
     assert "spec change refused" in _message(jobs)
 
 

@@ -59,14 +59,14 @@ def test_the_process_that_is_ours_in_each_pod_knows_where_traces_go() -> None:
     pods, names = created(), {"rollout": "worker"}
     for role in ("trainer", "rollout", "buffer", "rendezvous"):
         ours = {names.get(role, role)}
-        told = {
+        values = {
             container["name"]
             for container in pods[role]["spec"]["containers"]
             for variable in container["env"]
             if variable["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT"
             and variable["value"] == "http://collector:4318"
         }
-        assert told == ours
+        assert values == ours
 
 
 def test_pods_get_what_the_job_does_not_say() -> None:
@@ -125,8 +125,8 @@ def test_what_the_job_says_goes_first() -> None:
     assert trainer["spec"]["nodeSelector"] == {"pool": "mine"}
     assert trainer["spec"]["tolerations"] == []
     assert "priorityClassName" not in trainer["spec"]
-    asked = trainer["spec"]["containers"][0]["resources"]
-    assert asked == {"requests": {"cpu": "96"}, "limits": {"memory": "64Gi"}}, (
+    requested = trainer["spec"]["containers"][0]["resources"]
+    assert requested == {"requests": {"cpu": "96"}, "limits": {"memory": "64Gi"}}, (
         "no request above the job's own limit"
     )
     overrides = [

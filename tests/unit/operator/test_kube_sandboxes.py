@@ -60,7 +60,7 @@ def a_sandbox(owner: str = "1234") -> KubeObject:
     return body | {"metadata": body["metadata"] | {"uid": "s-1", "ownerReferences": owners}}
 
 
-def of(server: Server) -> sandboxes.Sandboxes:
+def sandboxes_at(server: Server) -> sandboxes.Sandboxes:
     return sandboxes.Sandboxes(cast(Api, server))
 
 
@@ -68,37 +68,37 @@ def unheard(text: str) -> None:
     raise AssertionError(text)
 
 
-async def names(known: sandboxes.Sandboxes, *pods: KubeObject) -> list[str]:
-    return [item["metadata"]["name"] for item in (await known.of_job(JOB, pods))[1]]
+async def names(memory: sandboxes.Sandboxes, *pods: KubeObject) -> list[str]:
+    return [item["metadata"]["name"] for item in (await memory.of_job(JOB, pods))[1]]
 
 
 async def test_a_creation_whose_answer_was_lost_is_done() -> None:
-    known = of(Server(a_sandbox()))
-    await known.create(JOB, a_sandbox(), unheard)
-    assert await names(known) == [NAME]
+    memory = sandboxes_at(Server(a_sandbox()))
+    await memory.create(JOB, a_sandbox(), unheard)
+    assert await names(memory) == [NAME]
 
 
 async def test_a_sandbox_of_somebody_else_is_not_taken() -> None:
-    known = of(Server(a_sandbox(owner="4321")))
+    memory = sandboxes_at(Server(a_sandbox(owner="4321")))
     with pytest.raises(errors.ForeignObjectError, match=f"Sandbox {NAME} is needed by RLJob"):
-        await known.create(JOB, a_sandbox(), unheard)
-    assert await names(known) == []
+        await memory.create(JOB, a_sandbox(), unheard)
+    assert await names(memory) == []
 
 
 async def test_an_operator_that_has_just_started_knows_a_sandbox_by_its_pod() -> None:
     server = Server(a_sandbox())
-    await of(server).delete(JOB, NAME, [episode(0, 4)])
+    await sandboxes_at(server).delete(JOB, NAME, [episode(0, 4)])
     assert server.deleted == [(f"{HERE}/{NAME}", "s")]
 
 
 async def test_a_sandbox_is_deleted_once() -> None:
     server = Server(a_sandbox())
-    known = of(server)
-    assert await names(known) == [NAME]
+    memory = sandboxes_at(server)
+    assert await names(memory) == [NAME]
     for _ in range(2):
-        await known.delete(JOB, NAME, [])
+        await memory.delete(JOB, NAME, [])
     assert server.deleted == [(f"{HERE}/{NAME}", "s-1")]
-    assert await names(known) == []
+    assert await names(memory) == []
 
 
 @pytest.mark.parametrize(
@@ -113,25 +113,25 @@ async def test_who_has_no_pod_is_read_again(
 ) -> None:
     monkeypatch.setattr(sandboxes, "REREAD_SECONDS", 0.0)
     server = Server(a_sandbox())
-    known = of(server)
-    assert await names(known, episode(0, 4)) == [NAME]
+    memory = sandboxes_at(server)
+    assert await names(memory, episode(0, 4)) == [NAME]
     server.stored = None
-    assert await names(known, *pods) == expected
+    assert await names(memory, *pods) == expected
 
 
 async def test_an_api_that_was_there_is_asked_for_anew() -> None:
     server = Server()
-    known = of(server)
-    assert await known.of_job(JOB, []) == ("v1beta1", ())
+    memory = sandboxes_at(server)
+    assert await memory.of_job(JOB, []) == ("v1beta1", ())
     server.refusal = errors.MissingApiError("no such API", 404)
     with pytest.raises(errors.MissingApiError):
-        await known.create(JOB, a_sandbox(), unheard)
-    assert await known.of_job(JOB, []) == ("", ())
+        await memory.create(JOB, a_sandbox(), unheard)
+    assert await memory.of_job(JOB, []) == ("", ())
     server.refusal = None
-    assert (await known.of_job(JOB, []))[0] == "v1beta1"
+    assert (await memory.of_job(JOB, []))[0] == "v1beta1"
 
 
 async def test_a_job_of_plain_pods_asks_for_no_sandboxes() -> None:
     server = Server()
-    assert await of(server).of_job(agent_job({"sandbox": None}), []) == ("", ())
+    assert await sandboxes_at(server).of_job(agent_job({"sandbox": None}), []) == ("", ())
     assert server.asked == []

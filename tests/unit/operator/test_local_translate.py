@@ -250,7 +250,7 @@ def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], mes
 
 
 @pytest.mark.parametrize(
-    ("wanted", "gpus", "taken", "expected"),
+    ("count", "gpus", "taken", "expected"),
     [
         (1, ["0", "1"], [], ["0"]),
         (1, ["0", "1"], ["0"], ["1"]),
@@ -261,9 +261,9 @@ def test_volumes_that_cannot_be_made(tmp_path: Path, source: dict[str, Any], mes
     ids=str,
 )
 def test_gpus_are_handed_out(
-    wanted: int, gpus: list[str], taken: list[str], expected: list[str] | str
+    count: int, gpus: list[str], taken: list[str], expected: list[str] | str
 ) -> None:
-    assert assign(wanted, gpus, taken) == expected
+    assert assign(count, gpus, taken) == expected
 
 
 def test_a_name_that_only_a_clusters_dns_knows_is_an_address_of_this_machine_to_all_pods() -> None:
@@ -274,13 +274,13 @@ def test_a_name_that_only_a_clusters_dns_knows_is_an_address_of_this_machine_to_
     ]
     for pod in pods:
         pod["spec"]["subdomain"] = "demo-engines"
-    here = [named_addresses(pod, ports, {20001}) for pod in pods]
-    assert here[0] == here[1] == {address: f"127.0.0.1:{ports[address]}"}
+    addresses_by_pod = [named_addresses(pod, ports, {20001}) for pod in pods]
+    assert addresses_by_pod[0] == addresses_by_pod[1] == {address: f"127.0.0.1:{ports[address]}"}
     assert ports[address] != 20001
-    place = HostBindings({"m": Path("/tmp/m")}, {}, {}, {}, here[0])
+    place = HostBindings({"m": Path("/tmp/m")}, {}, {}, {}, addresses_by_pod[0])
     assert commands(pods[1], place, {})[0].argv[-4:] == [
         "--dist-init-addr",
-        here[0][address],
+        addresses_by_pod[0][address],
         "--node-rank",
         "1",
     ]

@@ -23,10 +23,10 @@ def render(role: Any, **spec: Any) -> KubeObject:
 
 
 def in_cluster(manifest: KubeObject, container: str) -> dict[str, str]:
-    (one,) = [item for item in manifest["spec"]["containers"] if item["name"] == container]
+    (selected,) = [item for item in manifest["spec"]["containers"] if item["name"] == container]
     return {
         variable["name"]: variable["value"]
-        for variable in one["env"]
+        for variable in selected["env"]
         if variable["name"].startswith("NCCL_")
     }
 

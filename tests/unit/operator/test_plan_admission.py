@@ -85,10 +85,10 @@ def test_a_job_that_waits_too_long_fails_with_the_cause() -> None:
     world.settle()
     assert world.status.state == "Failed"
     assert world.status.condition("Failed").reason == "QueueTimeoutExceeded"  # type: ignore[union-attr]
-    told = (
+    detail = (
         "the job waited in a queue for 600 s (queueTimeoutSeconds): LocalQueue team-a doesn't exist"
     )
-    assert message(world, "Failed") == told
+    assert message(world, "Failed") == detail
     assert world.status.queued_time is None
 
 
@@ -248,13 +248,13 @@ def test_a_pod_that_is_queued_apart_is_named_with_its_queue_its_workload_and_a_c
         f"demo-buffer-0-1-0 waits for admission by queue default: {words}; see kubectl describe "
         f"workload pod-1f3a; {cure}"
     )
-    told = f"demo-buffer-0-1-0 in queue default: {words}; {cure}"
+    detail = f"demo-buffer-0-1-0 in queue default: {words}; {cure}"
     assert world.status.state == "Queued"
-    assert message(world, "Running") == f"the job waits in a queue: {told}"
+    assert message(world, "Running") == f"the job waits in a queue: {detail}"
     world.advance(600)
     world.settle()
     assert message(world, "Failed") == (
-        f"the job waited in a queue for 600 s (queueTimeoutSeconds): {told}"
+        f"the job waited in a queue for 600 s (queueTimeoutSeconds): {detail}"
     )
 
 

@@ -272,8 +272,8 @@ def test_a_start_that_fails_in_the_same_way_again_and_again_is_called_hopeless()
         "port 30003 is taken; failed 3 times in a row in the same way, before the first step: "
         "further attempts will not help until the cause is fixed" in message
     )
-    told = [event.message for event in world.events if event.reason == "GangRestarting"]
-    assert ["further attempts will not help" in text for text in told] == [False, False, True]
+    messages = [event.message for event in world.events if event.reason == "GangRestarting"]
+    assert ["further attempts will not help" in text for text in messages] == [False, False, True]
     times, message = failing(world, "error: no such model")
     assert (times, "further attempts" in message) == (1, False)
 

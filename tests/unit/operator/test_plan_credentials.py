@@ -54,7 +54,9 @@ def test_only_the_worker_has_the_keys_of_other_models() -> None:
         {"name": "big-judge", "url": "http://judge/v1", "key": {"name": "keys", "key": "judge"}},
         {"name": "free", "url": "http://free/v1"},
     ]
-    of = variables("rollout", rollout={"gpusPerReplica": 0, "models": models})
-    assert of["worker"]["BIG_JUDGE_API_KEY"] == {"secretKeyRef": {"name": "keys", "key": "judge"}}
-    assert "FREE_API_KEY" not in of["worker"]
-    assert "BIG_JUDGE_API_KEY" not in of["engine"]
+    environments = variables("rollout", rollout={"gpusPerReplica": 0, "models": models})
+    assert environments["worker"]["BIG_JUDGE_API_KEY"] == {
+        "secretKeyRef": {"name": "keys", "key": "judge"}
+    }
+    assert "FREE_API_KEY" not in environments["worker"]
+    assert "BIG_JUDGE_API_KEY" not in environments["engine"]

@@ -43,10 +43,10 @@ def test_all_spellings_are_one_argument(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known"), [("tp", "tp-size"), ("tensorParallelSize", "tp-size"), ("dp", "dp")]
+    ("name", "canonical"), [("tp", "tp-size"), ("tensorParallelSize", "tp-size"), ("dp", "dp")]
 )
-def test_aliases(name: str, known: str) -> None:
-    assert normalized({name: 2}) == {known: 2}
+def test_aliases(name: str, canonical: str) -> None:
+    assert normalized({name: 2}) == {canonical: 2}
 
 
 def engine_args(job: RLJob) -> list[str]:
@@ -89,10 +89,10 @@ def test_a_user_may_have_weights_read() -> None:
     assert value(args, "--load-format") == "auto"
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_a_float32_head_is_the_engines_too(wanted: bool) -> None:
-    args = engine_args(make_job(model={"fp32LmHead": wanted}))
-    assert ("--enable-fp32-lm-head" in args) == wanted
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_float32_head_is_the_engines_too(enabled: bool) -> None:
+    args = engine_args(make_job(model={"fp32LmHead": enabled}))
+    assert ("--enable-fp32-lm-head" in args) == enabled
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,13 @@ def test_a_deterministic_engine_has_the_attention_that_the_trainer_computes(gpus
 
 
 @pytest.mark.parametrize(
-    ("replay", "told"), [("none", False), ("trainer", False), ("rollout", True)]
+    ("replay", "expected"), [("none", False), ("trainer", False), ("rollout", True)]
 )
-def test_an_engine_tells_experts_where_the_trainer_replays_them(replay: str, told: bool) -> None:
+def test_an_engine_tells_experts_where_the_trainer_replays_them(
+    replay: str, expected: bool
+) -> None:
     args = engine_args(make_job(trainer={"routingReplay": replay, "stepsPerBatch": 2}))
-    assert ("--enable-return-routed-experts" in args) == told
+    assert ("--enable-return-routed-experts" in args) == expected
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def engine(
 
 
 def episode(index: int, number: int = 1, **fields: Any) -> KubeObject:
-    one = make_pod("episode", index=index, **fields)
-    one["metadata"]["labels"]["sluice.dev/number"] = str(number)
-    one["metadata"]["name"] += f"-{number}"
-    return one
+    pod = make_pod("episode", index=index, **fields)
+    pod["metadata"]["labels"]["sluice.dev/number"] = str(number)
+    pod["metadata"]["name"] += f"-{number}"
+    return pod
 
 
 def planned(job: RLJob, *pods: KubeObject, namespace: str | None = "sluice-system") -> Plan:
@@ -105,8 +105,8 @@ def test_each_place_has_a_pod(pods: list[KubeObject], expected: list[str]) -> No
     ],
 )
 def test_pods_that_are_over_go(pods: list[KubeObject], expected: list[int]) -> None:
-    wanted = [f"demo-episode-0-1-{index}-1" for index in expected]
-    assert deleted(planned(agent_job(), *pods)) == wanted
+    names = [f"demo-episode-0-1-{index}-1" for index in expected]
+    assert deleted(planned(agent_job(), *pods)) == names
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ VERIFIER = {"verifier": {"command": ["judge"], "pods": 1}}
 
 
 def verifier(index: int, number: int = 1, **fields: Any) -> KubeObject:
-    one = make_pod("verifier", index=index, **fields)
-    one["metadata"]["labels"]["sluice.dev/number"] = str(number)
-    one["metadata"]["name"] += f"-{number}"
-    return one
+    pod = make_pod("verifier", index=index, **fields)
+    pod["metadata"]["labels"]["sluice.dev/number"] = str(number)
+    pod["metadata"]["name"] += f"-{number}"
+    return pod
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "wanted", "expected"),
+    ("live", "desired", "expected"),
     [
         ({"a": 1, "default": True}, {"a": 1}, True),
         ({"a": 1}, {"a": 2}, False),
@@ -99,8 +99,8 @@ def test_kinds_that_the_cluster_does_not_know_are_left_out() -> None:
     ],
     ids=str,
 )
-def test_an_api_servers_defaults_are_no_difference(live: Any, wanted: Any, expected: bool) -> None:
-    assert covers(live, wanted) is expected
+def test_an_api_servers_defaults_are_no_difference(live: Any, desired: Any, expected: bool) -> None:
+    assert covers(live, desired) is expected
 
 
 def test_the_budget_goes_with_the_second_engine_and_comes_with_it() -> None:

@@ -134,8 +134,8 @@ def test_what_is_left_of_a_broken_trainer_gang_is_not_waited_for() -> None:
         make_pod("trainer", index=1, phase="Failed", ends={"trainer": 1}),
     )
     alive["spec"]["terminationGracePeriodSeconds"] = 1800
-    gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
-    step = advance(gang, known, [alive, dead], FailurePolicy(), START)
+    gang, stored = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
+    step = advance(gang, stored, [alive, dead], FailurePolicy(), START)
     assert {deletion.grace for deletion in step.delete} == {BROKEN_GRACE}
 
 
@@ -150,8 +150,8 @@ def test_what_is_left_of_a_broken_rollout_gang_has_time_for_what_it_can_save(
     ended: str, grace: int
 ) -> None:
     head, other = make_pod("rollout", ends={ended: 1}), make_pod("rollout", index=1)
-    gang, known = Gang("rollout", 0, 2), GangStatus(replica=0, attempt=1)
-    step = advance(gang, known, [head, other], FailurePolicy(), START)
+    gang, stored = Gang("rollout", 0, 2), GangStatus(replica=0, attempt=1)
+    step = advance(gang, stored, [head, other], FailurePolicy(), START)
     assert [deletion.grace for deletion in step.delete] == [grace, grace]
 
 
@@ -159,8 +159,8 @@ def test_a_disrupted_trainer_gang_has_its_time_for_a_checkpoint() -> None:
     alive, evicted = make_pod("trainer"), make_pod("trainer", index=1)
     alive["spec"]["terminationGracePeriodSeconds"] = 1800
     evicted["metadata"]["deletionTimestamp"] = clock.text(START)
-    gang, known = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
-    step = advance(gang, known, [alive, evicted], FailurePolicy(), START)
+    gang, stored = Gang("trainer", 0, 2), GangStatus(replica=0, attempt=1)
+    step = advance(gang, stored, [alive, evicted], FailurePolicy(), START)
     assert [(deletion.name, deletion.grace) for deletion in step.delete] == [
         ("demo-trainer-0-1-0", 1800)
     ]
@@ -206,9 +206,9 @@ def test_gangs_of_a_job() -> None:
 
 
 def test_an_engine_that_failed_before_is_known_to_work_again() -> None:
-    gang, known = Gang("rollout", 0, 1), GangStatus(replica=0, attempt=2, restarts=1)
+    gang, stored = Gang("rollout", 0, 1), GangStatus(replica=0, attempt=2, restarts=1)
     ready = make_pod("rollout", attempt=2)
-    status = advance(gang, known, [ready], FailurePolicy(), START).status
+    status = advance(gang, stored, [ready], FailurePolicy(), START).status
     assert status.ready_time == clock.text(START)
     later = START + timedelta(seconds=30)
     assert advance(gang, status, [ready], FailurePolicy(), later).status == status

@@ -6,7 +6,7 @@ from sluice_operator.plan import Progress
 from tests.unit.operator.world import settled
 
 
-def told(step: int, **seconds: float) -> Progress:
+def progress(step: int, **seconds: float) -> Progress:
     """seconds: of trainer/<state>."""
     states = {f"trainer/{state}": value for state, value in seconds.items()}
     counters = {"groups_trained": 3, "groups_filtered": 1}
@@ -16,7 +16,7 @@ def told(step: int, **seconds: float) -> Progress:
 
 def test_goodput_is_in_the_status_with_each_step() -> None:
     world = settled()
-    world.progress = told(1, training=50.4, waiting=50)
+    world.progress = progress(1, training=50.4, waiting=50)
     world.settle()
     goodput = world.status.goodput
     assert goodput is not None
@@ -27,18 +27,18 @@ def test_goodput_is_in_the_status_with_each_step() -> None:
         "trainer/waiting": 50,
         "rollout/generating": 100,
     }
-    world.progress = told(2, training=51, waiting=50)
+    world.progress = progress(2, training=51, waiting=50)
     world.settle()
     assert world.status.goodput.states["trainer/training"] == 51  # type: ignore[union-attr]
 
 
 def test_a_rendezvous_that_restarts_takes_nothing_back() -> None:
     world = settled()
-    world.progress = told(1, training=500.6)
+    world.progress = progress(1, training=500.6)
     world.settle()
-    world.progress = told(2, training=7.6)
+    world.progress = progress(2, training=7.6)
     world.settle()
-    world.progress = told(3, training=9.9)
+    world.progress = progress(3, training=9.9)
     world.settle()
     goodput = world.status.goodput
     assert goodput is not None
@@ -48,13 +48,13 @@ def test_a_rendezvous_that_restarts_takes_nothing_back() -> None:
 
 def test_time_alone_is_told_once_it_has_grown_by_a_share() -> None:
     world = settled()
-    world.progress = told(1, waiting=100)
+    world.progress = progress(1, waiting=100)
     world.settle()
     before = world.status.goodput
-    world.progress = told(1, waiting=109)
+    world.progress = progress(1, waiting=109)
     world.settle()
     assert world.status.goodput == before
-    world.progress = told(1, waiting=111)
+    world.progress = progress(1, waiting=111)
     world.settle()
     assert world.status.goodput.seconds["waited"] == 111  # type: ignore[union-attr]
 

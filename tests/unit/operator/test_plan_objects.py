@@ -20,9 +20,11 @@ VOLUME = {"persistentVolumeClaim": {"claimName": "shared"}}
 
 def test_what_is_missing_is_made_once() -> None:
     job = make_job()
-    wanted = supporting_objects(job)
-    assert missing_objects(job, Observed()) == wanted
-    objects = {(document["kind"], document["metadata"]["name"]): document for document in wanted}
+    supporting = supporting_objects(job)
+    assert missing_objects(job, Observed()) == supporting
+    objects = {
+        (document["kind"], document["metadata"]["name"]): document for document in supporting
+    }
     assert missing_objects(job, Observed(objects=objects)) == ()
 
 

@@ -69,7 +69,7 @@ def test_a_trainer_gets_time_for_a_step_a_checkpoint_and_an_update_that_waits() 
 
 
 def test_users_choose_nodes_priority_account_and_grace() -> None:
-    wanted = {
+    override = {
         "priorityClassName": "high",
         "nodeSelector": {"gpu": "h200"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
@@ -77,9 +77,9 @@ def test_users_choose_nodes_priority_account_and_grace() -> None:
         "imagePullSecrets": [{"name": "registry"}],
         "terminationGracePeriodSeconds": 1800,
     }
-    overrides = [{"roles": ["trainer"], "template": {"spec": wanted}}]
+    overrides = [{"roles": ["trainer"], "template": {"spec": override}}]
     pod_spec = render(make_job(podTemplateOverrides=overrides), "trainer")["spec"]
-    assert {key: pod_spec[key] for key in wanted} == wanted
+    assert {key: pod_spec[key] for key in override} == override
 
 
 def test_users_remove_or_replace_our_wishes() -> None:

@@ -21,8 +21,8 @@ def render(role: Any, size: int, **spec: Any) -> KubeObject:
 
 
 def affinity(manifest: KubeObject) -> dict[str, Any]:
-    wanted: dict[str, Any] = manifest["spec"]["affinity"]["podAffinity"]
-    return wanted
+    affinity: dict[str, Any] = manifest["spec"]["affinity"]["podAffinity"]
+    return affinity
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
@@ -59,7 +59,7 @@ def test_one_pod_is_always_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "wanted"),
+    ("spec", "expected"),
     [
         pytest.param({"topology": {"required": BLOCK}}, {REQUIRED: BLOCK}, id="of the job"),
         pytest.param({"topology": {"preferred": BLOCK}}, {PREFERRED: BLOCK}, id="a wish"),
@@ -75,11 +75,13 @@ def test_one_pod_is_always_together() -> None:
     ],
 )
 def test_in_a_queue_of_kueue_the_level_is_an_annotation(
-    spec: dict[str, Any], wanted: dict[str, str]
+    spec: dict[str, Any], expected: dict[str, str]
 ) -> None:
     manifest = render("trainer", 2, **QUEUE, **spec)
     annotations = manifest["metadata"]["annotations"]
-    assert {key: annotations[key] for key in (REQUIRED, PREFERRED) if key in annotations} == wanted
+    assert {
+        key: annotations[key] for key in (REQUIRED, PREFERRED) if key in annotations
+    } == expected
     keys = [
         term["podAffinityTerm"]["topologyKey"]
         for terms in affinity(manifest).values()

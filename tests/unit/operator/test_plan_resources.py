@@ -174,8 +174,8 @@ def test_what_the_spec_names_replaces_the_default_and_the_rest_stays() -> None:
 
 def test_a_limit_beside_gpus_keeps_the_gpus() -> None:
     trainer = {"gpusPerNode": 8, "resources": {"limits": {"memory": "1Ti"}}}
-    wanted = resources("trainer", "trainer", trainer=trainer)
-    assert wanted == {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}, "requests": {"cpu": "16"}}
+    merged = resources("trainer", "trainer", trainer=trainer)
+    assert merged == {"limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}, "requests": {"cpu": "16"}}
 
 
 def test_a_template_goes_over_the_spec() -> None:
@@ -183,25 +183,25 @@ def test_a_template_goes_over_the_spec() -> None:
         "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "512Mi"}}}]}
     }
     trainer = {"resources": {"requests": {"cpu": 3}}, "template": template}
-    wanted = resources("trainer", "trainer", trainer=trainer)
-    assert wanted == {"limits": {"memory": "512Mi"}, "requests": {"cpu": "3"}}
+    merged = resources("trainer", "trainer", trainer=trainer)
+    assert merged == {"limits": {"memory": "512Mi"}, "requests": {"cpu": "3"}}
 
 
 def test_containers_of_the_user_ask_for_what_he_says() -> None:
     template = {"spec": {"containers": [{"name": "logs", "image": "logs:1"}]}}
-    wanted = {
+    merged = {
         container["name"]: container
         for container in render("trainer", trainer={"template": template})["spec"]["containers"]
     }
-    assert wanted["logs"] == {"name": "logs", "image": "logs:1"}
+    assert merged["logs"] == {"name": "logs", "image": "logs:1"}
 
 
 def test_a_templates_claims_are_added_to_ours() -> None:
     mine = {"name": "nic"}
     template = {"spec": {"containers": [{"name": "trainer", "resources": {"claims": [mine]}}]}}
     trainer = {"gpusPerNode": 2, "colocate": True, "template": template}
-    wanted = resources("trainer", "trainer", trainer=trainer, rollout={"gpusPerReplica": 1})
-    assert wanted["claims"] == [{"name": "gpus"}, mine]
+    merged = resources("trainer", "trainer", trainer=trainer, rollout={"gpusPerReplica": 1})
+    assert merged["claims"] == [{"name": "gpus"}, mine]
 
 
 def test_gpus_are_asked_for_by_their_own_fields() -> None:

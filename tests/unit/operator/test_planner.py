@@ -463,11 +463,11 @@ def test_autoscalers_see_one_pod_of_each_engine() -> None:
     world = World(make_job(rollout={"gpusPerReplica": 0, "replicas": 2, "nodesPerReplica": 3}))
     world.settle()
     assert world.status.rollout_selector is not None
-    wanted = dict(item.split("=") for item in world.status.rollout_selector.split(","))
+    selector = dict(item.split("=") for item in world.status.rollout_selector.split(","))
     selected = [
         pod["metadata"]["name"]
         for pod in world.pods.values()
-        if wanted.items() <= labels(pod).items()
+        if selector.items() <= labels(pod).items()
     ]
     assert selected == ["demo-rollout-0-1-0", "demo-rollout-1-1-0"]
 

@@ -125,9 +125,9 @@ def test_each_check_finds_what_it_is_about(
     wrong = copy.deepcopy(fine)
     wrong["spec"] |= spec
     wrong["spec"]["containers"][0] |= container
-    (one,) = [item for item in (*BASELINE, *RESTRICTED) if item.__name__ == check]
-    assert list(one(fine)) == []
-    assert list(one(wrong)) != []
+    (rule,) = [item for item in (*BASELINE, *RESTRICTED) if item.__name__ == check]
+    assert list(rule(fine)) == []
+    assert list(rule(wrong)) != []
 
 
 def test_every_check_is_tried() -> None:

@@ -98,10 +98,10 @@ async def test_before_the_buffer_has_joined_nothing_is_known(services: Any) -> N
 
 
 async def test_a_foreign_token_is_refused_and_that_is_no_progress_but_told(services: Any) -> None:
-    with capture_logs() as told:
+    with capture_logs() as logs:
         assert await ask(ProbeTarget(services[0].rendezvous, "other")) is None
-    assert told[0]["log_level"] == "warning"
-    assert "was its key replaced?" in told[0]["event"]
+    assert logs[0]["log_level"] == "warning"
+    assert "was its key replaced?" in logs[0]["event"]
 
 
 async def test_pods_of_another_release_are_no_progress_but_told(
@@ -110,11 +110,11 @@ async def test_pods_of_another_release_are_no_progress_but_told(
     monkeypatch.setattr(
         protocol, "carried", lambda: (("sluice-protocol", "1"), ("sluice-release", "0.0.9"))
     )
-    with capture_logs() as told:
+    with capture_logs() as logs:
         assert await ask(services[0]) is None
-    assert told[0]["log_level"] == "warning"
-    assert told[0]["event"] == "the job's pods are of another release, so its progress is unknown"
-    assert told[0]["cause"].startswith(
+    assert logs[0]["log_level"] == "warning"
+    assert logs[0]["event"] == "the job's pods are of another release, so its progress is unknown"
+    assert logs[0]["cause"].startswith(
         "the caller speaks protocol 1 (sluice 0.0.9), the server protocol 3"
     )
 
@@ -127,14 +127,14 @@ async def test_progress_is_asked_for_over_tls() -> None:
             await ask(replace(target, tls=Tls(KEYS.authority("u").encode(), "demo.n.sluice")))
             is not None
         )
-        with capture_logs() as told:
+        with capture_logs() as logs:
             assert (
                 await ask(
                     replace(target, tls=Tls(KEYS.authority("other").encode(), "demo.n.sluice"))
                 )
                 is None
             )
-    assert "belongs to another job" in told[0]["cause"]
+    assert "belongs to another job" in logs[0]["cause"]
 
 
 def pod(role: str, phase: str = "Running", code: int | None = None) -> dict[str, Any]:
@@ -206,11 +206,11 @@ async def test_only_new_answers_are_news() -> None:
 
 
 async def test_a_trainer_that_has_ended_is_asked_for_its_last_step() -> None:
-    asked = []
+    deadlines = []
 
     async def answer(target: ProbeTarget, deadline: float) -> Progress | None:
-        asked.append(deadline)
-        return Progress(len(asked))
+        deadlines.append(deadline)
+        return Progress(len(deadlines))
 
     prober, seen = Prober(KEYS, answer), Seen()
     await prober.ask_all(seen, [stored()])
