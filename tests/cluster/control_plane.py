@@ -31,10 +31,10 @@ from tests.tools import ROOT, missing, neighbour_tools
 
 __all__ = ["ROOT", "ControlPlane", "control_plane"]
 START_SECONDS = 60
+# USER_TOKEN: of a user without rights, but those that a test gives him.
 TOKEN, USER_TOKEN = "admin", "user"
-"""USER_TOKEN: of a user without rights, but those that a test gives him."""
+# Loopback addresses: what a test lets listen on a Service's cluster IP, the operator reaches.
 SERVICES = "127.96.0.0/16"
-"""Loopback addresses: what a test lets listen on a Service's cluster IP, the operator reaches."""
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config
@@ -99,7 +99,7 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(*, controllers: bool = True) -> Iterator[ControlPlane]:
-    """controllers: with kube-controller-manager, where it is among the binaries."""
+    """Start a control plane; with `controllers`, also kube-controller-manager if there is one."""
     if os.environ.get("KUBECONFIG"):
         yield ControlPlane(os.environ["KUBECONFIG"])
         return
@@ -225,7 +225,7 @@ def _api_server(binaries: Path, directory: Path, etcd: str, port: int, collects:
         f"--etcd-servers={etcd}",
         f"--secure-port={port}",
         "--bind-address=127.0.0.1",
-        # Stands in an Endpoints object only, which may hold no loopback address.
+        # It is only used in an Endpoints object, which cannot have a loopback address.
         "--advertise-address=198.51.100.1",
         f"--cert-dir={directory}",
         f"--token-auth-file={directory}/tokens.csv",
@@ -271,7 +271,7 @@ def _controller_manager(binaries: Path, directory: Path) -> list[str]:
         f"--service-account-private-key-file={directory}/accounts.key",
         f"--service-cluster-ip-range={SERVICES}",
         "--leader-elect=false",
-        # It deletes what stands on nodes that are not there, as pods of these tests do.
+        # It would delete pods on missing nodes, such as those of these tests.
         "--controllers=*,-podgc",
         "--secure-port=0",
         *(["--port=0"] if has_plain_port else []),  # releases before 1.24

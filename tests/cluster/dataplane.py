@@ -1,4 +1,4 @@
-"""The real rendezvous and the real buffer of a job, where its pods would run them.
+"""The real rendezvous and the real buffer of a job, at the addresses of its Services.
 
 The test's control plane hands out loopback addresses as cluster IPs, so a process of this machine
 can listen on the address of a job's Service, and the operator, which knows no other, asks it.

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from sluice_operator.cluster import errors
 from tests.cluster.world import Object, World, now
 
+# (role, replica).
 Gang = tuple[str, str]
-"""(role, replica)."""
 
 
 class Kubelet:

@@ -1,4 +1,4 @@
-"""The operator as a process of its own, as a Deployment would run it."""
+"""The operator in a separate process, as a Deployment runs it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from sluice.runtime.pod_env import free_port
 
 READY_SECONDS = 30
+# Lease of operators that have names: another one is waiting for it. A shorter one would be lost by
+# a single write that the API server's disk holds up for two seconds.
 RIVALS = "6"
-"""Lease of operators that have names: another one is waiting for it. A shorter one would be lost by
-a single write that the API server's disk holds up for two seconds."""
+# Lease of an operator without a successor: a disk that stalls for seconds must not end it.
 ALONE = "30"
-"""Lease of an operator that nobody succeeds: a disk that stalls for seconds must not end it."""
 
 
 class Operator:
@@ -37,7 +37,7 @@ class Operator:
             "SLUICE_LEASE_SECONDS": RIVALS if "SLUICE_IDENTITY" in variables else ALONE,
             "SLUICE_HTTP_PORT": str(self.port),
             "SLUICE_BIND": "127.0.0.1",
-            "SLUICE_PROBE_SECONDS": "3600",  # nothing listens behind these pods
+            "SLUICE_PROBE_SECONDS": "3600",  # these pods have no servers
         }
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
@@ -58,7 +58,7 @@ class Operator:
         return self
 
     def get(self, path: str) -> tuple[int, str]:
-        """Code and text; code 0: nobody answers."""
+        """Return code and text of an answer; the code is 0 without an answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -68,7 +68,7 @@ class Operator:
             return 0, ""
 
     def records(self) -> list[dict[str, Any]]:
-        """The lines of its log, where it was started with SLUICE_LOG_FORMAT=json."""
+        """Return the lines of its log. It has to be started with SLUICE_LOG_FORMAT=json."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def metric(self, name: str) -> float:

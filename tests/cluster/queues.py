@@ -36,8 +36,8 @@ _MANAGED = {
     "metadata": {"finalizers": [FINALIZER]},
     "spec": {"schedulingGates": [{"name": GATE}]},
 }
+# Additions of Kueue's webhook to pods that name a queue, as podTemplateOverrides.
 BY_WEBHOOK = {"roles": ["trainer", "rollout", "buffer", "rendezvous"], "template": _MANAGED}
-"""Additions of Kueue's webhook to pods that name a queue, as podTemplateOverrides."""
 # The same for pods without a queue name, in a namespace with a LocalQueue `default`.
 BY_DEFAULT_QUEUE = {
     "roles": ["buffer", "rendezvous"],

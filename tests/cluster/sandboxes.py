@@ -3,7 +3,7 @@
 The real controller is a Go program that the tests do not start. The stand-in makes a pod of the
 Sandbox's name from the template, owned by the Sandbox. It creates a deleted pod again, leaves a pod
 that has ended, and reports in a condition what it did (controllers/sandbox_controller.go of release
-0.5). It does not copy labels of its own API group from the template.
+0.5). It does not copy labels of the Sandbox API group from the template.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NAME_HASH = f"{GROUP}/sandbox-name-hash"
 TEXT: Object = {"type": "string"}
 TEXTS: Object = {"type": "object", "additionalProperties": TEXT}
+# Fields of a Sandbox's spec that one version alone has.
 MODES: dict[str, Object] = {
     "v1beta1": {"operatingMode": {**TEXT, "enum": ["Running", "Suspended"], "default": "Running"}},
     "v1alpha1": {"replicas": {"type": "integer", "minimum": 0, "maximum": 1, "default": 1}},
 }
-"""Fields of a Sandbox's spec that one version alone has."""
 
 
 def _fields(*required: str, **properties: Any) -> Object:

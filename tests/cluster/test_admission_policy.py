@@ -43,8 +43,8 @@ OWNER = {
 NAMESPACE = "sluice-policy"
 X: Object = {"name": "x", "image": "x"}
 UNCONFINED = {"type": "Unconfined"}
+# (operation, object, old object) -> what the policy says; empty: it admits.
 Ask = Callable[[str, Object | None, Object | None], Awaitable[str]]
-"""(operation, object, old object) -> what the policy says; empty: it admits."""
 
 
 def policy(*settings: str) -> Object:
@@ -85,7 +85,7 @@ def annotated(key: str, value: str) -> Object:
 
 
 def with_host_path(path: str) -> Object:
-    """Besides its other volumes, which its containers mount: an API server looks at that first."""
+    """Add a volume, and keep those that containers mount: the API server checks that first."""
     manifest = pod()
     manifest["spec"]["volumes"].append({"name": "x", "hostPath": {"path": path}})
     return manifest

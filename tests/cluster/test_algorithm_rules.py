@@ -21,7 +21,7 @@ NONSENSE += [(algorithm, groups, reason) for algorithm, groups, _, reason in TOG
 
 
 async def stored(api: Api, algorithm: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
-    """A job with this algorithm as the API server stores it. Nothing stays behind."""
+    """Return a job with this algorithm as the API server would store it (a dry run)."""
     document = {
         "apiVersion": API_VERSION,
         "kind": "RLJob",

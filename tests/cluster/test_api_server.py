@@ -118,7 +118,7 @@ async def test_too_many_requests_delay_and_break_nothing(
 
 
 async def answer_to_a_watch(world: World, version: str) -> int:
-    """Code of the error that a watch from a version on gets; 0: there is none."""
+    """Return the code of the error of a watch from this version; 0 without an error."""
     query: dict[str, Any] = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "2"}
     try:
         async for line in world.api.lines(collection("Pod", world.namespace), query):

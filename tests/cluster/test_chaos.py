@@ -19,12 +19,12 @@ from tests.cluster.kubelet import Kubelet
 from tests.cluster.operators import Operator
 from tests.cluster.world import Object, World
 
+# A gang that runs for twice maxSeconds counts restarts from 0 again; these gangs end earlier.
 SPEC: Object = {
     "rollout": {"replicas": 2, "gpusPerReplica": 0, "nodesPerReplica": 2},
     "trainer": {"nodes": 2, "steps": 10, "gpusPerNode": 0},
     "failurePolicy": {"maxRestarts": 1000, "rolloutBackoffSeconds": 1},
 }
-"""A gang that lives for twice maxSeconds counts its restarts anew: none does here."""
 PODS = 8
 SECONDS = 90.0
 
@@ -89,7 +89,7 @@ async def fail_one(world: World, chance: random.Random) -> None:
 
 
 async def all_run(world: World) -> bool:
-    """Every pod that is wanted is there, ready, and none else."""
+    """Return True if exactly the desired pods exist and are ready."""
     status = await world.status()
     ready = sum(role["ready"] for role in status.get("roles", []))
     return ready == PODS and len(await world.names()) == PODS

@@ -24,7 +24,7 @@ ANNOTATION = "helm.sh/resource-policy"
 
 @pytest.fixture
 async def release(plane: ControlPlane) -> AsyncIterator[Release]:
-    """Of the chart with its CRD, which is the cluster's only one: so it must be our own cluster."""
+    """A release of the chart with its CRD, on a cluster that belongs to the tests."""
     if plane.directory is None:
         pytest.skip("installs and deletes the CRD: not on the cluster of KUBECONFIG")
     async with await Api.connect() as api:
@@ -35,7 +35,7 @@ async def release(plane: ControlPlane) -> AsyncIterator[Release]:
 
 
 async def delete_crd(api: Api) -> None:
-    """And wait until it is gone, with all jobs."""
+    """Delete the CRD, and wait until it is gone with all jobs."""
     try:
         await api.delete(CRD, {})
         async with asyncio.timeout(30):
@@ -173,11 +173,9 @@ async def test_the_server_accepts_every_object(api: Api, values: str) -> None:
     accounts = [
         item for item in rendered.stdout.split("---\n") if "\nkind: ServiceAccount\n" in item
     ]
-    kubectl("apply", text="---\n".join(accounts))  # pods are admitted only where theirs is
+    kubectl("apply", text="---\n".join(accounts))  # without its account a pod is not admitted
     try:
         done = kubectl("apply", "--dry-run=server", text=rendered.stdout)
     finally:
-        kubectl(
-            "delete", text="---\n".join(accounts)
-        )  # helm takes over nothing that is not its own
+        kubectl("delete", text="---\n".join(accounts))  # helm does not adopt objects of others
     assert done.stdout.count("server dry run") == rendered.stdout.count("\nkind: ")

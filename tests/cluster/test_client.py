@@ -1,4 +1,4 @@
-"""The Python client on a real API server, beside the operator."""
+"""The Python client on a real API server, together with the operator."""
 
 from __future__ import annotations
 

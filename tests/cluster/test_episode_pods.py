@@ -47,7 +47,7 @@ async def end_all(world: World) -> set[str]:
 
 
 async def there(world: World) -> dict[str, int]:
-    """How many objects there are of each kind."""
+    """Return the number of objects of each kind."""
     counts: dict[str, int] = {}
     for kind in KINDS:
         counts[kind] = len((await world.api.get(collection(kind, world.namespace)))["items"])

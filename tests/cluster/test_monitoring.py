@@ -20,6 +20,7 @@ from tests.cluster.test_queues import policy, submit, whole_job_runs  # noqa: F4
 from tests.cluster.world import World
 from tests.prometheus import Labels, Prometheus, hastened
 
+# Queries without an answer here, and why.
 EMPTY = {
     "fleet: Time to running: median": "no job of this test ever trains",
     "fleet: Time to running: 95th percentile": "no job of this test ever trains",
@@ -27,7 +28,6 @@ EMPTY = {
     "job: Gain of the fastest split: times as fast": "and none has GPUs",
     "job: The fastest split: {{role}}": "and none has GPUs",
 }
-"""Queries without an answer here, and why."""
 QUERIES = [query for query in queries() if of_operator(query) and query.name not in EMPTY]
 WINDOWS = {"1d": "10m", "1h": "20s", "10m": "10s"}
 SECONDS = 30.0

@@ -37,7 +37,7 @@ async def children(world: World) -> dict[str, str]:
 async def test_an_operator_killed_at_any_point_of_a_pass_is_made_good(
     start: StartOperator, world: World, after: int
 ) -> None:
-    """The operator is killed after some objects; its successor creates the rest, and none twice."""
+    """The operator is killed after some objects; its successor creates only the rest."""
     first = await start(SLUICE_IDENTITY="first")
 
     async def leads() -> bool:

@@ -19,7 +19,7 @@ TRAINER = "demo-trainer-0-1-0"
 
 
 async def report(world: World, pod: str, **status: Any) -> None:
-    """As a kubelet or a scheduler does."""
+    """Write the status of a pod, as a kubelet or a scheduler does."""
     await world.api.merge(path("Pod", world.namespace, pod, "status"), {"status": status})
 
 

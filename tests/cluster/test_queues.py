@@ -45,8 +45,8 @@ POLICIES: dict[str, Object] = {
 }
 QUEUES: dict[str, type[Queue]] = {"kueue": Kueue, "volcano": Volcano}
 ONE_ENGINE = {"replicas": 1}
+# Pods of a job with one engine that queue: with Kueue all, else trainer and engine.
 WHOLE_JOB = {"kueue": 4, "volcano": 2}
-"""Pods of a job with one engine that queue: with Kueue all, else trainer and engine."""
 
 
 @pytest.fixture(params=list(POLICIES))
@@ -236,7 +236,7 @@ async def test_a_suspended_job_gives_its_place_to_another_and_queues_again(
 async def test_a_job_that_is_suspended_or_deleted_while_it_waits_leaves_nothing(
     operator: Operator, world: World, policy: str, garbage_collector: None
 ) -> None:
-    """Its pods never ran; Kueue would keep them, and their place in the queue, for ever."""
+    """The pods never ran. Kueue would keep them, and their place in the queue, for ever."""
     async with QUEUES[policy](world, quota=0).working():
         for name in ("first", "second"):
             await submit(world, policy, name)
@@ -262,7 +262,7 @@ async def test_a_job_that_is_deleted_while_it_runs_gives_its_place_back(
 
 @contextlib.contextmanager
 def without_controllers(plane: ControlPlane) -> Iterator[None]:
-    """Nobody deletes what is in a namespace that is being deleted."""
+    """Stop the controllers, so that the objects of a deleted namespace stay."""
     manager = plane.processes.get("kube-controller-manager")
     if manager is None:
         missing("needs a control plane whose controllers a test may stop")

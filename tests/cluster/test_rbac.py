@@ -14,9 +14,8 @@ from tests.cluster.world import World
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+# A namespace that is being deleted, such as those of earlier tests, accepts no new objects.
 ENDING = "because it is being terminated"
-"""Nobody may create anything in a namespace that is being deleted, as those of earlier tests are.
-"""
 
 
 @pytest.mark.usefixtures("garbage_collector")

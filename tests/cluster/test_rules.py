@@ -232,7 +232,7 @@ async def test_each_name_stands_once_in_a_list_of_the_spec(
 
 
 async def test_two_writers_each_have_their_own_condition(job: Job) -> None:
-    """Server-side apply merges a list by its names: nobody loses the other's entry."""
+    """Server-side apply merges a list by names, so both field managers keep their entries."""
     await job.report({"conditions": [condition("Running")]})
     body = {
         "apiVersion": API_VERSION,
@@ -283,7 +283,7 @@ async def test_what_belongs_to_something_else_is_forbidden_and_what_lacks_is_req
         await create(rules, {name: value for name, value in SPEC.items() if name != "reward"})
 
 
-# -- fields that nobody knows
+# -- unknown fields
 # -----------------------------------------------------------------------------------------
 
 
@@ -299,7 +299,7 @@ async def test_in_a_change_it_is_warned_of(job: Job) -> None:
 
 
 def without_nothing(value: Any) -> Any:
-    """Without null, empty texts, lists and objects, which nobody stores."""
+    """Return the value without null and empty values, which are not stored."""
     if isinstance(value, dict):
         kept = {name: without_nothing(item) for name, item in value.items()}
         return {name: item for name, item in kept.items() if item not in (None, "", [], {})}

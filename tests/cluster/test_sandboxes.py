@@ -29,8 +29,8 @@ ENVIRONMENT: dict[str, Any] = {
     "verifier": {"command": ["judge"], "pods": 1},
 }
 ROLLOUT: dict[str, Any] = {"gpusPerReplica": 0, "replicas": 1, "environment": ENVIRONMENT}
+# The garbage collector learns of a new kind within half a minute.
 COLLECTOR_SECONDS = 90.0
-"""The garbage collector learns of a new kind within half a minute."""
 
 
 async def engine_runs(world: World) -> None:

@@ -16,8 +16,8 @@ from tests.cluster.world import SPEC, Object, World
 from tests.tools import tool
 
 AUTOSCALERS = "/apis/autoscaling/v1/namespaces/{}/horizontalpodautoscalers"
+# The controller looks every 15 s, and learns of a new kind within half a minute.
 HPA_SECONDS = 120.0
-"""The controller looks every 15 s, and learns of a new kind within half a minute."""
 
 
 def kubectl(plane: ControlPlane, world: World, *arguments: str) -> str:

@@ -177,7 +177,7 @@ class World:
     async def until(
         self, holds: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS
     ) -> None:
-        """Wait until something holds; what is there, where it never does."""
+        """Wait until the condition is true; if it never is, fail with what exists."""
         try:
             async with asyncio.timeout(seconds):
                 while not await holds():

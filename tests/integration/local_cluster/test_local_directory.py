@@ -54,7 +54,7 @@ async def test_a_job_goes_on_after_its_host_was_killed(tmp_path: Path) -> None:
     assert (status.state, status.restarts) == ("Succeeded", 0)
     first, second = log.read_text().split()
     assert (first[0], second[0]) == ("1", "2")
-    assert first[1:] == second[1:]  # the rendezvous is where it was
+    assert first[1:] == second[1:]  # the rendezvous has the same address
     assert {role.attempt for role in status.roles} == {2}
 
 
@@ -132,7 +132,7 @@ async def test_a_broken_state_file_is_named(tmp_path: Path) -> None:
             raise AssertionError("opened")
     async with asyncio.timeout(60):
         (tmp_path / "state.json").unlink()
-        # Nothing of the failed opening holds the lock.
+        # The failed opening does not keep the lock.
         async with LocalCluster(tmp_path, lock_seconds=0.0):
             assert alive(tmp_path) == []
 

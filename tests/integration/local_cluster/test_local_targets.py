@@ -11,8 +11,8 @@ from sluice_operator.cluster.local.services import TARGETS_FILE
 from sluice_operator.reconcile import run_job
 from tests.integration.local_cluster.local_jobs import make_job
 
+# Targets of the job: four pods, and the engine behind one of them.
 ALL = 5
-"""Targets of the job: four pods, and the engine behind one of them."""
 COPY = f"""
     import json, os, shutil, time
     run = os.environ["SLUICE_RUN_DIR"]

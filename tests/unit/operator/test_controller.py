@@ -287,7 +287,7 @@ async def test_a_new_leader_takes_up_what_he_has_watched(
 
 
 async def broken(stored: KubeObject, key: str = "path") -> KubeObject | None:
-    """Stands for any error in a pass that nobody has thought of."""
+    """An unexpected error in a pass."""
     raise KeyError(key)
 
 

@@ -1,6 +1,6 @@
 """Variables of pods for NCCL.
 
-In a cluster there are none, so that the cluster and the user decide about MNNVL and NVLS.
+Pods in a cluster have no such variables: the cluster and the user decide about MNNVL and NVLS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reasons why a pod does not start, in words that say what to do, and where they are shown."""
+"""Reasons why a pod does not start, with what to do, and the places that show them."""
 
 from typing import Any
 

@@ -206,7 +206,7 @@ def test_prompts_wait_for_each_other_on_gpus_unless_the_user_says_how(
 
 
 def engine_variables(job: RLJob) -> dict[str, str | None]:
-    """Of the engine's container, by their names."""
+    """Return the variables of the engine's container, by name."""
     gang = next(gang for gang in desired_gangs(job) if gang.role == "rollout")
     containers = gang_pods(job, gang, 1, "r:1", Images())[0]["spec"]["containers"]
     (engine,) = (container for container in containers if container["name"] == "engine")

@@ -128,7 +128,7 @@ def test_a_job_without_episode_pods(job: RLJob, namespace: str | None) -> None:
 
 
 def test_episodes_are_no_gang() -> None:
-    """They are in no role's counts, and one that failed fails nothing."""
+    """Episode pods do not count for a role, and a failed one does not fail the job."""
     without = planned(agent_job(), engine()).status
     assert planned(agent_job(), engine(), episode(0, phase="Failed")).status == without
 

@@ -18,8 +18,8 @@ from tests.unit.operator.world import make_job
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Worker)}
 DRAIN_SECONDS = float(DEFAULTS["drain_seconds"])
+# What a role allows itself after SIGTERM.
 NEEDED_SECONDS = {"rollout": DRAIN_SECONDS + RETURN_SECONDS, "buffer": _GRACE_SECONDS}
-"""What a role allows itself after SIGTERM."""
 
 
 def render(job: RLJob, role: Any) -> KubeObject:

@@ -178,7 +178,7 @@ def test_every_container_knows_what_the_contract_promises(role: str) -> None:
 
 
 def place(body: KubeObject, container: str, path: str) -> tuple[Any, Any] | None:
-    """(volume's source, directory in it) of what a container has at this path; None: nothing."""
+    """Return (volume's source, directory in it) of a container's mount at this path, or None."""
     mounts = {mount["mountPath"]: mount for mount in containers(body)[container]["volumeMounts"]}
     if path not in mounts:
         return None

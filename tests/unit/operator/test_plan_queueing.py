@@ -16,8 +16,8 @@ from sluice_operator.plan.manifests.render import render_all
 from tests.unit.operator.world import make_job
 
 TRAINER, ENGINE = Gang("trainer", 0, 2), Gang("rollout", 3, 1)
+# Two trainer pods, two engines of one pod and the two services.
 SHARED = PodGroupStatus(number=5, replicas=2, services=True)
-"""Two trainer pods, two engines of one pod and the two services."""
 KUEUE = {"kueue": {"queueName": "team-a", "priorityClass": "high"}}
 
 

@@ -13,8 +13,8 @@ from tests.pod_security import BASELINE, RESTRICTED, violations
 from tests.unit.operator.test_plan_pods import JOBS
 from tests.unit.operator.world import make_job
 
+# SGLang's image on GPUs: it runs as root, and keeps its files in root's directories.
 ROOT_ENGINE = ["engine: runAsNonRoot must be true", "engine: capabilities must drop ALL"]
-"""SGLang's image on GPUs: it runs as root, and keeps its files in root's directories."""
 GPU_ENGINE: dict[str, Any] = {"gpusPerReplica": 8, "replicas": 1}
 
 
@@ -24,7 +24,7 @@ def pods(job: RLJob, role: str = "") -> list[KubeObject]:
 
 
 def of_ours(pod: KubeObject, level: Any) -> list[str]:
-    """Without what a user's own volume breaks."""
+    """Return the violations, without those of volumes that the spec names."""
     return [
         violation for violation in violations(pod, level) if not violation.endswith(": hostPath")
     ]

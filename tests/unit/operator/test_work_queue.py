@@ -35,7 +35,7 @@ def queue(clock: Clock, registry: CollectorRegistry) -> WorkQueue[str]:
 
 
 async def ready(queue: WorkQueue[str]) -> str | None:
-    """The next key; None: none is ready."""
+    """Return the next key; None if no key is ready."""
     try:
         async with asyncio.timeout(0.02):
             return await queue.get()
