@@ -34,7 +34,8 @@ async def test_a_watch_of_a_version_that_is_forgotten_begins_anew(
     """410 Gone: meanwhile a pod has gone, a job has come, and no watch will ever tell."""
     operator = await start(SLUICE_LEASE_SECONDS="60")
     await world.running(5)
-    known = (await world.api.get(collection("Pod", world.namespace)))["metadata"]["resourceVersion"]
+    pods = await world.api.get(collection("Pod", world.namespace))
+    read_version = pods["metadata"]["resourceVersion"]
     operator.process.send_signal(signal.SIGSTOP)
     command = await ours.stop_api_server()
     ours.start_api_server(command)
@@ -46,7 +47,7 @@ async def test_a_watch_of_a_version_that_is_forgotten_begins_anew(
     ours.start_api_server(command)  # what it has in memory begins anew
     await world.until(lambda: answers(world), 60)
     ours.compact()
-    assert await answer_to_a_watch(world, known) == 410
+    assert await answer_to_a_watch(world, read_version) == 410
     operator.process.send_signal(signal.SIGCONT)
     await world.until(
         lambda: are_there(world, "demo-rollout-1-2-0", "demo-rollout-2-1-0", "late-trainer-0-1-0"),

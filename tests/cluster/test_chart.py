@@ -92,9 +92,9 @@ async def test_upgrade_changes_values_and_the_crd(
     await established(release.api)
     job = await world.create()
     release.upgrade("--set", "replicas=3,lease.seconds=20")
-    wanted = load((CHART / "files" / "rljobs.sluice.dev.yaml").read_text())["spec"]["versions"][0]
+    current = load((CHART / "files" / "rljobs.sluice.dev.yaml").read_text())["spec"]["versions"][0]
     (version,) = (await release.api.get(CRD))["spec"]["versions"]
-    assert version["additionalPrinterColumns"] == wanted["additionalPrinterColumns"]
+    assert version["additionalPrinterColumns"] == current["additionalPrinterColumns"]
     deployment = await release.deployment()
     assert deployment["spec"]["replicas"] == 3
     env = {

@@ -111,7 +111,7 @@ async def test_a_trainer_that_makes_no_step_is_restarted_as_a_failure(
         "trainer",
     )
     assert status["restarts"] == 1
-    await world.until(lambda: told(world, "ProgressDeadlineExceeded"))
+    await world.until(lambda: is_reported(world, "ProgressDeadlineExceeded"))
     await world.run()
     await world.until_state("Failed", seconds=40)
     assert (await world.condition("Failed"))["reason"] == "ReachedMaxRestarts"
@@ -133,7 +133,7 @@ async def says(world: World, kind: str, reason: str) -> bool:
     return bool((await world.condition(kind)).get("reason") == reason)
 
 
-async def told(world: World, reason: str) -> bool:
+async def is_reported(world: World, reason: str) -> bool:
     return reason in await world.reasons()
 
 

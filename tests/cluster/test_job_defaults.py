@@ -34,7 +34,7 @@ async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
     config = await world.api.get(path("ConfigMap", world.namespace, "demo-config"))
     assert json.loads(config["data"]["defaults.json"]) == DEFAULTS
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         events = (await world.api.get(collection("Event", world.namespace)))["items"]
         return any(
             "spec.checkpoint.storage" in event["note"]
@@ -42,7 +42,7 @@ async def test_a_job_gets_what_it_does_not_say_and_its_user_is_told(
             if event["reason"] == "DefaultsApplied"
         )
 
-    await world.until(told)
+    await world.until(is_reported)
     await world.change({"suspend": True})
     await world.until_pods(0)
     assert "SpecChangeRefused" not in await world.reasons()

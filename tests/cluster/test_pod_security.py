@@ -74,12 +74,12 @@ async def test_what_a_standard_refuses_reaches_the_user(operator: Operator, worl
     enforced = await enforce(world, "restricted")
     await world.create(**ON_GPUS)
     if enforced:
-        await world.until(lambda: told(world, "ApplyFailed"))
+        await world.until(lambda: is_reported(world, "ApplyFailed"))
         assert await world.names("rollout") == []
     else:
         await world.until_pods(1, "rollout")
         assert all(violations(pod, "restricted") for pod in (await world.pods("rollout")).values())
 
 
-async def told(world: World, reason: str) -> bool:
+async def is_reported(world: World, reason: str) -> bool:
     return reason in await world.reasons()

@@ -233,8 +233,8 @@ async def test_a_container_that_its_kubelet_refuses(
     await world.create(startupDeadlineSeconds=6)
     await world.until_pods(5)
     await waits(world, TRAINER, "trainer", reason, message)
-    told = await says(world, "Running", f"{TRAINER} (trainer): {reason}: {message}")
-    assert cure in told["message"]
+    running = await says(world, "Running", f"{TRAINER} (trainer): {reason}: {message}")
+    assert cure in running["message"]
     failure = (await world.status())["lastFailure"]
     assert (failure["pod"], failure["container"], failure["reason"]) == (TRAINER, "trainer", reason)
     await world.until_state("Failed")
@@ -282,9 +282,9 @@ async def test_a_container_that_used_too_much_memory_again_and_again(
         end = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": now()}
         status = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
         await report(world, name, containerStatuses=[status | {"state": {"terminated": end}}])
-    told = await says(world, "Running", "OOMKilled")
-    assert told["reason"] == "Restarting"
-    assert "raise spec.rollout.resources.limits.memory" in told["message"]
+    running = await says(world, "Running", "OOMKilled")
+    assert running["reason"] == "Restarting"
+    assert "raise spec.rollout.resources.limits.memory" in running["message"]
     failure = (await world.status())["lastFailure"]
     assert (failure["container"], failure["reason"], failure["exitCode"]) == (
         "engine",

@@ -107,15 +107,15 @@ async def whole_job_runs(world: World, job: str, attempt: int = 1) -> None:
 
 async def waits(world: World, job: str, attempt: int = 1) -> None:
     """Wait until trainer and engine exist, and some time more in which neither may start."""
-    wanted = {pod_of(job, "trainer", attempt), pod_of(job, "rollout", attempt)}
+    expected = {pod_of(job, "trainer", attempt), pod_of(job, "rollout", attempt)}
 
     async def are_there() -> bool:
-        return wanted <= {*await world.names()}
+        return expected <= {*await world.names()}
 
     await world.until(are_there)
     await asyncio.sleep(1)
     pods = await world.pods()
-    assert not any(bound(pods[pod]) for pod in wanted)
+    assert not any(bound(pods[pod]) for pod in expected)
 
 
 async def has_none(world: World, job: str, *roles: str) -> None:

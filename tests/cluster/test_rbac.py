@@ -80,14 +80,14 @@ async def no_job_is_left(world: World) -> bool:
 async def test_the_operator_may_do_no_more_than_its_work(release: Release, world: World) -> None:
     release.install("--set", f"crds.install=false,replicas=0,watchNamespaces={{{world.namespace}}}")
     account = f"system:serviceaccount:{release.namespace}:{release.name}-sluice"
-    here, elsewhere = world.namespace, "default"
+    own, elsewhere = world.namespace, "default"
     assert await allowed(
-        release.api, account, here, "list pods", "create secrets", "patch rljobs/status"
+        release.api, account, own, "list pods", "create secrets", "patch rljobs/status"
     )
     assert await refused(
         release.api,
         account,
-        here,
+        own,
         "get secrets",
         "list secrets",
         "patch secrets",

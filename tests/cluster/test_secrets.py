@@ -159,17 +159,17 @@ async def test_a_secret_that_somebody_deleted_is_made_again_with_the_same_token(
     stored = await world.create()
     await kube.prime([world.namespace])
     job = RLJob.model_validate({**stored, "apiVersion": "sluice.dev/v1alpha1"})
-    wanted = ("Secret", token_secret(job)["metadata"]["name"])
+    secret = ("Secret", token_secret(job)["metadata"]["name"])
     await kube.apply(job, [token_secret(job)])
     await kube.observe(job)
     await kube.apply(
         job, [token_secret(job)]
     )  # "already exists" is what a restarted operator meets
-    assert wanted in (await kube.observe(job)).objects
+    assert secret in (await kube.observe(job)).objects
     before = text(await secret_of(world, stored, "token"), "token")
-    await api.delete(path("Secret", world.namespace, wanted[1]), {})
+    await api.delete(path("Secret", world.namespace, secret[1]), {})
     monkeypatch.setattr(owned, "REREAD_SECONDS", 0.0)
-    assert wanted not in (await kube.observe(job)).objects, "no pod proves that it is there"
+    assert secret not in (await kube.observe(job)).objects, "no pod proves that it is there"
     await kube.apply(job, [token_secret(job)])
     assert (
         text(await secret_of(world, stored, "token"), "token")
@@ -187,11 +187,11 @@ async def test_running_pods_prove_that_the_secret_is_there_and_one_that_does_not
     stored = await world.create()
     await kube.prime([world.namespace])
     job = RLJob.model_validate({**stored, "apiVersion": "sluice.dev/v1alpha1"})
-    wanted = ("Secret", token_secret(job)["metadata"]["name"])
+    secret = ("Secret", token_secret(job)["metadata"]["name"])
     kube.pods.put(pod_of(stored, "buffer", "Running"))
-    assert wanted in (await kube.observe(job)).objects
+    assert secret in (await kube.observe(job)).objects
     kube.pods.put(pod_of(stored, "trainer", "Pending"))
-    assert wanted not in (await kube.observe(job)).objects
+    assert secret not in (await kube.observe(job)).objects
 
 
 def pod_of(job: Object, role: str, phase: str) -> Object:
