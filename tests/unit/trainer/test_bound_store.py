@@ -21,7 +21,7 @@ def test_a_store_serves_only_the_given_address() -> None:
     assert served.get("key") == b"value"
     sockets = psutil.Process().net_connections(kind="tcp")
     addresses = [
-        each.laddr.ip for each in sockets if each.laddr.port == port and each.status == "LISTEN"
+        item.laddr.ip for item in sockets if item.laddr.port == port and item.status == "LISTEN"
     ]
     assert addresses == ["127.0.0.1"]
 

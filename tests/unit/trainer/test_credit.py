@@ -99,8 +99,10 @@ def test_a_seat_is_a_unit_with_the_tokens_that_it_sampled() -> None:
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "opo"])
 def test_the_reward_of_one_seat_does_not_change_the_other(estimator: str) -> None:
-    """White always wins: nothing to learn for it, nor for black that always loses. With one
-    baseline for both seats white would be praised and black blamed."""
+    """White always wins and black always loses, so neither has an advantage.
+
+    With one baseline for both seats, white would be rewarded and black punished.
+    """
     samples = [game(i, 1.0, -1.0) for i in range(3)]
     assert rows(samples, units_of(samples), estimator=estimator) == [[0] * 5, [0] * 3] * 3
 
@@ -158,8 +160,10 @@ def played(index: int, *rewards: float, outcome: float = 0.0) -> Sample:
 
 
 def test_turns_are_compared_with_turns_at_the_same_position() -> None:
-    """Returns 1.5 and 1; 0 and 0; 1, 1 and 1: the place that no other episode has reached teaches
-    nothing. Between turns the mask is 0, whatever stands there."""
+    """The returns are 1.5 and 1; 0 and 0; 1, 1 and 1.
+
+    A position that only one episode has reached has no advantage. Values between turns are masked.
+    """
     samples = [played(0, 0.5, 1.0), played(1, 0.0, 0.0), played(2, 0.0, 0.0, 1.0)]
     first, second, third = rows(samples, units_of(samples), turnAdvantage={})
     mean, later = (1.5 + 0 + 1) / 3, (1 + 0 + 1) / 3
@@ -176,7 +180,7 @@ def test_without_turn_rewards_all_turns_have_the_advantage_of_the_episode() -> N
 
 
 def test_a_turn_that_branches_share_is_one_turn() -> None:
-    """Turn 0 stands in both branches; 1 and 2 each in one, and are the second and the third."""
+    """Turn 0 is in both branches, and turns 1 and 2 are in one branch each."""
     own, other = (
         [turn(1, 0), observation(1), turn(2, 2)],
         [turn(1, 0), observation(1), turn(1, 1, 0.5)],

@@ -16,8 +16,8 @@ from sluice_trainer.algorithms.objective import LossInputs, Objective, policy_ob
 TEACHER = {"path": "t"}
 STUDENT = torch.tensor([-1.0, -2.0, -0.5])
 TAUGHT = torch.tensor([-0.5, -3.0, math.nan])
+# The third token is masked, and the teacher's log-prob of it is undefined.
 WEIGHTS = torch.tensor([0.5, 0.5, 0.0])
-"""The third token is masked, and nobody knows what the teacher thinks of it."""
 
 
 def objective(

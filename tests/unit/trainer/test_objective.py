@@ -151,7 +151,7 @@ def test_a_policy_that_is_far_from_the_old_one_has_a_finite_gradient(loss: str, 
 
 
 def test_a_masked_token_may_have_any_advantage() -> None:
-    """An estimator of one's own may leave what does not count as it is."""
+    """A custom estimator may leave advantages of masked tokens undefined."""
     log_probs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
     result = objective(log_probs=log_probs, advantages=torch.tensor([1.0, -1.0, math.inf]))
     result.loss.backward()
@@ -264,8 +264,8 @@ UP, DOWN = math.exp(0.5), math.exp(-0.5)
 
 
 def test_gspo_takes_the_ratio_of_the_sequence() -> None:
-    one = torch.tensor([0, 0, 0])
-    sums = objective(old=OLD, sequence=one, estimator="gspo").sums
+    same_sequence = torch.tensor([0, 0, 0])
+    sums = objective(old=OLD, sequence=same_sequence, estimator="gspo").sums
     assert float(sums["pg_loss"]) == pytest.approx(0, abs=1e-7), (
         "the mean of +0.5 and -0.5: both ratios are 1"
     )
@@ -335,8 +335,12 @@ def test_the_dual_clip_has_a_metric() -> None:
 
 def test_unbiased_kl_with_gspo_uses_the_ratio_of_each_token() -> None:
     kl = {"lossCoef": 0.5, "type": "k1", "unbiased": True}
-    one = torch.zeros(3, dtype=torch.int64)
-    sums = objective(old=OLD, ref=[-2.0, -2.5, 0.0], estimator="gspo", sequence=one, kl=kl).sums
+    options: dict[str, Any] = {
+        "estimator": "gspo",
+        "sequence": torch.zeros(3, dtype=torch.int64),
+        "kl": kl,
+    }
+    sums = objective(old=OLD, ref=[-2.0, -2.5, 0.0], **options).sums
     assert float(sums["kl_loss"]) == pytest.approx(0.5 * UP * 1.0 + 0.5 * DOWN * 0.5)
 
 

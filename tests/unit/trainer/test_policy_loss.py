@@ -139,8 +139,7 @@ def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
 
 
 def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token() -> None:
-    """slime differentiates the mean, verl each token's own log-prob: with equal advantages nothing
-    differs."""
+    """slime differentiates the mean, verl each token; with equal advantages they are the same."""
     advantages, weights = (
         torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]),
         torch.tensor([0.5, 0.5, 0.5, 0.0, 0.5]) / 2,
@@ -162,7 +161,7 @@ def test_the_gspo_gradient_is_the_same_through_the_mean_and_through_each_token()
 @pytest.mark.parametrize(
     ("advantage", "first", "second"),
     [
-        # clipped to [-0.3, 0.2] where that is pessimistic: above for A > 0, below for A < 0
+        # clipped to [-0.3, 0.2] on the pessimistic side: above for A > 0, below for A < 0
         (2.0, math.exp((0.1 + 0.2) / 2), math.exp((-0.2 - 0.4) / 2)),
         (-2.0, math.exp((0.1 + 0.3) / 2), math.exp((-0.2 - 0.3) / 2)),
     ],
@@ -252,12 +251,12 @@ def test_the_ratio_is_of_a_token_or_of_its_sequence(
     level: str, expected: list[float | None]
 ) -> None:
     ratios = correction_ratio(LOG_RATIO, level, MASK, SEQUENCE).tolist()  # type: ignore[arg-type]
-    known = [
+    unmasked = [
         (value, math.exp(log))
         for value, log in zip(ratios, expected, strict=True)
         if log is not None
     ]
-    assert [value for value, _ in known] == pytest.approx([value for _, value in known])
+    assert [value for value, _ in unmasked] == pytest.approx([value for _, value in unmasked])
 
 
 def test_the_ratio_of_a_long_sequence_stays_finite() -> None:

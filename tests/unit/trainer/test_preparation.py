@@ -71,7 +71,7 @@ def test_kl_penalties_come_off_the_rewards() -> None:
 
 
 def test_responses_near_their_limit_lose_reward() -> None:
-    """Of 100 tokens the last 20: 80 cost nothing, 85 a quarter, 100 all of the penalty."""
+    """Within the last 20 of 100 tokens, 85 cost a quarter of the penalty and 100 all of it."""
     lengths = enumerate((2, 80, 85, 100))
     batch = units_of_batch([sequence(1, i, 1.0, response_length=n) for i, n in lengths])
     punished = spec(algorithm={"overlong": {"buffer": 20, "penalty": 2.0}})
@@ -197,7 +197,7 @@ def test_each_branch_has_its_own_log_probs_of_the_teacher() -> None:
 
 
 def test_stored_log_probs_are_ignored_unless_the_teacher_has_a_url() -> None:
-    """Rollouts of one teacher may be replayed under another, or under none."""
+    """Rollouts of one teacher may be replayed with another, or without a teacher."""
     sample = Sample(0, teacher_log_probs=np.array([-0.5, -1.5], np.float32))
     by_path = Algorithm.model_validate({"distillation": {"teacher": {"path": "t"}}})
     for algorithm in (by_path, Algorithm()):

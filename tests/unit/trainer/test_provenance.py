@@ -24,7 +24,7 @@ def metrics(*groups: SampleGroup) -> dict[str, float]:
 
 def test_turns_of_the_model_are_counted() -> None:
     def turns(*by: str) -> Sample:
-        return Sample(0, metadata={"turns": [{"by": one, "length": 1} for one in by]})
+        return Sample(0, metadata={"turns": [{"by": author, "length": 1} for author in by]})
 
     counted = metrics(
         SampleGroup(Prompt(0, "?"), [turns("model"), turns("model", "environment", "model")])
@@ -59,15 +59,15 @@ def test_metrics_show_the_slowest_engine_and_the_first_quartile() -> None:
     groups = [engine(n, replica=n % 5, latency=0.02 + 0.001 * (n % 5)) for n in range(20)]
     groups += [engine(20 + n, replica=17, latency=0.05) for n in range(3)]
     groups += [engine(23, replica=2, latency=9.0)]  # one odd group makes no engine slow
-    told = metrics(*groups)
-    assert told["rollout/slowest_engine"] == 17
-    assert told["rollout/engine_latency/max"] == 0.05
-    assert told["rollout/engine_latency/p25"] == pytest.approx(0.02125)
+    shown = metrics(*groups)
+    assert shown["rollout/slowest_engine"] == 17
+    assert shown["rollout/engine_latency/max"] == 0.05
+    assert shown["rollout/engine_latency/p25"] == pytest.approx(0.02125)
 
 
 def test_one_engine_alone_is_neither_slow_nor_fast() -> None:
-    told = metrics(engine(0, replica=0, latency=0.02), engine(1, replica=0, latency=0.04))
-    assert told == {"rollout/engines": 1, "rollout/engine_share/max": 1}
+    shown = metrics(engine(0, replica=0, latency=0.02), engine(1, replica=0, latency=0.04))
+    assert shown == {"rollout/engines": 1, "rollout/engine_share/max": 1}
 
 
 def test_a_turn_that_branches_share_is_counted_once() -> None:

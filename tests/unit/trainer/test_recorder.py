@@ -115,20 +115,20 @@ def test_groups_that_the_filter_drops_are_counted_by_step(tmp_path: Path) -> Non
     recorder.step(1, {"rollout/raw_reward": 0.0})
     recorder.close()
     again = Recorder(tmp_path, 2)
-    assert again.dropped({"filtered_zero_std_1.0": 7}) == {}, "nobody knows of which step they were"
+    assert again.dropped({"filtered_zero_std_1.0": 7}) == {}, "their step is not known"
     assert again.dropped({"filtered_zero_std_1.0": 8}) == {name: 1}
 
 
 def test_a_health_warning_is_given_once_even_across_restarts(tmp_path: Path) -> None:
-    told = []
+    warnings = []
     for attempt in (1, 2):
         recorder = Recorder(tmp_path, attempt)
         with capture_logs() as entries:
             for step in range(3):
                 recorder.step(3 * attempt + step, {"rollout/raw_reward": 0.0, "train/ppo_kl": 2.0})
-        told.append([entry["kind"] for entry in entries])
+        warnings.append([entry["kind"] for entry in entries])
         recorder.close()
-    assert told == [["KL explosion"], []]
+    assert warnings == [["KL explosion"], []]
 
 
 def test_trackers_get_the_metrics_of_the_run_directory(tmp_path: Path) -> None:

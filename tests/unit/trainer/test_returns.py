@@ -31,7 +31,7 @@ def test_a_masked_token_may_have_any_kl() -> None:
 
 
 def returns_of(rewards: list[Tensor], gamma: float) -> list[Tensor]:
-    """Of responses without a masked token."""
+    """Return the returns of responses without masked tokens."""
     return discounted_returns(rewards, [torch.ones(len(row)) for row in rewards], gamma)
 
 
@@ -115,9 +115,9 @@ def test_an_observation_does_not_change_the_actions_around_it() -> None:
         gamma=0.9,
         lam=0.8,
     )
-    for one, other in zip(plain, observed, strict=True):
-        assert other[0][[0, 1, 4]].tolist() == pytest.approx(one[0].tolist())
-        assert other[0][2:4].tolist() == [0, 0]
+    for actions, all_tokens in zip(plain, observed, strict=True):
+        assert all_tokens[0][[0, 1, 4]].tolist() == pytest.approx(actions[0].tolist())
+        assert all_tokens[0][2:4].tolist() == [0, 0]
 
 
 def test_with_lambda_one_and_zero_values_gae_is_the_return() -> None:

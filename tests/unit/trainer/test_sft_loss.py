@@ -43,10 +43,10 @@ def test_the_loss_is_the_mean_of_minus_log_pi_over_trained_tokens() -> None:
 def test_the_gradient_of_the_logits_is_the_softmax_less_the_answer() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5]], requires_grad=True)
     log_probs = torch.log_softmax(logits, -1)[:, 1]
-    one = torch.ones(1)
-    weights = token_weights(one, torch.tensor([0]), BatchTotals(1, 1), "token_mean")
+    ones = torch.ones(1)
+    weights = token_weights(ones, torch.tensor([0]), BatchTotals(1, 1), "token_mean")
     sft_objective(
-        log_probs, one, LossInputs(one, weights, weights, one, torch.tensor([0])), SFT
+        log_probs, ones, LossInputs(ones, weights, weights, ones, torch.tensor([0])), SFT
     ).loss.backward()
     expected = torch.softmax(logits.detach(), -1) - torch.tensor([[0.0, 1.0, 0.0]])
     torch.testing.assert_close(logits.grad, expected)

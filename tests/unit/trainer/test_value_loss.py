@@ -14,7 +14,7 @@ from sluice_trainer.algorithms.value_loss import clipped_value_loss, explained_v
 @pytest.mark.parametrize(
     ("prediction", "old", "goal", "loss", "clipped"),
     [
-        (0.5, 0.5, 1.0, 0.125, 0),  # nothing moved: (0.5)^2 / 2
+        (0.5, 0.5, 1.0, 0.125, 0),  # unmoved: (0.5)^2 / 2
         (0.6, 0.5, 1.0, 0.08, 0),  # within the bound
         (1.0, 0.5, 1.0, 0.045, 1),  # on the goal, but too far from before: (0.7 - 1)^2 / 2
         (-1.0, 0.5, 1.0, 2.0, 0),  # away from the goal: the unclipped error is the larger one
