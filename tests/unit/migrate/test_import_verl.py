@@ -433,7 +433,7 @@ def test_validation_is_greedy_if_verls_is() -> None:
         (
             "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov data.train_batch_size=64 "
             "actor_rollout_ref.actor.ppo_mini_batch_size=64",
-            "with one optimizer step a batch",
+            "with one optimizer step per batch",
         ),
     ],
 )
