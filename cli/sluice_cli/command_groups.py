@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -29,6 +28,8 @@ def optional_group(name: str, distribution: str, summary: str) -> typer.Typer:
     """Return the group that an optional distribution provides as an entry point."""
 
     def load() -> typer.Typer:
+        from importlib.metadata import entry_points  # slow, and `sluice --help` does not need it
+
         for entry in entry_points(group=COMMANDS, name=name):
             return entry.load()  # type: ignore[no-any-return]
         typer.echo(
