@@ -65,4 +65,4 @@ def test_a_kernel_that_refuses_leaves_what_there_is(
 
 
 def test_what_is_asked_for_is_enough_for_a_thousand_engines() -> None:
-    assert open_files.WANTED > 20 * 1000
+    assert open_files.DEFAULT_LIMIT > 20 * 1000
