@@ -99,8 +99,8 @@ class OffPolicy(Model):
     )
     opsm_delta: NonNegativeFloat | None = Field(
         None,
-        description="Off-policy sequence masking: a sequence of negative advantage is dropped "
-        "where the mean of log pi_old - log pi exceeds this.",
+        description="Off-policy sequence masking: leave out sequences with a negative "
+        "advantage if the mean of log pi_old - log pi exceeds this. Default: off.",
     )
 
     reject: Annotated[list[Rejection], Field(max_length=4)] = Field(

@@ -1,8 +1,7 @@
-"""spec.buffer and spec.checkpoint, with the volume claims that the operator makes for them.
+"""spec.buffer and spec.checkpoint, with the volume claims that the operator creates for them.
 
-A job without a word about its checkpoints gets a claim for them. A lost trainer goes on from there,
-the final model stays when the job is deleted, and engines that read weights from a directory find
-it there.
+By default a job gets a claim for its checkpoints: a trainer that is lost resumes from it, the final
+model stays when the job is deleted, and engines that read weights from a directory find it there.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ _TRANSPORT = "self.weightSync.?transport.orValue(self.trainer.colocate ? 'disk' 
 
 
 def _one_node_only(checkpoint: Any) -> bool:
-    """The claim is one that pods of several nodes cannot mount."""
+    """True if pods of several nodes cannot mount the claim."""
     modes = checkpoint.storage.access_modes if checkpoint.storage else None
     return modes is not None and "ReadWriteMany" not in modes
 
@@ -171,7 +170,7 @@ class Checkpoint(Model):
 
     @property
     def claim(self) -> CheckpointStorage | None:
-        """The claim that the operator makes; None: checkpoints lie elsewhere."""
+        """Claim that the operator creates, or None if checkpoints are on another volume."""
         return (
             None
             if self.volume is not None or self.ephemeral

@@ -166,6 +166,7 @@ def _structural(
 ) -> dict[str, Any]:
     if "description" in node:
         node = node | {"description": _unwrapped(node["description"])}
+    # Structural schemas have no references: each is replaced by what it refers to.
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
         extra = {k: v for k, v in node.items() if k != "$ref"}
@@ -207,6 +208,7 @@ def _described(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(node: dict[str, Any], definitions: dict[str, Any], models: Models) -> dict[str, Any]:
     schema = {k: v for k, v in node.items() if k not in _DROPPED and k != "_model"}
+    # OpenAPI v3.0 has the bound in `minimum`, and a flag that it is exclusive.
     for limit, flag in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if limit in schema:
             schema[flag], schema[limit] = schema[limit], True

@@ -186,6 +186,7 @@ def _plain(node: Any) -> Any:
         return [_plain(v) for v in node]
     if isinstance(node, bool) or node is None:
         return node
+    # ruamel's ScalarInt and ScalarFloat remember how they were written.
     for plain in (int, float, str):
         if isinstance(node, plain):
             return plain(node)

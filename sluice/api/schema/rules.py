@@ -87,6 +87,7 @@ class FieldReference:
     def __ge__(self, value: float) -> Condition:
         return self._compared(">=", value, f"{self.path} of at least {value}")
 
+    # Order is defined between fields of one type alone, so CEL needs no conversion.
     def __le__(self, value: FieldReference) -> Condition:
         return Condition(
             lambda model: f"{_cel_path(model, self.path)} <= {_cel_path(model, value.path)}",
