@@ -154,7 +154,7 @@ def _ending(current: JobPass, plans: Sequence[GangPlan]) -> ConditionUpdate | No
     spec, status, now = current.spec, current.status, current.now
     failed = deadlines.queue_timeout(spec, status, now, admission.cause(current))
     if failed is None:
-        waiting = _running_condition(current, plans)
+        waiting = conditions.running(current, plans)
         failed = deadlines.job_deadline(spec, status, now, waiting.message)
     return ConditionUpdate("Failed", "True", *failed) if failed else None
 
@@ -166,7 +166,7 @@ def _status(
     queued = admission.cause(current) if status.queued_time else None
     updates = [
         admission.admitted(current),
-        _running_condition(current, plans, queued),
+        conditions.running(current, plans, queued),
         conditions.weights_in_sync(current.observed.progress),
     ]
     if status.condition("Suspended"):
@@ -178,23 +178,6 @@ def _status(
         last_failure=last_failure(status, plans),
         rollout_replicas=current.spec.replicas,
         checkpoint_claim=checkpoint_name(current.job) if current.spec.checkpoint.claim else None,
-    )
-
-
-def _running_condition(
-    current: JobPass, plans: Sequence[GangPlan], queued: str | None = None
-) -> ConditionUpdate:
-    """Return the condition Running; `queued` as in `conditions.running`."""
-    spec = current.spec
-    return conditions.running(
-        current.status,
-        plans,
-        current.pods,
-        current.observed.progress,
-        current.now,
-        queued=queued,
-        warned=current.observed.warned,
-        may_compile=spec.on_gpu and spec.kernel_cache is None,
     )
 
 

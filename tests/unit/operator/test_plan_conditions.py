@@ -5,9 +5,10 @@ import pytest
 
 from sluice.api import Condition, GangStatus, RLJobStatus
 from sluice.api.status import RoleName
-from sluice_operator.plan import Progress
+from sluice_operator.plan import KubeObject, Observed, Progress
 from sluice_operator.plan.decide.gangs import GangPlan
 from sluice_operator.plan.facts import clock
+from sluice_operator.plan.facts.job_pass import JobPass
 from sluice_operator.plan.facts.model import Gang, GangFacts
 from sluice_operator.plan.report.conditions import (
     ConditionUpdate,
@@ -17,7 +18,7 @@ from sluice_operator.plan.report.conditions import (
     updated,
     weights_in_sync,
 )
-from tests.unit.operator.world import START, make_pod
+from tests.unit.operator.world import START, job_pass, make_job, make_pod
 
 UP, DOWN = GangFacts(ready=1), GangFacts()
 FRESH = GangStatus(replica=0, attempt=1)
@@ -37,6 +38,14 @@ RUNNING = STARTED.model_copy(
     }
 )
 TRAINED = RLJobStatus(start_time=clock.text(START), step=0, last_progress_time=clock.text(START))
+
+
+def pass_of(
+    status: RLJobStatus, progress: Progress | None, *pods: KubeObject, gpus: int = 0
+) -> JobPass:
+    observed = Observed(pods, status=status, progress=progress)
+    job = make_job(rollout={"gpusPerReplica": gpus}, trainer={"gpusPerNode": gpus})
+    return job_pass(job, observed)
 
 
 def steps(**facts: GangFacts) -> list[GangPlan]:
@@ -78,7 +87,7 @@ def steps(**facts: GangFacts) -> list[GangPlan]:
     ],
 )
 def test_running(status, gang_steps, progress, expected) -> None:  # type: ignore[no-untyped-def]
-    finding = running(status, gang_steps, [], progress, START)
+    finding = running(pass_of(status, progress), gang_steps)
     assert (finding.status, finding.reason) == expected
 
 
@@ -106,7 +115,7 @@ def test_a_job_that_starts_says_what_it_waits_for(
 ) -> None:
     others = [step for step in steps() if step.gang.role != "rollout"]
     engine = GangPlan(Gang("rollout", 0, 1), FRESH, GangFacts(running=1))
-    finding = running(STARTED, [*others, engine], [], progress, START, may_compile=may_compile)
+    finding = running(pass_of(STARTED, progress, gpus=int(may_compile)), [*others, engine])
     assert finding.message == f"pods are running; {waits}"
 
 
@@ -118,7 +127,7 @@ def test_running_says_why_a_pod_waits() -> None:
         "message": "no GPUs",
     }
     pod = make_pod(phase="Pending", conditions=[condition])
-    finding = running(STARTED, [GangPlan(Gang("trainer", 0, 1), FRESH)], [pod], None, START)
+    finding = running(pass_of(STARTED, None, pod), [GangPlan(Gang("trainer", 0, 1), FRESH)])
     assert finding.message == "0 of 1 pods are running; demo-trainer-0-1-0: Unschedulable: no GPUs"
 
 

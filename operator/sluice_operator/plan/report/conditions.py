@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -26,7 +26,8 @@ from sluice_operator.plan.facts.constants import (
     SYNC_UNKNOWN,
     UNREACHABLE,
 )
-from sluice_operator.plan.facts.model import KubeletWarning, KubeObject, Progress
+from sluice_operator.plan.facts.job_pass import JobPass
+from sluice_operator.plan.facts.model import KubeObject, Progress
 from sluice_operator.plan.facts.podstate import headline
 from sluice_operator.plan.report.blocked import blocked
 
@@ -110,15 +111,7 @@ def _decisive(conditions: Sequence[Condition]) -> Condition | None:
 
 
 def running(
-    status: RLJobStatus,
-    plans: Sequence[GangPlan],
-    pods: Sequence[KubeObject],
-    progress: Progress | None,
-    now: datetime,
-    *,
-    queued: str | None = None,
-    warned: Mapping[str, KubeletWarning] | None = None,
-    may_compile: bool = False,
+    current: JobPass, plans: Sequence[GangPlan], queued: str | None = None
 ) -> ConditionUpdate:
     """Return the condition Running, which is True while the job can train.
 
@@ -128,32 +121,23 @@ def running(
 
     Parameters
     ----------
-    status
-        The job's status.
+    current
+        The pass over the job.
     plans
         The plans of its gangs.
-    pods
-        Its pods, without those of episodes.
-    progress
-        The answer of buffer and rendezvous; None if they do not answer.
-    now
-        The time of this pass.
     queued
         Why a queue has not admitted the job, empty if the cause is not known; None if no queue
         holds it.
-    warned
-        The latest warning of a kubelet, by pod name.
-    may_compile
-        True if engines do not find compiled kernels in a `kernelCache`.
 
     """
+    status, progress = current.status, current.observed.progress
     if queued is not None:
         return _not_running(QUEUED.name, QUEUED.text(detail=f": {queued}" if queued else ""))
 
     missing = [plan for plan in _required(plans) if not is_up(plan)]
     ready = sum(plan.facts.ready for plan in plans)
     desired = sum(plan.gang.size for plan in plans)
-    obstacle = blocked(pods, warned or {})
+    obstacle = blocked(current.pods, current.observed.warned)
 
     recovering = [plan for plan in missing if _is_recovering(plan, status)]
     if recovering:
@@ -161,7 +145,7 @@ def running(
             f"{plan.gang.name} (attempt {plan.status.attempt})" for plan in recovering
         )
         causes = (
-            _overdue_member(recovering, pods, now),
+            _overdue_member(recovering, current.pods, current.now),
             obstacle.text() if obstacle else _last_failure(status),
         )
         detail = _detail("; ".join(filter(None, causes)))
@@ -182,7 +166,7 @@ def running(
     # A job that runs stays Running while its engines take their next weights.
     first = fresh and not status.is_true("Running")
     if missing or (first and progress is not None and progress.engines_in_sync == 0):
-        return _starting(_engine_start(progress, may_compile=may_compile))
+        return _starting(_engine_start(current))
     text = RUNNING.text(ready=ready, desired=desired)
     return ConditionUpdate("Running", "True", RUNNING.name, text)
 
@@ -195,14 +179,15 @@ def _starting(waiting: str) -> ConditionUpdate:
     return _not_running(STARTING.name, STARTING.text(waiting=waiting))
 
 
-def _engine_start(progress: Progress | None, *, may_compile: bool) -> str:
+def _engine_start(current: JobPass) -> str:
     """Return what the engines wait for, if no engine can generate yet."""
+    progress = current.observed.progress
     if progress is None:
         return "no engine is ready yet"
     if progress.engines:
         return f"no engine holds the weights yet{_detail(progress.dropped)}"
     text = "no engine has started yet"
-    if may_compile:
+    if current.spec.on_gpu and current.spec.kernel_cache is None:
         text += "; the first start compiles kernels, which takes minutes (kernelCache keeps them)"
     return text
 
