@@ -46,7 +46,7 @@ class OrderedBuckets:
             await refuse(scope, send, refusal)
             return
         # From here on the application takes requests in the order of their arrival.
-        first: list[Any] = [{"type": "connections.request", "body": body, "more_body": False}]
+        first: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Any:
             if not first:
