@@ -48,7 +48,7 @@ def restart(
     """Decide whether a gang gets another attempt.
 
     - A configuration error (exit code 2) fails the job at once, whatever else happened.
-    - A disruption that the cluster caused (preemption, eviction, a pod deleted by somebody else)
+    - A disruption that the cluster caused (preemption, eviction, a pod that another client deleted)
       never counts against the budget, even if other pods of the gang failed because of it.
     - Rollout, buffer and rendezvous restart without bound, after ``min(base * 2**n, max)`` seconds.
       What they hold is durable or can be rebuilt, and the status shows a crash loop. n starts from

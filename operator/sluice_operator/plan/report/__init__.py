@@ -1,1 +1,1 @@
-"""Status, conditions and events: what people and programs are told of a job."""
+"""Status, conditions and events, which report a job to people and programs."""
