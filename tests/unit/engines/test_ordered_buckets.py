@@ -30,6 +30,7 @@ class Engine:
 
     async def serve(self, scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
+        assert message["type"] == "http.request", "as ASGI names it"
         async with self._work:
             self.taken.append(message["body"].decode())
             await asyncio.sleep(0.01)
