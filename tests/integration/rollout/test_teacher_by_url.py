@@ -145,7 +145,7 @@ TOKENS = [20, 21, 22, 30, 31, 23, 24]
 SCORES: list[float | None] = [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
 BAD = [
     ({"text": "hello"}, "not an answer of SGLang's /generate"),
-    (entries(SCORES[:3], TOKENS[:3]), "log-probs of 3 other tokens than the 7 that were asked for"),
+    (entries(SCORES[:3], TOKENS[:3]), "log-probs of 3 other tokens than the 7 requested ones"),
     (entries(SCORES, [99, *TOKENS[1:]]), "log-probs of 7 other tokens"),
     (entries([None, *SCORES[1:]], TOKENS), "a trained token has no finite log-prob"),
 ]
@@ -200,9 +200,7 @@ async def test_a_token_that_is_none_is_not_sent(tokenizer: Any) -> None:
     broken.tokens[-2] = len(tokenizer)
     async with serving(lambda _: {}, path="/generate") as server:
         await ask(server.url, tokenizer, broken)
-    assert (
-        broken.error == "teacher: token 2048 is none of the tokenizer's 2048: nobody can score it"
-    )
+    assert broken.error == "teacher: token 2048 cannot be scored: the tokenizer has 2048 tokens"
     assert not server.seen
 
 
