@@ -92,7 +92,7 @@ _ENTRIES: dict[str, Translation] = UNSUPPORTED | {
     "--custom-generate-function-path": Field(
         "rollout.function",
         as_text,
-        "it runs unchanged; docs/agents.md says what it may import of slime",
+        "it runs unchanged; docs/agents/frameworks.md says what it may import of slime",
     ),
     "--rollout-sample-hook-path": Field(
         "rollout.hooks.beforeReward",

@@ -251,7 +251,7 @@ TESTS = "import sums, unittest\nclass T(unittest.TestCase):\n    def test(self):
 async def test_the_verifier_of_the_page_judges_patches(
     patch: str, reward: float, tmp_path: Path
 ) -> None:
-    page = (ROOT / "docs/agents.md").read_text().partition("\n## A verifier\n")[2]
+    page = (ROOT / "docs/agents/programs.md").read_text().partition("\n## A verifier\n")[2]
     file, repository = tmp_path / "verify.py", tmp_path / "repository"
     file.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     repository.mkdir()
