@@ -105,7 +105,7 @@ def test_topology_aware_scheduling_of_kueue_is_asked_for_by_annotation() -> None
 
 
 def test_rdma_by_template() -> None:
-    """The example of docs/concepts.md."""
+    """The example of docs/pods.md."""
     trainer = {
         "name": "trainer",
         "env": [{"name": "NCCL_IB_HCA", "value": "mlx5"}],
