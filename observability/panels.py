@@ -45,14 +45,6 @@ Limits = Sequence[tuple[float | None, str]]
 Panel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """expr: PromQL. legend: Grafana's text for each series, such as `{{phase}}`."""
-
-    expr: str
-    legend: str
-
-
 def none() -> Limits:
     """No value of this panel is bad by itself."""
     return ((None, "green"),)
@@ -73,10 +65,11 @@ def below(critical: float, warning: float | None = None) -> Limits:
 
 def lines(
     title: str,
-    description: str,
     unit: str,
     limits: Limits,
-    *queries: Query,
+    description: str,
+    series: Mapping[str, str],
+    *,
     width: int = 8,
     stacked: bool = False,
     highest: float | None = None,
@@ -104,22 +97,23 @@ def lines(
     if len(limits) > 1:
         style = common.GraphTresholdsStyleMode.DASHED
         panel.thresholds_style(build.GraphThresholdsStyleConfig().mode(style))
-    for number, query in enumerate(queries):
-        panel.with_target(_target(query, number))
+    for position, (legend, expr) in enumerate(series.items()):
+        panel.with_target(_target(expr, legend, position))
     return panel
 
 
 def number(
     title: str,
-    description: str,
     unit: str,
     limits: Limits,
-    query: Query,
+    description: str,
+    series: Mapping[str, str],
     *,
     width: int = 4,
     height: int = 4,
 ) -> stat.Panel:
     """The newest value, large, with its course behind it."""
+    [(legend, expr)] = series.items()
     return (
         stat.Panel()
         .title(title)
@@ -132,7 +126,7 @@ def number(
         .reduce_options(build.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.AREA)
         .color_mode(common.BigValueColorMode.VALUE)
-        .with_target(_target(query, 0))
+        .with_target(_target(expr, legend))
     )
 
 
@@ -140,11 +134,12 @@ def states(
     title: str,
     description: str,
     names: Mapping[int, tuple[str, str]],
-    query: Query,
+    series: Mapping[str, str],
     *,
     width: int = 24,
 ) -> statetimeline.Panel:
     """A bar for each series, coloured by its state. names: code -> (word, colour)."""
+    [(legend, expr)] = series.items()
     panel = statetimeline.Panel().title(title).description(description).datasource(SOURCE)
     return (
         panel.unit(NUMBER)
@@ -156,7 +151,7 @@ def states(
         .show_value(common.VisibilityMode.NEVER)
         .fill_opacity(80)
         .legend(_legend())
-        .with_target(_target(query, 0))
+        .with_target(_target(expr, legend))
     )
 
 
@@ -181,8 +176,8 @@ def grid(
     panel = table.Panel().title(title).description(description).datasource(SOURCE)
     panel.unit(NUMBER).thresholds(_steps(none())).span(24).height(9)
     for at, column in enumerate(columns):
-        query = Query(column.expr, column.title)
-        panel.with_target(_target(query, at).instant().format(PromQueryFormat.TABLE))
+        target = _target(column.expr, column.title, at)
+        panel.with_target(target.instant().format(PromQueryFormat.TABLE))
         panel.override_by_name(column.title, _column(column))
     last = list(keys.values())[-1]
     url = [{"title": "Open the job", "url": link}]
@@ -235,12 +230,12 @@ def _legend() -> build.VizLegendOptions:
     )
 
 
-def _target(query: Query, at: int) -> prometheus.Dataquery:
+def _target(expr: str, legend: str, position: int = 0) -> prometheus.Dataquery:
     return (
         prometheus.Dataquery()
-        .expr(query.expr)
-        .legend_format(query.legend)
-        .ref_id(_letter(at))
+        .expr(expr)
+        .legend_format(legend)
+        .ref_id(_letter(position))
         .datasource(SOURCE)
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from observability.panels import JOB, RATE, Query
+from observability.panels import JOB, RATE
 
 OF_JOB = ("namespace", "job")
 
@@ -23,12 +23,12 @@ def quantile(share: float, histogram: str, *labels: str, selector: str = JOB) ->
     return f"histogram_quantile({share}, {buckets})"
 
 
-def spread(histogram: str, *, selector: str = JOB) -> tuple[Query, Query]:
+def spread(histogram: str, *, selector: str = JOB) -> dict[str, str]:
     """Median and 95th percentile."""
-    return (
-        Query(quantile(0.5, histogram, selector=selector), "median"),
-        Query(quantile(0.95, histogram, selector=selector), "95th percentile"),
-    )
+    return {
+        "median": quantile(0.5, histogram, selector=selector),
+        "95th percentile": quantile(0.95, histogram, selector=selector),
+    }
 
 
 def mean(histogram: str, *labels: str, selector: str = JOB) -> str:

@@ -14,7 +14,6 @@ from observability.panels import (
     SHARE,
     Column,
     Panel,
-    Query,
     above,
     below,
     grid,
@@ -36,40 +35,32 @@ def dashboard() -> Dashboard:
     )
 
 
-def _now() -> list[Panel]:
-    def in_state(code: int) -> Query:
-        states = f"{rec.STATE}{{{JOBS}}} == {code}"
-        return Query(f"count({states}) or vector(0)", "jobs")
+def _jobs_in(state: int) -> str:
+    return f"count({rec.STATE}{{{JOBS}}} == {state}) or vector(0)"
 
+
+def _now() -> list[Panel]:
     devices = f"sum({rec.CATEGORIES}{{{JOBS}}})"
     goodput = f"sum({rec.CATEGORIES}{{{JOBS},{_USEFUL}}}) / ({devices} > 0)"
     firing = f'count(ALERTS{{alertname=~"Sluice.+",alertstate="firing",{JOBS}}}) or vector(0)'
+    # fmt: off
     return [
-        number("Running", "Jobs that train now.", COUNT, none(), in_state(1)),
-        number("Queued", "Jobs that wait to be admitted.", COUNT, above(5, 20), in_state(2)),
-        number("Failed", "Jobs that have ended by an error.", COUNT, above(1), in_state(4)),
-        number(
-            "Devices",
-            "GPUs that jobs hold, mean of 10 minutes. On CPUs a pod counts as one.",
-            COUNT,
-            none(),
-            Query(devices, "devices"),
-        ),
-        number(
-            "Goodput",
-            "Share of all device time that trained or generated what was trained on.",
-            SHARE,
-            below(0.3, 0.6),
-            Query(goodput, "goodput"),
-        ),
-        number(
-            "Alerts",
-            "Alerts of this chart that fire.",
-            COUNT,
-            above(1, 5),
-            Query(firing, "alerts"),
-        ),
+        number("Running", COUNT, none(), "Jobs that train now.",
+               {"jobs": _jobs_in(1)}),
+        number("Queued", COUNT, above(5, 20), "Jobs that wait to be admitted.",
+               {"jobs": _jobs_in(2)}),
+        number("Failed", COUNT, above(1), "Jobs that have ended by an error.",
+               {"jobs": _jobs_in(4)}),
+        number("Devices", COUNT, none(),
+               "GPUs that jobs hold, mean of 10 minutes. On CPUs a pod counts as one.",
+               {"devices": devices}),
+        number("Goodput", SHARE, below(0.3, 0.6),
+               "Share of all device time that trained or generated what was trained on.",
+               {"goodput": goodput}),
+        number("Alerts", COUNT, above(1, 5), "Alerts of this chart that fire.",
+               {"alerts": firing}),
     ]
+    # fmt: on
 
 
 def _jobs() -> list[Panel]:
@@ -94,6 +85,7 @@ def _jobs() -> list[Panel]:
         "/d/sluice-job?var-namespace=${__data.fields.Namespace}&var-job=${__data.fields.Job}"
         "&var-datasource=${datasource}&${__url_time_range}"
     )
+    # fmt: off
     return [
         grid(
             "Jobs",
@@ -106,61 +98,37 @@ def _jobs() -> list[Panel]:
             "States",
             "State of each job over time, from the conditions of its status.",
             rec.STATES,
-            Query(f"{rec.STATE}{{{JOBS}}}", "{{namespace}}/{{job}}"),
+            {"{{namespace}}/{{job}}": f"{rec.STATE}{{{JOBS}}}"},
         ),
     ]
+    # fmt: on
 
 
 def _devices() -> list[Panel]:
+    # fmt: off
     return [
-        lines(
-            "Devices by what they do",
-            "Devices of all jobs, mean of 10 minutes: trained and generated count as goodput.",
-            COUNT,
-            none(),
-            Query(f"sum by (category) ({rec.CATEGORIES}{{{JOBS}}})", "{{category}}"),
-            width=12,
-            stacked=True,
-        ),
-        lines(
-            "Goodput of each job",
-            "Share of a job's device time that trained or generated what was trained on.",
-            SHARE,
-            below(0.3, 0.6),
-            Query(f"{rec.GOODPUT}{{{JOBS}}}", "{{namespace}}/{{job}}"),
-            width=12,
-            highest=1,
-        ),
+        lines("Devices by what they do", COUNT, none(),
+              "Devices of all jobs, mean of 10 minutes: trained and generated count as goodput.",
+              {"{{category}}": f"sum by (category) ({rec.CATEGORIES}{{{JOBS}}})"},
+              width=12, stacked=True),
+        lines("Goodput of each job", SHARE, below(0.3, 0.6),
+              "Share of a job's device time that trained or generated what was trained on.",
+              {"{{namespace}}/{{job}}": f"{rec.GOODPUT}{{{JOBS}}}"}, width=12, highest=1),
     ]
+    # fmt: on
 
 
 def _trouble() -> list[Panel]:
     started = "sum by (le) (rate(rljob_time_to_running_seconds_bucket[6h]))"
+    # fmt: off
     return [
-        lines(
-            "Restarts",
-            "Attempts that replaced a failed one, within an hour.",
-            COUNT,
-            above(4),
-            Query(f"sum by (namespace, job) ({rec.RESTARTS}{{{JOBS}}})", "{{namespace}}/{{job}}"),
-        ),
-        lines(
-            "Time to running",
-            "From a job's start until it ran first, of jobs of the last 6 hours.",
-            SECONDS,
-            above(600, 3600),
-            Query(f"histogram_quantile(0.5, {started})", "median"),
-            Query(f"histogram_quantile(0.95, {started})", "95th percentile"),
-        ),
-        lines(
-            "Queue",
-            "Jobs by state.",
-            COUNT,
-            none(),
-            *(
-                Query(f"count({rec.STATE}{{{JOBS}}} == {code}) or vector(0)", word)
-                for code, (word, _) in rec.STATES.items()
-                if word in ("pending", "running", "queued")
-            ),
-        ),
+        lines("Restarts", COUNT, above(4), "Attempts that replaced a failed one, within an hour.",
+              {"{{namespace}}/{{job}}": f"sum by (namespace, job) ({rec.RESTARTS}{{{JOBS}}})"}),
+        lines("Time to running", SECONDS, above(600, 3600),
+              "From a job's start until it ran first, of jobs of the last 6 hours.",
+              {"median": f"histogram_quantile(0.5, {started})",
+               "95th percentile": f"histogram_quantile(0.95, {started})"}),
+        lines("Queue", COUNT, none(), "Jobs by state.",
+              {rec.STATES[code][0]: _jobs_in(code) for code in (0, 1, 2)}),
     ]
+    # fmt: on

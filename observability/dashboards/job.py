@@ -16,7 +16,6 @@ from observability.panels import (
     SECONDS,
     SHARE,
     Panel,
-    Query,
     above,
     below,
     lines,
@@ -50,163 +49,86 @@ def _now() -> list[Panel]:
     steps = f"rate(sluice_trainer_step_seconds_count{{{JOB}}}[10m])"
     left = f"({_trainer('total_steps')} - {rec.STEP}{{{JOB}}})"
     firing = f'count(ALERTS{{alertname=~"Sluice.+",alertstate="firing",{JOB}}}) or vector(0)'
+    # fmt: off
     return [
-        number("Step", "Steps committed.", NUMBER, none(), Query(f"{rec.STEP}{{{JOB}}}", "step")),
-        number(
-            "Time left",
-            "Steps that are left, at the speed of the last 10 minutes.",
-            SECONDS,
-            none(),
-            Query(f"{left} / (sum by (namespace, job) ({steps}) > 0)", "left"),
-        ),
-        number(
-            "Reward",
-            "Mean reward of the last batch.",
-            NUMBER,
-            none(),
-            Query(_trainer("reward"), "reward"),
-        ),
-        number(
-            "Goodput",
-            "Share of the device time that trained or generated what was trained on.",
-            SHARE,
-            below(0.3, 0.6),
-            Query(f"{rec.GOODPUT}{{{JOB}}}", "goodput"),
-        ),
-        number(
-            "Engines",
-            "Engines that are there.",
-            COUNT,
-            below(1),
-            Query(promql.newest("sluice_rendezvous_engines"), "engines"),
-        ),
-        number("Alerts", "Alerts of this job that fire.", COUNT, above(1), Query(firing, "alerts")),
+        number("Step", NUMBER, none(), "Steps committed.",
+               {"step": f"{rec.STEP}{{{JOB}}}"}),
+        number("Time left", SECONDS, none(),
+               "Steps that are left, at the speed of the last 10 minutes.",
+               {"left": f"{left} / (sum by (namespace, job) ({steps}) > 0)"}),
+        number("Reward", NUMBER, none(), "Mean reward of the last batch.",
+               {"reward": _trainer("reward")}),
+        number("Goodput", SHARE, below(0.3, 0.6),
+               "Share of the device time that trained or generated what was trained on.",
+               {"goodput": f"{rec.GOODPUT}{{{JOB}}}"}),
+        number("Engines", COUNT, below(1), "Engines that are there.",
+               {"engines": promql.newest("sluice_rendezvous_engines")}),
+        number("Alerts", COUNT, above(1), "Alerts of this job that fire.",
+               {"alerts": firing}),
     ]
+    # fmt: on
 
 
 def _reward() -> list[Panel]:
     evaluation = f"max by (namespace, job, dataset) (sluice_trainer_evaluation_reward{{{JOB}}})"
+    # fmt: off
     return [
-        lines(
-            "Reward",
-            "Mean of the batch's rewards, and their standard deviation.",
-            NUMBER,
-            none(),
-            Query(_trainer("reward"), "mean"),
-            Query(_trainer("reward_std"), "standard deviation"),
-        ),
-        lines(
-            "Evaluation",
-            "Mean reward of the newest evaluation of each dataset.",
-            NUMBER,
-            none(),
-            Query(evaluation, "{{dataset}}"),
-        ),
-        lines(
-            "Prompts with equal rewards",
-            "Prompts whose samples all have the same reward: they teach nothing.",
-            SHARE,
-            above(0.8, 0.95),
-            Query(_trainer("equal_rewards_ratio"), "equal"),
-            highest=1,
-        ),
+        lines("Reward", NUMBER, none(),
+              "Mean of the batch's rewards, and their standard deviation.",
+              {"mean": _trainer("reward"), "standard deviation": _trainer("reward_std")}),
+        lines("Evaluation", NUMBER, none(), "Mean reward of the newest evaluation of each dataset.",
+              {"{{dataset}}": evaluation}),
+        lines("Prompts with equal rewards", SHARE, above(0.8, 0.95),
+              "Prompts whose samples all have the same reward: they teach nothing.",
+              {"equal": _trainer("equal_rewards_ratio")}, highest=1),
     ]
+    # fmt: on
 
 
 def _policy() -> list[Panel]:
+    # fmt: off
     return [
-        lines(
-            "KL divergence",
-            "From the policy that began the batch (update), and from the reference model.",
-            NUMBER,
-            above(0.1, 1),
-            Query(_trainer("update_kl"), "update"),
-            Query(_trainer("reference_kl"), "reference"),
-        ),
-        lines(
-            "Entropy",
-            "Mean entropy of a token, in nats. Near 0 the policy no longer explores.",
-            NUMBER,
-            below(0.001, 0.05),
-            Query(_trainer("entropy"), "entropy"),
-        ),
-        lines(
-            "Log-prob difference",
-            "Between trainer and engine, of a token. They should agree.",
-            NUMBER,
-            above(0.05, 0.1),
-            Query(_trainer("logprob_difference"), "mean"),
-        ),
-        lines(
-            "Loss",
-            "Loss of the step, its policy part, and the critic's.",
-            NUMBER,
-            none(),
-            Query(_trainer("loss"), "loss"),
-            Query(_trainer("policy_loss"), "policy"),
-            Query(_trainer("value_loss"), "value"),
-        ),
-        lines(
-            "Gradient norm",
-            "Before clipping.",
-            NUMBER,
-            above(10, 100),
-            Query(_trainer("gradient_norm"), "norm"),
-        ),
-        lines(
-            "Clipping",
-            "Share of tokens whose ratio was clipped.",
-            SHARE,
-            above(0.2, 0.5),
-            Query(_trainer("clip_fraction"), "clipped"),
-        ),
-        lines(
-            "Learning rate",
-            "Of the policy.",
-            NUMBER,
-            none(),
-            Query(_trainer("learning_rate"), "learning rate"),
-            width=12,
-        ),
-        lines(
-            "Policy lag",
-            "Mean age of the samples' oldest tokens, in weight versions.",
-            NUMBER,
-            above(2, 8),
-            Query(_trainer("policy_lag_versions"), "lag"),
-            width=12,
-        ),
+        lines("KL divergence", NUMBER, above(0.1, 1),
+              "From the policy that began the batch (update), and from the reference model.",
+              {"update": _trainer("update_kl"), "reference": _trainer("reference_kl")}),
+        lines("Entropy", NUMBER, below(0.001, 0.05),
+              "Mean entropy of a token, in nats. Near 0 the policy no longer explores.",
+              {"entropy": _trainer("entropy")}),
+        lines("Log-prob difference", NUMBER, above(0.05, 0.1),
+              "Between trainer and engine, of a token. They should agree.",
+              {"mean": _trainer("logprob_difference")}),
+        lines("Loss", NUMBER, none(), "Loss of the step, its policy part, and the critic's.",
+              {"loss": _trainer("loss"),
+               "policy": _trainer("policy_loss"),
+               "value": _trainer("value_loss")}),
+        lines("Gradient norm", NUMBER, above(10, 100), "Before clipping.",
+              {"norm": _trainer("gradient_norm")}),
+        lines("Clipping", SHARE, above(0.2, 0.5), "Share of tokens whose ratio was clipped.",
+              {"clipped": _trainer("clip_fraction")}),
+        lines("Learning rate", NUMBER, none(), "Of the policy.",
+              {"learning rate": _trainer("learning_rate")}, width=12),
+        lines("Policy lag", NUMBER, above(2, 8),
+              "Mean age of the samples' oldest tokens, in weight versions.",
+              {"lag": _trainer("policy_lag_versions")}, width=12),
     ]
+    # fmt: on
 
 
 def _samples() -> list[Panel]:
     samples = promql.rate("sluice_trainer_samples_total", "outcome")
+    # fmt: off
     return [
-        lines(
-            "Response length",
-            "Tokens of the batch's responses.",
-            NUMBER,
-            none(),
-            Query(_trainer("response_tokens"), "mean"),
-            Query(_trainer("response_tokens_max"), "longest"),
-        ),
-        lines(
-            "Truncated and failed",
-            "Responses that were cut off at their limit; samples that failed.",
-            SHARE,
-            above(0.2, 0.5),
-            Query(_trainer("truncated_ratio"), "truncated"),
-            Query(_trainer("failed_ratio"), "failed"),
-            highest=1,
-        ),
-        lines(
-            "Samples",
-            "Samples of trained batches by what became of them; failed ones are not trained on.",
-            PER_SECOND,
-            none(),
-            Query(samples, "{{outcome}}"),
-        ),
+        lines("Response length", NUMBER, none(), "Tokens of the batch's responses.",
+              {"mean": _trainer("response_tokens"), "longest": _trainer("response_tokens_max")}),
+        lines("Truncated and failed", SHARE, above(0.2, 0.5),
+              "Responses that were cut off at their limit; samples that failed.",
+              {"truncated": _trainer("truncated_ratio"), "failed": _trainer("failed_ratio")},
+              highest=1),
+        lines("Samples", PER_SECOND, none(),
+              "Samples of trained batches by what became of them; failed ones are not trained on.",
+              {"{{outcome}}": samples}),
     ]
+    # fmt: on
 
 
 def _time() -> list[Panel]:
@@ -217,75 +139,36 @@ def _time() -> list[Panel]:
     every = f"sum by (namespace, job) ({rec.CATEGORIES}{{{JOB}}})"
     shares = f"{categories} / on (namespace, job) group_left () ({every} > 0)"
     mean = promql.mean("sluice_trainer_step_seconds")
+    # fmt: off
     return [
-        lines(
-            "Trainer",
-            "Where the trainer's time goes. Much waiting: more engines, or async mode.",
-            SHARE,
-            none(),
-            Query(phases, "{{phase}}"),
-            width=6,
-            stacked=True,
-            highest=1,
-        ),
-        lines(
-            "Engines",
-            "Where the engines' time goes. Much tail, the last few responses of a batch: async "
-            "mode.",
-            SHARE,
-            none(),
-            Query(f"{engines} / on (namespace, job) group_left () ({of_all} > 0)", "{{phase}}"),
-            width=6,
-            stacked=True,
-            highest=1,
-        ),
-        lines(
-            "Device time",
-            "Where it went, mean of 10 minutes. Trained and generated count as goodput.",
-            SHARE,
-            none(),
-            Query(shares, "{{category}}"),
-            width=6,
-            stacked=True,
-            highest=1,
-        ),
-        lines(
-            "Step time", "Mean, waiting included.", SECONDS, none(), Query(mean, "step"), width=6
-        ),
-        lines(
-            "Trained tokens",
-            "Tokens trained on in a second of the last step, those of prompts included.",
-            PER_SECOND,
-            none(),
-            Query(_trainer("tokens_per_second"), "tokens"),
-            width=12,
-        ),
-        lines(
-            "Use of the GPUs",
-            "Model FLOP/s in training as a share of the GPU's peak (MFU), where that is known.",
-            SHARE,
-            below(0.1, 0.3),
-            Query(_trainer("mfu_ratio"), "MFU"),
-            width=12,
-            highest=1,
-        ),
-        lines(
-            "Gain of the fastest split",
-            "How many times as fast a step would be with the split of the GPUs beside this panel.",
-            NUMBER,
-            none(),
-            Query(f"{rec.SPEEDUP}{{{JOB}}}", "times as fast"),
-            width=12,
-        ),
-        lines(
-            "The fastest split",
-            "GPUs of each role for the shortest step, by what they have done so far.",
-            COUNT,
-            none(),
-            Query(f"{rec.PLANNED}{{{JOB}}}", "{{role}}"),
-            width=12,
-        ),
+        lines("Trainer", SHARE, none(),
+              "Where the trainer's time goes. Much waiting: more engines, or async mode.",
+              {"{{phase}}": phases}, width=6, stacked=True, highest=1),
+        lines("Engines", SHARE, none(),
+              "Where the engines' time goes. Much tail, the last few responses of a batch: async "
+              "mode.",
+              {"{{phase}}": f"{engines} / on (namespace, job) group_left () ({of_all} > 0)"},
+              width=6, stacked=True, highest=1),
+        lines("Device time", SHARE, none(),
+              "Where it went, mean of 10 minutes. Trained and generated count as goodput.",
+              {"{{category}}": shares}, width=6, stacked=True, highest=1),
+        lines("Step time", SECONDS, none(), "Mean, waiting included.",
+              {"step": mean}, width=6),
+        lines("Trained tokens", PER_SECOND, none(),
+              "Tokens trained on in a second of the last step, those of prompts included.",
+              {"tokens": _trainer("tokens_per_second")}, width=12),
+        lines("Use of the GPUs", SHARE, below(0.1, 0.3),
+              "Model FLOP/s in training as a share of the GPU's peak (MFU), where that is known.",
+              {"MFU": _trainer("mfu_ratio")}, width=12, highest=1),
+        lines("Gain of the fastest split", NUMBER, none(),
+              "How many times as fast a step would be with the split of the GPUs beside this "
+              "panel.",
+              {"times as fast": f"{rec.SPEEDUP}{{{JOB}}}"}, width=12),
+        lines("The fastest split", COUNT, none(),
+              "GPUs of each role for the shortest step, by what they have done so far.",
+              {"{{role}}": f"{rec.PLANNED}{{{JOB}}}"}, width=12),
     ]
+    # fmt: on
 
 
 def _generation() -> list[Panel]:
@@ -296,80 +179,42 @@ def _generation() -> list[Panel]:
     tokens = promql.rate("sluice_rollout_generated_tokens_total", "replica")
     failures = promql.rate("sluice_rollout_group_failures_total", "reason")
     judged = promql.rate("sluice_rollout_rewards_total", "outcome")
+    # fmt: off
     return [
-        lines(
-            "Generated tokens",
-            "Tokens that each engine makes in a second.",
-            PER_SECOND,
-            none(),
-            Query(tokens, "engine {{replica}}"),
-        ),
-        lines(
-            "Requests",
-            "Requests at each engine, and those that wait for a place (rollout.concurrency).",
-            COUNT,
-            none(),
-            Query(requests, "at engine {{replica}}"),
-            Query(waiting, "waiting for engine {{replica}}"),
-        ),
-        lines(
-            "Time of a group",
-            "From its lease until it is submitted, rewards included.",
-            SECONDS,
-            none(),
-            *promql.spread("sluice_rollout_group_seconds"),
-        ),
-        lines(
-            "Rewards",
-            "Samples judged in a second, by outcome. All but ok have no reward.",
-            PER_SECOND,
-            none(),
-            Query(judged, "{{outcome}}"),
-        ),
-        lines(
-            "Time of a reward, and of a tool's call",
-            "95th percentile, waiting included.",
-            SECONDS,
-            above(10, 60),
-            Query(rewards, "reward"),
-            Query(tools, "{{tool}}"),
-        ),
-        lines(
-            "Failed groups",
-            "Groups that a worker gave back because of an error of their own.",
-            PER_SECOND,
-            above(0.1, 1),
-            Query(failures, "{{reason}}"),
-        ),
+        lines("Generated tokens", PER_SECOND, none(), "Tokens that each engine makes in a second.",
+              {"engine {{replica}}": tokens}),
+        lines("Requests", COUNT, none(),
+              "Requests at each engine, and those that wait for a place (rollout.concurrency).",
+              {"at engine {{replica}}": requests, "waiting for engine {{replica}}": waiting}),
+        lines("Time of a group", SECONDS, none(),
+              "From its lease until it is submitted, rewards included.",
+              promql.spread("sluice_rollout_group_seconds")),
+        lines("Rewards", PER_SECOND, none(),
+              "Samples judged in a second, by outcome. All but ok have no reward.",
+              {"{{outcome}}": judged}),
+        lines("Time of a reward, and of a tool's call", SECONDS, above(10, 60),
+              "95th percentile, waiting included.",
+              {"reward": rewards, "{{tool}}": tools}),
+        lines("Failed groups", PER_SECOND, above(0.1, 1),
+              "Groups that a worker gave back because of an error of their own.",
+              {"{{reason}}": failures}),
     ]
+    # fmt: on
 
 
 def _checkpoints() -> list[Panel]:
     behind = f"clamp_min({rec.STEP}{{{JOB}}} - {promql.newest('sluice_buffer_checkpoint_step')}, 0)"
+    # fmt: off
     return [
-        lines(
-            "Steps since the last checkpoint",
-            "What a failure of the trainer would cost.",
-            COUNT,
-            none(),
-            Query(behind, "steps"),
-        ),
-        lines(
-            "Time of a checkpoint",
-            "Mean of the last hour, from its beginning until it is durable.",
-            SECONDS,
-            above(600, 1800),
-            Query(
-                f"increase(sluice_trainer_checkpoint_seconds_sum{{{JOB}}}[1h]) / "
-                f"(increase(sluice_trainer_checkpoint_seconds_count{{{JOB}}}[1h]) > 0)",
-                "checkpoint",
-            ),
-        ),
-        lines(
-            "Size of a checkpoint",
-            "Of the last one.",
-            BYTES,
-            none(),
-            Query(_trainer("checkpoint_bytes"), "checkpoint"),
-        ),
+        lines("Steps since the last checkpoint", COUNT, none(),
+              "What a failure of the trainer would cost.",
+              {"steps": behind}),
+        lines("Time of a checkpoint", SECONDS, above(600, 1800),
+              "Mean of the last hour, from its beginning until it is durable.",
+              {"checkpoint":
+               f"increase(sluice_trainer_checkpoint_seconds_sum{{{JOB}}}[1h]) / "
+               f"(increase(sluice_trainer_checkpoint_seconds_count{{{JOB}}}[1h]) > 0)"}),
+        lines("Size of a checkpoint", BYTES, none(), "Of the last one.",
+              {"checkpoint": _trainer("checkpoint_bytes")}),
     ]
+    # fmt: on
