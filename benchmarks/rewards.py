@@ -102,9 +102,9 @@ from sluice.rewards import registry
 from sluice.runtime.user_code import load_reward
 case = next(c for c in rewards.cases(Path({user!r})) if c.name == {name!r})
 kind = case.fields.get("type")
-function = registry.here.get(kind)
+function = registry.IN_PROCESS.get(kind)
 if function is None:
-    function = load_reward(case.fields.get("function") or registry.in_pool[kind].function)
+    function = load_reward(case.fields.get("function") or registry.IN_POOL[kind].function)
 samples = [case.sample(i) for i in range(1, {count} + 1)]
 function(samples[0])
 started = time.perf_counter()

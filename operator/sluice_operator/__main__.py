@@ -45,7 +45,7 @@ async def main() -> int:
         locks: NamespaceLocks | None = None
         ready = asyncio.Event()
 
-        pulse = endpoints.Pulse()
+        pulse = endpoints.LoopWatchdog()
 
         def is_stuck() -> str:
             return pulse.check() or (controller.stuck() if controller else "")
@@ -54,7 +54,7 @@ async def main() -> int:
             return "not watching yet" if locks is None or not ready.is_set() else locks.refusal
 
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(pulse.beating())
+            await stack.enter_async_context(pulse.running())
             _, close = endpoints.listen(
                 config.http_port,
                 config.bind,

@@ -15,12 +15,12 @@ from sluice.api.groups.data import PromptSource, parse_path
 from sluice.data import chat
 from sluice.data.answers import AnsweredRow, parse_answer
 from sluice.data.files import Row, files_of, read_file
-from sluice.data.rows import PromptRow, Read, RowError, parse_row, problem
+from sluice.data.rows import PromptRow, RowError, RowReader, parse_row, problem
 from sluice.data.vocabulary import embedding_size
 from sluice.runtime.pod_env import ConfigurationError
 
 
-def reader_of(spec: RLJobSpec) -> Read:
+def reader_of(spec: RLJobSpec) -> RowReader:
     """How the job's training rows are read; with `sft` they have their answers in them.
 
     Rows of token ids are held against the model's embedding if the model is on this machine.
@@ -30,7 +30,7 @@ def reader_of(spec: RLJobSpec) -> Read:
     return partial(parse_answer, vocabulary=embedding_size(Path(spec.model.path)))
 
 
-def without_template(read: Read) -> Read:
+def without_template(read: RowReader) -> RowReader:
     """The same way to read rows, for a model that has no chat template: rows that need one are
     refused.
     """
@@ -80,7 +80,7 @@ def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptS
                 )
 
 
-def check_rows(source: PromptSource, text: str, read: Read, limit: int | None = None) -> None:
+def check_rows(source: PromptSource, text: str, read: RowReader, limit: int | None = None) -> None:
     """Raise ConfigurationError `file:line: what` for the first row that cannot be used; also where
     there is no row at all.
 

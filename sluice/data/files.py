@@ -26,7 +26,7 @@ _HIDDEN = (".", "_")
 
 
 @dataclass(slots=True)
-class Located:
+class LocatedRow:
     """A row and where it stands. number: from 0 in its file; line, column: from 1, or 0 where the
     format has none.
     """
@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iterator[Located]:
+def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iterator[LocatedRow]:
     """The rows of one file. seen: gets every line of a JSON Lines file, as it lies there."""
     readers = {".jsonl": lambda: _read_lines(path, seen), ".json": lambda: _read_list(path)}
     try:
@@ -76,7 +76,7 @@ def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iter
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
 
 
-def read_source(text: str) -> Iterator[Located]:
+def read_source(text: str) -> Iterator[LocatedRow]:
     """The rows of a `path@[a:b]`, each numbered in its own file."""
     path, part = parse_path(text)
     files = files_of(path)
@@ -96,7 +96,7 @@ def count_rows(path: Path) -> int:
         return int(file.metadata.num_rows)
 
 
-def _read_lines(path: Path, seen: Callable[[bytes], object] | None) -> Iterator[Located]:
+def _read_lines(path: Path, seen: Callable[[bytes], object] | None) -> Iterator[LocatedRow]:
     offset = number = 0
     with path.open("rb") as file:
         for line, data in enumerate(file, start=1):
@@ -104,7 +104,9 @@ def _read_lines(path: Path, seen: Callable[[bytes], object] | None) -> Iterator[
                 seen(data)
             if not data.isspace():
                 where = f"{path}:{line}"
-                yield Located(_checked(_decode(data, where), where), path, number, line, 1, offset)
+                yield LocatedRow(
+                    _checked(_decode(data, where), where), path, number, line, 1, offset
+                )
                 number += 1
             offset += len(data)
 
@@ -124,10 +126,10 @@ def _decode(data: bytes, where: str) -> Any:
         raise ConfigurationError(f"{where}: not valid JSON: {error}") from error
 
 
-def _read_list(path: Path) -> Iterator[Located]:
+def _read_list(path: Path) -> Iterator[LocatedRow]:
     with path.open("rb") as file:
         for number, (row, line, column) in enumerate(read_json_list(file, str(path))):
-            yield Located(_checked(row, f"{path}:{line}:{column}"), path, number, line, column)
+            yield LocatedRow(_checked(row, f"{path}:{line}:{column}"), path, number, line, column)
 
 
 def _checked(row: Any, where: str) -> Row:
@@ -146,7 +148,7 @@ def _parquet(path: Path) -> Any:
         raise ConfigurationError(f"{path}: not a readable Parquet file: {error}") from error
 
 
-def _read_parquet(path: Path) -> Iterator[Located]:
+def _read_parquet(path: Path) -> Iterator[LocatedRow]:
     import pyarrow as pa
 
     number = 0
@@ -154,7 +156,7 @@ def _read_parquet(path: Path) -> Iterator[Located]:
         with _parquet(path) as file:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
-                    yield Located(
+                    yield LocatedRow(
                         {key: _present(value) for key, value in row.items()}, path, number
                     )
                     number += 1

@@ -52,7 +52,7 @@ def is_verl(row: Row) -> bool:
 
 
 def parse_row(row: Row, source: PromptSource) -> PromptRow:
-    """Read a row as the source says. Raises RowError.
+    """RowReader a row as the source says. Raises RowError.
 
     slime: `prompt` (or `input`), `label`, `metadata`, `tools`. verl: `data_source`, `prompt` as
     chat messages, `reward_model.ground_truth` (the label), `ability` and `extra_info` with its
@@ -75,12 +75,12 @@ def _check_columns(row: Row, source: PromptSource) -> None:
             raise RowError(str(error)) from error
 
 
-Read = Callable[[Row, PromptSource], PromptRow]
+RowReader = Callable[[Row, PromptSource], PromptRow]
 """The way to read the rows of a job: `parse_row`,
 or with given answers `answers.parse_answer`. Raises RowError."""
 
 
-def problem(row: Row, source: PromptSource, read: Read = parse_row) -> str | None:
+def problem(row: Row, source: PromptSource, read: RowReader = parse_row) -> str | None:
     """The fault of a row, or None."""
     try:
         read(row, source)

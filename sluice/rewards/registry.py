@@ -1,8 +1,8 @@
 """The rewards that come with sluice,
 by the name that `reward.type` and a row's `metadata.rm_type` use.
 
-`here`: trusted, cheap and bounded by the length of the response; they run in the worker itself.
-`in_pool`: those that think (sympy), try many patterns, or run what a model wrote; they run in
+`IN_PROCESS`: trusted, cheap and bounded by the length of the response; they run in the worker.
+`IN_POOL`: those that think (sympy), try many patterns, or run what a model wrote; they run in
 processes with limits.
 """
 
@@ -34,7 +34,7 @@ class Pooled:
     imports: tuple[str, ...] = ()
 
 
-here: dict[str, RewardFunction] = {
+IN_PROCESS: dict[str, RewardFunction] = {
     "contains": contains,
     "dapo": dapo,
     "exact_match": exact_match,
@@ -45,7 +45,7 @@ here: dict[str, RewardFunction] = {
     "random": by_chance,
 }
 _GRADER = ("pylatexenc.latex2text", "sympy.parsing.sympy_parser")
-in_pool: dict[str, Pooled] = {
+IN_POOL: dict[str, Pooled] = {
     "code": Pooled("sluice.rewards.builtin.code.code"),
     "deepscaler": Pooled("sluice.rewards.builtin.deepscaler.deepscaler", _GRADER),
     "ifbench": Pooled("sluice.rewards.builtin.ifbench.ifbench"),
@@ -79,7 +79,7 @@ _BY_SOURCE = {
 
 
 def names() -> Iterator[str]:
-    yield from sorted([*here, *in_pool])
+    yield from sorted([*IN_PROCESS, *IN_POOL])
 
 
 def choose(sample: RewardInput, default: str | None) -> tuple[str | None, RewardInput]:
@@ -99,7 +99,7 @@ def choose(sample: RewardInput, default: str | None) -> tuple[str | None, Reward
             name.removeprefix(_BOXED),
             replace(sample, response=answer_box(sample.response) or ""),
         )
-    if name not in here and name not in in_pool:
+    if name not in IN_PROCESS and name not in IN_POOL:
         raise RewardError(
             f"metadata.rm_type: no reward is called {shown(name)}; there are {', '.join(names())}"
         )

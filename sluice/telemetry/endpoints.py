@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 HealthCheck = Callable[[], str]
-"""Why not, in words; empty: all is well. Called from any thread."""
+"""Why not, in words; empty: all is healthy. Called from any thread."""
 Page = Callable[[], bytes]
 """A page of plain text. Raises OSError. Called from any thread."""
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
@@ -37,11 +37,11 @@ _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 PATIENCE_SECONDS = 60.0
 
 
-def well() -> str:
+def healthy() -> str:
     return ""
 
 
-class Pulse:
+class LoopWatchdog:
     """The pulse of an event loop, which stops where the loop does: a process whose loop is stuck
     listens, and answers nobody.
     """
@@ -52,11 +52,11 @@ class Pulse:
         self._patience, self._clock = patience, clock
         self._last = clock()
 
-    def felt(self) -> None:
+    def beat(self) -> None:
         self._last = self._clock()
 
     @contextlib.asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Beats for as long as the loop runs."""
         task = asyncio.create_task(self._beat(), name="pulse")
         try:
@@ -66,7 +66,7 @@ class Pulse:
 
     async def _beat(self) -> None:
         while True:
-            self.felt()
+            self.beat()
             await asyncio.sleep(1.0)
 
     def check(self) -> str:
@@ -80,7 +80,7 @@ def serve(
     env: Environment,
     *,
     ready: HealthCheck,
-    alive: HealthCheck = well,
+    alive: HealthCheck = healthy,
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> Callable[[], None]:
@@ -100,7 +100,7 @@ def listen(
     bind: str,
     *,
     ready: HealthCheck,
-    alive: HealthCheck = well,
+    alive: HealthCheck = healthy,
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> tuple[int, Callable[[], None]]:
@@ -108,7 +108,7 @@ def listen(
     disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series
     checks = {"/healthz": alive, "/readyz": ready}
     app = _app(make_wsgi_app(registry), checks, pages or {})
-    server = make_server(bind, port, app, server_class=_Server, handler_class=_Silent)
+    server = make_server(bind, port, app, server_class=_Server, handler_class=_QuietHandler)
     Thread(target=server.serve_forever, name="endpoints", daemon=True).start()
 
     def close() -> None:
@@ -152,6 +152,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
 
-class _Silent(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
         """A kubelet asks every few seconds."""

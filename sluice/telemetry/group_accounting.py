@@ -14,7 +14,7 @@ from sluice.telemetry.run_warnings import RunWarning
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class GroupCounts:
     """Groups by what became of them. open: in work, or stored and not trained.
 
     reasons: how often a group failed, by reason. Their sum is more than `failed` if groups of an
@@ -32,7 +32,7 @@ class Books:
     """Groups that were older than `rollout.maxStaleness` when they were trained."""
 
     @classmethod
-    def of(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> Books:
+    def of(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> GroupCounts:
         """counters, reasons: `counters` and `failed` of the buffer's statistics."""
 
         def count(name: str) -> int:
@@ -120,8 +120,8 @@ class Totals:
         """counters, failed: those of the buffer's statistics."""
         return cls({name: int(value) for name, value in counters.items()}, dict(failed))
 
-    def books(self) -> Books:
-        return Books.of(self.counters, self.failed)
+    def group_counts(self) -> GroupCounts:
+        return GroupCounts.of(self.counters, self.failed)
 
     def to_json(self) -> dict[str, dict[str, int]]:
         return {"counters": dict(self.counters), "failed": dict(self.failed)}

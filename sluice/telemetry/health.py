@@ -39,7 +39,7 @@ class _History:
         return [*self.before, *self.newest]
 
 
-class Watch:
+class HealthMonitor:
     """Follows a run step by step, and knows which warnings hold."""
 
     def __init__(self, earlier: Iterable[Record] = ()) -> None:
@@ -80,7 +80,7 @@ class Watch:
         self._warnings[kind] = RunWarning(kind, text, first_step=first, last_step=step)
 
 
-class Harvest:
+class StallMonitor:
     """Warns between two steps that groups come to nothing, so that no step is made of them.
 
     The buffer starts another group for each that fails or is filtered, so such a run would go on in
@@ -124,4 +124,4 @@ class Harvest:
 
 def warnings(records: Iterable[Record]) -> list[RunWarning]:
     """Warnings of a run, active ones first. records: of its steps, in their order."""
-    return Watch(records).warnings()
+    return HealthMonitor(records).warnings()

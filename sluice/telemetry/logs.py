@@ -124,11 +124,11 @@ def run_blocking(role: str, main: Callable[[], int | None]) -> None:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    last_words(message)
+    print_error(message)
     sys.exit(code)
 
 
-def last_words(message: str) -> None:
+def print_error(message: str) -> None:
     """The line that a pod's end is told with; further ones are indented."""
     first, *more = message.split("\n")
     below = [terminal.block(line) for line in more]

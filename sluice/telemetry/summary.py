@@ -32,7 +32,7 @@ def summarize(
     device_seconds: by role/state, of the rendezvous. warnings: those that the run directory does
     not tell.
     """
-    books, counters = totals.books(), totals.counters
+    books, counters = totals.group_counts(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
     rewards, losses, differences = (
         [record[name] for record in steps.values() if name in record]

@@ -164,7 +164,7 @@ def traced(name: str, *, root: bool = False) -> Callable[[Callable[P, T]], Calla
             from opentelemetry.context import Context
 
             tracer = _tracing.provider.get_tracer("sluice")
-            parent, links = (Context(), here()) if root else (None, [])
+            parent, links = (Context(), links_to_current()) if root else (None, [])
             with tracer.start_as_current_span(name, parent, links=links):
                 return function(*args, **kwargs)
 
@@ -173,7 +173,7 @@ def traced(name: str, *, root: bool = False) -> Callable[[Callable[P, T]], Calla
     return decorate
 
 
-def note(**attributes: Any) -> None:
+def set_attributes(**attributes: Any) -> None:
     """Attributes of the span that is open here."""
     if _tracing is not None:
         from opentelemetry import trace
@@ -218,7 +218,7 @@ def now() -> float:
     return time.time()
 
 
-def here() -> list[Link]:
+def links_to_current() -> list[Link]:
     """A link to the span that is open here, if there is one."""
     if _tracing is None:
         return []
@@ -228,7 +228,7 @@ def here() -> list[Link]:
     return [trace.Link(current)] if current.is_valid else []
 
 
-def carried() -> tuple[tuple[str, str], ...]:
+def outgoing_metadata() -> tuple[tuple[str, str], ...]:
     """Metadata for a call: the span that is open here."""
     if _tracing is None:
         return ()
@@ -239,7 +239,7 @@ def carried() -> tuple[tuple[str, str], ...]:
     return tuple(carrier.items())
 
 
-def received(metadata: Metadata) -> Context | None:
+def caller_context(metadata: Metadata) -> Context | None:
     """The span of a caller, from the metadata of its call; None where it carries none."""
     carrier = {key: str(value) for key, value in metadata if key in ("traceparent", "tracestate")}
     if _tracing is None or "traceparent" not in carrier:

@@ -94,7 +94,7 @@ class _Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(details)
-        parent = tracing.received(details.invocation_metadata)
+        parent = tracing.caller_context(details.invocation_metadata)
         if parent is None or handler is None or handler.unary_unary is None:
             return handler
         name = details.method.rpartition("/")[2]
@@ -164,7 +164,7 @@ def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
     """The metadata that every call carries."""
     token = job_token() if token is None else token
     authorization = (("authorization", f"Bearer {token}"),) if token else ()
-    return authorization + protocol.carried() + tracing.carried()
+    return authorization + protocol.carried() + tracing.outgoing_metadata()
 
 
 def _hint(details: str | None) -> str:

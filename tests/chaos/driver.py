@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc.aio
 import psutil
 
-from sluice.telemetry.group_accounting import Books
+from sluice.telemetry.group_accounting import GroupCounts
 from sluice.wire import rpc
 from sluice.wire.v1 import buffer_pb2, buffer_pb2_grpc, rendezvous_pb2, rendezvous_pb2_grpc
 from sluice_cli.exits import Exit
@@ -245,7 +245,7 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
 
 def check_books(told: buffer_pb2.BufferStats, why: str) -> None:
     """No prompt is guilty of anything, so none may fail."""
-    books = Books.of(told.counters, told.failed)
+    books = GroupCounts.of(told.counters, told.failed)
     assert (books.lost, books.twice, books.failed) == (0, 0, 0), (
         f"{why}, step {told.step}: {list(books.warnings())}"
     )

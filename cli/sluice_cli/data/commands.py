@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from sluice.api.groups.data import PromptSource
 from sluice.data.answers import Encoded, cut, parse_answer
-from sluice.data.files import Located, Row, read_source
+from sluice.data.files import LocatedRow, Row, read_source
 from sluice.data.make import made_rows
 from sluice.data.rows import RowError, parse_row
 from sluice.data.transform import Shape, chosen, to_slime, to_verl, with_uid
@@ -110,7 +110,7 @@ def _input_errors() -> Iterator[None]:
         raise missing_library(error) from error
 
 
-def _changed(rows: Iterable[Located], change: Callable[[Located], Row]) -> Iterator[Row]:
+def _changed(rows: Iterable[LocatedRow], change: Callable[[LocatedRow], Row]) -> Iterator[Row]:
     """Apply a change to rows. Raises ConfigurationError, with the row's place, for a RowError."""
     for located in rows:
         try:
@@ -152,7 +152,7 @@ def inspect(
 
     The exit code is 1 if some rows are unusable.
     """
-    from sluice.data.inspection import inspect as inspect_rows
+    from sluice_cli.data.inspection import inspect as inspect_rows
     from sluice_cli.data.view import answers_of, lengths_of, print_inspection
 
     with _input_errors():
@@ -216,7 +216,7 @@ def convert(
     """Convert a prompt file to another format, or to the columns of slime or verl."""
     with _input_errors():
         prompts = columns.source(source)
-        changes: dict[Shape | None, Callable[[Located], Row]] = {
+        changes: dict[Shape | None, Callable[[LocatedRow], Row]] = {
             None: lambda located: located.row,
             "slime": lambda located: to_slime(located.row, prompts),
             "verl": lambda located: to_verl(located.row, prompts, located.number, data_source),

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.data.inspection import SHOWN, Inspection, Length
 from sluice.data.rows import PromptRow
+from sluice_cli.data.inspection import SHOWN, Inspection, Length
 
 if TYPE_CHECKING:
     from sluice.data.answers import Encoded

@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice.api import ManifestError
 from sluice.api.groups.data import PromptSource
-from sluice.data.files import Located, read_source
+from sluice.data.files import LocatedRow, read_source
 from sluice.data.messages import text_of
 from sluice.data.rows import PromptRow, RowError, parse_row
 from sluice.data.transform import chosen, digest
@@ -152,7 +152,7 @@ def split(data: Path, keys: dict[str, str], rows: RowStatistics, train: Path, te
                 (out if digest(row.prompt) in held else kept).write(located.row)
 
 
-def _parsed(data: Path, keys: dict[str, str]) -> Iterator[tuple[Located, PromptRow]]:
+def _parsed(data: Path, keys: dict[str, str]) -> Iterator[tuple[LocatedRow, PromptRow]]:
     source = PromptSource.model_validate({"path": str(data), **keys})
     try:
         for located in read_source(str(data)):

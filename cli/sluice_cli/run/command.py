@@ -207,7 +207,7 @@ async def _run(
     monitor, files = Monitor(directory / run_directory.TIMELINE), RunFiles(directory)
     # Steps of an earlier start are read now, so that their warnings are not printed again.
     warnings = HealthWarnings(
-        health.Watch(files.read()), health.Harvest(job.spec.rollout.batch_size)
+        health.HealthMonitor(files.read()), health.StallMonitor(job.spec.rollout.batch_size)
     )
     status: RLJobStatus | None = None
     volumes = {"run": directory, "checkpoint": directory / "checkpoints"}
@@ -266,8 +266,8 @@ async def _run(
 class HealthWarnings:
     """Warnings about an unhealthy run; each is given once."""
 
-    steps: health.Watch
-    harvest: health.Harvest
+    steps: health.HealthMonitor
+    harvest: health.StallMonitor
 
     def new(self, new_steps: list[dict[str, Any]], stats: BufferStats | None) -> Iterator[str]:
         """Yield the warnings that new steps and the buffer's statistics give rise to."""

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sluice.rewards.sandbox import Ran, Sandbox
+from sluice.rewards.sandbox import ProgramRun, Sandbox
 from sluice.rewards.types import RewardError
 from sluice_migrate.bash.reading import project_of
 from sluice_migrate.bash.script import Argument, Remark, Script, ScriptCommand
@@ -189,7 +189,7 @@ def _executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def _script(ran: Ran, places: Mapping[str, str]) -> Script:
+def _script(ran: ProgramRun, places: Mapping[str, str]) -> Script:
     script = Script()
     words = ran.output.split("\0")[:-1]
     while words:

@@ -74,12 +74,12 @@ async def serve(env: Environment, buffer: Buffer) -> None:
     logs.get().info(
         "serving", address=address, step=buffer.memory.progress.step, lost=buffer.memory.lost
     )
-    pulse = endpoints.Pulse()
+    pulse = endpoints.LoopWatchdog()
     endpoints.serve(
-        env, ready=endpoints.well, alive=pulse.check, registry=metrics.registry(snapshot.get)
+        env, ready=endpoints.healthy, alive=pulse.check, registry=metrics.registry(snapshot.get)
     )
     tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(_expire(service, snapshot))]
-    async with _joined(env, address, snapshot) as membership, pulse.beating():
+    async with _joined(env, address, snapshot) as membership, pulse.running():
         if membership:
             tasks.append(asyncio.create_task(membership.until_refused()))
         ends: list[asyncio.Future[Any]] = [committer.broken, *tasks]

@@ -29,9 +29,9 @@ async def main() -> int:
     await server.start()
     log.info("serving", address=f"{env.advertise}:{port}")
     expiry = asyncio.create_task(service.expire_forever())
-    pulse = endpoints.Pulse()
-    endpoints.serve(env, ready=endpoints.well, alive=pulse.check)
-    async with pulse.beating():
+    pulse = endpoints.LoopWatchdog()
+    endpoints.serve(env, ready=endpoints.healthy, alive=pulse.check)
+    async with pulse.running():
         await stop.wait()
     expiry.cancel()
     await server.stop(grace=1.0)

@@ -79,7 +79,7 @@ async def serve() -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    readiness, pulse = Readiness(), endpoints.Pulse()
+    readiness, pulse = Readiness(), endpoints.LoopWatchdog()
     url = env.variables.get("SLUICE_ENGINE_URL", "")
     endpoints.serve(
         env,
@@ -93,7 +93,7 @@ async def serve() -> None:
     buffer = BufferClient(env.rendezvous, pb.Caller(name=env.name, attempt=env.attempt))
     teacher: Teachers | None = None
     try:
-        async with pulse.beating(), engine_of(spec).client(url) as engine:
+        async with pulse.running(), engine_of(spec).client(url) as engine:
             # The first heartbeat of an attempt frees the leases of a killed one. Other workers
             # take them over while this engine starts, which takes minutes.
             if env.attempt > 1 and not await _completed(buffer.heartbeat([]), stop):

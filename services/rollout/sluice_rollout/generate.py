@@ -206,7 +206,7 @@ class Generator:
                     uuid.uuid4().hex, sample.tokens.tolist(), sampling, cache=str(self.version())
                 )
                 finish = generation.finish
-                tracing.note(finish=finish, tokens=len(generation.tokens))
+                tracing.set_attributes(finish=finish, tokens=len(generation.tokens))
             except PromptRefusedError:
                 finish = "refused"
                 raise

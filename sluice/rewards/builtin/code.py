@@ -17,7 +17,7 @@ from typing import Any
 from sluice.rewards.builtin.code_cases import Case, cases_of, read_json
 from sluice.rewards.builtin.extraction import after_thinking
 from sluice.rewards.judging import configuration
-from sluice.rewards.sandbox import Ran, Sandbox, hide
+from sluice.rewards.sandbox import ProgramRun, Sandbox, hide
 from sluice.rewards.types import RewardInput
 
 _BLOCK = re.compile(
@@ -33,7 +33,7 @@ _PROGRAM_BYTES = 1 << 20
 def code(sample: RewardInput) -> dict[str, float]:
     tests = cases_of(sample)
     program = _program(sample.response)
-    limits = configuration.here()
+    limits = configuration.current()
     end = time.monotonic() + _SHARE_OF_TIME * limits.timeout_seconds
     passed = 0
     for test in tests if program else []:
@@ -80,7 +80,7 @@ def _body(block: re.Match[str]) -> str:
     return re.sub(rf"^[ \t]{{0,{indent}}}", "", block["body"], flags=re.MULTILINE)
 
 
-def _passes(test: Case, ran: Ran) -> bool:
+def _passes(test: Case, ran: ProgramRun) -> bool:
     if ran.status != "ok":
         return False
     if "check" in test.request:

@@ -81,7 +81,7 @@ def dapo(sample: RewardInput) -> dict[str, float]:
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
-def said(response: str) -> str | None:
+def read_answer(response: str) -> str | None:
     """The answer of a response, in plain form; None: there is none."""
     answer = _announced(response)
     return None if answer is None else plain(answer)

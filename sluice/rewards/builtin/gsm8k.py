@@ -25,12 +25,12 @@ def gsm8k(sample: RewardInput) -> dict[str, float]:
     end = after_thinking(sample.response)[-_END:]
     numbers = _NUMBER.findall(end)
     return {
-        "score": float(said(sample.response) == label),
+        "score": float(read_answer(sample.response) == label),
         "flexible": float(bool(numbers) and _plain(numbers[-1]) == label),
     }
 
 
-def said(response: str) -> str | None:
+def read_answer(response: str) -> str | None:
     """The number behind the last `####`, in plain form; None if there is no such number."""
     strict = _STRICT.findall(after_thinking(response)[-_END:])
     if not strict:

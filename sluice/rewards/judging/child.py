@@ -88,7 +88,7 @@ class _Outbox:
 def _read(value: Any) -> Any:
     """[reward, parts] as JSON can say it, or {error, reason}."""
     try:
-        return read_value(value, configuration.here().key)
+        return read_value(value, configuration.current().key)
     except RewardError as error:
         return _failure(error)
 
@@ -111,7 +111,7 @@ def _if_memory_was_short(error: BaseException) -> str:
     """
     if not any(isinstance(each, MemoryError) for each in (error, error.__cause__)):
         return ""
-    size = configuration.here().memory / 2**30
+    size = configuration.current().memory / 2**30
     return f": a judging process may take {size:.3g} GiB (spec.reward.sandbox.memory)"
 
 
@@ -140,7 +140,7 @@ class _Rewards:
         return self.name != "" and inspect.iscoroutinefunction(user_code.load(self.name))
 
     def of(self, name: str) -> Callable[[Any], Any]:
-        return user_code.load(registry.in_pool[name].function) if name else self.function  # type: ignore[return-value]
+        return user_code.load(registry.IN_POOL[name].function) if name else self.function  # type: ignore[return-value]
 
     def judge(self, name: str, samples: int, body: bytes) -> list[Any]:
         """Judge one job of so many samples.
@@ -228,7 +228,7 @@ def main() -> int:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # what a function prints goes to the log
     limits = Configuration.read(sys.argv[1])
-    configuration.adopt(limits)
+    configuration.set_current(limits)
     _limit_memory(limits.memory)
     try:
         rewards = _Rewards(limits)

@@ -30,11 +30,11 @@ class Configuration:
 _of_this_process: list[Configuration] = []
 
 
-def adopt(configuration: Configuration) -> None:
+def set_current(configuration: Configuration) -> None:
     """Make it this process's; a judging process does so before it loads any reward."""
     _of_this_process[:] = [configuration]
 
 
-def here() -> Configuration:
+def current() -> Configuration:
     """This process's configuration; the defaults in a process that was told none."""
     return _of_this_process[0] if _of_this_process else Configuration()

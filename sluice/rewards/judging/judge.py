@@ -12,18 +12,37 @@ import logging
 import os
 import time
 from dataclasses import replace
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
 
 from sluice.api import Reward, quantity_value
 from sluice.rewards import registry
-from sluice.rewards.judging import metrics, remote
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.judging.pool import JudgeOutcome, Pool
 from sluice.rewards.judging.reward_model import RewardModel
-from sluice.rewards.said import with_answer
 from sluice.rewards.types import RewardError, RewardInput, RewardValue, read_value
+from sluice.rewards.voting_answers import with_answer
 from sluice.runtime import error_summary
+from sluice.wire.json_endpoint import JsonEndpoint
 
 log = logging.getLogger(__name__)
+
+REWARDS = Counter(
+    "sluice_rollout_rewards",
+    "Samples judged. outcome: ok, or why there is no reward: raised, timeout, died, refused, "
+    "invalid, unavailable.",
+    ["outcome"],
+)
+SECONDS = Histogram(
+    "sluice_rollout_reward_seconds",
+    "Time from a finished response to its reward, waiting included.",
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+)
+SANDBOX = Gauge(
+    "sluice_rollout_sandbox", "1: what isolates tested programs in this pod.", ["isolation"]
+)
+_OK = REWARDS.labels(outcome="ok")
 
 
 class Judge:
@@ -36,11 +55,11 @@ class Judge:
         self._size = workers or reward.sandbox.processes or _processes()
         self._function = self._new_pool(reward.function or "")
         self._builtin = self._new_pool("")
-        self._remote = remote.Remote(reward.url, reward.timeout_seconds) if reward.url else None
+        self._remote = RemoteReward(reward.url, reward.timeout_seconds) if reward.url else None
         self._model = RewardModel(reward.model, reward.timeout_seconds) if reward.model else None
 
     def _new_pool(self, function: str) -> Pool:
-        pooled = registry.in_pool.get(self._reward.type or "")
+        pooled = registry.IN_POOL.get(self._reward.type or "")
         limits = Configuration(
             function=function,
             key=self._reward.key,
@@ -58,7 +77,7 @@ class Judge:
         """
         if self._reward.function:
             await self._function.check()
-        if self._reward.type in registry.in_pool:
+        if self._reward.type in registry.IN_POOL:
             await self._builtin.check()
         if self._reward.type == "code":
             await _check_sandbox()
@@ -73,8 +92,9 @@ class Judge:
             outcomes = [await self._judge(samples[0])]
         else:
             outcomes = await asyncio.gather(*(self._judge(sample) for sample in samples))
-        metrics.SECONDS.observe(time.monotonic() - started)
-        return metrics.counted(outcomes)
+        SECONDS.observe(time.monotonic() - started)
+        _count(outcomes)
+        return outcomes
 
     async def close(self) -> None:
         for part in (self._remote, self._model, self._function, self._builtin):
@@ -93,10 +113,10 @@ class Judge:
 
     async def _outcome(self, sample: RewardInput) -> JudgeOutcome:
         name, sample = registry.choose(sample, self._reward.type)
-        if name in registry.here:
-            judgement = read_value(_run_here(name, sample), self._reward.key)
+        if name in registry.IN_PROCESS:
+            judgement = read_value(_run_in_process(name, sample), self._reward.key)
             return with_answer(judgement, name, sample.response)
-        if name in registry.in_pool:  # none of these looks at tokens
+        if name in registry.IN_POOL:  # none of these looks at tokens
             (outcome,) = await self._builtin(name, replace(sample, tokens=[]))
             if isinstance(outcome, RewardError):
                 return outcome
@@ -110,6 +130,26 @@ class Judge:
         return (await self._function("", sample))[0]
 
 
+class RemoteReward(JsonEndpoint):
+    """A reward behind HTTP, in slime's protocol: POST {prompt, response, label} -> the reward."""
+
+    def __init__(self, url: str, timeout_seconds: float) -> None:
+        super().__init__(url, timeout_seconds, RewardError)
+
+    async def __call__(self, sample: RewardInput) -> Any:
+        """Return the answer's value, not yet checked. Raises RewardError."""
+        return await self.post(
+            {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+        )
+
+
+def _count(outcomes: list[JudgeOutcome]) -> None:
+    failed = [outcome for outcome in outcomes if isinstance(outcome, RewardError)]
+    _OK.inc(len(outcomes) - len(failed))
+    for error in failed:
+        REWARDS.labels(outcome=error.reason).inc()
+
+
 async def _check_sandbox() -> None:
     """Say what confines programs here, and what does not.
 
@@ -118,16 +158,16 @@ async def _check_sandbox() -> None:
     from sluice.rewards.sandbox import hide, isolation
 
     here = await asyncio.to_thread(isolation)
-    metrics.SANDBOX.labels(isolation=str(here)).set(1)
+    SANDBOX.labels(isolation=str(here)).set(1)
     for layer in here.missing:
         log.warning(here.warning(layer))
     if here.layers == ("seccomp",):  # then a program may look into processes of its user
         hide()
 
 
-def _run_here(name: str, sample: RewardInput) -> RewardValue:
+def _run_in_process(name: str, sample: RewardInput) -> RewardValue:
     try:
-        return registry.here[name](sample)
+        return registry.IN_PROCESS[name](sample)
     except RewardError:
         raise
     except Exception as error:  # a row of a kind that nobody thought of fails its sample alone

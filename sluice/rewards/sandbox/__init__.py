@@ -15,7 +15,7 @@ from sluice.rewards.sandbox.client import EndedError, Zygote
 from sluice.rewards.sandbox.confine import hide
 from sluice.rewards.types import RewardError
 
-__all__ = ["Isolation", "Ran", "Sandbox", "hide", "isolation"]
+__all__ = ["Isolation", "ProgramRun", "Sandbox", "hide", "isolation"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramRun:
     """How one test went.
 
     status: ok, error, timeout, output (too much of it), limit (too many threads or files), refused
@@ -69,7 +69,7 @@ class Sandbox:
         self._zygote = _start()
         self.isolation = _isolation(self._zygote)
 
-    def run(self, **request: Any) -> Ran:
+    def run(self, **request: Any) -> ProgramRun:
         """Run one test: see zygote._run. Raises RewardError where it cannot be run, for no fault of
         the program.
 
@@ -88,7 +88,7 @@ class Sandbox:
                 cause = f"its process ended: {error}"
             else:
                 if answer["status"] != "failed":
-                    return Ran(**answer)
+                    return ProgramRun(**answer)
                 cause = answer["error"]
                 self._zygote.close()
             log.warning("code: the sandbox failed at a test (%s), and is replaced", cause)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
+import secrets
+import stat
 import struct
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
-from sluice.rewards.sandbox import account, landlock, namespaces, seccomp
+from sluice.rewards.sandbox import landlock, seccomp
 
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
@@ -35,6 +38,19 @@ _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache",
 )  # fmt: skip
 _DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
+_HIGH = (
+    0x70000000,
+    1 << 27,
+)  # (first, how many): nobody gives these to users or containers (systemd's list of uids)
+_LOW = (60_001, 500)  # in a pod of a user namespace of its own there are 65,536 users
+_CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
+
+_NEW_NAMESPACES = (
+    0x10000000 | 0x40000000 | 0x00020000 | 0x08000000
+)  # CLONE_NEW: user, network, mount, IPC
+_READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4  # MS_* of mount and MOUNT_ATTR_* of mount_setattr
+_PRIVATE = (1 << 18) | (1 << 14)  # MS_PRIVATE | MS_REC
+_MOUNT_SETATTR, _AT_FDCWD, _RECURSIVE = 442, -100, 0x8000  # the number is the same on every machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +161,7 @@ def _with(layers: Layers, name: str) -> list[Layers]:
     """The same with one layer more, in the forms in which it may hold."""
     match name:
         case "uid":
-            return [replace(layers, uid=uid) for uid in account.candidates()]
+            return [replace(layers, uid=uid) for uid in _candidate_uids()]
         case "namespaces":
             return [replace(layers, namespaces=True)]
         case _:
@@ -158,18 +174,18 @@ def _try(directory: str, layers: Layers, rights: Rights) -> None:
     Raises OSError where one does not hold, or takes from programs what they import.
     """
     if layers.uid is not None:
-        account.require_capabilities()
+        _require_capabilities()
     _enter(directory, layers, rights)
     if layers.uid is not None and not rights.programs:
         packages = sysconfig.get_path("purelib")
-        account.require_readable(_python())
-        account.require_readable(os.path.join(packages, name) for name in os.listdir(packages))
+        _require_readable(_python())
+        _require_readable(os.path.join(packages, name) for name in os.listdir(packages))
 
 
 def _enter(directory: str, layers: Layers, rights: Rights = _NONE) -> None:
     if layers.uid is not None:
         os.chown(directory, layers.uid, layers.uid)
-        account.take(layers.uid)
+        _become(layers.uid)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(
         _PR_SET_DUMPABLE, 1, 0, 0, 0
@@ -177,13 +193,102 @@ def _enter(directory: str, layers: Layers, rights: Rights = _NONE) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out this process goes first; a courtesy, no layer
     if layers.namespaces:
-        namespaces.enter(directory, size=DIRECTORY_BYTES, entries=DIRECTORY_ENTRIES)
+        _enter_namespaces(directory, size=DIRECTORY_BYTES, entries=DIRECTORY_ENTRIES)
     os.chdir(directory)
     _drop_capabilities(libc)
     seccomp.forbid_new_privileges()
     if layers.landlock:
         own = [*_SYSTEM, *rights.readable] if rights.programs else _python()
         landlock.restrict([*own, *_DEVICES], [directory, "/dev/null"])
+
+
+# --- a user of the program's own: the pod's files are a stranger's to it, and the kernel counts its
+# threads and pipes alone
+
+
+def _candidate_uids() -> list[int]:
+    """Uids to try. They differ from sandbox to sandbox: the kernel counts a user's threads over the
+    whole node.
+    """
+    return [first + secrets.randbelow(size) for first, size in (_HIGH, _LOW)]
+
+
+def _require_capabilities() -> None:
+    """Raises OSError where this process cannot run a program as another user, end it, or clean up
+    after it.
+    """
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("CapEff:"))
+    held = int(line.split()[1], 16)
+    if lacking := [f"CAP_{name}" for name, bit in _CAPABILITIES.items() if not held >> bit & 1]:
+        raise OSError(errno.EPERM, f"this process lacks {', '.join(lacking)}")
+
+
+def _become(uid: int) -> None:
+    """Be this user, and no other, in this user's group, for good. Raises OSError."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _require_readable(paths: Iterable[str]) -> None:
+    """Raises OSError where this user cannot read one of the paths; what does not exist aside."""
+    for path in paths:
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            continue
+        if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+# --- namespaces
+
+
+def _enter_namespaces(directory: str, *, size: int, entries: int) -> None:
+    """Enter new namespaces, with `directory` as the only place to write to. Raises OSError.
+
+    size: bytes in the directory. entries: files and directories in it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+    _check(libc.unshare(_NEW_NAMESPACES), "unshare")
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    _check(libc.mount(None, b"/", None, _PRIVATE, None), "mount /")
+    _make_read_only(libc)
+    flags = _NO_SETUID | _NO_DEVICES
+    _check(
+        libc.mount(b"tmpfs", b"/proc", b"tmpfs", flags | _READ_ONLY, b"size=4096"), "mount /proc"
+    )
+    options = f"size={size},nr_inodes={entries},mode=700".encode()
+    _check(libc.mount(b"tmpfs", directory.encode(), b"tmpfs", flags, options), f"mount {directory}")
+
+
+def _make_read_only(libc: ctypes.CDLL) -> None:
+    attributes = struct.pack("<QQQQ", _READ_ONLY | _NO_SETUID, 0, 0, 0)
+    size = ctypes.c_size_t(len(attributes))
+    try:
+        _check(
+            libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, b"/", _RECURSIVE, attributes, size),
+            "mount_setattr",
+        )
+    except OSError as error:
+        if (
+            error.errno != errno.ENOSYS
+        ):  # before Linux 5.12 file permissions and Landlock stand alone
+            raise
+
+
+def _check(result: int, call: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+
+
+# --- the rest
 
 
 def _limit(limits: Limits, layers: Layers, rights: Rights) -> None:

@@ -24,7 +24,7 @@ _PAUSE_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """A program that has ended, or was ended.
 
     status: ok, error, timeout, output (too much of it), limit. excess: with limit, what it had too
@@ -38,7 +38,7 @@ class Ended:
 
 def watch(
     child: int, readers: dict[int, int], directory: str, seconds: float, *, group: bool = False
-) -> Ended:
+) -> ProgramEnd:
     """Wait for the end of `child`, or bring it about. readers: descriptor -> name of
     the channel. group: it leads a process group, which ends with it.
     """
@@ -65,7 +65,7 @@ def watch(
     if group:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-    return Ended(status, excess, {name: bytes(part) for name, part in data.items()})
+    return ProgramEnd(status, excess, {name: bytes(part) for name, part in data.items()})
 
 
 def _read(

@@ -23,7 +23,7 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-from sluice.rewards.sandbox import home, tree
+from sluice.rewards.sandbox import scratch, tree
 from sluice.rewards.sandbox.confine import Layers, Limits, Rights, confine, hide, probe
 from sluice.rewards.sandbox.watch import watch
 
@@ -58,7 +58,7 @@ def main() -> None:
     """Serve until the other side is gone."""
     hide()
     prelude = _prelude()
-    with home.new() as place, contextlib.suppress(BrokenPipeError):
+    with scratch.directory() as place, contextlib.suppress(BrokenPipeError):
         layers = _probe(place)
         _write({"layers": layers.names, "missing": layers.missing, "refused": layers.refused})
         programs: list[Layers] = []  # found out when they are first needed

@@ -1,5 +1,73 @@
 """report.html: a run on one page that needs no server. Plots are inline SVG."""
 
-from sluice.telemetry.report.page import write_report
+from __future__ import annotations
 
-__all__ = ["write_report"]
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sluice.telemetry import health, run_directory
+from sluice.telemetry.goodput import Goodput, tail_of
+from sluice.telemetry.headline import headline
+from sluice.telemetry.report import answers, facts
+from sluice.telemetry.report.drawing import png, svg
+from sluice.telemetry.report.figures import StepRecords, draw_headline, figures
+from sluice.telemetry.report.timeline import WIDTH, shares, timeline
+from sluice.telemetry.run_warnings import ordered
+from sluice.telemetry.summary import evaluation_means
+
+
+def write_report(directory: Path, title: str) -> Path:
+    """Write report.html, and a picture for people who want to show it: reward.png, or what is
+    learned instead.
+    """
+    import jinja2
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    steps = run_directory.by_step(directory / run_directory.METRICS)
+    evaluations = evaluation_means(directory)
+    name, _ = headline(steps.values())
+    draw = partial(draw_headline, steps=steps, evaluations=evaluations)
+    png(draw, directory / f"{name.lower().replace(' ', '_')}.png")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sluice.telemetry.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+    )
+    page = environment.get_template("page.html.j2")
+    path = directory / "report.html"
+    path.write_text(page.render(title=title, **_contents(directory, steps, evaluations)))
+    return path
+
+
+def _contents(
+    directory: Path, steps: StepRecords, evaluations: list[tuple[int, float]]
+) -> dict[str, Any]:
+    """The template's variables. Text is escaped there; pictures are our own SVG."""
+    summary = facts.summary_of(directory)
+    drawn = [(figure, svg(figure.draw)) for figure in figures(steps, evaluations)]
+    seconds, states = (summary.get(name) or {} for name in ("goodput_seconds", "device_seconds"))
+    goodput = Goodput(seconds, tail_of(states))
+    columns, rows = answers.newest(directory)
+    warnings = ordered([*facts.warnings(summary), *health.warnings(steps.values())])
+    return {
+        "outcome": facts.outcome(summary),
+        "books": facts.group_facts(summary),
+        "settings": facts.settings(directory),
+        "places": facts.run_facts(directory, steps),
+        "troubles": facts.operator_warnings(directory),
+        "warnings": [warning for warning in warnings if warning.active],
+        "past_warnings": [warning for warning in warnings if not warning.active],
+        "figures": [
+            {"title": figure.title, "text": figure.text, "svg": picture}
+            for figure, picture in drawn
+            if picture
+        ],
+        "goodput": shares(goodput),
+        "timeline": timeline(directory),
+        "chart_width": WIDTH,
+        "histories": answers.histories(directory),
+        "columns": columns,
+        "rows": rows,
+    }

@@ -22,7 +22,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class AnswerHistory:
     """Answers to one prompt over the run, the oldest weights first."""
 
     prompt: str
@@ -30,7 +30,7 @@ class Course:
     answers: Sequence[Answer]
 
 
-def courses(directory: Path) -> list[Course]:
+def histories(directory: Path) -> list[AnswerHistory]:
     """Prompts of the first evaluation data set, each with its answers at a few moments."""
     evaluations = _evaluations(directory)
     if len(evaluations) < 2:
@@ -45,7 +45,7 @@ def courses(directory: Path) -> list[Course]:
                 seen.add(prompt)
                 by_prompt.setdefault(prompt, []).append((version, record))
     whole = [rows for rows in by_prompt.values() if len(rows) == len(versions)]
-    return [_course(rows) for rows in whole[:_PROMPTS]]
+    return [_history(rows) for rows in whole[:_PROMPTS]]
 
 
 def newest(directory: Path) -> tuple[list[str], list[list[str]]]:
@@ -82,13 +82,13 @@ def _spread(versions: Sequence[int]) -> list[int]:
     return [versions[round(i * last / (count - 1))] for i in range(count)]
 
 
-def _course(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> Course:
+def _history(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> AnswerHistory:
     first = rows[0][1]
     answers = [
         Answer(version, _text(record.get("response")), _text(record.get("reward")))
         for version, record in rows
     ]
-    return Course(_text(first.get("prompt")), _text(first.get("label")), answers)
+    return AnswerHistory(_text(first.get("prompt")), _text(first.get("label")), answers)
 
 
 def _text(value: Any) -> str:

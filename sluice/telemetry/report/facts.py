@@ -62,7 +62,7 @@ def outcome(summary: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def books(summary: Mapping[str, Any]) -> list[Fact]:
+def group_facts(summary: Mapping[str, Any]) -> list[Fact]:
     """The account of every prompt: started = trained + filtered + failed + in work."""
     return _facts(summary, _BOOKS)
 
@@ -73,7 +73,7 @@ def settings(directory: Path) -> list[Fact]:
     return [Fact(name, _text(value)) for name, value in _flat(spec)]
 
 
-def places(directory: Path, steps: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
+def run_facts(directory: Path, steps: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
     """Where the run lies, when it trained, and what it ran on."""
     facts = [Fact("directory", str(directory.resolve()))]
     checkpoints = directory / "checkpoints"
@@ -87,7 +87,7 @@ def places(directory: Path, steps: Mapping[int, Mapping[str, Any]]) -> list[Fact
     return facts + [Fact(name, str(version)) for name, version in versions.items()]
 
 
-def troubles(directory: Path) -> list[str]:
+def operator_warnings(directory: Path) -> list[str]:
     """Warnings of the operator in their order: restarts, and what of."""
     events = run_directory.records(directory / run_directory.EVENTS)
     return [

@@ -12,7 +12,7 @@ import pytest
 from sluice.api import Reward
 from sluice.rewards import RewardInput
 from sluice.rewards.judging.judge import Judge
-from sluice.rewards.sandbox import Ran, Sandbox
+from sluice.rewards.sandbox import ProgramRun, Sandbox
 from sluice.runtime import open_files
 
 HIGHEST = 1023
@@ -34,7 +34,7 @@ def test_a_program_runs() -> None:
         ran = sandbox.run(source="print(1)", input="", seconds=60.0, memory=1 << 30, cpu_seconds=60)
     finally:
         sandbox.close()
-    assert ran == Ran("ok", "1\n", "")
+    assert ran == ProgramRun("ok", "1\n", "")
 
 
 async def test_functions_judge(tmp_path: Path) -> None:

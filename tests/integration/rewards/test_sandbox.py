@@ -13,7 +13,7 @@ import pytest
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
-from sluice.rewards.sandbox import Ran, Sandbox
+from sluice.rewards.sandbox import ProgramRun, Sandbox
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def sandbox() -> Iterator[Sandbox]:
     sandbox.close()
 
 
-def run(sandbox: Sandbox, source: str, **changes: Any) -> Ran:
+def run(sandbox: Sandbox, source: str, **changes: Any) -> ProgramRun:
     return sandbox.run(
         source=source,
         **{"input": "3 4\n", "seconds": 5.0, "memory": 1 << 30, "cpu_seconds": 6, **changes},
@@ -157,7 +157,7 @@ def test_calls_under_their_other_numbers_end_the_program(sandbox: Sandbox) -> No
 )  # fmt: skip
 def test_what_never_ends_is_ended(sandbox: Sandbox, source: str, status: str) -> None:
     assert run(sandbox, source, seconds=1.5).status == status
-    assert run(sandbox, "print(1)") == Ran("ok", "1\n", "")
+    assert run(sandbox, "print(1)") == ProgramRun("ok", "1\n", "")
 
 
 def test_tests_leave_nothing_behind_and_see_nothing_of_one_another(sandbox: Sandbox) -> None:
@@ -174,7 +174,7 @@ def test_functions_are_called_and_their_prints_do_not_count(sandbox: Sandbox) ->
         "class Solution:\n  def add(self, a: List[int], b):\n    print('noise'); return tuple(a + "
         "[b])"
     )
-    assert run(sandbox, source, call="add", arguments="[[1], 2]") == Ran("ok", "[1, 2]", "")
+    assert run(sandbox, source, call="add", arguments="[[1], 2]") == ProgramRun("ok", "[1, 2]", "")
     assert run(sandbox, "def f(): return object()", call="f", arguments="[]").status == "error"
     assert run(sandbox, "def f(): return 1", call="g", arguments="[]").status == "error"
 

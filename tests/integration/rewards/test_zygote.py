@@ -22,7 +22,7 @@ import pytest
 from sluice.api import Reward
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.judging.judge import Judge
-from sluice.rewards.sandbox import Ran, Sandbox, client
+from sluice.rewards.sandbox import ProgramRun, Sandbox, client
 from tests.integration.rewards.machines import MACHINES, ROOT, environment
 
 MESSES = {
@@ -85,11 +85,11 @@ def sandbox() -> Iterator[Sandbox]:
     sandbox.close()
 
 
-def run(sandbox: Sandbox, source: str = "print(1)", seconds: float = 60.0) -> Ran:
+def run(sandbox: Sandbox, source: str = "print(1)", seconds: float = 60.0) -> ProgramRun:
     return sandbox.run(source=source, input="", seconds=seconds, memory=1 << 30, cpu_seconds=60)
 
 
-RIGHT = Ran("ok", "1\n", "")
+RIGHT = ProgramRun("ok", "1\n", "")
 WAITS = """
 import threading, time
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()

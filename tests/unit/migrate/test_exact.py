@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.rewards.sandbox import Ran
+from sluice.rewards.sandbox import ProgramRun
 from sluice.rewards.sandbox.confine import THREADS
 from sluice_migrate.bash import sandboxed
 from sluice_migrate.bash.sandboxed import ConfinedBash, confined_bash
@@ -188,8 +188,8 @@ def test_a_script_is_not_run_without_a_sandbox(
     class Bare:
         closed = False
 
-        def run(self, **request: object) -> Ran:
-            return Ran("refused", "", "namespaces: EPERM; landlock: ENOSYS")
+        def run(self, **request: object) -> ProgramRun:
+            return ProgramRun("refused", "", "namespaces: EPERM; landlock: ENOSYS")
 
         def close(self) -> None:
             self.closed = True

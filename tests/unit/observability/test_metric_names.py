@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from sluice.rewards.judging import metrics as judging
+from sluice.rewards.judging import judge
 from sluice_buffer.serving.metrics import registry as buffer_registry
 from sluice_operator.metrics import OperatorMetrics
 from sluice_rendezvous.device_time import DeviceTime
@@ -51,7 +51,7 @@ def names(registry: CollectorRegistry) -> set[str]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """By all roles: the real registries, the trainer's after a step that has everything."""
-    assert all((judging.REWARDS, rollout.REQUESTS)), "their metrics are in the common registry"
+    assert all((judge.REWARDS, rollout.REQUESTS)), "their metrics are in the common registry"
     directory = tmp_path_factory.mktemp("buffer")
     buffer = House(make_job(directory), directory / "storage")
     services = CollectorRegistry()

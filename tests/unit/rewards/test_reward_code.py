@@ -11,7 +11,7 @@ import pytest
 from sluice.rewards import RewardError, RewardInput
 from sluice.rewards.builtin.code import _passes, _program, same_output, same_value
 from sluice.rewards.builtin.code_cases import Case, cases_of
-from sluice.rewards.sandbox import Isolation, Ran
+from sluice.rewards.sandbox import Isolation, ProgramRun
 
 
 def sample(label: Any, **metadata: Any) -> RewardInput:
@@ -191,7 +191,7 @@ def test_a_result_that_cannot_be_read_fails_its_test_and_not_the_sample(
 ) -> None:
     label = {"inputs": [[]], "outputs": [expected], "fn_name": "f"}
     (case,) = cases_of(sample(label))
-    assert _passes(case, Ran("ok", output, "")) is passes
+    assert _passes(case, ProgramRun("ok", output, "")) is passes
 
 
 def test_an_argument_of_too_many_digits_is_refused_with_its_function() -> None:

@@ -62,7 +62,7 @@ def test_every_type_of_the_api_has_a_reward() -> None:
     for name in get_args(RewardType):
         if name != registry.BY_SOURCE:
             registry.choose(sample("r"), name)
-    assert {*registry.here, *registry.in_pool} <= set(get_args(RewardType))
+    assert {*registry.IN_PROCESS, *registry.IN_POOL} <= set(get_args(RewardType))
 
 
 @pytest.mark.parametrize(

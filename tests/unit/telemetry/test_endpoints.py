@@ -57,24 +57,24 @@ def test_metrics_are_served_beside(server: Server) -> None:
 
 
 def test_a_container_without_the_port_serves_nothing() -> None:
-    endpoints.serve(pod_env.read("buffer", {}), ready=endpoints.well)()
+    endpoints.serve(pod_env.read("buffer", {}), ready=endpoints.healthy)()
 
 
 def test_a_pulse_is_missed_when_the_loop_is_stuck() -> None:
     now = [0.0]
-    pulse = endpoints.Pulse(patience=60, clock=lambda: now[0])
+    pulse = endpoints.LoopWatchdog(patience=60, clock=lambda: now[0])
     now[0] = 59
     assert pulse.check() == ""
     now[0] = 61
     assert pulse.check() == "the event loop has been stuck for 61 s"
-    pulse.felt()
+    pulse.beat()
     assert pulse.check() == ""
 
 
 async def test_a_turning_loop_is_felt() -> None:
     moments: Any = iter(range(1000))
-    pulse = endpoints.Pulse(clock=lambda: next(moments))
+    pulse = endpoints.LoopWatchdog(clock=lambda: next(moments))
     before = pulse._last
-    async with pulse.beating():
+    async with pulse.running():
         await asyncio.sleep(0)
     assert pulse._last > before

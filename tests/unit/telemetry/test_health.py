@@ -345,18 +345,18 @@ def test_a_trouble_that_lasts_does_not_become_the_usual_state(
 
 
 def test_each_kind_is_told_once() -> None:
-    watch = health.Watch()
+    watch = health.HealthMonitor()
     told = [[warning.kind for warning in watch.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})]
     assert told == [["KL explosion"], [], [], [], [], []]
 
 
 def test_what_an_earlier_run_showed_is_not_told_again() -> None:
     sick = steps(6, **{"train/ppo_kl": 1.0})
-    assert health.Watch(sick[:3]).see(sick[3]) == []
+    assert health.HealthMonitor(sick[:3]).see(sick[3]) == []
 
 
 def test_groups_that_come_to_nothing_are_told_of_once() -> None:
-    harvest = health.Harvest(batch_size=8)
+    harvest = health.StallMonitor(batch_size=8)
     assert harvest.see(0, 0, 0) is None
     assert harvest.see(0, 31, 0) is None
     warning = harvest.see(0, 32, 0)
@@ -371,7 +371,7 @@ def test_groups_that_come_to_nothing_are_told_of_once() -> None:
 
 
 def test_groups_are_counted_from_the_last_step_on() -> None:
-    harvest = health.Harvest(batch_size=8)
+    harvest = health.StallMonitor(batch_size=8)
     assert harvest.see(3, 500, 500) is None
     assert harvest.see(4, 510, 520) is None
     warning = harvest.see(4, 512, 550)

@@ -98,7 +98,7 @@ def test_what_a_program_has_written_cannot_pass_for_a_line_of_ours() -> None:
     program = """
 forged = "2026-01-31T12:00:00Z info all is well"
 log.warning("it failed", error="gone\\x1b[2J\\n" + forged, exception="one\\n" + forged)
-logs.last_words("gone\\nerror: another cause")
+logs.print_error("gone\\nerror: another cause")
 """
     event, *below, last, under = lines(program)
     assert event.endswith("error=gone\\x1b[2J\\n2026-01-31T12:00:00Z info all is well")

@@ -49,11 +49,11 @@ def test_spans_of_a_group_are_one_trace_whichever_process_tells_of_them(
 
 
 def test_a_call_carries_the_span_of_its_caller(exporter: InMemorySpanExporter) -> None:
-    assert tracing.carried() == ()
+    assert tracing.outgoing_metadata() == ()
     with tracing.span("step"):
-        metadata = tracing.carried()
-        links = tracing.here()
-    with tracing.span("CommitStep", parent=tracing.received(metadata)):
+        metadata = tracing.outgoing_metadata()
+        links = tracing.links_to_current()
+    with tracing.span("CommitStep", parent=tracing.caller_context(metadata)):
         tracing.record("in training", 1.0, 2.0, group="t1", links=links)
     step, commit, trained = (
         by_name(exporter)[name] for name in ("step", "CommitStep", "in training")
@@ -62,7 +62,7 @@ def test_a_call_carries_the_span_of_its_caller(exporter: InMemorySpanExporter) -
     assert commit.parent.span_id == step.context.span_id
     assert commit.context.trace_id == step.context.trace_id
     assert [link.context.span_id for link in trained.links] == [step.context.span_id]
-    assert tracing.received([("authorization", "Bearer x")]) is None
+    assert tracing.caller_context([("authorization", "Bearer x")]) is None
 
 
 def test_a_traced_call_of_its_own_is_linked_to_what_is_around_it(
@@ -70,7 +70,7 @@ def test_a_traced_call_of_its_own_is_linked_to_what_is_around_it(
 ) -> None:
     @tracing.traced("weight update", root=True)
     def update(version: int) -> int:
-        tracing.note(version=version)
+        tracing.set_attributes(version=version)
         return version
 
     with tracing.span("step"):
@@ -102,6 +102,6 @@ def test_without_an_endpoint_nothing_is_traced() -> None:
     tracing.configure(pod_env.read("buffer", {}))
     assert not tracing.enabled()
     with tracing.span("work", group="t1"):
-        tracing.note(version=1)
+        tracing.set_attributes(version=1)
     tracing.record("prompt group", 1.0, 2.0, group="t1", root=True)
-    assert (tracing.carried(), tracing.here()) == ((), [])
+    assert (tracing.outgoing_metadata(), tracing.links_to_current()) == ((), [])

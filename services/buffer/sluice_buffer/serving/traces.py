@@ -57,7 +57,7 @@ class GroupTraces:
 
     def committed(self, step: int) -> None:
         """A step is trained: the groups of its batch have their end. Called inside the commit."""
-        links = tracing.here()
+        links = tracing.links_to_current()
         for group_id in self._buffer.memory.batches.get(step, ()):
             key = GroupKey(TRAINING, group_id)
             if times := self._times.get(key):  # none: a commit that is repeated

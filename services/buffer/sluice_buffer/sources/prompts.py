@@ -12,7 +12,7 @@ from typing import Any
 from sluice.api import RLJob
 from sluice.api.groups.data import MADE_ROWS, Data, Evaluation, PromptSource
 from sluice.data.checking import check_sources, reader_of
-from sluice.data.rows import PromptRow, Read, parse_row, problem
+from sluice.data.rows import PromptRow, RowReader, parse_row, problem
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.rules.order import Order
@@ -24,7 +24,7 @@ class Prompts:
     """All sources of a job, opened and checked."""
 
     def __init__(
-        self, data: Data, evaluation: Evaluation | None, spool: Path, read: Read = parse_row
+        self, data: Data, evaluation: Evaluation | None, spool: Path, read: RowReader = parse_row
     ) -> None:
         """read: how rows for training are read; those of an evaluation are prompts in any job."""
         self.sources: Sequence[PromptSource] = data.prompts
@@ -119,7 +119,7 @@ def prompts_of(job: RLJob, directory: Path) -> Prompts:
     return Prompts(job.spec.data, job.spec.evaluation, directory, reader_of(job.spec))
 
 
-def _open(source: PromptSource, spool: Path, read: Read = parse_row) -> Table:
+def _open(source: PromptSource, spool: Path, read: RowReader = parse_row) -> Table:
     return open_table(source.file(spool / MADE_ROWS), lambda row: problem(row, source, read), spool)
 
 

@@ -19,7 +19,7 @@ import xxhash
 
 from sluice.api.groups.data import parse_path
 from sluice.data.checking import slice_of
-from sluice.data.files import Located, Row, files_of, read_file
+from sluice.data.files import LocatedRow, Row, files_of, read_file
 from sluice.data.writers import json_bytes
 from sluice.runtime.pod_env import ConfigurationError
 
@@ -110,6 +110,6 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
     return place
 
 
-def _check(located: Located, check: RowCheck) -> None:
+def _check(located: LocatedRow, check: RowCheck) -> None:
     if wrong := check(located.row):
         raise ConfigurationError(f"{located.where}: {wrong}")

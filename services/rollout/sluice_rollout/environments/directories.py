@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from sluice.rewards.sandbox import hide, home, tree
+from sluice.rewards.sandbox import hide, scratch, tree
 from sluice.runtime import open_files
 from sluice.telemetry import failure_log, logs
 from sluice_rollout.environments import inputs, orphan_reaper
@@ -39,7 +39,7 @@ def open_root(programs: int, engine: str | None = None) -> Iterator[str]:
     if inputs.POD not in os.environ:
         hide()
     open_files.raise_limit(_FILES_PER_EPISODE * programs + _OTHER_FILES)
-    with home.new(PREFIX) as directory:
+    with scratch.directory(PREFIX) as directory:
         guard = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", orphan_reaper.__file__),

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sluice.rewards.sandbox import Ran
+from sluice.rewards.sandbox import ProgramRun
 from sluice_rollout.toolbox.base import definition_of, shortened
 from sluice_rollout.toolbox.sandboxes import Sandboxes, half_of_the_cores
 
@@ -82,7 +82,7 @@ class Python:
         """Return a session, whose programs share their names."""
         return Session(self)
 
-    def run(self, programs: list[str], seconds: float) -> Ran:
+    def run(self, programs: list[str], seconds: float) -> ProgramRun:
         """Run programs one after another; return the output of the last.
 
         Raises ToolUnavailableError if no sandbox is available.
@@ -135,7 +135,7 @@ class Session:
             self.spent = time.monotonic() - start
         return shortened(self._answer(ran), tool.longest)
 
-    def _answer(self, ran: Ran) -> str:
+    def _answer(self, ran: ProgramRun) -> str:
         if ran.status == "ok":
             return ran.output + ran.error
         reasons = {

@@ -7,7 +7,7 @@ import queue
 from typing import Any
 
 from sluice.rewards import RewardError
-from sluice.rewards.sandbox import Ran, Sandbox, hide
+from sluice.rewards.sandbox import ProgramRun, Sandbox, hide
 from sluice_rollout.toolbox.base import ToolUnavailableError
 
 _FREE_SECONDS = 60.0
@@ -26,7 +26,7 @@ class Sandboxes:
         for _ in range(count):
             self._free.put(None)
 
-    def run(self, **request: Any) -> Ran:
+    def run(self, **request: Any) -> ProgramRun:
         """Run a program in a free sandbox: see `Sandbox.run`.
 
         Raises ToolUnavailableError if no sandbox is available.

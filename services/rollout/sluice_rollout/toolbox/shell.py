@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.rewards.sandbox import Ran
+from sluice.rewards.sandbox import ProgramRun
 from sluice_rollout.toolbox.base import ToolUnavailableError, definition_of, shortened
 from sluice_rollout.toolbox.sandboxes import Sandboxes, half_of_the_cores
 
@@ -90,7 +90,7 @@ class Shell:
         """Return a session, whose commands share their files."""
         return Session(self)
 
-    def run(self, command: str, state: bytes) -> Ran:
+    def run(self, command: str, state: bytes) -> ProgramRun:
         """Run a command on the files of a state. Raises ToolUnavailableError."""
         if missing := [name for name in _NEEDED if shutil.which(name, path=_PATH) is None]:
             raise ToolUnavailableError(f"Shell needs {', '.join(missing)} in {_PATH}")
@@ -154,7 +154,7 @@ class Session:
             return f"{written}\nerror: {reason}. What this command did is not kept.".lstrip()
         return ran.error + self._kept(ran)
 
-    def _kept(self, ran: Ran) -> str:
+    def _kept(self, ran: ProgramRun) -> str:
         """Keep the files that the command has left; return what the model is told about that."""
         status, _, packed = ran.output.partition("\n")
         note = "" if status == "0" else f"[exit status {status or 'unknown'}]"

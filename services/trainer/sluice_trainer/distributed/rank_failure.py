@@ -25,7 +25,7 @@ def message(error: BaseException) -> str:
 
 def end(reason: str) -> NoReturn:
     """End this process with EXIT_PEER_LOST and `reason` as its last line."""
-    logs.last_words(reason)
+    logs.print_error(reason)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     # The process group is not destroyed: its threads may abort the process over the broken

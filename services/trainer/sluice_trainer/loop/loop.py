@@ -132,7 +132,7 @@ class Loop:
     @tracing.traced("step", root=True)
     def _step(self, step: int) -> bool:
         """Make a step; return False if the prompts have ended before it."""
-        tracing.note(step=step)
+        tracing.set_attributes(step=step)
         self.records.times.clear()
         batch = self._next_batch(step - 1)
         if batch is None:

@@ -129,7 +129,7 @@ class RunRecords:
         totals = self.buffer.totals()
         if self.recorder:
             self.recorder.totals(totals)
-        books = totals.books()
+        books = totals.group_counts()
         logs.get().info(f"books: {books.text()}")
         for warning in books.warnings():
             logs.get().warning(warning.text, kind=warning.kind)

@@ -95,7 +95,7 @@ class WeightUpdates:
             The engines refuse the weights of this model permanently.
 
         """
-        tracing.note(version=version, joiners_only=joiners_only)
+        tracing.set_attributes(version=version, joiners_only=joiners_only)
         colocated = self.gpus.colocated
         # Colocated engines can receive weights only once the trainer has offloaded all else.
         self.gpus.acquire_for_weights()

@@ -62,7 +62,7 @@ class Recorder:
         self._writer = Writer(str(directory / "tensorboard"))
         (directory / "samples").mkdir(parents=True, exist_ok=True)
         earlier = list(run_directory.by_step(directory / run_directory.METRICS).values())
-        self._watch = health.Watch(earlier)
+        self._watch = health.HealthMonitor(earlier)
         self._failures = directory / run_directory.FAILURES
         # Serial number of the last failed group that is written down.
         self.last_failure = max(

@@ -12,8 +12,8 @@ from typing import Any
 
 from sluice.api.groups.data import PromptSource
 from sluice.data.chat import PromptError
-from sluice.data.files import Located
-from sluice.data.rows import PromptRow, Read, RowError, is_verl, parse_row
+from sluice.data.files import LocatedRow
+from sluice.data.rows import PromptRow, RowError, RowReader, is_verl, parse_row
 from sluice.data.transform import digest
 from sluice.rewards.registry import BY_SOURCE, choose
 from sluice.rewards.types import RewardError, RewardInput
@@ -60,11 +60,11 @@ class Inspection:
 
 
 def inspect(
-    rows: Iterable[Located],
+    rows: Iterable[LocatedRow],
     source: PromptSource,
     length: Length,
     limit: int | None = None,
-    read: Read = parse_row,
+    read: RowReader = parse_row,
 ) -> Inspection:
     """Look at every row. 16 bytes and a set entry are kept of each, for duplicates,
     and 8 for its length.
@@ -94,7 +94,7 @@ def inspect(
     return inspection
 
 
-def _count(inspection: Inspection, located: Located, row: PromptRow) -> None:
+def _count(inspection: Inspection, located: LocatedRow, row: PromptRow) -> None:
     inspection.first = inspection.first or row
     inspection.shapes["verl" if is_verl(located.row) else "slime"] += 1
     inspection.prompts["text" if isinstance(row.prompt, str) else "messages"] += 1

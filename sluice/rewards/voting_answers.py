@@ -17,9 +17,9 @@ def _boxed(response: str) -> str | None:
 
 
 READERS: dict[str, Callable[[str], str | None]] = {
-    "dapo": dapo.said,
+    "dapo": dapo.read_answer,
     "deepscaler": _boxed,
-    "gsm8k": gsm8k.said,
+    "gsm8k": gsm8k.read_answer,
     "math": _boxed,
     "math_prm800k": _boxed,
 }

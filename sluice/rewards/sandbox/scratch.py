@@ -21,7 +21,7 @@ SANDBOX = "sluice-sandbox-"
 
 
 @contextlib.contextmanager
-def new(prefix: str = SANDBOX) -> Iterator[str]:
+def directory(prefix: str = SANDBOX) -> Iterator[str]:
     """A directory for as long as this process needs it; those of this prefix whose processes are
     gone are removed first.
     """

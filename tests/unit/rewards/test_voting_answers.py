@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sluice.rewards import registry
-from sluice.rewards.said import READERS, with_answer
 from sluice.rewards.types import answer_number, read_value
+from sluice.rewards.voting_answers import READERS, with_answer
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 import pytest
 
-from sluice.telemetry.group_accounting import Books, Totals
+from sluice.telemetry.group_accounting import GroupCounts, Totals
 
 
-def books(reasons: dict[str, int] | None = None, /, **groups: int) -> Books:
-    return Books.of({f"groups_{name}": count for name, count in groups.items()}, reasons or {})
+def books(reasons: dict[str, int] | None = None, /, **groups: int) -> GroupCounts:
+    return GroupCounts.of(
+        {f"groups_{name}": count for name, count in groups.items()}, reasons or {}
+    )
 
 
 def test_books_that_balance_are_told_in_one_line() -> None:
@@ -50,7 +52,7 @@ def test_failures_of_evaluations_alone_are_warned_of() -> None:
 
 def test_groups_older_than_the_bound_are_counted_in_words() -> None:
     counters = {"groups_leased": 100, "groups_trained": 100, "stale_groups": 6}
-    (warning,) = Books.of(counters, {}).warnings()
+    (warning,) = GroupCounts.of(counters, {}).warnings()
     assert warning.text == (
         "6 of 100 trained groups were older than rollout.maxStaleness: with rollout.partial or "
         "rollout.overSampling the groups that finish first make the batch, and later ones are "
@@ -88,5 +90,5 @@ def test_the_last_look_at_the_buffer_counts_whoever_had_it() -> None:
     closing = Totals({"groups_leased": 960, "groups_trained": 960}, {"too long": 1})
     assert Totals.latest(watched, closing) is Totals.latest(closing, watched) is closing
     assert Totals.latest(None, watched) is watched
-    assert Totals.latest(None, None).books().leased == 0
+    assert Totals.latest(None, None).group_counts().leased == 0
     assert Totals(**closing.to_json()) == closing
