@@ -139,10 +139,10 @@ class SandboxController:
 
     async def _make(self, name: str, sandbox: Object) -> None:
         template, namespace = sandbox["spec"]["podTemplate"], self.world.namespace
-        metadata = template.get("metadata") or {}
+        template_metadata = template.get("metadata") or {}
         own = {
             key: value
-            for key, value in (metadata.get("labels") or {}).items()
+            for key, value in (template_metadata.get("labels") or {}).items()
             if not key.startswith(f"{GROUP}/")
         }
         owner = {
@@ -156,7 +156,7 @@ class SandboxController:
         metadata = {
             "name": name,
             "labels": own | {NAME_HASH: f"{hash(name) & 0xFFFFFFFF:08x}"},
-            "annotations": metadata.get("annotations") or {},
+            "annotations": template_metadata.get("annotations") or {},
             "ownerReferences": [owner],
         }
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
