@@ -26,7 +26,10 @@ from tests.unit.buffer.buffer_tools import House, make_job
 ENGINES = ("sglang:", "vllm:")
 """Prefixes of what engines export; tests/integration/monitoring asks real ones."""
 PLUGINS = {"sluice_sglang", "sluice_vllm"}
-PAGES = [ROOT / "docs" / name for name in ("metrics.md", "monitoring.md", "runbooks.md", "troubleshooting.md")]
+PAGES = [
+    ROOT / "docs" / name
+    for name in ("metrics.md", "monitoring.md", "runbooks.md", "troubleshooting.md")
+]
 EXPRESSIONS = {query.name: query.expr for query in queries()}
 RULES_BY_NAME = {
     rule.get("alert", rule.get("record")): rule["expr"]
