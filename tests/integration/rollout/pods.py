@@ -22,6 +22,7 @@ from sluice.rewards.types import RewardInput
 from sluice.samples.sample import Prompt, Sample, SampleGroup
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice.wire.v1 import common_pb2 as common
 from sluice_rollout.buffer import BufferClient
 from sluice_rollout.gateway.registry import EpisodeRegistry
 from sluice_rollout.generate import Generator
@@ -34,7 +35,7 @@ from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us
 from tests.integration.house import DEADLINE, Rendezvous, engine_member
-from tests.unit.buffer.buffer_tools import Client, Server, make_job
+from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
 
 
 def job(directory: Path, model: Path, **changes: Any) -> RLJob:
@@ -62,6 +63,24 @@ class House:
 
     async def start_buffer(self) -> Client:
         return Client(await asyncio.to_thread(self.buffer.start))
+
+    async def start_buffer_with_batch(self) -> Client:
+        """Start the buffer, and fix batch 1 with samples that the client makes up.
+
+        The buffer refuses samples of weights 1 until the batch that they are trained on is fixed.
+        """
+        client = await self.start_buffer()
+        rollout, groups, held_out = self.job.spec.rollout, [], []
+        while len(groups) < rollout.batch_size:
+            [lease] = (await client.lease("by-hand")).groups
+            if lease.prompt.purpose == common.PURPOSE_TRAIN:
+                groups.append(make_group(lease.prompt, rollout.samples_per_prompt or 1))
+            else:  # leased before any prompt for training
+                held_out.append(common.SampleGroup(prompt=lease.prompt))
+        await client.submit(groups)
+        await client.give_back(held_out)
+        assert (await client.take(1)).state == pb.TakeBatchResponse.STATE_READY
+        return client
 
     @asynccontextmanager
     async def worker(

@@ -203,12 +203,16 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
     """The client waits, and its turn continues from the tokens that it has."""
     monkeypatch.setattr(words, "TURN", 250)
     services = house(**AGENT, model__path=str(talkative))
-    async with await services.start_buffer() as client, services.working(engine) as (worker, end):
+    async with (
+        await services.start_buffer_with_batch() as client,
+        services.working(engine) as (worker, end),
+    ):
         await leases(worker, 4)
         await sglang.generated(8 * 60)
         await publish(make_sender(timeoutSeconds=30), 1, other_model)
-        assert (await client.take(1, wait=60)).state == READY
-        groups = [codec.group_from_message(g) for g in await client.shard(1)]
+        await client.commit(1)
+        assert (await client.take(2, wait=60)).state == READY
+        groups = [codec.group_from_message(g) for g in await client.shard(2)]
         await end()
     samples = [sample for group in groups for sample in group.samples]
     assert {span.version for s in samples for span in s.weight_versions} == {0, 1}

@@ -152,12 +152,16 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
         rollout__mode="async",
         rollout__maxStaleness=1,
     )
-    async with await job_house.start_buffer() as client, job_house.working(engine) as (worker, end):
+    async with (
+        await job_house.start_buffer_with_batch() as client,
+        job_house.working(engine) as (worker, end),
+    ):
         await leases(worker, 4)
         await sglang.generated(8 * 60)
         await publish(make_sender(timeoutSeconds=30), 1, other_model)
-        assert (await client.take(1, wait=60)).state == READY
-        groups = [codec.group_from_message(g) for g in await client.shard(1)]
+        await client.commit(1)
+        assert (await client.take(2, wait=60)).state == READY
+        groups = [codec.group_from_message(g) for g in await client.shard(2)]
         await end()
     samples = [sample for group in groups for sample in group.samples]
     assert [sample.error for sample in samples] == [""] * len(samples)

@@ -61,7 +61,7 @@ async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
     house: Callable[..., House], engine: Client, other_model: Path, make_sender: Callable[..., Any]
 ) -> None:
     one = house(**MIDDLE, **IMPATIENT)
-    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+    async with await one.start_buffer_with_batch() as client, one.working(engine) as (worker, end):
         await leases(worker, 4)
         assert (
             await begin(make_sender(attempt=1, timeoutSeconds=30), 1, joiners_only=False) == 1
@@ -73,7 +73,8 @@ async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
         assert worker.lost is None
         update = await publish(make_sender(attempt=2, timeoutSeconds=30), 1, other_model)
         assert list(update.engines) == ["rollout-0"]
-        assert (await client.take(1, wait=60)).state == pb.TakeBatchResponse.STATE_READY
+        await client.commit(1)
+        assert (await client.take(2, wait=60)).state == pb.TakeBatchResponse.STATE_READY
         await end()
         assert (await client.stats()).counters["leases_expired"] == 0
 
@@ -136,7 +137,7 @@ async def test_samples_of_an_evaluation_tell_which_weights_sampled_them(
     make_sender: Callable[..., Any],
 ) -> None:  # fmt: skip
     one = house(**(MIDDLE | {"rollout__concurrency": 16}), evaluation={"everySteps": 1})
-    async with await one.start_buffer(), one.worker(engine) as (worker, membership):
+    async with await one.start_buffer_with_batch(), one.worker(engine) as (worker, membership):
         groups, stop = submitted(worker), asyncio.Event()
         work = asyncio.create_task(worker.run(stop))
         await asyncio.wait_for(membership.connected.wait(), 10)

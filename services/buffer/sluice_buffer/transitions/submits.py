@@ -167,18 +167,15 @@ class Submits:
         return self.leases.filled and key.round == TRAINING
 
     def _limits(self, key: GroupKey) -> Limits:
-        """Bounds of what may be submitted now.
-
-        Weights reach engines before their step is committed, but not before its batch is fixed;
-        and the batches of a trainer that was rewound stay fixed. One version more is let through,
-        so that nothing depends on which of the trainer's calls arrives first.
-        """
+        """Bounds of what may be submitted now."""
         progress = self.memory.progress
         vocabulary = progress.vocabulary or UNLIMITED.vocabulary
         if self._filled(key):
             return Limits(UNLIMITED.newest, vocabulary)
-        last_fixed = next(reversed(self.memory.batches), 0)  # they are fixed in their order
-        return Limits(max(progress.step, last_fixed) + 1, vocabulary)
+        # Weights reach engines before their step is committed, but not before its batch is fixed.
+        # Batches stay fixed if the trainer is rewound. They are fixed in the order of their steps.
+        last_fixed = next(reversed(self.memory.batches), 0)
+        return Limits(max(progress.step, last_fixed), vocabulary)
 
     def _finish_training(
         self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: Checked
