@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sluice_buffer.rules.admission import AdmissionPolicy, may_start
-from sluice_buffer.rules.staleness import awaited, earliest, stale
+from sluice_buffer.rules.staleness import earliest, stale, stragglers
 
 SAMPLES = 8
 TOKEN_SECONDS = 0.01
@@ -64,7 +64,7 @@ def waits_for_the_next(policy: AdmissionPolicy, step: int, groups: Groups) -> bo
 
 def waits_by_due_step(policy: AdmissionPolicy, step: int, groups: Groups) -> bool:
     in_work, finished = Counter(groups.in_work.values()), Counter(groups.finished.values())
-    return awaited(policy, step=step, in_work=in_work, finished=finished) is not None
+    return stragglers(policy, step=step, in_work=in_work, finished=finished) is not None
 
 
 def lowest(finished: Mapping[int, int], count: int) -> list[int]:

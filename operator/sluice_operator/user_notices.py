@@ -100,7 +100,7 @@ class UserNotices:
         location = f"{type(error).__name__} {line}"
         if notices.error_location == location:
             return
-        text = RECONCILE_FAILED.text(cause=f"{error_summary.named(error)} ({line})")
+        text = RECONCILE_FAILED.text(cause=f"{error_summary.type_and_message(error)} ({line})")
         try:
             status = spec_acceptance.with_internal_error(
                 stored, text, notices.problem, datetime.now(UTC)

@@ -200,7 +200,11 @@ def _refusals(tokenizer: Any) -> Iterator[None]:
     except Exception as error:
         if not getattr(tokenizer, "chat_template", None):
             raise PromptError(NO_TEMPLATE) from error
-        reason = f"{error}" if isinstance(error, TemplateError) else error_summary.named(error)
+        reason = (
+            f"{error}"
+            if isinstance(error, TemplateError)
+            else error_summary.type_and_message(error)
+        )
         raise PromptError(f"the chat template refuses the prompt: {reason}") from error
 
 

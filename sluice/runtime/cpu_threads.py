@@ -1,5 +1,7 @@
 """Processors and threads of a process that computes on CPUs."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +11,12 @@ from typing import Any
 # nearly twice as fast on two cores. A tiny model gains little, and becomes 10 to 40 times slower on
 # a busy machine, where threads wait for each other.
 WIDE = 256
+# Variables for processes that load user code: mathematical libraries compute on one core. Without
+# them they start a thread for each core of the node, however few the pod may use. A thread takes
+# 64 MiB or more of address space, so a memory limit that is enough on a laptop is too small for
+# `import numpy` on a node of 64 cores; and a process that has threads cannot be forked. Many such
+# processes run at a time, so more threads would gain nothing.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

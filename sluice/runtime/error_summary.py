@@ -29,18 +29,18 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib",
 
 def cause(error: BaseException) -> str:
     """Its type, the first line of its message, and the file and line that raised it."""
-    where = place(error)
-    return f"{named(error)} ({where})" if where else named(error)
+    where = raised_at(error)
+    return f"{type_and_message(error)} ({where})" if where else type_and_message(error)
 
 
-def named(error: BaseException) -> str:
+def type_and_message(error: BaseException) -> str:
     """Its type and the first line of its message."""
     message = str(error).strip().partition("\n")[0]
     shortened = message if len(message) <= LONGEST else f"{message[:LONGEST]}..."
     return f"{type(error).__name__}: {shortened}" if shortened else type(error).__name__
 
 
-def place(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """`file.py:12`: the innermost line of a user's own code; without one the innermost."""
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames:
@@ -49,7 +49,7 @@ def place(error: BaseException) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{line}"
 
 
-def full(error: BaseException) -> str:
+def formatted_traceback(error: BaseException) -> str:
     """The traceback."""
     return "".join(traceback.format_exception(error)).rstrip()
 

@@ -39,7 +39,7 @@ class FailureLog:
 
         """
         if isinstance(error, BaseException):
-            details = details or error_summary.full(error)
+            details = details or error_summary.formatted_traceback(error)
             error = error_summary.cause(error)
         line, _, rest = error.partition("\n")
         kind = f"{event}: {line}"

@@ -21,7 +21,7 @@ class BufferLocator:
     async def stub(self, seconds: float) -> buffer_pb2_grpc.BufferStub:
         """The buffer as far as it is known; else it is looked up, for at most `seconds`."""
         if self._stub is None:
-            address = (await membership.find(self._rendezvous, "buffer", seconds=seconds))[
+            address = (await membership.find_members(self._rendezvous, "buffer", seconds=seconds))[
                 0
             ].address
             # An older channel stays open: closing it would cancel calls that are just finding out

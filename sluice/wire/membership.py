@@ -93,7 +93,7 @@ class Membership:
             await self._news.wait()
         return self.news_count
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake all who wait.
 
         Each wait has an event of its own, so that nobody can clear another's.
@@ -120,11 +120,11 @@ class Membership:
                             self.beat()  # the present wait is longer than the new one
                         self.latest = message
                         self.connected.set()
-                        self._tell()
+                        self._wake()
                 except (grpc.aio.AioRpcError, MixedReleasesError) as error:
                     self.refused = _refusal(error)
                 self.connected.clear()
-                self._tell()
+                self._wake()
                 if self.refused:
                     return
                 await asyncio.sleep(pause)
@@ -157,7 +157,9 @@ def _refusal(
     return MixedReleasesError(text) if mixed else rpc.RefusedError(text)
 
 
-async def find(address: str, role: str, *, seconds: float, at_least: int = 1) -> list[pb.Member]:
+async def find_members(
+    address: str, role: str, *, seconds: float, at_least: int = 1
+) -> list[pb.Member]:
     """The members of a role, once there are `at_least` many. Raises DeadlineError that says who is
     missing, and MixedReleasesError where one, or the rendezvous between us, is of a release that
     does not understand ours.

@@ -40,7 +40,7 @@ def release() -> str:
         return "unknown"
 
 
-def carried() -> Metadata:
+def call_metadata() -> Metadata:
     """The word of a call about its caller."""
     return ((KEY, str(PROTOCOL)), (RELEASE_KEY, release()))
 

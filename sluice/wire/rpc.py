@@ -65,7 +65,7 @@ def job_token() -> str:
     return os.environ.get(TOKEN_ENV, "")
 
 
-class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class _CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses every call that does not carry the job's token, or that speaks another protocol."""
 
     def __init__(self, token: str) -> None:
@@ -83,11 +83,11 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return _refusing(handler, grpc.StatusCode.UNAUTHENTICATED, text)
         if text := protocol.refusal(details.invocation_metadata):
             code = grpc.StatusCode.FAILED_PRECONDITION
-            return _refusing(handler, code, text, protocol.carried())
+            return _refusing(handler, code, text, protocol.call_metadata())
         return handler
 
 
-class _Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class _TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """A span around each unary call whose caller has one."""
 
     async def intercept_service(
@@ -128,7 +128,7 @@ def _refusing(
 def server(token: str | None = None) -> grpc.aio.Server:
     """A server with our options. Add the servicer, bind, start."""
     token = job_token() if token is None else token
-    interceptors = [_Gate(token), *([_Traced()] if tracing.enabled() else [])]
+    interceptors = [_CallGuard(token), *([_TracingInterceptor()] if tracing.enabled() else [])]
     return grpc.aio.server(options=_OPTIONS, interceptors=interceptors)
 
 
@@ -141,7 +141,7 @@ def bind(server_: grpc.aio.Server, address: str, secured: Tls | None = None) -> 
     secured = tls.from_environment() if secured is None else secured
     try:
         if secured:
-            port = int(server_.add_secure_port(address, secured.of_server()))
+            port = int(server_.add_secure_port(address, secured.server_credentials()))
         else:
             port = int(server_.add_insecure_port(address))
     except RuntimeError as error:
@@ -156,7 +156,7 @@ def channel(address: str, secured: Tls | None = None) -> grpc.aio.Channel:
     secured = tls.from_environment() if secured is None else secured
     if not secured:
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
-    credentials, options = secured.of_channel()
+    credentials, options = secured.channel_credentials()
     return grpc.aio.secure_channel(address, credentials, options=_OPTIONS + options)
 
 
@@ -164,7 +164,7 @@ def metadata(token: str | None = None) -> tuple[tuple[str, str], ...]:
     """The metadata that every call carries."""
     token = job_token() if token is None else token
     authorization = (("authorization", f"Bearer {token}"),) if token else ()
-    return authorization + protocol.carried() + tracing.outgoing_metadata()
+    return authorization + protocol.call_metadata() + tracing.outgoing_metadata()
 
 
 def _hint(details: str | None) -> str:

@@ -48,11 +48,11 @@ class Tls:
     def __bool__(self) -> bool:
         return bool(self.ca)
 
-    def of_channel(self) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
+    def channel_credentials(self) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
         """Credentials of a client, and the options that go with them."""
         return grpc.ssl_channel_credentials(self.ca), [("grpc.ssl_target_name_override", self.name)]
 
-    def of_server(self) -> grpc.ServerCredentials:
+    def server_credentials(self) -> grpc.ServerCredentials:
         if not (self.certificate and self.key):
             raise ConfigurationError(
                 f"{DIRECTORY_ENV} has no {CERTIFICATE} and {KEY}: a server needs both"

@@ -55,7 +55,7 @@ def test_without_a_users_line_the_innermost_counts() -> None:
     trace = error.__traceback__
     while trace and "json" not in trace.tb_frame.f_code.co_filename:
         trace = trace.tb_next
-    assert error_summary.place(error.with_traceback(trace)).startswith("decoder.py:")
+    assert error_summary.raised_at(error.with_traceback(trace)).startswith("decoder.py:")
 
 
 def test_a_long_message_is_cut() -> None:

@@ -131,7 +131,7 @@ async def _expire(service: Service, snapshot: LatestStats) -> None:
         expired = await committer.run(committer.buffer.expire)
         if expired:
             logs.get().warning("leases ran out", groups=expired)
-        service.leasing.call_up()
+        service.lease_queue.call_up()
         snapshot.refresh()
 
 

@@ -11,7 +11,7 @@ _CAPACITY_AGE = 0.5
 _CHOKED_SECONDS = 5.0
 
 
-class Room:
+class StorageCapacity:
     """Room for groups in a job's storage. clock: seconds (monotonic).
 
     memory: the present one; it changes where the storage was read again.
@@ -21,30 +21,30 @@ class Room:
 
     def __init__(self, storage: Storage, batch_size: int, clock: Callable[[], float]) -> None:
         self._storage, self._batch_size, self._clock = storage, batch_size, clock
-        self.capacity = 0
+        self.total_bytes = 0
         """Bytes that groups may take, as of the last look at the storage."""
         self._capacity_at = float("-inf")
         self._ceiling, self._ceiling_until = 0, float("-inf")
         self._refused_at = -1
         """The step during which a group last found no room."""
 
-    def bytes(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes that may still be stored."""
         now = self._clock()
         if now - self._capacity_at > _CAPACITY_AGE:
-            self.capacity, self._capacity_at = self._storage.capacity(), now
-        room = self.capacity - self.memory.stored
+            self.total_bytes, self._capacity_at = self._storage.capacity(), now
+        room = self.total_bytes - self.memory.stored
         return min(room, self._ceiling - self.memory.stored) if now < self._ceiling_until else room
 
-    def leases(self) -> int:
+    def free_leases(self) -> int:
         """How many more groups may be handed out so that all that are in work can be stored."""
-        room = self.bytes()
+        room = self.free_bytes()
         if room <= 0:
             return 0
         largest = self.memory.largest
         return max(0, room // largest - len(self.memory.deadlines)) if largest else 1 << 30
 
-    def choked(self, error: StorageFullError) -> None:
+    def note_full(self, error: StorageFullError) -> None:
         """A write met a full map or disk although there seemed to be room: believe it
         for a while.
         """
@@ -52,11 +52,11 @@ class Room:
         self._ceiling_until = self._clock() + _CHOKED_SECONDS
         self.memory.count("storage_full")
 
-    def refused(self) -> None:
+    def note_refused(self) -> None:
         """Note that a group has found no room."""
         self._refused_at = self.memory.progress.step
 
-    def freed(self) -> None:
+    def note_checkpoint(self) -> None:
         """Note that a checkpoint has made room: what found none may have some now."""
         self._refused_at = -1
 
@@ -71,11 +71,11 @@ class Room:
         batch = max(
             (sum(memory.groups[i].size for i in ids) for ids in memory.batches.values()), default=0
         )
-        return self.bytes() < batch or self.leases() == 0
+        return self.free_bytes() < batch or self.free_leases() == 0
 
     def waiting_for(self) -> str:
         """Words for a batch that waits for room."""
-        room = f"{self.memory.stored} of {self.capacity} bytes are used"
+        room = f"{self.memory.stored} of {self.total_bytes} bytes are used"
         return (
             f"room in the storage ({room}): it comes with the next checkpoint, or with a "
             "larger buffer.storage.size"
@@ -90,9 +90,10 @@ class Room:
             return ""
         return (
             f"spec.buffer.storage.size: one batch does not fit. {len(memory.finished)} of "
-            f"{self._batch_size} groups take {memory.stored} of {self.capacity} bytes, and "
+            f"{self._batch_size} groups take {memory.stored} of {self.total_bytes} bytes, and "
             "no checkpoint can free any; make it larger (the records of the "
-            f"{memory.progress.next_group} groups so far take {self._storage.books()} bytes of it)"
+            f"{memory.progress.next_group} groups so far take {self._storage.record_bytes()} bytes "
+            "of it)"
         )
 
     def _nothing_can_be_leased(self) -> bool:
@@ -102,4 +103,4 @@ class Room:
             len(memory.finished) >= self._batch_size or memory.progress.step + 1 in memory.batches
         )
         choked = self._clock() < self._ceiling_until
-        return not (complete or choked or memory.deadlines) and self.leases() == 0
+        return not (complete or choked or memory.deadlines) and self.free_leases() == 0

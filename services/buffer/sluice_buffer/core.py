@@ -19,11 +19,11 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.telemetry import steady
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice.wire.v1.common_pb2 import Prompt
-from sluice_buffer.capacity import Room
+from sluice_buffer.capacity import StorageCapacity
 from sluice_buffer.group import GroupKey, LeaseName, unpack_facts
 from sluice_buffer.rules.admission import AdmissionPolicy, total_steps
 from sluice_buffer.rules.balance import assign, costs
-from sluice_buffer.sources.local_groups import filler_of
+from sluice_buffer.sources.local_groups import local_source_of
 from sluice_buffer.sources.prompts import Prompts, prompts_of
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import GroupWatcher, Memory
@@ -42,7 +42,7 @@ from sluice_buffer.transitions.rounds import NO_EVALUATION, Rounds
 from sluice_buffer.transitions.submits import SubmitAnswer, Submits
 
 
-def policy_of(job: RLJob, epoch_size: int) -> AdmissionPolicy:
+def admission_policy(job: RLJob, epoch_size: int) -> AdmissionPolicy:
     rollout, trainer = job.spec.rollout, job.spec.trainer
     return AdmissionPolicy(
         batch_size=rollout.batch_size,
@@ -77,10 +77,10 @@ class Buffer:
         wall: Callable[[], float] = steady.seconds,
     ) -> None:
         self.job, self.prompts, self.storage = job, prompts, storage
-        self.policy = policy_of(job, prompts.order.epoch_size)
-        self.filler = filler_of(job.spec, prompts)
-        if self.filler:
-            self.policy = self.filler.limit(self.policy)
+        self.policy = admission_policy(job, prompts.order.epoch_size)
+        self.local_source = local_source_of(job.spec, prompts)
+        if self.local_source:
+            self.policy = self.local_source.limit(self.policy)
         if self.policy.total_steps < 1:
             raise ConfigurationError(
                 f"spec.trainer.epochs: {prompts.order.epoch_size} prompts an epoch do not fill one "
@@ -88,7 +88,7 @@ class Buffer:
             )
         self._clock, self._wall = clock, wall
         self._watcher: GroupWatcher | None = None
-        self.room = Room(storage, self.policy.batch_size, clock)
+        self.capacity = StorageCapacity(storage, self.policy.batch_size, clock)
         self._identify()
         self.use(self.load())
         if not self.memory.progress.serial and self.memory.progress.step == 0:
@@ -123,9 +123,13 @@ class Buffer:
     def use(self, memory: Memory) -> None:
         """Go on with this memory."""
         memory.watcher = self._watcher
-        self.memory = self.room.memory = memory
-        filter_name = None if self.filler else self.job.spec.rollout.dynamic_filter
-        plan = self.prompts.plan if self.filler is None or self.filler.evaluates else NO_EVALUATION
+        self.memory = self.capacity.memory = memory
+        filter_name = None if self.local_source else self.job.spec.rollout.dynamic_filter
+        plan = (
+            self.prompts.plan
+            if self.local_source is None or self.local_source.evaluates
+            else NO_EVALUATION
+        )
         self.rounds = Rounds(self.memory, plan, self._wall)
         self.leases = Leases(
             self.memory,
@@ -133,7 +137,7 @@ class Buffer:
             self.job.spec.buffer.lease_seconds,
             plan.size,
             give_up=lambda key, group, why: self.submits.give_up(key, group, why),
-            filled=self.filler is not None,
+            local_samples=self.local_source is not None,
         )
         self.batches = Batches(self.memory, self.policy, self.leases, self.rounds)
         self.submits = Submits(
@@ -152,8 +156,8 @@ class Buffer:
         self._watcher = self.memory.watcher = watcher
 
     def close(self) -> None:
-        if self.filler:
-            self.filler.close()
+        if self.local_source:
+            self.local_source.close()
         self.prompts.close()
         self.storage.close()
 
@@ -165,15 +169,15 @@ class Buffer:
         return self.memory.flush()
 
     def lease(self, call: LeaseCall, limit: int, worker_version: int) -> list[GroupKey]:
-        room = 0 if self.memory.verdict else self.room.leases()
+        room = 0 if self.memory.dead_end else self.capacity.free_leases()
         return self.leases.lease(call, min(limit, room), worker_version, self._clock())
 
     def available(self, worker_version: int) -> int:
         """How many groups workers that serve `worker_version` could lease now."""
         return (
             0
-            if self.memory.verdict
-            else min(self.room.leases(), self.leases.available(worker_version))
+            if self.memory.dead_end
+            else min(self.capacity.free_leases(), self.leases.available(worker_version))
         )
 
     def heartbeat(
@@ -186,39 +190,45 @@ class Buffer:
 
     def submit(self, data: bytes | bytearray) -> SubmitAnswer:
         try:
-            return self.submits.submit(data, self.room.bytes())
+            return self.submits.submit(data, self.capacity.free_bytes())
         except StorageFullError:
-            self.room.refused()
+            self.capacity.note_refused()
             raise
 
     def give_back(self, data: bytes | bytearray) -> tuple[bool, str]:
-        return self.submits.give_back(data, self.room.bytes())
+        return self.submits.give_back(data, self.capacity.free_bytes())
 
     def refuse(self, prompt: Prompt, why: str) -> None:
         self.submits.refuse(prompt, why)
 
     def take(self, step: int, attempt: int) -> str | None:
-        if self.filler and step == self.memory.progress.step + 1:
+        if self.local_source and step == self.memory.progress.step + 1:
             self.batches.admit(attempt)
-            self.filler.fill(step, self.memory, self.leases, self.submits, self.room.bytes)
+            self.local_source.fill(
+                step, self.memory, self.leases, self.submits, self.capacity.free_bytes
+            )
         return self.batches.take(step, attempt)
 
     def commit(self, step: int, version: int, attempt: int, metrics: dict[str, float]) -> None:
         self.batches.commit(step, version, attempt, metrics)
 
     def commit_checkpoint(self, step: int, attempt: int) -> int:
-        self.room.freed()
+        self.capacity.note_checkpoint()
         return self.batches.commit_checkpoint(step, attempt)
 
     def rewind(self, step: int, attempt: int, vocabulary: int = 0) -> int:
         return self.batches.rewind(step, attempt, vocabulary)
 
-    def ahead(self, step: int) -> Future[None] | None:
+    def prepare(self, step: int) -> Future[None] | None:
         """Work to be done beside everything else before batch `step` is taken;
         None: there is none.
         """
-        wanted = self.filler is not None and step not in self.memory.batches
-        return self.filler.ahead(self.memory, self.policy) if self.filler and wanted else None
+        wanted = self.local_source is not None and step not in self.memory.batches
+        return (
+            self.local_source.prepare(self.memory, self.policy)
+            if self.local_source and wanted
+            else None
+        )
 
     # -- looking
 
@@ -261,17 +271,17 @@ class Buffer:
 
     def dead_end(self) -> str:
         """Why no batch can ever be put together again, in words; empty: one can."""
-        return self.memory.verdict or self.room.dead_end()
+        return self.memory.dead_end or self.capacity.dead_end()
 
     def waiting_for(self) -> str:
         """Words for what the trainer waits for; empty: for nothing."""
         memory, step = self.memory, self.memory.progress.step
-        if memory.verdict:
-            return memory.verdict
+        if memory.dead_end:
+            return memory.dead_end
         if step >= self.batches.last_step or step + 1 in memory.batches:
             return ""
-        if self.room.leases() == 0:
-            return self.room.waiting_for()
+        if self.capacity.free_leases() == 0:
+            return self.capacity.waiting_for()
         waiting = self.rounds.waiting_for(step) if self.policy.sync else None
         return waiting or self.batches.waiting_for(step + 1)
 

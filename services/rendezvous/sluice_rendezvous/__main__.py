@@ -20,7 +20,7 @@ async def main() -> int:
     log = logs.configure(env.role, name=env.name, attempt=env.attempt)
     tracing.configure(env)
     server, service = rpc.server(), RendezvousService()
-    REGISTRY.register(metrics.State(service))
+    REGISTRY.register(metrics.StateCollector(service))
     rendezvous_pb2_grpc.add_RendezvousServicer_to_server(service, server)
     port = rpc.bind(server, f"{env.bind}:{env.port('grpc')}")
     stop = asyncio.Event()

@@ -18,7 +18,7 @@ StateKey = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Clock:
+class _DeviceState:
     """The state of one member's devices, counted until `until`."""
 
     role: str
@@ -33,8 +33,8 @@ class DeviceTime:
     """Times are seconds of any monotonic clock, given by the caller."""
 
     _seconds: defaultdict[StateKey, float] = field(default_factory=lambda: defaultdict(float))
-    _running: dict[str, _Clock] = field(default_factory=dict)
-    _gone: dict[str, _Clock] = field(default_factory=dict)
+    _running: dict[str, _DeviceState] = field(default_factory=dict)
+    _gone: dict[str, _DeviceState] = field(default_factory=dict)
 
     def join(self, entry: MemberEntry, now: float) -> None:
         """Count the member's devices from now on."""
@@ -49,7 +49,7 @@ class DeviceTime:
             state = away
         else:
             self._seconds[entry.role, state] += entry.starting_seconds * entry.devices
-        clock = _Clock(entry.role, entry.attempt, state, entry.devices, now)
+        clock = _DeviceState(entry.role, entry.attempt, state, entry.devices, now)
         self._running[entry.name] = clock
 
     def state(self, entry: MemberEntry, now: float) -> None:
@@ -75,6 +75,6 @@ class DeviceTime:
             total[clock.role, clock.state] += (now - clock.until) * clock.devices
         return dict(total)
 
-    def _count(self, clock: _Clock, now: float) -> None:
+    def _count(self, clock: _DeviceState, now: float) -> None:
         self._seconds[clock.role, clock.state] += (now - clock.until) * clock.devices
         clock.until = now

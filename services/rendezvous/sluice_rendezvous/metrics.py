@@ -50,23 +50,23 @@ class Updates:
             UPDATE_SECONDS.labels(phase).observe(now - self._began)
 
 
-class Books(Protocol):
+class ServiceState(Protocol):
     """The state of the service that is shown."""
 
     registry: Registry
     device_time: DeviceTime
 
 
-class State(Collector):
+class StateCollector(Collector):
     """Turns the service's state into metrics at each scrape. The loop of the service may change it
     meanwhile, so it is copied first.
     """
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        registry = self._books.registry
+        registry = self._service.registry
         yield GaugeMetricFamily(
             "sluice_rendezvous_epoch", "Number of the membership.", value=registry.epoch
         )
@@ -96,7 +96,7 @@ class State(Collector):
             labels=[MEMBER, "state"],
         )
         for (role, state), value in sorted(
-            self._books.device_time.seconds(time.monotonic()).items()
+            self._service.device_time.seconds(time.monotonic()).items()
         ):
             seconds.add_metric([role, state], value)
         yield seconds

@@ -62,7 +62,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         )
         self.device_time.join(entry, time.monotonic())
         metrics.JOINS.labels(entry.role).inc()
-        self._tell(entry.key)  # its older stream, which has lost its place
+        self._wake(entry.key)  # its older stream, which has lost its place
         news = self._streams[entry.key] = asyncio.Event()
         self._arrived(entry.role)
         reader = asyncio.create_task(self._read(requests, entry, news))
@@ -177,7 +177,7 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
         if known := self.registry.entries.get((report.engine, 0)):
             known.synchronising = not report.error and request.phase == pb.UPDATE_PHASE_PREPARE
             self.device_time.state(known, time.monotonic())
-        self._tell((report.engine, 0))
+        self._wake((report.engine, 0))
         return entry is not None
 
     async def GetLedger(
@@ -224,9 +224,9 @@ class RendezvousService(rendezvous_pb2_grpc.RendezvousServicer):  # type: ignore
                 self._log.warning(
                     "dropped", member=entry.name, of_attempt=entry.attempt, reason=entry.dropped
                 )
-                self._tell(entry.key)
+                self._wake(entry.key)
 
-    def _tell(self, key: tuple[str, int]) -> None:
+    def _wake(self, key: tuple[str, int]) -> None:
         """Wake a member's stream: what it should know may have changed."""
         if news := self._streams.get(key):
             news.set()

@@ -238,7 +238,10 @@ class Worker:
             metrics.GROUP_FAILURES.labels(reason=_failure_kind(error)).inc()
             line = _failure_line(error)
             failure_log.LOG.note(
-                "a group failed", line, error_summary.full(error), group=leased.prompt.group_id
+                "a group failed",
+                line,
+                error_summary.formatted_traceback(error),
+                group=leased.prompt.group_id,
             )
             await self.submitter.give_back(leased.without_samples(line), leased)
         finally:
@@ -369,7 +372,9 @@ def _failure_line(error: Exception) -> str:
     if isinstance(error, FilterError):
         return str(error)
     return (
-        error_summary.named(error) if isinstance(error, EngineError) else error_summary.cause(error)
+        error_summary.type_and_message(error)
+        if isinstance(error, EngineError)
+        else error_summary.cause(error)
     )
 
 

@@ -61,7 +61,7 @@ async def _master(env: Environment, nodes: int) -> tuple[str, int]:
         )
 
     async with membership.Membership(env.rendezvous, hello):
-        members = await membership.find(
+        members = await membership.find_members(
             env.rendezvous, MASTER_ROLE, seconds=WAIT_SECONDS, at_least=nodes
         )
         first = next(m for m in members if m.index == 0)

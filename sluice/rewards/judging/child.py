@@ -100,7 +100,7 @@ def _failure(error: BaseException, name: str = "") -> dict[str, str]:
     return {
         "error": without_surrogates(text),
         "reason": "raised",
-        "details": without_surrogates(error_summary.full(error)),
+        "details": without_surrogates(error_summary.formatted_traceback(error)),
     }
 
 

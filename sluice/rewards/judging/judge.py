@@ -108,7 +108,9 @@ class Judge:
             return error
         except Exception as error:  # of a kind that nobody thought of: it fails its sample alone
             return RewardError(
-                f"raised {error_summary.cause(error)}", "raised", error_summary.full(error)
+                f"raised {error_summary.cause(error)}",
+                "raised",
+                error_summary.formatted_traceback(error),
             )
 
     async def _outcome(self, sample: RewardInput) -> JudgeOutcome:
@@ -172,7 +174,9 @@ def _run_in_process(name: str, sample: RewardInput) -> RewardValue:
         raise
     except Exception as error:  # a row of a kind that nobody thought of fails its sample alone
         raise RewardError(
-            f"{name} raised {error_summary.cause(error)}", "raised", error_summary.full(error)
+            f"{name} raised {error_summary.cause(error)}",
+            "raised",
+            error_summary.formatted_traceback(error),
         ) from error
 
 

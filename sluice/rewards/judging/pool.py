@@ -87,8 +87,11 @@ class Pool:
         try:
             body = pickle.dumps(argument, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # pickle raises whatever the objects do, and RecursionError
-            text = f"the sample cannot be sent to a judging process: {error_summary.named(error)}"
-            return [RewardError(text, "invalid", error_summary.full(error))] * samples
+            reason = error_summary.type_and_message(error)
+            text = f"the sample cannot be sent to a judging process: {reason}"
+            return [
+                RewardError(text, "invalid", error_summary.formatted_traceback(error))
+            ] * samples
         done: asyncio.Future[list[JudgeOutcome]] = asyncio.get_running_loop().create_future()
         job = _Job(next(self._numbers), reward, samples, body, done)
         self._open.add(job)
@@ -146,8 +149,10 @@ class Pool:
             return self._fail_waiting(error)
         except Exception as error:  # no process or file is left, for one
             what = self.configuration.function or "the judge"
-            text = f"{what}: no process can be started: {error_summary.named(error)}"
-            return self._fail_waiting(RewardError(text, "unavailable", error_summary.full(error)))
+            text = f"{what}: no process can be started: {error_summary.type_and_message(error)}"
+            return self._fail_waiting(
+                RewardError(text, "unavailable", error_summary.formatted_traceback(error))
+            )
         try:
             while await self._wait_for_work(process):
                 await (self._serve_all(process) if process.concurrent else self._serve(process))
@@ -193,7 +198,7 @@ class Pool:
         for job in self._open:
             if job.process is process:
                 text = f"{self._name(job)}: judging ended: {error_summary.cause(error)}"
-                job.fail(RewardError(text, "unavailable", error_summary.full(error)))
+                job.fail(RewardError(text, "unavailable", error_summary.formatted_traceback(error)))
 
     def _give_back(self, jobs: list[_Job]) -> None:
         for job in jobs:

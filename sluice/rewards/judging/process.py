@@ -15,7 +15,7 @@ from sluice.input_checks import InputError, load_json
 from sluice.rewards.judging import child
 from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError
-from sluice.runtime.single_thread_env import ONE_THREAD
+from sluice.runtime.cpu_threads import ONE_THREAD
 
 START_SECONDS = 120.0
 _LONGEST_ANSWER = 4 << 20

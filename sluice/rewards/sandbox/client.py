@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sluice.runtime.single_thread_env import ONE_THREAD
+from sluice.runtime.cpu_threads import ONE_THREAD
 
 # The zygote must not import what `import sluice` imports (numpy starts threads): it gets the
 # package's folders alone.

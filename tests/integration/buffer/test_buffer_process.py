@@ -105,13 +105,13 @@ async def test_it_registers_at_the_rendezvous_and_again_when_that_was_away(serve
     try:
         one = server({"SLUICE_RENDEZVOUS": f"127.0.0.1:{port}"})
         address = one.start()
-        assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[
+        assert (await membership.find_members(f"127.0.0.1:{port}", "buffer", seconds=20))[
             0
         ].address == address
         first.kill()
         first.wait(10)
         first = rendezvous()
-        assert (await membership.find(f"127.0.0.1:{port}", "buffer", seconds=20))[
+        assert (await membership.find_members(f"127.0.0.1:{port}", "buffer", seconds=20))[
             0
         ].address == address
         first.terminate()

@@ -25,7 +25,7 @@ import pytest
 from sluice.api import RLJob
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_buffer.core import Buffer, open_buffer
-from sluice_buffer.serving.stats import counters as counters_of
+from sluice_buffer.serving.metrics import counters as counters_of
 from tests.integration.buffer.test_buffer_crash import ANSWERED, BATCH, KILLS, SAMPLES, Load, run
 from tests.integration.faults.disk import Disk, entries
 from tests.integration.faults.native import library, recorded

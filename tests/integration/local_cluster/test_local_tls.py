@@ -35,7 +35,8 @@ TRAINER = """
                 return str(error)
 
     async def main():
-        [buffer] = await membership.find(os.environ["SLUICE_RENDEZVOUS"], "buffer", seconds=60)
+        rendezvous = os.environ["SLUICE_RENDEZVOUS"]
+        [buffer] = await membership.find_members(rendezvous, "buffer", seconds=60)
         own = tls.from_environment()
         return {
             "files": sorted(os.listdir(os.environ["SLUICE_TLS_DIR"])),

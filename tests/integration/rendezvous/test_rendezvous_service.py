@@ -51,7 +51,7 @@ def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_member_joins_and_is_known_until_it_goes(rendezvous: Rendezvous) -> None:
     async with engine(rendezvous) as member:
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        [peer] = await membership.find(rendezvous.address, "rollout", seconds=DEADLINE)
+        [peer] = await membership.find_members(rendezvous.address, "rollout", seconds=DEADLINE)
         assert (peer.name, peer.address) == ("rollout-0", "127.0.0.1:1")
         async with asyncio.timeout(DEADLINE):
             while (entry := (await rendezvous.ledger())["rollout-0"]).state != "idle":
@@ -129,7 +129,7 @@ async def test_after_a_restart_members_come_back_by_themselves_with_what_they_ho
         generation = (await rendezvous.ledger())["rollout-0"].generation
         await restart(rendezvous, member)
         await asyncio.wait_for(member.connected.wait(), DEADLINE)
-        [peer] = await membership.find(rendezvous.address, "rollout", seconds=DEADLINE)
+        [peer] = await membership.find_members(rendezvous.address, "rollout", seconds=DEADLINE)
         assert (peer.name, peer.version) == ("rollout-0", 7)
         assert latest(member).admitted
         assert (await rendezvous.ledger())["rollout-0"].generation != generation
@@ -231,7 +231,7 @@ async def test_who_is_silent_is_dropped_and_may_come_back() -> None:
 
 async def test_the_address_book_answers_as_soon_as_they_are_there(rendezvous: Rendezvous) -> None:
     waiting = asyncio.create_task(
-        membership.find(rendezvous.address, "rollout", seconds=DEADLINE, at_least=2)
+        membership.find_members(rendezvous.address, "rollout", seconds=DEADLINE, at_least=2)
     )
     async with engine(rendezvous) as first:
         await asyncio.wait_for(first.connected.wait(), DEADLINE)
@@ -243,7 +243,7 @@ async def test_the_address_book_answers_as_soon_as_they_are_there(rendezvous: Re
 async def test_who_is_missing_is_named_after_the_deadline(rendezvous: Rendezvous) -> None:
     message = r"waited 1 s for 1 member\(s\) of role buffer at the rendezvous: 0 came"
     with pytest.raises(rpc.DeadlineError, match=message):
-        await membership.find(rendezvous.address, "buffer", seconds=1)
+        await membership.find_members(rendezvous.address, "buffer", seconds=1)
 
 
 async def test_a_rendezvous_that_is_away_is_named_after_the_deadline(
@@ -253,7 +253,7 @@ async def test_a_rendezvous_that_is_away_is_named_after_the_deadline(
     with pytest.raises(
         rpc.DeadlineError, match=f"rendezvous at {rendezvous.address}: no answer for 1 s"
     ):
-        await membership.find(rendezvous.address, "buffer", seconds=1)
+        await membership.find_members(rendezvous.address, "buffer", seconds=1)
     await rendezvous.start()
 
 
@@ -309,7 +309,7 @@ async def test_every_call_needs_the_token(monkeypatch: pytest.MonkeyPatch) -> No
                 == "refused by the rendezvous: the call does not carry this job's token"
             )
         with pytest.raises(rpc.RefusedError, match="UNAUTHENTICATED"):
-            await membership.find(rendezvous.address, "rollout", seconds=5)
+            await membership.find_members(rendezvous.address, "rollout", seconds=5)
         monkeypatch.setenv("SLUICE_TOKEN", "right")
         async with engine(rendezvous) as member:
             await asyncio.wait_for(member.connected.wait(), DEADLINE)

@@ -70,7 +70,8 @@ class House:
         The buffer refuses samples of weights 1 until the batch that they are trained on is fixed.
         """
         client = await self.start_buffer()
-        rollout, groups, held_out = self.job.spec.rollout, [], []
+        rollout = self.job.spec.rollout
+        groups, held_out = list[common.SampleGroup](), list[common.SampleGroup]()
         while len(groups) < rollout.batch_size:
             [lease] = (await client.lease("by-hand")).groups
             if lease.prompt.purpose == common.PURPOSE_TRAIN:

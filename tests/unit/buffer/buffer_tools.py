@@ -27,8 +27,8 @@ from sluice.wire.v1 import buffer_pb2_grpc
 from sluice.wire.v1 import common_pb2 as common
 from sluice_buffer.core import Buffer
 from sluice_buffer.group import GroupKey, unpack_facts
-from sluice_buffer.serving.readback import leased, leased_chunks, shard_chunks
-from sluice_buffer.serving.stats import counters, stats
+from sluice_buffer.serving.metrics import counters, stats
+from sluice_buffer.serving.readback import granted_lease, lease_chunks, shard_chunks
 from sluice_buffer.sources.prompts import prompts_of
 from sluice_buffer.state.storage import Storage
 from sluice_buffer.transitions.leases import LeaseCall, WorkerAttempt
@@ -179,7 +179,7 @@ class House:
 
     def arrived(self, key: GroupKey) -> pb.LeasedGroup:
         return pb.LeasedGroup.FromString(
-            assembled(leased_chunks(self.buffer, leased(self.buffer, key), 0))
+            assembled(lease_chunks(self.buffer, granted_lease(self.buffer, key), 0))
         )
 
     def submit(self, leased: pb.LeasedGroup, **kwargs: Any) -> SubmitAnswer:

@@ -300,11 +300,11 @@ def test_a_full_storage_waits_for_the_next_checkpoint(
 ) -> None:
     one = sft()
     one.step(1)
-    room = one.buffer.room.bytes
+    room = one.buffer.capacity.free_bytes
     left = iter([1 << 20, 10])
-    monkeypatch.setattr(one.buffer.room, "bytes", lambda: next(left, 0))
+    monkeypatch.setattr(one.buffer.capacity, "free_bytes", lambda: next(left, 0))
     assert "1 of 4 groups finished" in str(one.buffer.take(2, 1))
-    monkeypatch.setattr(one.buffer.room, "bytes", room)
+    monkeypatch.setattr(one.buffer.capacity, "free_bytes", room)
     assert one.step(2) == [4, 5, 6, 7]
     one.check()
 
@@ -313,8 +313,8 @@ def test_the_next_batch_is_encoded_while_this_one_is_trained(sft: Make) -> None:
     one = sft()
     assert one.buffer.take(1, 1) is None
     one.buffer.commit(1, 1, 1, {})
-    beside = one.buffer.ahead(2)
+    beside = one.buffer.prepare(2)
     assert beside is not None
     beside.result(10)
     assert one.step(2) == [4, 5, 6, 7]
-    assert one.buffer.ahead(2) is None, "its batch is fixed"
+    assert one.buffer.prepare(2) is None, "its batch is fixed"

@@ -20,12 +20,12 @@ def step(one: House, number: int) -> None:
 def test_a_checkpoint_is_wanted_before_a_batch_has_no_room(house: Make) -> None:
     one = house(rows=40, buffer__storage__size="10Mi")
     step(one, 1)
-    assert not one.buffer.room.checkpoint_wanted()
+    assert not one.buffer.capacity.checkpoint_wanted()
     step(one, 2)
-    assert one.buffer.room.checkpoint_wanted(), "a third batch has no room"
+    assert one.buffer.capacity.checkpoint_wanted(), "a third batch has no room"
     one.buffer.commit_checkpoint(2, 1)
     one.sync()
-    assert not one.buffer.room.checkpoint_wanted()
+    assert not one.buffer.capacity.checkpoint_wanted()
     step(one, 3)
     assert one.buffer.dead_end() == ""
 
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_wanted_before_a_batch_has_no_room(house: Make) -> None:
 def test_without_anything_to_forget_no_checkpoint_is_asked_for(house: Make) -> None:
     one = house(rows=40, buffer__storage__size="4Mi")
     one.fill(2, response=BIG)
-    assert not one.buffer.room.checkpoint_wanted()
+    assert not one.buffer.capacity.checkpoint_wanted()
 
 
 def test_a_batch_that_does_not_fit_ends_the_job_in_words(house: Make) -> None:
@@ -58,7 +58,7 @@ def test_where_a_checkpoint_would_make_room_the_job_goes_on(house: Make) -> None
     with pytest.raises(StorageFullError):
         one.submit(leased[1], response=2 * BIG, version=1)
     assert one.buffer.dead_end() == ""
-    assert one.buffer.room.checkpoint_wanted()
+    assert one.buffer.capacity.checkpoint_wanted()
     one.buffer.commit_checkpoint(1, 1)
     assert one.buffer.dead_end() == "", "what found no room may have some now"
     one.submit(leased[1], response=2 * BIG, version=1)
@@ -76,7 +76,7 @@ def small_steps(one: House, steps: int) -> int:
                 one.submit(each, samples=8, response=40, version=number - 1)
             if leased:
                 continue
-            if not one.buffer.room.checkpoint_wanted():
+            if not one.buffer.capacity.checkpoint_wanted():
                 return checkpoints
             one.buffer.commit_checkpoint(number - 1, 1)
             one.sync()

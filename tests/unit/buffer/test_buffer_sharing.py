@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice_buffer.group import TRAINING, GroupKey
-from sluice_buffer.rules.sharing import part
-from sluice_buffer.serving.leasing import QUIET_SECONDS, SHARE_SECONDS, Leasing
+from sluice_buffer.rules.admission import fair_share
+from sluice_buffer.serving.lease_queue import QUIET_SECONDS, SHARE_SECONDS, LeaseQueue
 from tests.unit.buffer.buffer_tools import Clock, House
 
 MakeHouse = Callable[..., House]
@@ -36,14 +36,16 @@ BATCH = 8
     ],
 )
 def test_a_workers_part(room: int, available: int, workers: int, rooms: int, groups: int) -> None:
-    assert part(room, available=available, workers=workers, rooms=rooms) == groups
+    assert fair_share(room, available=available, workers=workers, free_total=rooms) == groups
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=50), st.integers(0, 2000))
 def test_all_parts_together_leave_nothing(rooms: list[int], available: int) -> None:
     left, order = list(rooms), available
     for number, room in enumerate(rooms):
-        groups = min(order, part(room, available=order, workers=len(rooms), rooms=sum(left)))
+        groups = min(
+            order, fair_share(room, available=order, workers=len(rooms), free_total=sum(left))
+        )
         left[number] -= groups
         order -= groups
     assert order == max(0, available - sum(rooms))
@@ -54,7 +56,9 @@ def test_equal_workers_get_equally_many(workers: int, batch: int, spare: int) ->
     room, available = batch + spare, batch
     rooms, sizes = workers * room, list[int]()
     for _ in range(workers):
-        groups = min(available, part(room, available=available, workers=workers, rooms=rooms))
+        groups = min(
+            available, fair_share(room, available=available, workers=workers, free_total=rooms)
+        )
         rooms, available = rooms - groups, available - groups
         sizes.append(groups)
     assert sum(sizes) == batch
@@ -67,10 +71,10 @@ class Workers:
 
     house: House
     clock: Callable[[], float] = time.monotonic
-    leasing: Leasing = field(init=False)
+    leasing: LeaseQueue = field(init=False)
 
     def __post_init__(self) -> None:
-        self.leasing = Leasing(self.house.buffer, self.clock)
+        self.lease_queue = LeaseQueue(self.house.buffer, self.clock)
 
     async def ask(
         self, worker: str, room: int = BATCH, version: int = 0, seconds: float = 10.0
@@ -80,10 +84,10 @@ class Workers:
         async def run(transition: Callable[[], list[GroupKey]]) -> list[GroupKey]:
             keys = transition()
             self.house.sync()
-            self.leasing.call_up()
+            self.lease_queue.call_up()
             return keys
 
-        keys = await self.leasing.lease(self.house.call(worker), room, version, seconds, run)
+        keys = await self.lease_queue.lease(self.house.call(worker), room, version, seconds, run)
         return [key.group_id for key in keys]
 
 
@@ -197,7 +201,7 @@ async def test_who_has_most_room_is_called_up_first(workers: Workers) -> None:
     empty = asyncio.create_task(workers.ask("rollout-2", BATCH))
     await asyncio.sleep(0.05)
     release(workers, groups[0])
-    workers.leasing.call_up()
+    workers.lease_queue.call_up()
     assert await empty == [groups[0]]
     assert not full.done()
     full.cancel()
@@ -223,7 +227,7 @@ def finish(workers: Workers, groups: list[int]) -> None:
 
 def commit(workers: Workers, step: int) -> None:
     workers.house.step(step)
-    workers.leasing.call_up()
+    workers.lease_queue.call_up()
 
 
 def release(workers: Workers, group_id: int) -> None:

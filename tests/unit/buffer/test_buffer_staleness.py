@@ -16,7 +16,7 @@ from sluice.wire.v1 import buffer_pb2 as bpb
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.group import GroupState
 from sluice_buffer.rules.admission import AdmissionPolicy
-from sluice_buffer.rules.staleness import Awaited, awaited, due, earliest, room
+from sluice_buffer.rules.staleness import Stragglers, due, earliest, places_left, stragglers
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
 from tests.unit.buffer.buffer_tools import House, make_group, make_job, make_sample
 
@@ -47,25 +47,27 @@ POLICY = AdmissionPolicy(
     ],
 )
 def test_room(step: int, version: int, outstanding: dict[int, int], expected: int) -> None:
-    assert room(POLICY, step=step, version=version, outstanding=outstanding) == expected
+    assert places_left(POLICY, step=step, version=version, outstanding=outstanding) == expected
 
 
 @pytest.mark.parametrize(
     ("step", "in_work", "finished", "expected"),
     [
-        pytest.param(2, {0: 3}, {0: 1, 1: 1}, Awaited(3, 1), id="one of three has to finish now"),
+        pytest.param(
+            2, {0: 3}, {0: 1, 1: 1}, Stragglers(3, 1), id="one of three has to finish now"
+        ),
         pytest.param(2, {0: 2}, {0: 1, 1: 1}, None, id="those in work fit into the batch after"),
         pytest.param(2, {0: 3}, {0: 2}, None, id="the batch takes none that is due later"),
-        pytest.param(3, {0: 1}, {0: 1, 1: 4}, Awaited(3, 1), id="due by this step"),
+        pytest.param(3, {0: 1}, {0: 1, 1: 4}, Stragglers(3, 1), id="due by this step"),
         pytest.param(3, {1: 3}, {0: 1, 1: 1}, None, id="a full batch of what is due by then"),
-        pytest.param(3, {1: 3}, {0: 1, 2: 1}, Awaited(4, 1), id="due by the step after"),
-        pytest.param(9, {0: 1}, {8: 2}, Awaited(9, 1), id="due long ago"),
+        pytest.param(3, {1: 3}, {0: 1, 2: 1}, Stragglers(4, 1), id="due by the step after"),
+        pytest.param(9, {0: 1}, {8: 2}, Stragglers(9, 1), id="due long ago"),
     ],
 )
-def test_awaited(
-    step: int, in_work: dict[int, int], finished: dict[int, int], expected: Awaited | None
+def test_stragglers(
+    step: int, in_work: dict[int, int], finished: dict[int, int], expected: Stragglers | None
 ) -> None:
-    assert awaited(POLICY, step=step, in_work=in_work, finished=finished) == expected
+    assert stragglers(POLICY, step=step, in_work=in_work, finished=finished) == expected
 
 
 def test_a_batch_takes_what_is_due_first() -> None:

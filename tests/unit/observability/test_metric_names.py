@@ -14,7 +14,7 @@ from sluice.rewards.judging import judge
 from sluice_buffer.serving.metrics import registry as buffer_registry
 from sluice_operator.metrics import OperatorMetrics
 from sluice_rendezvous.device_time import DeviceTime
-from sluice_rendezvous.metrics import State
+from sluice_rendezvous.metrics import StateCollector
 from sluice_rendezvous.registry import Registry
 from sluice_rollout import metrics as rollout
 from sluice_trainer.telemetry import metrics as trainer
@@ -58,7 +58,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     directory = tmp_path_factory.mktemp("buffer")
     buffer = House(make_job(directory), directory / "storage")
     services = CollectorRegistry()
-    services.register(State(Books()))
+    services.register(StateCollector(Books()))
     trainer.LAST_STEP.record = dict.fromkeys(trainer.GAUGES, 0.0)
     registries = (
         REGISTRY,

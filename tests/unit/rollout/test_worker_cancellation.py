@@ -62,7 +62,7 @@ async def test_a_loop_ends_when_weights_come_with_its_cancellation(
     running = asyncio.create_task(loop(make_worker(membership)))
     await asyncio.sleep(0.01)
     membership.latest = pb.ServerMessage(admitted=True, version=1)
-    membership._tell()
+    membership._wake()
     await check_that_it_ends(running, turns)
 
 
@@ -98,7 +98,7 @@ async def test_groups_of_a_hanging_dropped_engine_go_back_without_waiting_for_it
     monkeypatch.setattr(health_module, "AGAIN_SECONDS", 0)
     membership = Membership("nowhere:1", pb.Member)
     membership.latest = pb.ServerMessage(dropped="transfer: only this engine was late")
-    membership._tell()
+    membership._wake()
     worker = make_worker(membership)
     engine: Any = Hangs()
     worker.engine = engine

@@ -155,4 +155,4 @@ async def test_a_buffer_that_is_older_is_not_called(older: str) -> None:
         MixedReleasesError,
         match=f"^buffer-0, or the rendezvous at {older}, speaks a protocol without",
     ):
-        await membership.find(older, "buffer", seconds=20)
+        await membership.find_members(older, "buffer", seconds=20)

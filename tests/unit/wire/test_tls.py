@@ -190,4 +190,4 @@ def test_a_directory_that_lacks_something_is_no_reason_for_plain_text(
 
 def test_a_server_needs_a_certificate_of_its_own() -> None:
     with pytest.raises(ConfigurationError, match=r"has no tls\.crt and tls\.key"):
-        Tls(b"ca", NAME).of_server()
+        Tls(b"ca", NAME).server_credentials()

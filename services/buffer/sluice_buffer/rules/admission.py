@@ -94,3 +94,29 @@ def total_steps(*, steps: int | None, epochs: int | None, epoch_size: int, batch
     if steps is not None:
         return steps
     return (epochs or 0) * epoch_size // batch_size
+
+
+def fair_share(free: int, *, available: int, workers: int, free_total: int) -> int:
+    """Share the available groups so that all workers have equal room left once they are gone.
+
+    A worker asks for as much as its engine has room for, which is often a whole batch: without a
+    bound the first to ask would get all of a step, and the other engines none.
+
+    Parameters
+    ----------
+    free
+        Groups that this worker has room for.
+    available
+        Groups that can be leased now.
+    workers
+        Workers that ask now, this one included.
+    free_total
+        Sum of the room of all of them.
+
+    Returns
+    -------
+    Groups for this worker, rounded up, so that the shares of all are never less than `available`.
+
+    """
+    left_to_all = free_total - available
+    return min(free, max(0, -((left_to_all - workers * free) // workers)))

@@ -57,7 +57,7 @@ UNLIMITED = Limits(newest=(1 << 63) - 1, vocabulary=1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class GroupFacts:
     """The content of a sound group."""
 
     summary: bytes
@@ -77,7 +77,7 @@ class Checked:
 
 def check_finished(
     message: AnyGroup, samples_per_prompt: int, version: int, limits: Limits = UNLIMITED
-) -> Checked:
+) -> GroupFacts:
     """Check a submitted group: whatever passes can be decoded and trained on.
 
     Parameters
@@ -148,7 +148,7 @@ def _metadata(sample: pb.Sample) -> dict[str, Any]:
     return metadata
 
 
-def _slow(group: SampleGroup, version: int) -> Checked:
+def _slow(group: SampleGroup, version: int) -> GroupFacts:
     """The facts of a group that is sound, but not at first sight (log-probs that are NaN where
     nothing is trained).
     """
@@ -170,7 +170,7 @@ def _slow(group: SampleGroup, version: int) -> Checked:
         {} if sample.status is SampleStatus.FAILED else sample.seat_rewards
         for sample in group.samples
     ]
-    return Checked(summary, [fact.reward for fact in facts], by_seat, oldest, errors)
+    return GroupFacts(summary, [fact.reward for fact in facts], by_seat, oldest, errors)
 
 
 def _routed(sequence: pb.Sample | pb.Branch) -> bool:
@@ -183,7 +183,7 @@ def _routed(sequence: pb.Sample | pb.Branch) -> bool:
 
 def _fast(
     message: AnyGroup, samples_per_prompt: int, version: int, limits: Limits
-) -> Checked | None:
+) -> GroupFacts | None:
     """The facts of a group that is sound beyond doubt; None otherwise."""
     samples = message.samples
     if len(samples) != samples_per_prompt:
@@ -219,7 +219,7 @@ def _fast(
             return None
         oldest.append(versions[0])
     sound = _within(numbers, MAX_REWARD) and values.are_sound()
-    return Checked(b"".join(summary), rewards, by_seat, min(oldest), errors) if sound else None
+    return GroupFacts(b"".join(summary), rewards, by_seat, min(oldest), errors) if sound else None
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ import xxhash
 _ROUNDS = 6
 
 
-class RowPlace(NamedTuple):
+class RowPosition(NamedTuple):
     epoch: int
     source: int
     row: int
@@ -83,7 +83,7 @@ class Order:
         where = np.concatenate([(np.arange(n) + 0.5) / n for n in self.shares])
         return np.argsort(where, kind="stable")
 
-    def place(self, group_id: int) -> RowPlace:
+    def place(self, group_id: int) -> RowPosition:
         epoch, position = divmod(group_id, self.epoch_size)
         if self.shuffle:
             slot = permute(position, self.epoch_size, self.seed, epoch)
@@ -94,4 +94,4 @@ class Order:
         source_epoch, row = divmod(drawn, self.sizes[source])
         if self.shuffle:
             row = permute(row, self.sizes[source], self.seed, source, source_epoch)
-        return RowPlace(epoch, source, row)
+        return RowPosition(epoch, source, row)

@@ -9,10 +9,10 @@ can therefore be trained in time if and only if, for each step d from the next o
 and taking those that are due first keeps it so (earliest deadline first; Jackson 1955). Three
 decisions keep the inequality true, whatever order groups finish in:
 
-* a group is handed out only if there is room for it among those due by then (`room`; for new groups
-  `admission.may_start` counts the same);
-* a batch is fixed only if the inequality still holds without it (`awaited`), and takes what is due
-  first (`earliest`);
+* a group is handed out only if there is room for it among those due by then (`places_left`; for new
+  groups `admission.may_start` counts the same);
+* a batch is fixed only if the inequality still holds without it (`stragglers`), and takes what is
+  due first (`earliest`);
 * a finished group whose weights turn out older than those it was leased for, and for which there is
   no room, is generated again.
 
@@ -36,7 +36,7 @@ from sluice_buffer.rules.admission import AdmissionPolicy
 _UNBOUNDED = 1 << 62
 
 
-class Awaited(NamedTuple):
+class Stragglers(NamedTuple):
     """Groups that a batch waits for: `number` of those in work that are due by step `due`."""
 
     due: int
@@ -48,7 +48,7 @@ def due(policy: AdmissionPolicy, version: int) -> int:
     return version + policy.max_staleness + 1
 
 
-def room(
+def places_left(
     policy: AdmissionPolicy, *, step: int, version: int, outstanding: Mapping[int, int]
 ) -> int:
     """How many more groups may be generated with weights `version` and still be trained in time.
@@ -68,9 +68,9 @@ def room(
     return max(0, places)
 
 
-def awaited(
+def stragglers(
     policy: AdmissionPolicy, *, step: int, in_work: Mapping[int, int], finished: Mapping[int, int]
-) -> Awaited | None:
+) -> Stragglers | None:
     """The groups in work that must finish before batch `step` is fixed; None if it can be.
 
     Without them the batch would take younger groups, and those that are left would not all fit into
@@ -88,7 +88,7 @@ def awaited(
         last = max(due(policy, oldest), step)
         surplus = working - (last - step) * policy.batch_size
         if surplus > 0:
-            return Awaited(last, surplus)
+            return Stragglers(last, surplus)
     return None
 
 

@@ -99,7 +99,7 @@ class Committer:
         self.apply(transition, done)
         return await future
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """Wait until what is staged for the next write is not more than can be copied at once."""
         while self.buffer.memory.batch.size >= STAGED_BYTES and not self.broken.done():
             await self.changed(self.changes, 1.0)
@@ -172,7 +172,7 @@ class Committer:
         try:
             await self._reload()
             if isinstance(error, StorageFullError):
-                self.buffer.room.choked(error)
+                self.buffer.capacity.note_full(error)
             while self._postponed:
                 transition, done = self._postponed[0]
                 await self._alone(transition, done)
@@ -195,7 +195,7 @@ class Committer:
             done(None, refused)
         except StorageFullError as full:
             await self._reload()
-            self.buffer.room.choked(full)
+            self.buffer.capacity.note_full(full)
             done(None, full)
         else:
             done(result, None)

@@ -35,7 +35,7 @@ _DRAIN_SECONDS = 0.2
 otherwise see its own broken send (INTERNAL) instead of our error."""
 
 
-class Intake(Generic[R]):
+class GroupReceiver(Generic[R]):
     """One stream. `take(data)` is the transition for a group, `answer(key, result)` the message
     that answers it.
 
@@ -102,7 +102,7 @@ class Intake(Generic[R]):
                     self._reserved[chunk.key] = chunk.size
                 data = self._assemble(chunk)
                 if data is not None:
-                    await self._committer.room()
+                    await self._committer.wait_for_space()
                     self._hand_in(chunk.key, data)
         except SilentSenderError as error:
             self._failure = self._failure or error

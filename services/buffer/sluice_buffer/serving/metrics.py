@@ -10,7 +10,25 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sluice.wire.v1 import buffer_pb2 as pb
+from sluice_buffer.core import Buffer
+from sluice_buffer.group import GroupState
+from sluice_buffer.rules.admission import admitted
 
+_ALWAYS = (
+    "groups_submitted",
+    "groups_returned",
+    "groups_outdated",
+    "leases_granted",
+    "leases_expired",
+    "samples_failed",
+    "stale_groups",
+    "steps_redone",
+    "submits_duplicate",
+    "submits_stale",
+    "submits_refused",
+    "rewinds",
+    "storage_full",
+)
 _GAUGES = {
     "step": "Last committed step",
     "total_steps": "Steps of the job",
@@ -40,8 +58,6 @@ _UNITS = {
     "admitted": "admitted_groups",
     "policy_lag": "policy_lag_versions",
 }
-
-
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 TAKE_SECONDS = Histogram(
@@ -73,6 +89,54 @@ RECEIVED_BYTES = Counter("sluice_buffer_received_bytes", "Bytes of groups receiv
 _KEPT = (TAKE_SECONDS, TRANSITION_SECONDS, LEASE_WAIT_SECONDS, BATCH_WAIT_SECONDS, RECEIVED_BYTES)
 
 
+def stats(buffer: Buffer) -> pb.BufferStats:
+    """The answer to Stats, but for the bytes under way, which only the service knows."""
+    memory, progress = buffer.memory, buffer.memory.progress
+    newest = max(memory.results, default=None)
+    results = memory.results[newest] if newest is not None else []
+    buffer.capacity.free_bytes()  # a new look at the capacity
+    return pb.BufferStats(
+        step=progress.step,
+        total_steps=buffer.batches.last_step,
+        version=progress.step,
+        checkpoint_step=progress.checkpoint_step,
+        trainer_attempt=progress.trainer_attempt,
+        depth=len(memory.finished),
+        leases=len(memory.deadlines),
+        returned=memory.counts[GroupState.WAITING],
+        started=memory.kept,
+        admitted=admitted(buffer.policy, progress.step),
+        counters=counters(buffer),
+        metrics=progress.metrics,
+        evaluation={f"eval/{result.dataset}": result.metrics["reward"] for result in results},
+        policy_lag=progress.lag,
+        stored_bytes=memory.stored,
+        capacity_bytes=buffer.capacity.total_bytes,
+        epoch=max(0, progress.next_group - 1) // buffer.prompts.order.epoch_size,
+        waiting_for=buffer.waiting_for(),
+        failed=progress.failed,
+    )
+
+
+def counters(buffer: Buffer) -> dict[str, int]:
+    """Totals since the job's start: fates of groups and samples, and rare events."""
+    memory = buffer.memory
+    return {
+        **dict.fromkeys(_ALWAYS, 0),
+        **memory.progress.counters,
+        "commits": buffer.storage.commits,
+        "groups_leased": memory.progress.next_group,
+        "groups_trained": memory.trained,
+        "samples_trained": memory.trained * buffer.policy.samples_per_prompt,
+        "groups_filtered": memory.counts[GroupState.FILTERED],
+        "groups_failed": memory.counts[GroupState.FAILED],
+        "groups_in_work": memory.counts[GroupState.LEASED] + memory.counts[GroupState.WAITING],
+        "groups_stored": memory.stored_groups,
+        "groups_lost": memory.lost,
+        "groups_trained_twice": memory.twice,
+    }
+
+
 class _Stats(Collector):
     """Turns one snapshot of the statistics into metrics at each scrape."""
 
@@ -85,7 +149,7 @@ class _Stats(Collector):
             yield GaugeMetricFamily(
                 f"sluice_buffer_{_UNITS.get(name, name)}", text, value=float(getattr(stats, name))
             )
-        yield from _counters(stats.counters)
+        yield from _counter_metrics(stats.counters)
         failed = CounterMetricFamily(
             "sluice_buffer_groups_failed_by_reason",
             "Groups that failed for good, by reason",
@@ -104,7 +168,7 @@ class _Stats(Collector):
         yield reward
 
 
-def _counters(counters: Mapping[str, int]) -> Iterator[Metric]:
+def _counter_metrics(counters: Mapping[str, int]) -> Iterator[Metric]:
     """One metric for each counter; those of one source each, `name:source`, are one metric with
     that label.
     """

@@ -31,7 +31,7 @@ _PARTIAL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class GrantedLease:
     """A lease as it was granted; the group may have moved on by the time that it is sent. size: of
     the partial.
     """
@@ -43,17 +43,17 @@ class Leased:
     """The serialized LeasedGroup without its partial."""
 
 
-def leased(buffer: Buffer, key: GroupKey) -> Leased:
+def granted_lease(buffer: Buffer, key: GroupKey) -> GrantedLease:
     """A lease that was just granted."""
     prompt = buffer.prompts.leased(key)
     group = buffer.memory.find(key)
     attempt, size = (group.lease_attempt, group.size) if group else (0, 0)
     prompt.lease_id, prompt.lease_attempt = buffer.leases.lease_id(key), attempt
     head = pb.LeasedGroup(prompt=prompt, lease_seconds=buffer.job.spec.buffer.lease_seconds)
-    return Leased(key, attempt, size, head.SerializeToString())
+    return GrantedLease(key, attempt, size, head.SerializeToString())
 
 
-def leased_chunks(buffer: Buffer, lease: Leased, number: int) -> Iterator[common_pb2.Chunk]:
+def lease_chunks(buffer: Buffer, lease: GrantedLease, number: int) -> Iterator[common_pb2.Chunk]:
     """A prompt as its worker gets it, with what an earlier worker had generated; nothing if the
     lease is gone.
     """

@@ -29,26 +29,25 @@ from sluice_buffer.group import parse_lease_id
 from sluice_buffer.serving import metrics
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
-from sluice_buffer.serving.ingest import Intake
-from sluice_buffer.serving.leasing import Leasing
+from sluice_buffer.serving.ingest import GroupReceiver
+from sluice_buffer.serving.lease_queue import LeaseQueue
 from sluice_buffer.serving.readback import (
     evaluations,
     example_sizes,
     failures,
-    leased,
-    leased_chunks,
+    granted_lease,
+    lease_chunks,
     shard_chunks,
 )
-from sluice_buffer.serving.stats import stats as stats_of
 from sluice_buffer.serving.traces import GroupTraces
 from sluice_buffer.state.memory import value_key
 from sluice_buffer.state.storage import StorageError, StorageFullError
-from sluice_buffer.transitions.leases import FILLER, LeaseCall, WorkerAttempt
+from sluice_buffer.transitions.leases import LOCAL_WORKER, LeaseCall, WorkerAttempt
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
 
 T = TypeVar("T")
 MAX_WAIT_SECONDS = 300.0
-_AHEAD_SECONDS = 1.0
+_PREPARE_SECONDS = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,199}")
 _SHOWN_CHARACTERS = 80
 _OUTCOMES = {
@@ -71,7 +70,7 @@ _WAITING = pb.TakeBatchResponse.STATE_WAITING
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _BatchState:
     """The outcome of asking for a batch."""
 
     waiting_for: str
@@ -81,7 +80,7 @@ class _Taken:
 
 
 @dataclass
-class _Asked:
+class _BatchRequest:
     """A step's batch, since it was first asked for: how long it was late."""
 
     step: int = 0
@@ -101,11 +100,11 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
     def __init__(self, committer: Committer, budget: Budget) -> None:
         self.committer, self.budget = committer, budget
-        self.leasing = Leasing(committer.buffer)
-        committer.landed_hooks.append(self.leasing.call_up)
+        self.lease_queue = LeaseQueue(committer.buffer)
+        committer.landed_hooks.append(self.lease_queue.call_up)
         self.traces = GroupTraces(committer.buffer) if tracing.enabled() else None
-        self._asked = _Asked()
-        self._timed = 0
+        self._batch_request = _BatchRequest()
+        self._last_batch_step = 0
         """Step whose batch was last handed out."""
 
     @property
@@ -146,12 +145,12 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         call = LeaseCall(worker, request.request, held, request.session)
         seconds = min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
         with metrics.LEASE_WAIT_SECONDS.time():
-            keys = await self.leasing.lease(
+            keys = await self.lease_queue.lease(
                 call, request.max_groups, request.version, seconds, partial(self._run, context)
             )
-        for number, lease in enumerate([leased(self.buffer, key) for key in keys]):
+        for number, lease in enumerate([granted_lease(self.buffer, key) for key in keys]):
             async with self.budget.reserved(lease.size):
-                for chunk in await asyncio.to_thread(leased_chunks, self.buffer, lease, number):
+                for chunk in await asyncio.to_thread(lease_chunks, self.buffer, lease, number):
                     yield pb.LeasePromptsResponse(group=chunk)
         yield pb.LeasePromptsResponse(exhausted=not keys and self.buffer.over)
 
@@ -173,7 +172,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
                 key=key, outcome=_OUTCOMES[result.outcome], message=result.message
             )
 
-        await self._intake(
+        await self._receive_groups(
             context,
             "submit",
             self.buffer.submit,
@@ -187,16 +186,18 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         def answer(key: int, result: tuple[bool, str]) -> pb.ReturnResponse:
             return pb.ReturnResponse(key=key, accepted=result[0], message=result[1])
 
-        await self._intake(
+        await self._receive_groups(
             context, "return", self.buffer.give_back, answer, lambda why: (False, why)
         )
 
-    async def _intake(
+    async def _receive_groups(
         self, context: ServicerContext, call: str, take: Any, answer: Any, refuse: Any
     ) -> None:
         seconds = metrics.TAKE_SECONDS.labels(call)
-        intake = Intake(self.committer, self.budget, context, take, answer, refuse, seconds)
-        failure = await intake.serve()
+        receiver = GroupReceiver(
+            self.committer, self.budget, context, take, answer, refuse, seconds
+        )
+        failure = await receiver.serve()
         if failure is not None:
             await context.abort(_CODES[type(failure)], str(failure))
 
@@ -207,13 +208,13 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     ) -> pb.TakeBatchResponse:
         step, attempt = request.step, request.trainer.attempt
         ranks = await _ranks(request.data_parallel_size, context)
-        if self._asked.step != step:
-            self._asked = _Asked(step)
-        asked = self._asked
+        if self._batch_request.step != step:
+            self._batch_request = _BatchRequest(step)
+        asked = self._batch_request
 
-        async def take() -> _Taken:
-            if not await self._done_ahead(step):
-                return _Taken("the rows of the batch are being encoded")
+        async def take() -> _BatchState:
+            if not await self._is_prepared(step):
+                return _BatchState("the rows of the batch are being encoded")
             taken = await self._run(context, lambda: self._take(step, attempt))
             asked.note(taken.late)
             return taken
@@ -223,17 +224,17 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
             step=step,
             wait_time_seconds=time.monotonic() - asked.since,
             late_seconds=asked.late_seconds,
-            checkpoint_wanted=self.buffer.room.checkpoint_wanted(),
+            checkpoint_wanted=self.buffer.capacity.checkpoint_wanted(),
         )
         answer.state, answer.waiting_for = taken.state, taken.waiting_for
         if taken.state == pb.TakeBatchResponse.STATE_READY:
-            if self._timed != step:
-                self._timed = step
+            if self._last_batch_step != step:
+                self._last_batch_step = step
                 metrics.BATCH_WAIT_SECONDS.observe(answer.wait_time_seconds)
             answer.sequences.extend(self.buffer.sequences(step, ranks, request.balance_tokens))
         return answer
 
-    def _take(self, step: int, attempt: int) -> _Taken:
+    def _take(self, step: int, attempt: int) -> _BatchState:
         """A transition: the batch, or why it is not there.
 
         Both are answered once they are durable: who hears that the job is given up reads the
@@ -241,21 +242,21 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
         """
         waiting = self.buffer.take(step, attempt)
         if waiting is None:
-            return _Taken("", pb.TakeBatchResponse.STATE_READY)
+            return _BatchState("", pb.TakeBatchResponse.STATE_READY)
         if failed := self.buffer.dead_end():
-            return _Taken(failed, pb.TakeBatchResponse.STATE_FAILED)
+            return _BatchState(failed, pb.TakeBatchResponse.STATE_FAILED)
         exhausted = self.buffer.batches.exhausted
         state = pb.TakeBatchResponse.STATE_EXHAUSTED if exhausted else _WAITING
         late = self.buffer.batches.late(step)
-        return _Taken(self.buffer.waiting_for() or waiting, state, late)
+        return _BatchState(self.buffer.waiting_for() or waiting, state, late)
 
-    async def _done_ahead(self, step: int) -> bool:
+    async def _is_prepared(self, step: int) -> bool:
         """Wait a moment for what a batch needs beforehand, while others are answered. False: it
         takes longer.
         """
-        ahead = self.buffer.ahead(step)
+        ahead = self.buffer.prepare(step)
         if ahead is not None:
-            await asyncio.wait([asyncio.wrap_future(ahead)], timeout=_AHEAD_SECONDS)
+            await asyncio.wait([asyncio.wrap_future(ahead)], timeout=_PREPARE_SECONDS)
         return ahead is None or ahead.done()
 
     async def GetShard(
@@ -352,7 +353,7 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
     # -- everybody
 
     def stats(self) -> pb.BufferStats:
-        stats, budget = stats_of(self.buffer), self.budget
+        stats, budget = metrics.stats(self.buffer), self.budget
         stats.under_way_bytes, stats.under_way_peak_bytes = budget.used, budget.peak
         stats.under_way_limit_bytes = budget.limit
         return stats
@@ -362,12 +363,12 @@ class Service(buffer_pb2_grpc.BufferServicer):  # type: ignore[misc]
 
 
 async def _worker(caller: pb.Caller, context: ServicerContext) -> WorkerAttempt:
-    if not _NAME.fullmatch(caller.name) or caller.name == FILLER.name:
+    if not _NAME.fullmatch(caller.name) or caller.name == LOCAL_WORKER.name:
         shown = ascii(caller.name[:_SHOWN_CHARACTERS])
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
             f"worker.name: {shown} is not a name: expected at most 200 letters, digits, '-', '_' "
-            f"and '.', and not the buffer's own {FILLER.name!r}",
+            f"and '.', and not the buffer's own {LOCAL_WORKER.name!r}",
         )
     return WorkerAttempt(caller.name, caller.attempt)
 

@@ -45,7 +45,7 @@ SHOWN = 10
 
 @dataclass(slots=True)
 class Answers:
-    """The job's rows as samples. A Filler (filling.py).
+    """The job's rows as samples. A LocalSource (local_groups.py).
 
     longest: tokens that a row may have; truncation: which end of a longer one goes, None: all of
     it. embedding: tokens of the model's, None: not known. stops: texts of the tokens at which an
@@ -110,7 +110,7 @@ class Answers:
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         return policy
 
-    def ahead(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
+    def prepare(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
         begin, count = memory.progress.next_group, policy.batch_size - len(memory.finished)
         end = begin + count if policy.stream_end is None else min(begin + count, policy.stream_end)
         for group_id in range(begin, end):
@@ -121,7 +121,12 @@ class Answers:
         )  # the thread takes one after the other
 
     def fill(
-        self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
+        self,
+        step: int,
+        memory: Memory,
+        leases: Leases,
+        submits: Submits,
+        free_bytes: Callable[[], int],
     ) -> None:
         """Hand in what batch `step` lacks.
 
@@ -135,20 +140,20 @@ class Answers:
                 return
             for position, key in enumerate(keys):
                 try:
-                    self._hand_in(key, memory, submits, room())
+                    self._hand_in(key, memory, submits, free_bytes())
                 except StorageFullError:
                     for later in keys[position:]:
                         leases.release(
                             later, memory.groups[later.group_id], "no room for it", blame=False
                         )
                     return
-        self.ahead(memory, leases.policy)
+        self.prepare(memory, leases.policy)
 
-    def _hand_in(self, key: GroupKey, memory: Memory, submits: Submits, room: int) -> None:
+    def _hand_in(self, key: GroupKey, memory: Memory, submits: Submits, free_bytes: int) -> None:
         self._begin(key.group_id)
         message = self._soon[key.group_id].result()
         message.prompt.lease_id = lease_id(key, 0, memory.groups[key.group_id].lease_attempt)
-        answer = submits.submit(message.SerializeToString(), room)
+        answer = submits.submit(message.SerializeToString(), free_bytes)
         del self._soon[key.group_id]
         if answer.outcome is SubmitOutcome.STORED:
             self.left_out = 0

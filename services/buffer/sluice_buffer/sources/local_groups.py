@@ -22,7 +22,7 @@ from sluice_buffer.transitions.leases import Leases
 from sluice_buffer.transitions.submits import Submits
 
 
-class Filler(Protocol):
+class LocalSource(Protocol):
     """Makes the samples of batches."""
 
     evaluates: bool
@@ -31,22 +31,27 @@ class Filler(Protocol):
     def limit(self, policy: AdmissionPolicy) -> AdmissionPolicy:
         """The job's policy, where its samples are made here."""
 
-    def ahead(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
+    def prepare(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
         """Begin with what the next batch needs, on a thread of its own; None: nothing."""
 
     def fill(
-        self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
+        self,
+        step: int,
+        memory: Memory,
+        leases: Leases,
+        submits: Submits,
+        free_bytes: Callable[[], int],
     ) -> None:
         """Hand in the groups of batch `step`, if nobody did before.
 
-        room: bytes that may still be stored.
+        free_bytes: bytes that may still be stored.
         """
 
     def close(self) -> None:
         """End what `ahead` began."""
 
 
-def filler_of(spec: RLJobSpec, prompts: Prompts) -> Filler | None:
+def local_source_of(spec: RLJobSpec, prompts: Prompts) -> LocalSource | None:
     """None: rollout workers make the samples. Raises ConfigurationError."""
     if spec.debug.replay:
         return Replay.of(Path(spec.debug.replay))

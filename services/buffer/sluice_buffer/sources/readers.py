@@ -28,7 +28,7 @@ RowCheck = Callable[[Row], str | None]
 
 
 @dataclass(slots=True)
-class _Place:
+class _IndexedFile:
     """Where the rows of one file are."""
 
     file: IO[bytes]
@@ -41,7 +41,7 @@ class Table:
     Row numbers count from 0 over all files of the source, before the slice.
     """
 
-    def __init__(self, places: list[_Place], rows: range, fingerprint: str) -> None:
+    def __init__(self, places: list[_IndexedFile], rows: range, fingerprint: str) -> None:
         self._places = places
         self._rows = rows
         self.fingerprint = fingerprint
@@ -77,7 +77,7 @@ def open_table(text: str, check: RowCheck, spool: Path) -> Table:
     """
     path, part = parse_path(text)
     digest = xxhash.xxh3_128()
-    places: list[_Place] = []
+    places: list[_IndexedFile] = []
     total = 0
     for file in files_of(path):
         try:
@@ -88,9 +88,9 @@ def open_table(text: str, check: RowCheck, spool: Path) -> Table:
     return Table(places, slice_of(text, total, part), digest.hexdigest())
 
 
-def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> _Place:
+def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> _IndexedFile:
     if path.suffix == ".jsonl":
-        place = _Place(path.open("rb"))
+        place = _IndexedFile(path.open("rb"))
         for located in read_file(path, digest.update):
             _check(located, check)
             place.offsets.append(located.offset)
@@ -98,7 +98,7 @@ def _open(path: Path, check: RowCheck, digest: xxhash.xxh3_128, spool: Path) -> 
     with path.open("rb") as file:
         while data := file.read(1 << 20):
             digest.update(data)
-    place = _Place(tempfile.TemporaryFile(dir=spool))  # noqa: SIM115 - open for the life of the table
+    place = _IndexedFile(tempfile.TemporaryFile(dir=spool))  # noqa: SIM115 - open for the life of the table
     for located in read_file(path):
         _check(located, check)
         place.offsets.append(place.file.tell())

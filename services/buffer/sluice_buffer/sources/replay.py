@@ -27,7 +27,7 @@ from sluice_buffer.transitions.submits import SubmitOutcome, Submits
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The dumped steps of a directory, in their order. A Filler (filling.py)."""
+    """The dumped steps of a directory, in their order. A LocalSource (local_groups.py)."""
 
     steps: tuple[tuple[int, Path], ...]
     evaluates = False
@@ -55,11 +55,16 @@ class Replay:
             stream_end=len(self.steps) * policy.batch_size,
         )
 
-    def ahead(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
+    def prepare(self, memory: Memory, policy: AdmissionPolicy) -> Future[None] | None:
         return None
 
     def fill(
-        self, step: int, memory: Memory, leases: Leases, submits: Submits, room: Callable[[], int]
+        self,
+        step: int,
+        memory: Memory,
+        leases: Leases,
+        submits: Submits,
+        free_bytes: Callable[[], int],
     ) -> None:
         """Hand in the groups of batch `step`, if nobody did before. Raises PreconditionError where
         they do not fit.
@@ -83,7 +88,7 @@ class Replay:
             message = codec.group_to_message(
                 SampleGroup(prompt, _moved(group, step - dumped).samples)
             )
-            answer = submits.submit(message.SerializeToString(), room())
+            answer = submits.submit(message.SerializeToString(), free_bytes())
             if answer.outcome is not SubmitOutcome.STORED:
                 raise PreconditionError(
                     f"{path}: group {group.group_id} is {answer.outcome.value}: {answer.message}"

@@ -126,7 +126,7 @@ class Memory:
     """Something must be written."""
     dropped: list[tuple[int, Group]] = field(default_factory=list)
     """Groups that the dynamic filter dropped since the last one that it kept."""
-    verdict: str = ""
+    dead_end: str = ""
     """Why no further batch can be put together, in words; empty: one can. Not on the disk: a new
     start tries again."""
     watcher: GroupWatcher | None = None

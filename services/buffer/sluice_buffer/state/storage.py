@@ -109,7 +109,7 @@ def footprint(size: int) -> int:
     return pages * _PAGE + 256
 
 
-def capacity(map_size: int, file_size: int, disk_free: int, books: int) -> int:
+def capacity(map_size: int, file_size: int, disk_free: int, records: int) -> int:
     """Bytes that samples may take: what the map and the disk hold, less the books and a reserve for
     copies of pages.
 
@@ -119,7 +119,7 @@ def capacity(map_size: int, file_size: int, disk_free: int, books: int) -> int:
     the old one again only two transactions later.
     """
     whole = min(map_size, file_size + disk_free)
-    return max(0, whole - books - max(whole // 8, 64 * _PAGE, 2 * books))
+    return max(0, whole - records - max(whole // 8, 64 * _PAGE, 2 * records))
 
 
 class Storage:
@@ -284,9 +284,11 @@ class Storage:
         """Bytes that samples may take at present; see `capacity`."""
         file_size = (self.directory / "buffer.lmdb").stat().st_blocks * 512
         disk = os.statvfs(self.directory)
-        return capacity(self.map_size, file_size, disk.f_bavail * disk.f_frsize, self.books())
+        return capacity(
+            self.map_size, file_size, disk.f_bavail * disk.f_frsize, self.record_bytes()
+        )
 
-    def books(self) -> int:
+    def record_bytes(self) -> int:
         """Bytes of the pages of all tables but those with samples."""
         with self._reading("meta") as transaction:
             tables = [

@@ -15,7 +15,7 @@ from itertools import islice
 from sluice_buffer.errors import InvalidCallError, PreconditionError, StaleAttemptError
 from sluice_buffer.group import TRAINING, GroupKey, GroupState, unpack_facts
 from sluice_buffer.rules.admission import AdmissionPolicy, filter_limit
-from sluice_buffer.rules.staleness import Awaited, awaited, due, earliest, outdated, stale
+from sluice_buffer.rules.staleness import Stragglers, due, earliest, outdated, stale, stragglers
 from sluice_buffer.state.memory import Memory, pack_ids
 from sluice_buffer.state.schedule import ids_of
 from sluice_buffer.state.storage import number
@@ -102,25 +102,25 @@ class Batches:
         finished, size = len(self.memory.finished), self.policy.batch_size
         if finished < size:
             return self._missing(finished, size)
-        awaited_ = self._awaited(step)
-        return self._too_old(step, awaited_) if awaited_ else ""
+        late = self._stragglers(step)
+        return self._too_old(step, late) if late else ""
 
     def late(self, step: int) -> bool:
         """True if a batch's worth has finished, but others would become too old without a place."""
-        return self._awaited(step) is not None
+        return self._stragglers(step) is not None
 
-    def _awaited(self, step: int) -> Awaited | None:
+    def _stragglers(self, step: int) -> Stragglers | None:
         memory = self.memory
         if not self.policy.strict or len(memory.finished) < self.policy.batch_size:
             return None
-        return awaited(
+        return stragglers(
             self.policy,
             step=step,
             in_work=memory.schedule.counts(GroupState.LEASED, GroupState.WAITING),
             finished=memory.schedule.counts(GroupState.FINISHED),
         )
 
-    def _too_old(self, step: int, late: Awaited) -> str:
+    def _too_old(self, step: int, late: Stragglers) -> str:
         """`2 of 5 groups that would be too old after batch 7: 3, 9, ..., 5 leased by rollout-0`."""
         versions = [
             ids

@@ -3,8 +3,8 @@ nothing else happens any more.
 
 A job whose reward raises for every sample, or whose filter keeps nothing, would burn prompts for
 ever. After `barren_limit` failed groups in a row without one usable sample, or `filter_limit`
-dropped ones without one that was kept, it is given up (`Memory.verdict`), and those groups go back:
-whoever mends the reward or the filter and starts again loses none of them.
+dropped ones without one that was kept, it is given up (`Memory.dead_end`), and those groups go
+back: whoever mends the reward or the filter and starts again loses none of them.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Failures:
         self.barren.clear()
 
     def _judge(self) -> None:
-        if self.memory.verdict or len(self.barren) < barren_limit(self.policy.batch_size):
+        if self.memory.dead_end or len(self.barren) < barren_limit(self.policy.batch_size):
             return
         reasons = Counter(reason_name(group.note) for _, group in self.barren)
         examples = {reason_name(group.note): group.note for _, group in self.barren}
         told = "; ".join(
             f"{count} times: {examples[name]}" for name, count in reasons.most_common(3)
         )
-        self.memory.verdict = (
+        self.memory.dead_end = (
             f"{len(self.barren)} groups in a row failed, and not one of their samples can be "
             f"trained. {told}"
         )
@@ -117,7 +117,7 @@ class Drops:
 
     def _judge(self, name: str) -> None:
         memory = self.memory
-        if memory.verdict or len(memory.dropped) < filter_limit(self.policy.batch_size):
+        if memory.dead_end or len(memory.dropped) < filter_limit(self.policy.batch_size):
             return
         reasons = Counter(group.note for _, group in memory.dropped)
         counts = ", ".join(f"{count} times {reason}" for reason, count in reasons.most_common(3))
@@ -128,7 +128,7 @@ class Drops:
             if name == NONZERO_STD
             else "Look at what it expects of a group, or leave it out"
         )
-        memory.verdict = (
+        memory.dead_end = (
             f"the dynamic filter (rollout.dynamicFilter: {name}) dropped the last "
             f"{len(memory.dropped)} groups and kept none: {counts}. {advice}"
         )

@@ -17,7 +17,7 @@ from itertools import chain
 from sluice_buffer.errors import PreconditionError, StaleAttemptError
 from sluice_buffer.group import TRAINING, Group, GroupKey, GroupState, LeaseName, lease_id
 from sluice_buffer.rules.admission import MAX_FAILURES, AdmissionPolicy, may_continue, may_start
-from sluice_buffer.rules.staleness import room
+from sluice_buffer.rules.staleness import places_left
 from sluice_buffer.state.memory import Memory, Returned, Round, is_suspect, urgency
 from sluice_buffer.state.schedule import fresh
 
@@ -42,8 +42,8 @@ class LeaseCall:
     session: int = 0
 
 
-FILLER = WorkerAttempt("filler", 1)
-"""The buffer itself, where it makes the samples of a batch (filling.py)."""
+LOCAL_WORKER = WorkerAttempt("filler", 1)
+"""The buffer itself, where it makes the samples of a batch (sources/local_groups.py)."""
 
 OnGivenUp = Callable[[GroupKey, Group, str], None]
 """Called with a group that will never be finished, and why."""
@@ -58,7 +58,7 @@ class Leases:
     lease_seconds: float
     round_size: int
     give_up: OnGivenUp
-    filled: bool = False
+    local_samples: bool = False
     """The buffer makes the training samples itself: workers get evaluations alone."""
     calls: dict[WorkerAttempt, tuple[int, int]] = field(default_factory=dict)
     """Session and number of the newest call of each worker."""
@@ -98,13 +98,15 @@ class Leases:
         lost = self._not_arrived(call)
         for key in lost:
             self.memory.deadlines[key] = now + self.lease_seconds
-        training = () if self.filled else self._training(worker, worker_version)
+        training = () if self.local_samples else self._training(worker, worker_version)
         candidates = chain(self._evaluation(worker, worker_version), training)
         return lost + self._take(candidates, worker, limit - len(lost), worker_version, now)
 
     def fill(self, limit: int, version: int) -> list[GroupKey]:
         """Up to `limit` training groups for the buffer itself; their leases do not run out."""
-        return self._take(self._training(FILLER, version), FILLER, limit, version, math.inf)
+        return self._take(
+            self._training(LOCAL_WORKER, version), LOCAL_WORKER, limit, version, math.inf
+        )
 
     def available(self, worker_version: int) -> int:
         """How many groups there are for workers that serve `worker_version`."""
@@ -113,7 +115,7 @@ class Leases:
         count = sum(
             len(r.waiting) + len(r.suspects) + self.round_size - r.next_group for r in rounds
         )
-        if self.filled:
+        if self.local_samples:
             return count
         return count + self._may_continue(worker_version) + self.may_start(worker_version)
 
@@ -191,7 +193,7 @@ class Leases:
             version = self.memory.progress.step
             return may_continue(self.policy, version=version, worker_version=worker_version)
         if fresh(group):
-            return self._room(worker_version) > 0
+            return self._places_left(worker_version) > 0
         return worker_version >= group.version
 
     def _may_continue(self, worker_version: int) -> int:
@@ -206,11 +208,11 @@ class Leases:
         begun = memory.schedule.counts(GroupState.WAITING)
         if begun and worker_version < max(begun):
             return sum(count for version, count in begun.items() if version <= worker_version)
-        return begun.total() + min(waiting - begun.total(), self._room(worker_version))
+        return begun.total() + min(waiting - begun.total(), self._places_left(worker_version))
 
-    def _room(self, worker_version: int) -> int:
+    def _places_left(self, worker_version: int) -> int:
         """How many more groups may be begun with the weights of a worker, in strict mode."""
-        return room(
+        return places_left(
             self.policy,
             step=self.memory.next_batch,
             version=worker_version,

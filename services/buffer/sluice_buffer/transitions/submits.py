@@ -16,7 +16,7 @@ from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.rules.checks import (
     UNLIMITED,
     AnyGroup,
-    Checked,
+    GroupFacts,
     Limits,
     check_finished,
     check_partial,
@@ -24,7 +24,7 @@ from sluice_buffer.rules.checks import (
     progress,
 )
 from sluice_buffer.rules.filters import dynamic_filter, worker_filter
-from sluice_buffer.rules.staleness import outdated, room
+from sluice_buffer.rules.staleness import outdated, places_left
 from sluice_buffer.rules.voting import votes
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import StorageFullError, footprint
@@ -54,7 +54,7 @@ class SubmitAnswer:
     message: str = ""
 
 
-def verdict(group: Group, attempt: int) -> SubmitOutcome | None:
+def submit_outcome(group: Group, attempt: int) -> SubmitOutcome | None:
     """The answer to a submit from lease `attempt` that is not to be looked at;
     None where it is welcome.
 
@@ -84,17 +84,17 @@ class Submits:
     """True if a prompt is the one that a group was leased with."""
     too_long: int = 0
 
-    def submit(self, data: Bytes, room: int) -> SubmitAnswer:
+    def submit(self, data: Bytes, free_bytes: int) -> SubmitAnswer:
         """Take a finished group.
 
-        StorageFullError where `room`, the bytes that are left, does not suffice.
+        StorageFullError where `free_bytes`, the bytes that are left, does not suffice.
         """
-        answer = self._submit(data, room)
+        answer = self._submit(data, free_bytes)
         if answer.outcome in (SubmitOutcome.DUPLICATE, SubmitOutcome.STALE, SubmitOutcome.REFUSED):
             self.memory.count(f"submits_{answer.outcome.value}")
         return answer
 
-    def _submit(self, data: Bytes, room: int) -> SubmitAnswer:
+    def _submit(self, data: Bytes, free_bytes: int) -> SubmitAnswer:
         message, problem = _parse(data)
         if message is None:
             return SubmitAnswer(SubmitOutcome.REFUSED, problem)
@@ -109,7 +109,7 @@ class Submits:
         if early is not None or group is None:
             return early or SubmitAnswer(SubmitOutcome.STALE)
         try:
-            if not (self._filled(name.key) or self.is_leased(name.key, message.prompt)):
+            if not (self._is_local(name.key) or self.is_leased(name.key, message.prompt)):
                 raise SampleError("prompt: not the one that was leased")
             limits = self._limits(name.key)
             checked = check_finished(message, self._samples(name.key), group.version, limits)
@@ -117,9 +117,10 @@ class Submits:
             if group.state is GroupState.LEASED:
                 self.leases.release(name.key, group, f"refused: {error}")
             return SubmitAnswer(SubmitOutcome.REFUSED, str(error))
-        if footprint(len(data)) > room:
+        if footprint(len(data)) > free_bytes:
             raise StorageFullError(
-                f"no room for group {name.key.group_id} of {len(data)} bytes: {room} bytes are left"
+                f"no room for group {name.key.group_id} of {len(data)} bytes: {free_bytes} bytes "
+                "are left"
             )
         self.memory.discard("partials", name.key, group)
         if name.key.round != TRAINING:
@@ -136,7 +137,7 @@ class Submits:
                 and self.memory.rounds[name.key.round].serial != name.serial
             ):
                 return SubmitAnswer(SubmitOutcome.STALE, "the evaluation was started anew")
-            outcome = verdict(group, name.attempt)
+            outcome = submit_outcome(group, name.attempt)
             return SubmitAnswer(outcome) if outcome else None
         if name.key.round != TRAINING:
             return SubmitAnswer(
@@ -162,15 +163,15 @@ class Submits:
             else self.rounds.samples_per_prompt(key)
         )
 
-    def _filled(self, key: GroupKey) -> bool:
+    def _is_local(self, key: GroupKey) -> bool:
         """True for samples that the buffer makes itself, of a dump with prompts of its own even."""
-        return self.leases.filled and key.round == TRAINING
+        return self.leases.local_samples and key.round == TRAINING
 
     def _limits(self, key: GroupKey) -> Limits:
         """Bounds of what may be submitted now."""
         progress = self.memory.progress
         vocabulary = progress.vocabulary or UNLIMITED.vocabulary
-        if self._filled(key):
+        if self._is_local(key):
             return Limits(UNLIMITED.newest, vocabulary)
         # Weights reach engines before their step is committed, but not before its batch is fixed.
         # Batches stay fixed if the trainer is rewound. They are fixed in the order of their steps.
@@ -178,7 +179,7 @@ class Submits:
         return Limits(max(progress.step, last_fixed), vocabulary)
 
     def _finish_training(
-        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: Checked
+        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: GroupFacts
     ) -> SubmitAnswer:
         memory = self.memory
         memory.count("groups_submitted")
@@ -224,7 +225,7 @@ class Submits:
         memory = self.memory
         if outdated(self.policy, version=memory.progress.step, start_version=version):
             return True
-        return self.policy.strict and not room(
+        return self.policy.strict and not places_left(
             self.policy,
             step=memory.next_batch,
             version=version,
@@ -234,8 +235,8 @@ class Submits:
     def _note_too_long(self, dataset: str, errors: list[str]) -> None:
         self.memory.count(f"prompts_too_long:{dataset}")
         self.too_long += 1
-        if self.too_long >= self.epoch_size and not self.memory.verdict:
-            self.memory.verdict = (
+        if self.too_long >= self.epoch_size and not self.memory.dead_end:
+            self.memory.dead_end = (
                 f"no prompt of a whole epoch fits ({self.too_long}); the last: {''.join(errors)}"
             )
 
@@ -247,7 +248,7 @@ class Submits:
             self.rounds.fail(key, group)
 
     def _finish_evaluation(
-        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: Checked
+        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, checked: GroupFacts
     ) -> SubmitAnswer:
         group.summary, group.note = checked.summary, votes(_answers(message))
         if self.rounds.is_example(key):
@@ -272,7 +273,7 @@ class Submits:
             self.memory.count("submits_refused")
             self.leases.release(name.key, group, why)
 
-    def give_back(self, data: Bytes, room: int) -> tuple[bool, str]:
+    def give_back(self, data: Bytes, free_bytes: int) -> tuple[bool, str]:
         """Take an unfinished group back, with what it has: (accepted, why not)."""
         message, problem = _parse(data)
         if message is None:
@@ -297,17 +298,17 @@ class Submits:
         except SampleError as error:
             self.leases.release(name.key, group, f"returned broken: {error}")
             return False, str(error)
-        return self._keep_partial(name.key, group, data, message, room)
+        return self._keep_partial(name.key, group, data, message, free_bytes)
 
     def _keep_partial(
-        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, room: int
+        self, key: GroupKey, group: Group, data: Bytes, message: AnyGroup, free_bytes: int
     ) -> tuple[bool, str]:
         generated = progress(message)
         before = int(group.note or 0)
         if generated <= before:
             self.leases.release(key, group, "returned without progress", blame=False)
             return True, ""
-        if footprint(len(data)) > room:
+        if footprint(len(data)) > free_bytes:
             self.leases.release(key, group, "no room for its partial response", blame=False)
             return (
                 False,

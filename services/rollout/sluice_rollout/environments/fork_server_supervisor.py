@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sluice.runtime.single_thread_env import ONE_THREAD
+from sluice.runtime.cpu_threads import ONE_THREAD
 from sluice.telemetry import logs
 from sluice_rollout.environments import inputs, orphan_reaper
 from sluice_rollout.environments import process as programs

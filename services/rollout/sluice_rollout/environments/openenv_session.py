@@ -151,7 +151,7 @@ async def is_listening(url: str) -> bool:
 
 def _no_session(seconds: float, error: Exception) -> ServerError:
     """Make the error of a session that could not be opened in time."""
-    words = str(error) if isinstance(error, _FullError) else error_summary.named(error)
+    words = str(error) if isinstance(error, _FullError) else error_summary.type_and_message(error)
     absent = isinstance(error, aiohttp.ClientConnectionError)
     return (UnreachableError if absent else ServerError)(f"no session in {seconds:g} s: {words}")
 

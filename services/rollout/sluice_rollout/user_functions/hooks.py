@@ -65,9 +65,15 @@ def load(field: str, dotted: str | None) -> Hook:
         except Exception as error:  # the user's function may raise anything
             metrics.HOOK_FAILURES.labels(hook=field).inc()
             is_own_error = isinstance(error, LateError | SampleError)
-            reason = error_summary.named(error) if is_own_error else error_summary.cause(error)
+            reason = (
+                error_summary.type_and_message(error)
+                if is_own_error
+                else error_summary.cause(error)
+            )
             line = f"hook {dotted}: {reason}"
-            failure_log.LOG.note("a hook failed", line, error_summary.full(error), hook=field)
+            failure_log.LOG.note(
+                "a hook failed", line, error_summary.formatted_traceback(error), hook=field
+            )
             sample.fail(line)
             sample.cut(0)  # tokens and masks may be broken
             sample.metadata, sample.response, sample.reward_parts = {}, "", {}

@@ -151,13 +151,16 @@ class EpisodeRunner:
             text = (
                 f"took more than {self.seconds:g} s outside of the engine (rollout.functionSeconds)"
             )
-            self._fail(sample, "timeout", text, error_summary.full(raised))
+            self._fail(sample, "timeout", text, error_summary.formatted_traceback(raised))
             return
         if isinstance(raised, PlayFailedError):
             self._fail(sample, raised.reason, str(raised))
             return
         self._fail(
-            sample, "raised", f"raised {error_summary.cause(raised)}", error_summary.full(raised)
+            sample,
+            "raised",
+            f"raised {error_summary.cause(raised)}",
+            error_summary.formatted_traceback(raised),
         )
 
     def _finish(self, episode: Episode, *, truncated: bool) -> None:

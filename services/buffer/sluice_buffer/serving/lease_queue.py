@@ -17,7 +17,7 @@ from functools import partial
 
 from sluice_buffer.core import Buffer
 from sluice_buffer.group import GroupKey
-from sluice_buffer.rules.sharing import part
+from sluice_buffer.rules.admission import fair_share
 from sluice_buffer.transitions.leases import LeaseCall
 
 Transition = Callable[[], list[GroupKey]]
@@ -31,27 +31,27 @@ SHARE_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Asking:
+class PromptRequest:
     """A worker's call for prompts. places: groups that it has room for when it holds none."""
 
     worker: str
     places: int
 
 
-class Leasing:
+class LeaseQueue:
     """Calls for prompts, and by the weight version of their workers those that wait. Belongs to one
     event loop.
     """
 
     def __init__(self, buffer: Buffer, clock: Callable[[], float] = time.monotonic) -> None:
         self._buffer, self._clock = buffer, clock
-        self._waiting: dict[int, dict[asyncio.Future[None], Asking]] = {}
-        self._asking: dict[str, Asking] = {}
-        self._answered: dict[Asking, float] = {}
+        self._waiting: dict[int, dict[asyncio.Future[None], PromptRequest]] = {}
+        self._asking: dict[str, PromptRequest] = {}
+        self._answered: dict[PromptRequest, float] = {}
         """Those of them whose calls are over, the oldest first, and until when they count."""
         self._last = -math.inf
         """When somebody asked, or was answered."""
-        self._rooms: int | None = None
+        self._free_total: int | None = None
         """Sum of the rooms of all that ask. None: to be added up, as groups may be finished."""
 
     async def lease(
@@ -71,9 +71,9 @@ class Leasing:
         """
         end, whole_at = self._clock() + seconds, math.inf
 
-        def take(asking: Asking) -> list[GroupKey]:
+        def take(asking: PromptRequest) -> list[GroupKey]:
             whole = self._clock() >= whole_at
-            most = limit if whole else min(limit, self._part(asking, version))
+            most = limit if whole else min(limit, self._share(asking, version))
             keys = self._buffer.lease(call, most, version)
             self._add(-len(keys))
             return keys
@@ -95,27 +95,27 @@ class Leasing:
     # -- shares
 
     @contextmanager
-    def _asking_for(self, worker: str, room: int) -> Iterator[Asking]:
+    def _asking_for(self, worker: str, room: int) -> Iterator[PromptRequest]:
         """A call of a worker. One that was answered and has room still counts for a moment: its
         worker comes again. One that was broken off does not.
         """
-        call = Asking(worker, max(room, 0) + self._leased(worker))
+        call = PromptRequest(worker, max(room, 0) + self._leased(worker))
         self._forget(self._asking.get(worker))
         self._asking[worker] = call
         self._last = self._clock()
-        self._add(self._room(call))
+        self._add(self._free(call))
         try:
             yield call
         except BaseException:
             self._forget(call)
             raise
-        if not self._room(call):  # full: it asks again once something of it is finished
+        if not self._free(call):  # full: it asks again once something of it is finished
             self._forget(call)
         elif self._asking.get(worker) is call:
             self._last = self._clock()
             self._answered[call] = self._last + SHARE_SECONDS
 
-    def _part(self, call: Asking, version: int) -> int:
+    def _share(self, call: PromptRequest, version: int) -> int:
         """How many groups the call may get now, with weights of `version`."""
         now = self._clock()
         quiet = now >= self._last + QUIET_SECONDS
@@ -123,32 +123,34 @@ class Leasing:
             if until > now and not quiet:
                 break
             self._forget(answered)
-        if self._rooms is None:
-            self._rooms = sum(map(self._room, self._asking.values()))
+        if self._free_total is None:
+            self._free_total = sum(map(self._free, self._asking.values()))
         available, workers = self._buffer.available(version), len(self._asking) or 1
-        return part(self._room(call), available=available, workers=workers, rooms=self._rooms)
+        return fair_share(
+            self._free(call), available=available, workers=workers, free_total=self._free_total
+        )
 
     def _leased(self, worker: str) -> int:
         return len(self._buffer.memory.leases_of.get(worker, ()))
 
-    def _room(self, call: Asking) -> int:
+    def _free(self, call: PromptRequest) -> int:
         """Groups that its worker has room for now."""
         return max(0, call.places - self._leased(call.worker))
 
     def _add(self, room: int) -> None:
-        if self._rooms is not None:
-            self._rooms += room
+        if self._free_total is not None:
+            self._free_total += room
 
-    def _forget(self, call: Asking | None) -> None:
+    def _forget(self, call: PromptRequest | None) -> None:
         if call is None or self._asking.get(call.worker) is not call:
             return
         del self._asking[call.worker]
         self._answered.pop(call, None)
-        self._add(-self._room(call))
+        self._add(-self._free(call))
 
     # -- waiting
 
-    async def _wait(self, call: Asking, version: int, seconds: float) -> None:
+    async def _wait(self, call: PromptRequest, version: int, seconds: float) -> None:
         """Wait until there may be something for a worker that serves `version`,
         for at most `seconds`.
         """
@@ -167,12 +169,12 @@ class Leasing:
 
     def call_up(self) -> None:
         """Let those go on for whom there is something now: prompts, newer weights, or the end."""
-        self._rooms = None
+        self._free_total = None
         for version, queue in list(self._waiting.items()):
             count = len(queue)
             if not self._news(version):
                 count = min(count, self._buffer.available(version))
-            for waiter in heapq.nlargest(count, queue, key=lambda one: self._room(queue[one])):
+            for waiter in heapq.nlargest(count, queue, key=lambda one: self._free(queue[one])):
                 queue.pop(waiter)
                 if not waiter.done():
                     waiter.set_result(None)
