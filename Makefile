@@ -13,7 +13,7 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability dashboards-up dashboards-down check-generated docs clean
+.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
@@ -210,6 +210,10 @@ kubernetes-fields: $(VENV)/.dev
 # The chart's dashboards, recording rules and alerts.
 observability: $(VENV)/.dev
 	$(PY) -m observability charts/sluice/files
+
+# Figures of the code, in docs/architecture.md.
+house: $(VENV)/.dev
+	$(PY) tools/house.py --write docs/architecture.md
 
 # Need docker. Both listen on the loopback alone: Grafana on 3000, Prometheus on 9090.
 dashboards-up:

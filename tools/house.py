@@ -1,6 +1,7 @@
 """Measure the house: sizes, rooms, imports between them, and the English of its comments.
 
-    python tools/house.py                      the table of docs/architecture.md
+    python tools/house.py                      the tables of docs/architecture.md
+    python tools/house.py --write PAGE         write them into a page, between its markers
     python tools/house.py --offenders PATH ... every sentence that a rate counts, as file:line
     python tools/house.py --single-importers   small modules that one neighbour alone imports
 
@@ -24,6 +25,7 @@ from pathlib import Path
 PRODUCT = ("sluice", "services", "operator", "cli", "client", "migrate", "observability")
 TESTS = ("tests",)
 GENERATED = ("sluice/wire/v1/",)
+START, END = "<!-- house -->", "<!-- end of house -->"  # markers of the tables in a page
 SMALL = 80  # lines of a module that may be a part of its only importer
 
 # What the review of the house counted, per 1,000 words of docstrings and comments.
@@ -293,35 +295,50 @@ def lines_of(files: list[Path]) -> int:
     return sum(path.read_text().count("\n") for path in files)
 
 
-def table(root: Path, product: tuple[str, ...], tests: tuple[str, ...]) -> Iterator[str]:
+def tables(root: Path, product: tuple[str, ...], tests: tuple[str, ...]) -> Iterator[str]:
+    """Lines of two Markdown tables: sizes and structure, and the English of product and tests."""
     files, test_files = listed(root, product), listed(root, tests)
     modules = Modules.read(root, files)
-    yield "| measure | value |"
-    yield "|---|---|"
-    yield f"| product: files, lines | {len(files)}, {lines_of(files):,} |"
-    yield f"| tests: files, lines | {len(test_files)}, {lines_of(test_files):,} |"
-    top_files = ", ".join(f"{name} {count}" for name, count in sorted(tops(root, files).items()))
-    yield f"| files at the top of each package | {top_files} |"
-    yield f"| pairs of folders that import each other | {len(modules.two_way_pairs())} |"
+    yield "| size and structure | product | tests |"
+    yield "|---|---|---|"
+    yield f"| Python files | {len(files)} | {len(test_files)} |"
+    yield f"| lines | {lines_of(files):,} | {lines_of(test_files):,} |"
+    most = sorted(tops(root, files).items(), key=lambda item: -item[1])[:5]
+    top_files = ", ".join(f"`{name}` {count}" for name, count in most)
+    yield f"| files at the top of a package, the five largest | {top_files} | |"
+    yield f"| pairs of folders that import each other | {len(modules.two_way_pairs())} | |"
     yield (
-        f"| modules of at most {SMALL} lines with one importer, in the same folder "
-        f"| {len(modules.single_importers())} |"
+        f"| modules of at most {SMALL} lines that only one module of their folder imports "
+        f"| {len(modules.single_importers())} | |"
     )
-    yield f"| class names in two files or more | {len(shared_class_names(files))} |"
+    yield f"| class names in two files or more | {len(shared_class_names(files))} | |"
     crd = root / "crds" / "sluice.dev_rljobs.yaml"
     if crd.exists():
-        yield f"| fields of an RLJob (leaf paths of the CRD) | {leaf_fields(crd)} |"
-    for label, group in (("product", files), ("tests", test_files)):
-        rates = english(group)
-        for name, rate in rates.per_thousand.items():
-            yield f"| {label}: “{name}” per 1,000 words | {rate:.1f} |"
-        yield f"| {label}: docstrings with a relative opening | {rates.relative_openings:.1f} % |"
-        yield f"| {label}: lines with a comment | {rates.comment_lines:.1f} % |"
-        names = ", ".join(sorted(RIDDLES))
-        yield f"| {label}: names that say nothing ({names}) | {rates.riddle_names} |"
+        yield f"| fields of an RLJob (leaf paths of the CRD) | {leaf_fields(crd)} | |"
     readme = root / "README.md"
     if readme.exists():
-        yield f"| README: lines | {lines_of([readme])} |"
+        yield f"| lines of the README | {lines_of([readme])} | |"
+    yield ""
+    yield "| docstrings and comments | product | tests |"
+    yield "|---|---|---|"
+    rates, test_rates = english(files), english(test_files)
+    for name, rate in rates.per_thousand.items():
+        yield f"| “{name}”, per 1,000 words | {rate:.1f} | {test_rates.per_thousand[name]:.1f} |"
+    openings = (f"{r.relative_openings:.1f} %" for r in (rates, test_rates))
+    yield f"| docstrings that open with a relative or a possessive | {' | '.join(openings)} |"
+    comments = (f"{r.comment_lines:.1f} %" for r in (rates, test_rates))
+    yield f"| lines that are comments | {' | '.join(comments)} |"
+    names = ", ".join(sorted(RIDDLES))
+    yield f"| names such as {names} | {rates.riddle_names} | {test_rates.riddle_names} |"
+
+
+def rewrite(page: Path, lines: list[str]) -> None:
+    """Replace what is between the markers of a page."""
+    before, start, rest = page.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page} has no markers {START} and {END}")
+    page.write_text("\n".join([before + start, "", *lines, "", end + after]))
 
 
 def main() -> None:
@@ -331,6 +348,7 @@ def main() -> None:
     parser.add_argument("--tests", nargs="*", default=TESTS)
     parser.add_argument("--offenders", nargs="*", metavar="PATH")
     parser.add_argument("--single-importers", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="PAGE")
     arguments = parser.parse_args()
     product, tests = tuple(arguments.product), tuple(arguments.tests)
     if arguments.offenders is not None:
@@ -346,7 +364,11 @@ def main() -> None:
         for name, count in sorted(shared_class_names(listed(arguments.root, product)).items()):
             print(f"class in {count} files: {name}")
     else:
-        print("\n".join(table(arguments.root, product, tests)))
+        rendered = list(tables(arguments.root, product, tests))
+        if arguments.write is None:
+            print("\n".join(rendered))
+        else:
+            rewrite(arguments.write, rendered)
 
 
 if __name__ == "__main__":

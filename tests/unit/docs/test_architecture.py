@@ -1,5 +1,4 @@
-"""docs/architecture.md says where things are: the files that it names exist, and its table of
-additions is complete."""
+"""The files that docs/architecture.md names exist, and its table of additions is complete."""
 
 from __future__ import annotations
 
@@ -11,9 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 PRODUCTION = ("sluice", "cli", "client", "operator", "services")
+# Folders of the examples that have one: files in it may name the example.
 OWN_FOLDERS = {
     "sglang": "sluice/engines/sglang",
     "fsdp": "services/trainer/sluice_trainer/fsdp",
+    "sluice_migrate.verl": "migrate/sluice_migrate/verl",
+}
+# Folders and suffixes of files that are searched for an example, if it is not production code.
+SEARCHED = {
+    "sluice_migrate.verl": (("migrate",), ".py"),
+    "math-001": (("tests/unit/rewards",), ".jsonl"),
 }
 
 
@@ -28,11 +34,12 @@ def additions() -> list[tuple[str, list[str]]]:
 
 
 def naming(word: str) -> list[str]:
-    """Production files that name the word: as a text of its own, or as an identifier that can mean
-    nothing else."""
-    pattern = re.compile(rf"\b{word}\b" if "_" in word else rf"[\"']{word}[\"']")
+    """Files that name the word: as a quoted string, or as an identifier if it has an underscore."""
+    text = re.escape(word)
+    pattern = re.compile(rf"\b{text}\b" if "_" in word else rf"[\"']{text}[\"']")
+    folders, suffix = SEARCHED.get(word, (PRODUCTION, ".py"))
     files = []
-    for path in (path for folder in PRODUCTION for path in (ROOT / folder).rglob("*.py")):
+    for path in (path for folder in folders for path in (ROOT / folder).rglob(f"*{suffix}")):
         name = str(path.relative_to(ROOT))
         elsewhere = not name.startswith((OWN_FOLDERS.get(word, "-"), "sluice/wire/v1"))
         if elsewhere and pattern.search(path.read_text()):
@@ -40,8 +47,8 @@ def naming(word: str) -> list[str]:
     return sorted(files)
 
 
-def test_there_are_seven_additions() -> None:
-    assert len(additions()) == 7
+def test_there_are_eleven_additions() -> None:
+    assert len(additions()) == 11
 
 
 @pytest.mark.parametrize(
@@ -55,14 +62,14 @@ def test_an_addition_is_named_where_the_table_says(example: str, files: list[str
 def test_a_file_that_is_named_exists(name: str) -> None:
     assert [
         path
-        for folder in PRODUCTION
+        for folder in (*PRODUCTION, "migrate", "tools")
         for path in (ROOT / folder).rglob("*.py")
         if str(path).endswith(f"/{name}")
     ]
 
 
 def test_rooms_and_files_of_the_walks_exist() -> None:
-    walks = PAGE.partition("## The walk of a sample")[2].partition("## Where do I add")[0]
+    walks = PAGE.partition("## How a sample travels")[2].partition("## Where do I add")[0]
     known = {
         path
         for folder in PRODUCTION
