@@ -130,7 +130,7 @@ class Bench:
                 ]
 
     @asynccontextmanager
-    async def player(self, engine: Client, model: Path, room: int) -> AsyncIterator[EpisodeRunner]:
+    async def runner(self, engine: Client, model: Path, room: int) -> AsyncIterator[EpisodeRunner]:
         spec = make_job(
             model.parent,
             model__path=str(model),
@@ -180,8 +180,8 @@ def words(count: int) -> str:
     return " ".join(f"w{random.randrange(WORDS):04d}" for _ in range(count))
 
 
-async def episode(player: EpisodeRunner, number: int) -> None:
-    sample = await player(Prompt(number, "?"), [5], Sample(0, reward=1.0), PARAMS)
+async def episode(runner: EpisodeRunner, number: int) -> None:
+    sample = await runner(Prompt(number, "?"), [5], Sample(0, reward=1.0), PARAMS)
     assert sample.status in (SampleStatus.COMPLETED, SampleStatus.TRUNCATED), sample.error
 
 
@@ -210,12 +210,12 @@ async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
         async with Watched(f"http://127.0.0.1:{port}") as engine:
             await server.ready(engine, 240)
             bench = Bench(options.turns)
-            async with bench.player(engine, model, 8) as player:
-                await episode(player, 0)
+            async with bench.runner(engine, model, 8) as runner:
+                await episode(runner, 0)
                 bench.waited.clear()
                 engine.seen = Seen()
                 for number in range(options.episodes):
-                    await episode(player, number + 1)
+                    await episode(runner, number + 1)
     finally:
         server.terminate()
         server.wait(60)
@@ -237,11 +237,11 @@ async def request_slots(model: Path, options: argparse.Namespace) -> None:
     room = options.concurrent
     async with (
         Waiting(5.0) as engine,
-        bench.player(engine, model, room) as player,
+        bench.runner(engine, model, room) as runner,
     ):
-        await episode(player, 0)
+        await episode(runner, 0)
         before, start, work = process.memory_info().rss, time.perf_counter(), time.process_time()
-        await asyncio.gather(*(episode(player, n + 1) for n in range(room)))
+        await asyncio.gather(*(episode(runner, n + 1) for n in range(room)))
         seconds, work = time.perf_counter() - start, time.process_time() - work
     turns = options.concurrent * options.turns
     memory = (process.memory_info().rss - before) / MIB
@@ -259,10 +259,10 @@ async def clients(model: Path, turns: int) -> None:
 
 async def cost(bench: Bench, model: Path) -> float:
     """Seconds of a core for a turn, with as many episodes at once as an engine plays."""
-    async with Waiting(0.1) as engine, bench.player(engine, model, AT_ONCE) as player:
-        await asyncio.gather(*(episode(player, number) for number in range(AT_ONCE)))
+    async with Waiting(0.1) as engine, bench.runner(engine, model, AT_ONCE) as runner:
+        await asyncio.gather(*(episode(runner, number) for number in range(AT_ONCE)))
         before = time.process_time()
-        await asyncio.gather(*(episode(player, AT_ONCE + number) for number in range(AT_ONCE)))
+        await asyncio.gather(*(episode(runner, AT_ONCE + number) for number in range(AT_ONCE)))
         return (time.process_time() - before) / (AT_ONCE * bench.turns)
 
 

@@ -86,14 +86,14 @@ class Constant(Client):
 class Worker:
     """A worker's gateway, whose episodes are pods or a function. join: its address for pods."""
 
-    player: EpisodeRunner
+    runner: EpisodeRunner
     pods: EpisodePods
     engine: Constant
     join: str
 
     async def play(self, number: int) -> None:
         STARTED.set(time.perf_counter())
-        sample = await self.player(Prompt(number, "w0001"), [5], Sample(0, reward=1.0), PARAMS)
+        sample = await self.runner(Prompt(number, "w0001"), [5], Sample(0, reward=1.0), PARAMS)
         assert sample.status is SampleStatus.COMPLETED, sample.error
 
 
@@ -114,10 +114,10 @@ async def worker(model: Path, play: Play | None, host: str, port: int) -> AsyncI
         health = EngineHealth(engine, 60.0)
         slots = asyncio.Semaphore(SIDE_BY_SIDE)
         generator = Generator(engine, encoder.decode, slots, lambda: 0, health)
-        player = EpisodeRunner(
+        runner = EpisodeRunner(
             play or pods, "agent", generator, encoder.tokenizer, 600.0, None, registry.open_gateway
         )
-        yield Worker(player, pods, engine, f"http://{host}:{registry.server.port}{wire.PATH}")
+        yield Worker(runner, pods, engine, f"http://{host}:{registry.server.port}{wire.PATH}")
 
 
 # -- worker
@@ -248,7 +248,7 @@ async def of_program(program: Program, model: Path, row: dict[str, Any], count: 
         async def one_after_another() -> None:
             for number in turns:
                 prompt = Prompt(number, row["prompt"], None, row["metadata"])
-                sample = await one.player(prompt, [5], Sample(0), PARAMS)
+                sample = await one.runner(prompt, [5], Sample(0), PARAMS)
                 assert not sample.error, sample.error
 
         await asyncio.gather(*(one_after_another() for _ in range(os.cpu_count() or 1)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engines import Sglang, save_model
-from tests.integration.house import Rendezvous
+from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.vllm_engine import PYTHON, VllmServer
 from tests.tools import missing
 

@@ -44,9 +44,9 @@ async def shards(client: Client, step: int, attempt: int) -> list[bytes]:
 
 
 async def test_batches_are_made_and_made_again_after_a_kill(
-    server: Callable[..., Server], tmp_path: Path
+    make_server: Callable[..., Server], tmp_path: Path
 ) -> None:
-    process = server(**sft_job(tmp_path))
+    process = make_server(**sft_job(tmp_path))
     async with Client(process.start(60)) as client:
         assert not (await client.lease(count=5)).groups, "workers have nothing to generate"
         first = {}

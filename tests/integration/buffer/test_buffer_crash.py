@@ -185,7 +185,9 @@ def seeds() -> list[int]:
 
 
 @pytest.mark.parametrize("seed", seeds(), ids=["seed"])
-async def test_kill_9_under_load_loses_nothing(server: Callable[..., Server], seed: int) -> None:
+async def test_kill_9_under_load_loses_nothing(
+    make_server: Callable[..., Server], seed: int
+) -> None:
     print(f"SLUICE_CRASH_SEED={seed}")
     changes: dict[str, Any] = {
         "rows": 400,
@@ -197,8 +199,8 @@ async def test_kill_9_under_load_loses_nothing(server: Callable[..., Server], se
         "trainer__steps": 100_000,
         "buffer__leaseSeconds": 1.0,
     }
-    one = server(**changes)
-    one.start()
-    load = Load(one, random.Random(seed), time.monotonic() + 60)
+    server = make_server(**changes)
+    server.start()
+    load = Load(server, random.Random(seed), time.monotonic() + 60)
     await run(load)
     await load.check()

@@ -29,61 +29,61 @@ def failure(server: Server) -> tuple[int, str]:
     return server.end(), server.lines[-1].strip()
 
 
-def test_sigterm_is_a_clean_end(server: Make) -> None:
-    one = server()
-    one.start()
-    assert one.end(signal.SIGTERM) == 143
+def test_sigterm_is_a_clean_end(make_server: Make) -> None:
+    server = make_server()
+    server.start()
+    assert server.end(signal.SIGTERM) == 143
 
 
-def test_a_missing_prompt_file_is_a_configuration_error(server: Make, tmp_path: Path) -> None:
-    one = server()
+def test_a_missing_prompt_file_is_a_configuration_error(make_server: Make, tmp_path: Path) -> None:
+    server = make_server()
     (tmp_path / "prompts.jsonl").unlink()
-    assert failure(one) == (2, f"error: {tmp_path}/prompts.jsonl: no such prompt file")
+    assert failure(server) == (2, f"error: {tmp_path}/prompts.jsonl: no such prompt file")
 
 
-def test_a_broken_row_is_a_configuration_error(server: Make, tmp_path: Path) -> None:
-    one = server()
+def test_a_broken_row_is_a_configuration_error(make_server: Make, tmp_path: Path) -> None:
+    server = make_server()
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write("{nonsense\n")
-    code, line = failure(one)
+    code, line = failure(server)
     assert code == 2
     assert line.startswith(f"error: {tmp_path}/prompts.jsonl:21:2: not valid JSON")
 
 
-def test_changed_prompts_are_a_configuration_error(server: Make, tmp_path: Path) -> None:
-    one = server()
-    one.start()
-    one.end()
+def test_changed_prompts_are_a_configuration_error(make_server: Make, tmp_path: Path) -> None:
+    server = make_server()
+    server.start()
+    server.end()
     path = tmp_path / "prompts.jsonl"
     path.write_text(path.read_text() + '{"prompt": "one more"}\n')
-    code, line = failure(one)
+    code, line = failure(server)
     assert code == 2
     assert "the database was made with another prompt files (spec.data.prompts)" in line
 
 
 def test_a_storage_that_cannot_be_written_is_a_configuration_error(
-    server: Make, tmp_path: Path
+    make_server: Make, tmp_path: Path
 ) -> None:
-    one = server()
+    server = make_server()
     (tmp_path / "storage").write_text("not a directory")
-    code, line = failure(one)
+    code, line = failure(server)
     assert code == 2
     assert line.startswith(f"error: {tmp_path}/storage: cannot make this directory")
 
 
 def test_a_second_process_on_the_same_storage_fails_and_may_be_restarted(
-    server: Make, tmp_path: Path
+    make_server: Make, tmp_path: Path
 ) -> None:
-    server().start()
-    code, line = failure(server())
+    make_server().start()
+    code, line = failure(make_server())
     assert code == 1
     assert "another buffer process uses this directory" in line
 
 
-async def test_metrics(server: Make) -> None:
+async def test_metrics(make_server: Make) -> None:
     port = free_port()
-    one = server({"SLUICE_PORT_METRICS": str(port)})
-    async with Client(one.start()) as client:
+    server = make_server({"SLUICE_PORT_METRICS": str(port)})
+    async with Client(server.start()) as client:
         await client.lease(count=2)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         text = answer.read().decode()
@@ -92,7 +92,9 @@ async def test_metrics(server: Make) -> None:
     assert "sluice_buffer_capacity_bytes" in text
 
 
-async def test_it_registers_at_the_rendezvous_and_again_when_that_was_away(server: Make) -> None:
+async def test_it_registers_at_the_rendezvous_and_again_when_that_was_away(
+    make_server: Make,
+) -> None:
     port = free_port()
     environment = {**os.environ, "SLUICE_PORT_GRPC": str(port), "SLUICE_BIND": "127.0.0.1"}
 
@@ -103,8 +105,8 @@ async def test_it_registers_at_the_rendezvous_and_again_when_that_was_away(serve
 
     first = rendezvous()
     try:
-        one = server({"SLUICE_RENDEZVOUS": f"127.0.0.1:{port}"})
-        address = one.start()
+        server = make_server({"SLUICE_RENDEZVOUS": f"127.0.0.1:{port}"})
+        address = server.start()
         assert (await membership.find_members(f"127.0.0.1:{port}", "buffer", seconds=20))[
             0
         ].address == address
@@ -156,18 +158,20 @@ async def recovers(client: Client, full_at: int, response: int) -> None:
     await client.commit(full_at)
 
 
-async def test_a_full_map_refuses_and_recovers(server: Make) -> None:
-    one = server(rows=400, trainer__steps=100, buffer__storage__size="4Mi")
-    async with Client(one.start()) as client:
+async def test_a_full_map_refuses_and_recovers(make_server: Make) -> None:
+    server = make_server(rows=400, trainer__steps=100, buffer__storage__size="4Mi")
+    async with Client(server.start()) as client:
         full_at = await fill(client, 60, 10_000)
         leased = (await client.lease(count=1, version=full_at - 1)).groups
         assert not leased
         await recovers(client, full_at, 10_000)
 
 
-async def test_a_submit_that_does_not_fit_is_refused_and_everything_else_kept(server: Make) -> None:
-    one = server(buffer__storage__size="3Mi")
-    async with Client(one.start()) as client:
+async def test_a_submit_that_does_not_fit_is_refused_and_everything_else_kept(
+    make_server: Make,
+) -> None:
+    server = make_server(buffer__storage__size="3Mi")
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=4)).groups
         await client.submit([make_group(leased[0].prompt)])
         code, details = await error_of(
@@ -177,8 +181,8 @@ async def test_a_submit_that_does_not_fit_is_refused_and_everything_else_kept(se
         assert "no room for group 1" in details
         answers = await client.submit([make_group(g.prompt) for g in leased[1:]])
         assert {a.outcome for a in answers.values()} == {pb.SubmitResponse.OUTCOME_STORED}
-    assert one.end(signal.SIGKILL) == -signal.SIGKILL
-    async with Client(one.start()) as client:
+    assert server.end(signal.SIGKILL) == -signal.SIGKILL
+    async with Client(server.start()) as client:
         assert (await client.stats()).depth == 4
 
 
@@ -196,19 +200,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
-async def test_a_full_disk_refuses_and_recovers(server: Make, small_disk: Path) -> None:
-    one = server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
-    async with Client(one.start()) as client:
+async def test_a_full_disk_refuses_and_recovers(make_server: Make, small_disk: Path) -> None:
+    server = make_server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
+    async with Client(server.start()) as client:
         full_at = await fill(client, 60, 10_000)
         assert full_at > 2
         await recovers(client, full_at, 10_000)
 
 
-async def test_a_disk_that_somebody_else_fills_meanwhile(server: Make, small_disk: Path) -> None:
+async def test_a_disk_that_somebody_else_fills_meanwhile(
+    make_server: Make, small_disk: Path
+) -> None:
     """The writes themselves fail, in the middle of a commit: nothing is lost, and it goes on when
     there is room."""
-    one = server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
-    async with Client(one.start()) as client:
+    server = make_server(rows=400, trainer__steps=100, buffer__storage__size="1Gi")
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=4)).groups
         await client.submit([make_group(leased[0].prompt)])
         with (small_disk / "other").open("wb", buffering=0) as other:
@@ -220,8 +226,8 @@ async def test_a_disk_that_somebody_else_fills_meanwhile(server: Make, small_dis
         code, _ = await error_of(client.submit([make_group(leased[1].prompt, response=100_000)]))
         assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
         (small_disk / "other").unlink()
-        assert one.process
-        assert one.process.poll() is None
+        assert server.process
+        assert server.process.poll() is None
         for _ in range(100):
             try:
                 answers = await client.submit(

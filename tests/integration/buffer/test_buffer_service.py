@@ -65,13 +65,13 @@ async def test_an_older_trainer_is_refused(client: Client) -> None:
     assert "attempt 2 has been here" in details
 
 
-async def test_what_was_acknowledged_survives_a_restart(server: Callable[..., Server]) -> None:
-    one = server()
-    async with Client(one.start()) as client:
+async def test_what_was_acknowledged_survives_a_restart(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=4)).groups
         await client.submit([make_group(leased[0].prompt)])
-    assert one.end() == 143
-    async with Client(one.start()) as client:
+    assert server.end() == 143
+    async with Client(server.start()) as client:
         stats = await client.stats()
         assert (stats.depth, stats.leases, stats.counters["groups_lost"]) == (1, 3, 0)
         assert await client.heartbeat(g.prompt for g in leased) == []
@@ -85,10 +85,10 @@ async def test_what_was_acknowledged_survives_a_restart(server: Callable[..., Se
 
 
 async def test_a_batch_tells_for_how_long_only_late_groups_were_missing(
-    server: Callable[..., Server],
+    make_server: Callable[..., Server],
 ) -> None:
-    one = server(rollout__mode="async", rollout__maxStaleness=1)
-    async with Client(one.start()) as client:
+    server = make_server(rollout__mode="async", rollout__maxStaleness=1)
+    async with Client(server.start()) as client:
         slow, *others = (await client.lease(count=8)).groups
         await client.submit(make_group(g.prompt) for g in others)
         batch = await client.take(1)
@@ -128,10 +128,10 @@ async def test_a_lease_waits_for_room_and_a_batch_for_groups(client: Client) -> 
 
 
 async def test_workers_share_a_step_and_one_that_is_gone_gets_no_part(
-    server: Callable[..., Server],
+    make_server: Callable[..., Server],
 ) -> None:
-    one = server()
-    async with Client(one.start()) as first, Client(one.address) as second:
+    server = make_server()
+    async with Client(server.start()) as first, Client(server.address) as second:
 
         async def both(version: int) -> list[list[pb.LeasedGroup]]:
             asking = (
@@ -209,9 +209,9 @@ async def test_partial_samples_come_with_the_next_lease(client: Client) -> None:
     assert list(again.partial.samples) == [sample]
 
 
-async def test_evaluations_are_waited_for(server: Callable[..., Server]) -> None:
-    one = server(evaluation={"everySteps": 2})
-    async with Client(one.start()) as client:
+async def test_evaluations_are_waited_for(make_server: Callable[..., Server]) -> None:
+    server = make_server(evaluation={"everySteps": 2})
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=3)).groups
         answer = await client.evaluations(wait_for=0, wait=0.2)
         assert (list(answer.pending_versions), list(answer.evaluations)) == ([0], [])
@@ -228,9 +228,11 @@ async def test_evaluations_are_waited_for(server: Callable[..., Server]) -> None
         assert [group.prompt.group_id for group in examples] == [0, 1, 2]
 
 
-async def test_exhausted_prompts_end_workers_and_trainer(server: Callable[..., Server]) -> None:
-    one = server(rows=4, trainer={"epochs": 1})
-    async with Client(one.start()) as client:
+async def test_exhausted_prompts_end_workers_and_trainer(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server(rows=4, trainer={"epochs": 1})
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=9)).groups
         await client.submit(make_group(g.prompt) for g in leased)
         await client.take(1)
@@ -242,9 +244,9 @@ async def test_exhausted_prompts_end_workers_and_trainer(server: Callable[..., S
         assert (list(answer.groups), answer.exhausted) == ([], True)
 
 
-async def test_calls_without_the_jobs_token_are_refused(server: Callable[..., Server]) -> None:
-    one = server({"SLUICE_TOKEN": "secret"})
-    address = one.start()
+async def test_calls_without_the_jobs_token_are_refused(make_server: Callable[..., Server]) -> None:
+    server = make_server({"SLUICE_TOKEN": "secret"})
+    address = server.start()
     async with Client(address) as stranger:
         code, _ = await error_of(stranger.stats())
         assert code == grpc.StatusCode.UNAUTHENTICATED

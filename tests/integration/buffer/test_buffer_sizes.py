@@ -20,10 +20,12 @@ def bytes_of(groups: list[common.SampleGroup]) -> int:
     return sum(group.ByteSize() for group in groups)
 
 
-async def test_a_whole_drain_of_long_responses_comes_back(server: Callable[..., Server]) -> None:
+async def test_a_whole_drain_of_long_responses_comes_back(
+    make_server: Callable[..., Server],
+) -> None:
     changes = {"batchSize": 32, "samplesPerPrompt": 8}
-    one = server(rollout=changes, buffer={"storage": {"size": "1Gi"}})
-    async with Client(one.start()) as client:
+    server = make_server(rollout=changes, buffer={"storage": {"size": "1Gi"}})
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=32)).groups
         samples = [make_sample(i, response=30_000, status=ABORTED, reward=None) for i in range(8)]
         returned = [common.SampleGroup(prompt=g.prompt, samples=samples) for g in leased]
@@ -35,12 +37,12 @@ async def test_a_whole_drain_of_long_responses_comes_back(server: Callable[..., 
 
 
 async def test_eight_responses_of_a_million_tokens_go_through(
-    server: Callable[..., Server],
+    make_server: Callable[..., Server],
 ) -> None:
-    one = server(
+    server = make_server(
         rollout={"batchSize": 1, "samplesPerPrompt": 8}, buffer={"storage": {"size": "1Gi"}}
     )
-    async with Client(one.start()) as client:
+    async with Client(server.start()) as client:
         (leased,) = (await client.lease()).groups
         group = make_group(leased.prompt, samples=8, response=1_000_000)
         assert group.ByteSize() > MESSAGE_LIMIT
@@ -53,10 +55,10 @@ async def test_eight_responses_of_a_million_tokens_go_through(
         assert samples == list(group.samples)
 
 
-async def test_examples_of_long_evaluations_are_read(server: Callable[..., Server]) -> None:
+async def test_examples_of_long_evaluations_are_read(make_server: Callable[..., Server]) -> None:
     evaluation = {"everySteps": 2, "samplesPerPrompt": 32}
-    one = server(evaluation=evaluation, buffer={"storage": {"size": "1Gi"}})
-    async with Client(one.start()) as client:
+    server = make_server(evaluation=evaluation, buffer={"storage": {"size": "1Gi"}})
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=3)).groups
         groups = [make_group(g.prompt, samples=32, response=80_000) for g in leased]
         assert bytes_of(groups) > MESSAGE_LIMIT
@@ -118,10 +120,10 @@ async def test_a_new_process_of_a_worker_counts_its_calls_anew(client: Client) -
 
 
 async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(
-    server: Callable[..., Server],
+    make_server: Callable[..., Server],
 ) -> None:
-    one = server(buffer={"memory": "400Mi", "storage": {"size": "1Gi"}})
-    async with Client(one.start()) as client:
+    server = make_server(buffer={"memory": "400Mi", "storage": {"size": "1Gi"}})
+    async with Client(server.start()) as client:
         first, second = (await client.lease(count=2)).groups
         large = make_group(first.prompt, response=3_000_000)
         answers = await client.submit([large, make_group(second.prompt)])
@@ -133,11 +135,11 @@ async def test_a_group_that_is_too_large_is_refused_and_its_lease_goes_back(
         assert (again.prompt.group_id, again.prompt.lease_attempt) == (first.prompt.group_id, 2)
 
 
-async def test_many_groups_at_once_wait_for_each_other(server: Callable[..., Server]) -> None:
-    one = server(
+async def test_many_groups_at_once_wait_for_each_other(make_server: Callable[..., Server]) -> None:
+    server = make_server(
         rollout__batchSize=24, buffer={"memory": "400Mi", "storage": {"size": "1Gi"}}, rows=24
     )
-    async with Client(one.start()) as client:
+    async with Client(server.start()) as client:
         leased = (await client.lease(count=24)).groups
         noise = np.random.default_rng(0).bytes(1)
         groups = [make_group(g.prompt, response=500_000 + noise[0]) for g in leased]

@@ -16,7 +16,7 @@ from sluice_buffer.rules.admission import barren_limit
 from sluice_buffer.serving.budget import Budget
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.serving.service import Service
-from tests.unit.buffer.buffer_tools import House, make_group, make_job
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_group, make_job
 
 LIMIT = barren_limit(4)
 FAILED: dict[str, Any] = {
@@ -31,10 +31,10 @@ UNUSED: Any = None
 class Gate:
     """Writes of a storage that begin when they are let through."""
 
-    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._write, self._allowed = house.buffer.storage.write, threading.Semaphore(0)
+    def __init__(self, buffer: LocalBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._write, self._allowed = buffer.core.storage.write, threading.Semaphore(0)
         self.begun = 0
-        monkeypatch.setattr(house.buffer.storage, "write", self._gated)
+        monkeypatch.setattr(buffer.core.storage, "write", self._gated)
 
     def _gated(self, *arguments: Any) -> None:
         self.begun += 1
@@ -52,13 +52,13 @@ class Gate:
 async def test_a_verdict_is_told_once_its_failures_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(make_job(tmp_path, rows=200), tmp_path / "storage")
+    buffer = LocalBuffer(make_job(tmp_path, rows=200), tmp_path / "storage")
     for _ in range(LIMIT - 1):
-        house.submit(*house.lease(), **FAILED)
-    (last,) = house.lease()
-    gate, committer = Gate(house, monkeypatch), Committer(house.buffer)
+        buffer.submit(*buffer.lease(), **FAILED)
+    (last,) = buffer.lease()
+    gate, committer = Gate(buffer, monkeypatch), Committer(buffer.core)
     service = Service(committer, Budget(1 << 20))
-    change = lambda: house.buffer.memory.count("rewinds")  # noqa: E731 - any change
+    change = lambda: buffer.core.memory.count("rewinds")  # noqa: E731 - any change
     changes: list[Awaitable[object]] = [asyncio.create_task(committer.run(change))]
     await gate.until_begun(1)
     caller = pb.Caller(name="trainer", attempt=1)
@@ -69,9 +69,9 @@ async def test_a_verdict_is_told_once_its_failures_are_on_the_disk(
     gate.let_through(1)
     await gate.until_begun(2)  # the call's first look is in it; the last group fails after it
     failed = make_group(last.prompt, **FAILED).SerializeToString()
-    changes.append(asyncio.create_task(committer.run(lambda: house.buffer.submit(failed))))
+    changes.append(asyncio.create_task(committer.run(lambda: buffer.core.submit(failed))))
     await asyncio.sleep(0)
-    assert house.buffer.dead_end()
+    assert buffer.core.dead_end()
     gate.let_through(1)
     await gate.until_begun(3)
     await asyncio.wait([taking], timeout=0.2)
@@ -81,7 +81,7 @@ async def test_a_verdict_is_told_once_its_failures_are_on_the_disk(
     failures = await service.GetFailures(pb.GetFailuresRequest(after=0), UNUSED)
     await asyncio.gather(*changes)
     await committer.close()
-    house.close()
+    buffer.close()
     assert answer.state == pb.TakeBatchResponse.STATE_FAILED
     assert f"{LIMIT} groups in a row failed" in answer.waiting_for
-    assert [one.serial for one in failures.failures] == list(range(1, LIMIT + 1))
+    assert [failure.serial for failure in failures.failures] == list(range(1, LIMIT + 1))

@@ -16,7 +16,7 @@ import pytest
 from sluice_buffer.serving.committer import Committer
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.state.storage import PIECE_BYTES, Storage, StorageFullError, WriteBatch, number
-from tests.unit.buffer.buffer_tools import House, make_job
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_job
 
 GROUPS = 3
 MANY_READERS = """
@@ -102,12 +102,12 @@ def test_readers_never_get_wrong_bytes_and_never_crash_the_process(tmp_path: Pat
 async def test_the_event_loop_goes_on_while_the_memory_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(make_job(tmp_path), tmp_path / "storage")
-    write, load, ticks = house.buffer.storage.write, house.buffer.load, 0
+    buffer = LocalBuffer(make_job(tmp_path), tmp_path / "storage")
+    write, load, ticks = buffer.core.storage.write, buffer.core.load, 0
     meanwhile: list[int] = []
 
     def full_once(*arguments: object) -> None:
-        monkeypatch.setattr(house.buffer.storage, "write", write)
+        monkeypatch.setattr(buffer.core.storage, "write", write)
         raise StorageFullError("full")
 
     def slowly() -> Memory:
@@ -122,13 +122,13 @@ async def test_the_event_loop_goes_on_while_the_memory_is_loaded_again(
             await asyncio.sleep(0.001)
             ticks += 1
 
-    monkeypatch.setattr(house.buffer.storage, "write", full_once)
-    monkeypatch.setattr(house.buffer, "load", slowly)
-    ticking, committer = asyncio.create_task(tick()), Committer(house.buffer)
-    lease: Callable[[], object] = lambda: house.buffer.memory.count("rewinds")  # noqa: E731 - any change
+    monkeypatch.setattr(buffer.core.storage, "write", full_once)
+    monkeypatch.setattr(buffer.core, "load", slowly)
+    ticking, committer = asyncio.create_task(tick()), Committer(buffer.core)
+    lease: Callable[[], object] = lambda: buffer.core.memory.count("rewinds")  # noqa: E731 - any change
     await asyncio.wait_for(committer.run(lease), 30)
     ticking.cancel()
     await committer.close()
-    house.close()
+    buffer.close()
     assert meanwhile, "the memory was loaded again"
     assert meanwhile[0] > 0

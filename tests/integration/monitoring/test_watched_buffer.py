@@ -11,7 +11,7 @@ import pytest
 
 from sluice.runtime.pod_env import free_port
 from tests.boards import RULES
-from tests.integration.buffer.conftest import server  # noqa: F401 - a fixture
+from tests.integration.buffer.conftest import make_server  # noqa: F401 - a fixture
 from tests.prometheus import ALERT_SECONDS, Prometheus, hastened
 from tests.unit.buffer.buffer_tools import Client, Server, make_group
 
@@ -42,9 +42,9 @@ def prometheus(port: int, tmp_path: Path) -> Iterator[Prometheus]:
 
 
 @pytest.fixture
-async def client(port: int, server: Callable[..., Server]) -> AsyncIterator[Client]:  # noqa: F811
+async def client(port: int, make_server: Callable[..., Server]) -> AsyncIterator[Client]:  # noqa: F811
     changes: dict[str, Any] = {"trainer__steps": 1000, "buffer__storage__size": "4Mi"}
-    buffer = server({"SLUICE_PORT_METRICS": str(port)}, rows=4000, **changes)
+    buffer = make_server({"SLUICE_PORT_METRICS": str(port)}, rows=4000, **changes)
     async with Client(buffer.start()) as client:
         yield client
 

@@ -13,7 +13,13 @@ import pytest
 from sluice.wire import membership, rpc
 from sluice.wire.membership import Membership
 from sluice.wire.v1 import rendezvous_pb2 as pb
-from tests.integration.house import DEADLINE, Rendezvous, engine_member, error_of, eventually
+from tests.integration.rendezvous_server import (
+    DEADLINE,
+    Rendezvous,
+    engine_member,
+    error_of,
+    eventually,
+)
 
 
 def engine(rendezvous: Rendezvous, name: str = "rollout-0", attempt: int = 1) -> Membership:

@@ -10,8 +10,8 @@ import pytest
 
 from sluice.engines.protocol import Client
 from tests.integration.conftest import Server
-from tests.integration.house import Rendezvous
-from tests.integration.rollout.pods import House, Pod, job
+from tests.integration.rendezvous_server import Rendezvous
+from tests.integration.rollout.pods import Pod, Services, job
 
 
 @pytest.fixture
@@ -26,32 +26,32 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def house(
+async def make_services(
     tmp_path: Path, model: Path, rendezvous: Rendezvous
-) -> AsyncIterator[Callable[..., House]]:
-    """Makes houses: a job (its changes as `rollout__batchSize=1`), its buffer, its rendezvous."""
-    houses: list[House] = []
+) -> AsyncIterator[Callable[..., Services]]:
+    """Makes the services of a job (its changes as `rollout__batchSize=1`)."""
+    stacks: list[Services] = []
 
-    def make(**changes: Any) -> House:
-        houses.append(House(job(tmp_path, model, **changes), tmp_path, rendezvous))
-        return houses[-1]
+    def make(**changes: Any) -> Services:
+        stacks.append(Services(job(tmp_path, model, **changes), tmp_path, rendezvous))
+        return stacks[-1]
 
     yield make
-    for one in houses:
-        if one.buffer.process:
-            one.buffer.process.kill()
-            one.buffer.process.wait(10)
+    for services in stacks:
+        if services.buffer.process:
+            services.buffer.process.kill()
+            services.buffer.process.wait(10)
 
 
 @pytest.fixture
-def pod() -> Iterator[Callable[..., Pod]]:
-    """Starts `python -m sluice_rollout`; all are killed at the end."""
+def start_pod() -> Iterator[Callable[..., Pod]]:
+    """Starts `python -m sluice_rollout`, which is killed after the test."""
     pods: list[Pod] = []
 
-    def make(house: House, engine_url: str, **environment: str) -> Pod:
-        pods.append(Pod(house, engine_url, **environment))
+    def make(services: Services, engine_url: str, **environment: str) -> Pod:
+        pods.append(Pod(services, engine_url, **environment))
         return pods[-1]
 
     yield make
-    for one in pods:
-        one.kill()
+    for pod in pods:
+        pod.kill()

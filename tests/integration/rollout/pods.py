@@ -34,7 +34,7 @@ from sluice_rollout.submit import Submitter
 from sluice_rollout.user_functions.loading import UserCode
 from sluice_rollout.worker import Worker
 from tests.integration.engines import with_us
-from tests.integration.house import DEADLINE, Rendezvous, engine_member
+from tests.integration.rendezvous_server import DEADLINE, Rendezvous, engine_member
 from tests.unit.buffer.buffer_tools import Client, Server, make_group, make_job
 
 
@@ -54,8 +54,8 @@ def contained(prompt: Prompt, sample: Sample) -> float:
     return contains(RewardInput(prompt.prompt, sample.response, prompt.label))
 
 
-class House:
-    """One job's buffer (a process) and rendezvous (here)."""
+class Services:
+    """The services of a job that a worker needs: a buffer process and a rendezvous."""
 
     def __init__(self, job: RLJob, directory: Path, rendezvous: Rendezvous) -> None:
         self.job, self.directory, self.rendezvous = job, directory, rendezvous
@@ -140,15 +140,15 @@ class House:
 class Pod:
     """`python -m sluice_rollout`."""
 
-    def __init__(self, house: House, engine_url: str, **environment: str) -> None:
-        job_file = house.directory / "rollout.json"
+    def __init__(self, services: Services, engine_url: str, **environment: str) -> None:
+        job_file = services.directory / "rollout.json"
         job_file.write_text(
-            house.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True)
+            services.job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True)
         )
         variables = {
             **os.environ,
             "SLUICE_JOB_FILE": str(job_file),
-            "SLUICE_RENDEZVOUS": house.rendezvous.address,
+            "SLUICE_RENDEZVOUS": services.rendezvous.address,
             "SLUICE_ENGINE_URL": engine_url,
             "OMP_NUM_THREADS": "1",
             **environment,

@@ -15,8 +15,8 @@ from sluice.wire import codec
 from sluice_rollout.environments import directories, orphan_reaper
 from sluice_rollout.environments.program import Program, program_of
 from tests.integration.engines import Sglang
-from tests.integration.house import DEADLINE
-from tests.integration.rollout.pods import House, Pod, job
+from tests.integration.rendezvous_server import DEADLINE
+from tests.integration.rollout.pods import Pod, Services, job
 from tests.integration.rollout.test_gateway import (
     AGENT,
     PARAMS,
@@ -154,8 +154,8 @@ async def three_turns(
 
 
 async def test_a_worker_that_is_killed_leaves_no_program_and_the_next_one_no_directory(
-    house: Callable[..., House], pod: Callable[..., Pod], sglang: Sglang, talkative: Path,
-    tmp_path: Path, model: Path,
+    make_services: Callable[..., Services], start_pod: Callable[..., Pod], sglang: Sglang,
+    talkative: Path, tmp_path: Path, model: Path,
 ) -> None:  # fmt: skip
     agent, go, place = tmp_path / "slow.py", tmp_path / "go", tmp_path / "place"
     place.mkdir()
@@ -166,9 +166,9 @@ async def test_a_worker_that_is_killed_leaves_no_program_and_the_next_one_no_dir
         "buffer__leaseSeconds": 10,
         "model__path": str(talkative),
     }
-    services = house(**settings)
+    services = make_services(**settings)
     async with await services.start_buffer() as client:
-        worker = pod(services, sglang.url, TMPDIR=str(place))
+        worker = start_pod(services, sglang.url, TMPDIR=str(place))
         await until(lambda: _joined(services), START_SECONDS)
         await services.rendezvous.serve(0)
         await until(lambda: _programs(place, 4), START_SECONDS)
@@ -177,7 +177,7 @@ async def test_a_worker_that_is_killed_leaves_no_program_and_the_next_one_no_dir
         await until(lambda: _none(str(root)))
         assert root.exists(), "only the next worker can remove it"
         go.touch()
-        another = pod(services, sglang.url, TMPDIR=str(place))
+        another = start_pod(services, sglang.url, TMPDIR=str(place))
         await until(lambda: _joined(services), START_SECONDS)
         await services.rendezvous.serve(0)
         assert (await client.take(1, wait=60)).state == READY
@@ -192,7 +192,7 @@ async def test_a_worker_that_is_killed_leaves_no_program_and_the_next_one_no_dir
     assert _roots(place) == []
 
 
-async def _joined(services: House) -> bool:
+async def _joined(services: Services) -> bool:
     return "rollout-0" in await services.rendezvous.ledger()
 
 

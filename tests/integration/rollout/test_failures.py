@@ -21,7 +21,7 @@ from sluice_rollout.leased_group import LeasedGroup
 from sluice_rollout.worker import Worker, WorkerError
 from tests.integration.engines import Sglang
 from tests.integration.proxy import Answer, Asked, Delay, Drop, Fate, Proxy
-from tests.integration.rollout.pods import House, leases, submitted
+from tests.integration.rollout.pods import Services, leases, submitted
 
 READY = pb.TakeBatchResponse.STATE_READY
 WORD = 8  # id of w0000
@@ -42,14 +42,14 @@ def failed(reason: str) -> float:
 
 @asynccontextmanager
 async def running(
-    one: House, engine: Client
+    services: Services, engine: Client
 ) -> AsyncIterator[tuple[Worker, Returns, asyncio.Task[None]]]:
     """A worker at work, what it gives back, and its run."""
-    async with one.worker(engine) as (worker, membership):
+    async with services.worker(engine) as (worker, membership):
         returns, stop = Returns(worker), asyncio.Event()
         work = asyncio.create_task(worker.run(stop))
         await asyncio.wait_for(membership.connected.wait(), 10)
-        await one.rendezvous.serve(0)
+        await services.rendezvous.serve(0)
         try:
             yield worker, returns, work
         finally:
@@ -84,15 +84,15 @@ class Returns:
     ],
 )
 async def test_a_hiccup_of_the_engine_is_nobodys_failure(
-    house: Callable[..., House], sglang: Sglang, tmp_path: Path, fate: Fate, times: int
+    make_services: Callable[..., Services], sglang: Sglang, tmp_path: Path, fate: Fate, times: int
 ) -> None:
-    one = house(**words(tmp_path))
+    services = make_services(**words(tmp_path))
     left = list(range(times))
-    async with proxied(sglang) as (proxy, engine), await one.start_buffer() as client:
+    async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
         proxy.rules.append(
             lambda asked: fate if of_row(asked, 2) and left and left.pop() >= 0 else None
         )
-        async with one.working(engine) as (_, end):
+        async with services.working(engine) as (_, end):
             assert (await client.take(1, wait=PATIENCE)).state == READY
             await end()
         assert (await client.stats()).counters["groups_returned"] == 0
@@ -100,17 +100,17 @@ async def test_a_hiccup_of_the_engine_is_nobodys_failure(
 
 
 async def test_a_request_that_the_engine_cannot_answer_fails_its_group_alone(
-    house: Callable[..., House], sglang: Sglang, tmp_path: Path
+    make_services: Callable[..., Services], sglang: Sglang, tmp_path: Path
 ) -> None:
-    one = house(**words(tmp_path))
+    services = make_services(**words(tmp_path))
     before = failed("engine")
 
     def rule(asked: Asked) -> Fate | None:
         return Answer(500, "illegal memory access") if of_row(asked, 2) else None
 
-    async with proxied(sglang) as (proxy, engine), await one.start_buffer() as client:
+    async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
         proxy.rules.append(rule)
-        async with running(one, engine) as (_, returns, work):
+        async with running(services, engine) as (_, returns, work):
             async with asyncio.timeout(PATIENCE):
                 while (await client.stats()).depth < 3 or len(returns.groups) < 2:
                     await asyncio.sleep(0.1)
@@ -122,14 +122,14 @@ async def test_a_request_that_the_engine_cannot_answer_fails_its_group_alone(
 
 
 async def test_an_engine_that_answers_errors_alone_is_the_one_to_blame(
-    house: Callable[..., House], sglang: Sglang
+    make_services: Callable[..., Services], sglang: Sglang
 ) -> None:
-    one = house(rollout__concurrency=32, rollout__batchSize=16)
-    async with proxied(sglang) as (proxy, engine), await one.start_buffer() as client:
+    services = make_services(rollout__concurrency=32, rollout__batchSize=16)
+    async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
         proxy.rules.append(
             lambda asked: Answer(500, "no kernel") if asked.path == "/generate" else None
         )
-        async with running(one, engine) as (_, returns, work):
+        async with running(services, engine) as (_, returns, work):
             with pytest.raises(WorkerError, match=r"8 groups.*engine answered 500: no kernel"):
                 await asyncio.wait_for(work, 60)
         assert (await client.stats()).leases == 0
@@ -138,13 +138,13 @@ async def test_an_engine_that_answers_errors_alone_is_the_one_to_blame(
 
 
 async def test_a_filter_that_raises_fails_its_group_alone(
-    house: Callable[..., House], engine: Client, tmp_path: Path
+    make_services: Callable[..., Services], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.py").write_text("def odd(group):\n    return 1 / group.group_id > 0\n")
-    one = house(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
+    services = make_services(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
     before = failed("filter")
-    async with await one.start_buffer() as client:
-        async with running(one, engine) as (_, returns, work):
+    async with await services.start_buffer() as client:
+        async with running(services, engine) as (_, returns, work):
             async with asyncio.timeout(PATIENCE):
                 while (await client.stats()).depth < 3 or not returns.groups:
                     await asyncio.sleep(0.05)
@@ -171,12 +171,14 @@ async def play(episode):
 
 
 async def test_when_an_engine_dies_only_those_that_it_was_working_for_are_blamed(
-    house: Callable[..., House], sglang: Sglang, tmp_path: Path
+    make_services: Callable[..., Services], sglang: Sglang, tmp_path: Path
 ) -> None:
     (tmp_path / "slow.py").write_text(PLAY)
-    one = house(**LONG, rollout__function=f"{tmp_path}/slow.py:play", rollout__functionSeconds=2000)
-    async with proxied(sglang) as (proxy, engine), await one.start_buffer() as client:
-        async with running(one, engine) as (worker, returns, work):
+    services = make_services(
+        **LONG, rollout__function=f"{tmp_path}/slow.py:play", rollout__functionSeconds=2000
+    )
+    async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
+        async with running(services, engine) as (worker, returns, work):
             await leases(worker, 4)
             async with asyncio.timeout(PATIENCE):
                 while [w.requests.at_engine for w in worker.leased_groups.values()] != [2, 2, 0, 2]:
@@ -203,15 +205,21 @@ def of_row(asked: Asked, row: int) -> bool:
 
 
 async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
-    house: Callable[..., House], sglang: Sglang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_services: Callable[..., Services],
+    sglang: Sglang,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_module, "SLOWEST_TOKENS_A_SECOND", 1e6)
-    one = house(**words(tmp_path))
+    services = make_services(**words(tmp_path))
     before = failed("timeout")
     async with Proxy(sglang.url) as proxy, Client(proxy.url, request_seconds=5.0) as engine:
         await engine.wait_ready(10)
         proxy.rules.append(lambda asked: Delay(1000) if of_row(asked, 2) else None)
-        async with await one.start_buffer() as client, running(one, engine) as (_, returns, work):
+        async with (
+            await services.start_buffer() as client,
+            running(services, engine) as (_, returns, work),
+        ):
             async with asyncio.timeout(PATIENCE):
                 while (await client.stats()).depth < 3 or not returns.groups:
                     await asyncio.sleep(0.1)
@@ -226,7 +234,7 @@ async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
 
 
 async def test_a_group_that_cannot_be_read_fails_alone(
-    house: Callable[..., House], engine: Client, monkeypatch: pytest.MonkeyPatch
+    make_services: Callable[..., Services], engine: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = LeasedGroup.decode
 
@@ -236,8 +244,11 @@ async def test_a_group_that_cannot_be_read_fails_alone(
         return decode(self)
 
     monkeypatch.setattr(LeasedGroup, "decode", broken)
-    one = house()
-    async with await one.start_buffer() as client, running(one, engine) as (_, returns, work):
+    services = make_services()
+    async with (
+        await services.start_buffer() as client,
+        running(services, engine) as (_, returns, work),
+    ):
         async with asyncio.timeout(PATIENCE):
             while (await client.stats()).depth < 3 or not returns.groups:
                 await asyncio.sleep(0.05)
@@ -263,11 +274,11 @@ def hangs(sample):
     ],
 )
 async def test_a_reward_that_fails_says_why_on_the_first_line(
-    house: Callable[..., House], engine: Client, tmp_path: Path, name: str, line: str
+    make_services: Callable[..., Services], engine: Client, tmp_path: Path, name: str, line: str
 ) -> None:
     (tmp_path / "mine.py").write_text(JUDGE)
-    one = house(reward={"function": f"{tmp_path}/mine.py:{name}", "timeoutSeconds": 2})
-    async with await one.start_buffer(), running(one, engine) as (worker, _, work):
+    services = make_services(reward={"function": f"{tmp_path}/mine.py:{name}", "timeoutSeconds": 2})
+    async with await services.start_buffer(), running(services, engine) as (worker, _, work):
         groups = submitted(worker)
         async with asyncio.timeout(PATIENCE):
             while not groups:

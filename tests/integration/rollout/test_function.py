@@ -17,8 +17,8 @@ from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.episode import Episode, together, whole_group
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
-from tests.integration.house import DEADLINE
-from tests.integration.rollout.pods import House
+from tests.integration.rendezvous_server import DEADLINE
+from tests.integration.rollout.pods import Services
 from tests.integration.rollout.test_generation import PROMPT, generator
 
 PARAMS = {"max_new_tokens": 900, "ignore_eos": True, "temperature": 0.8}
@@ -40,7 +40,7 @@ async def talk(episode: Episode) -> None:
     await episode.generate(max_tokens=600)
 
 
-def player(engine: Client, model: Path) -> EpisodeRunner:
+def episode_runner(engine: Client, model: Path) -> EpisodeRunner:
     return EpisodeRunner(talk, "talk", generator(engine, model), None, 60.0)
 
 
@@ -62,7 +62,7 @@ def check(sample: Sample, model: Path, versions: list[tuple[Path, int, int]] | N
 async def test_both_turns_of_a_conversation_have_the_log_probs_of_the_whole_context(
     engine: Client, model: Path
 ) -> None:
-    sample = await player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    sample = await episode_runner(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert sample.status is SampleStatus.TRUNCATED, "the last turn had no room to end"
     assert sample.weight_versions == [WeightSpan(0, 0, 633)]
     check(sample, model)
@@ -71,7 +71,7 @@ async def test_both_turns_of_a_conversation_have_the_log_probs_of_the_whole_cont
 async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_turn(
     engine: Client, model: Path, sglang: Sglang
 ) -> None:
-    first = player(engine, model)
+    first = episode_runner(engine, model)
     running = asyncio.create_task(first(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
     await sglang.generated(60)
     first.generator.draining.set()
@@ -80,7 +80,7 @@ async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_
     assert sample.status is SampleStatus.ABORTED
     assert 33 < sample.response_length < 633
     before = sample.tokens.tolist()
-    await player(engine, model)(Prompt(0, "?"), PROMPT, sample, PARAMS)
+    await episode_runner(engine, model)(Prompt(0, "?"), PROMPT, sample, PARAMS)
     assert sample.tokens.tolist()[: len(before)] == before
     check(sample, model)
 
@@ -88,7 +88,9 @@ async def test_a_conversation_that_a_drain_cut_off_goes_on_in_the_middle_of_its_
 async def test_a_conversation_that_lives_through_an_update_knows_which_weights_made_which_token(
     engine: Client, model: Path, other_model: Path, sglang: Sglang
 ) -> None:
-    running = asyncio.create_task(player(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
+    running = asyncio.create_task(
+        episode_runner(engine, model)(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
+    )
     await sglang.generated(60)
     assert (await asyncio.to_thread(call, sglang.url + "/pause_generation", {"mode": "abort"}))[
         0
@@ -111,10 +113,10 @@ def function(tmp_path: Path) -> str:
 
 
 async def test_conversations_travel_from_lease_to_batch(
-    house: Callable[..., House], engine: Client, model: Path, function: str
+    make_services: Callable[..., Services], engine: Client, model: Path, function: str
 ) -> None:
-    one = house(rollout__function=function)
-    async with await one.start_buffer() as client, one.working(engine) as (_, end):
+    services = make_services(rollout__function=function)
+    async with await services.start_buffer() as client, services.working(engine) as (_, end):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         await end()
@@ -137,7 +139,7 @@ async def test_all_turns_of_a_group_meet_the_same_engine_and_find_their_context_
 ) -> None:
     """Session affinity is by construction: a worker has one engine. Its prefix cache has the
     earlier turns."""
-    sample = await player(engine, model)(
+    sample = await episode_runner(engine, model)(
         Prompt(0, "?"), PROMPT, Sample(0), PARAMS | {"max_new_tokens": 60}
     )
     body = {
@@ -160,7 +162,10 @@ async def tree(episodes: list[Episode]) -> None:
         other.adopt(first)
     branches = [first.branch(), first.branch()]
     await together(
-        *(one.generate(max_tokens=10 + 10 * i) for i, one in enumerate([*branches, *others]))
+        *(
+            episode.generate(max_tokens=10 + 10 * i)
+            for i, episode in enumerate([*branches, *others])
+        )
     )
     first.adopt(branches[1])
 
@@ -168,9 +173,9 @@ async def tree(episodes: list[Episode]) -> None:
 async def test_samples_that_share_a_start_have_the_log_probs_of_their_own_context(
     engine: Client, model: Path
 ) -> None:
-    one = EpisodeRunner(tree, "tree", generator(engine, model), None, 60.0)
+    runner = EpisodeRunner(tree, "tree", generator(engine, model), None, 60.0)
     samples = [Sample(0), Sample(1), Sample(2)]
-    await one.run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    await runner.run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     assert [sample.response_length for sample in samples] == [40, 50, 60]
     starts = {tuple(sample.tokens[: len(PROMPT) + 20].tolist()) for sample in samples}
     assert len(starts) == 1

@@ -25,9 +25,9 @@ from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, distance, log_probs, tolerance
-from tests.integration.house import DEADLINE
+from tests.integration.rendezvous_server import DEADLINE
 from tests.integration.rollout import talkative as words
-from tests.integration.rollout.pods import House, Pod, job, leases
+from tests.integration.rollout.pods import Pod, Services, job, leases
 from tests.integration.rollout.talkative import client_of, play, play_streaming, save_talkative
 from tests.integration.rollout.test_generation import generator
 from tests.integration.weights.conftest import make_sender as make_sender
@@ -191,7 +191,7 @@ async def test_all_branches_of_a_tree_are_the_tokens_that_the_engine_sampled(
 
 
 async def test_a_weight_update_in_the_middle_of_a_turn(
-    house: Callable[..., House],
+    make_services: Callable[..., Services],
     engine: Client,
     sglang: Sglang,
     model: Path,
@@ -202,7 +202,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
 ) -> None:
     """The client waits, and its turn continues from the tokens that it has."""
     monkeypatch.setattr(words, "TURN", 250)
-    services = house(**AGENT, model__path=str(talkative))
+    services = make_services(**AGENT, model__path=str(talkative))
     async with (
         await services.start_buffer_with_batch() as client,
         services.working(engine) as (worker, end),
@@ -251,15 +251,15 @@ async def test_turns_of_a_drained_episode_are_found_by_its_next_attempt(
 
 
 async def test_the_groups_of_an_engine_that_was_killed_are_leased_again(
-    house: Callable[..., House], sglang: Sglang, model: Path, talkative: Path, tmp_path: Path,
-    engine: Client, monkeypatch: pytest.MonkeyPatch,
+    make_services: Callable[..., Services], sglang: Sglang, model: Path, talkative: Path,
+    tmp_path: Path, engine: Client, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(words, "TURN", 250)
     mortal = Sglang(model, tmp_path / "log")
     try:
         await asyncio.to_thread(mortal.wait_ready)
         mortal.reset()
-        services = house(**AGENT, model__path=str(talkative))
+        services = make_services(**AGENT, model__path=str(talkative))
         async with await services.start_buffer() as client:
             async with Client(mortal.url) as doomed:
                 await doomed.wait_ready(30.0)
@@ -287,12 +287,12 @@ async def test_the_groups_of_an_engine_that_was_killed_are_leased_again(
 
 
 async def test_the_groups_of_a_worker_that_was_killed_are_leased_again(
-    house: Callable[..., House], pod: Callable[..., Pod], sglang: Sglang, engine: Client,
-    talkative: Path, model: Path,
+    make_services: Callable[..., Services], start_pod: Callable[..., Pod], sglang: Sglang,
+    engine: Client, talkative: Path, model: Path,
 ) -> None:  # fmt: skip
-    services = house(**AGENT, model__path=str(talkative), buffer__leaseSeconds=10)
+    services = make_services(**AGENT, model__path=str(talkative), buffer__leaseSeconds=10)
     async with await services.start_buffer() as client:
-        worker = pod(services, sglang.url)
+        worker = start_pod(services, sglang.url)
         async with asyncio.timeout(60):
             while "rollout-0" not in await services.rendezvous.ledger():
                 await asyncio.sleep(0.1)

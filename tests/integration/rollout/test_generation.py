@@ -75,7 +75,9 @@ async def test_requests_that_come_together_are_answered_each_by_itself(sglang: S
     assert "non-negative" in str(refused)
     assert isinstance(too_long, PromptRefusedError)
     assert re.search(TOO_LONG["Sglang"], str(too_long))
-    assert [len(one.tokens) for one in fine if isinstance(one, Generation)] == [3, 5]
+    assert [
+        len(generation.tokens) for generation in fine if isinstance(generation, Generation)
+    ] == [3, 5]
     assert (aborted.finish, 0 < len(aborted.tokens) < 3000) == ("abort", True)
     sizes = [len(asked.body) for asked in proxy.asked if asked.path == request_batching.PATH]
     assert sizes == [0, 5]  # none, to ask if it can; all of this turn

@@ -15,7 +15,7 @@ import pytest
 
 from sluice_rollout.toolbox import Mcp
 from sluice_rollout.tools import ToolCall, ToolLoop, ToolUnavailableError
-from tests.integration.house import DEADLINE
+from tests.integration.rendezvous_server import DEADLINE
 from tests.tools import missing
 
 SERVER = Path(__file__).with_name("mcp_server.py")
@@ -43,8 +43,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Mcp]:
 def _until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
     end = time.monotonic() + 3 * DEADLINE
     while process.poll() is None and time.monotonic() < end:
-        with socket.socket() as one:
-            if not one.connect_ex(("127.0.0.1", port)):
+        with socket.socket() as connection:
+            if not connection.connect_ex(("127.0.0.1", port)):
                 return
         time.sleep(0.1)
     raise AssertionError(f"the server does not listen; its exit code: {process.poll()}")

@@ -21,7 +21,7 @@ from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions import loading
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests.integration.engines import Sglang
-from tests.integration.rollout.pods import House, job, leases
+from tests.integration.rollout.pods import Services, job, leases
 from tests.integration.rollout.talkative import save_talkative
 from tests.integration.rollout.test_gateway import READY, RequestLog, check
 from tests.integration.rollout.test_generation import generator
@@ -68,7 +68,7 @@ async def play(
     loaded = loading.load_function(dotted, spec)
     assert loaded
     async with EpisodeRegistry.for_job(spec, encoder) as registry:
-        player = EpisodeRunner(
+        runner = EpisodeRunner(
             loaded[1], loaded[0], generator(engine, talkative), encoder.tokenizer, 60.0, None,
             registry.open_gateway,
         )  # fmt: skip
@@ -77,7 +77,7 @@ async def play(
             "ignore_eos": True,
         }  # fmt: skip
         prompt = Prompt(0, "w0002 w0005", label=0.25, purpose=Purpose.EVALUATE)
-        return await player(prompt, [5], Sample(0), params)
+        return await runner(prompt, [5], Sample(0), params)
 
 
 def check_tokens(sample: Sample, log: RequestLog, turns: int) -> None:
@@ -134,7 +134,7 @@ async def test_a_response_is_cut_at_its_limit(
 @ALL
 async def test_a_weight_update_in_the_middle_of_a_turn(
     dotted: str,
-    house: Callable[..., House],
+    make_services: Callable[..., Services],
     engine: Client,
     sglang: Sglang,
     model: Path,
@@ -144,7 +144,7 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
 ) -> None:
     """A turn continues with the new weights, and every token has the version that sampled it."""
     long = {key: 250 if key == "turn_tokens" else value for key, value in ARGUMENTS[dotted].items()}
-    job_house = house(
+    services = make_services(
         model__path=str(talkative),
         rollout__function=dotted,
         rollout__functionArgs=long | ({"max_tool_calls": 60} if dotted == RETOOL else {}),
@@ -153,8 +153,8 @@ async def test_a_weight_update_in_the_middle_of_a_turn(
         rollout__maxStaleness=1,
     )
     async with (
-        await job_house.start_buffer_with_batch() as client,
-        job_house.working(engine) as (worker, end),
+        await services.start_buffer_with_batch() as client,
+        services.working(engine) as (worker, end),
     ):
         await leases(worker, 4)
         await sglang.generated(8 * 60)

@@ -14,10 +14,10 @@ import pytest
 from sluice.wire import protocol
 from sluice.wire.protocol import PROTOCOL
 from tests.integration.engines import Sglang
-from tests.integration.house import Rendezvous
-from tests.integration.rollout.pods import House, Pod
+from tests.integration.rendezvous_server import Rendezvous
+from tests.integration.rollout.pods import Pod, Services
 
-Make = Callable[..., House]
+MakeServices = Callable[..., Services]
 Start = Callable[..., Pod]
 REFUSAL = (
     f"the caller speaks protocol {PROTOCOL} (sluice {protocol.release()}), the server protocol 99"
@@ -32,8 +32,8 @@ def newer(rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> Rendezvous
 
 
 @pytest.mark.usefixtures("newer")
-async def test_a_buffer_ends(house: Make) -> None:
-    buffer = house().buffer
+async def test_a_buffer_ends(make_services: MakeServices) -> None:
+    buffer = make_services().buffer
     await asyncio.to_thread(buffer.start)
     assert buffer.process
     await asyncio.to_thread(buffer.process.wait, 30.0)
@@ -42,8 +42,8 @@ async def test_a_buffer_ends(house: Make) -> None:
 
 
 @pytest.mark.usefixtures("newer")
-async def test_a_worker_ends(house: Make, pod: Start, sglang: Sglang) -> None:
-    worker = pod(house(), sglang.url)
+async def test_a_worker_ends(make_services: MakeServices, start_pod: Start, sglang: Sglang) -> None:
+    worker = start_pod(make_services(), sglang.url)
     assert await worker.end(60) == 2
     last = worker.lines[-1]
     assert last.startswith("error: ")
@@ -51,8 +51,10 @@ async def test_a_worker_ends(house: Make, pod: Start, sglang: Sglang) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_trainer_ends(house: Make, newer: Rendezvous, tmp_path: Path, ranks: int) -> None:
-    job = house(trainer__steps=None, trainer__epochs=1, trainer__processesPerNode=ranks).job
+async def test_a_trainer_ends(
+    make_services: MakeServices, newer: Rendezvous, tmp_path: Path, ranks: int
+) -> None:
+    job = make_services(trainer__steps=None, trainer__epochs=1, trainer__processesPerNode=ranks).job
     job_file = tmp_path / "trainer.json"
     job_file.write_text(job.model_dump_json(by_alias=True, exclude_unset=True, exclude_none=True))
     variables = {

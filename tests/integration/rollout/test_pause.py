@@ -16,8 +16,8 @@ from sluice.samples.sample import Purpose, Sample
 from sluice.wire.v1 import buffer_pb2 as pb
 from sluice_rollout.worker import WorkerError
 from tests.integration.engines import Sglang, call, distance, log_probs, tolerance
-from tests.integration.house import DEADLINE
-from tests.integration.rollout.pods import House, leases, submitted
+from tests.integration.rendezvous_server import DEADLINE
+from tests.integration.rollout.pods import Services, leases, submitted
 from tests.integration.weights.conftest import make_sender as make_sender
 from tests.integration.weights.tools import begin, publish
 
@@ -58,10 +58,16 @@ async def test_a_paused_server_says_so_and_one_that_goes_on_does_not(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
-    house: Callable[..., House], engine: Client, other_model: Path, make_sender: Callable[..., Any]
+    make_services: Callable[..., Services],
+    engine: Client,
+    other_model: Path,
+    make_sender: Callable[..., Any],
 ) -> None:
-    one = house(**MIDDLE, **IMPATIENT)
-    async with await one.start_buffer_with_batch() as client, one.working(engine) as (worker, end):
+    services = make_services(**MIDDLE, **IMPATIENT)
+    async with (
+        await services.start_buffer_with_batch() as client,
+        services.working(engine) as (worker, end),
+    ):
         await leases(worker, 4)
         assert (
             await begin(make_sender(attempt=1, timeoutSeconds=30), 1, joiners_only=False) == 1
@@ -81,14 +87,17 @@ async def test_a_paused_engine_is_well_until_its_trainers_successor_comes(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_pause_that_nobody_ends_is_the_engines_end(
-    house: Callable[..., House], engine: Client, sglang: Sglang
+    make_services: Callable[..., Services], engine: Client, sglang: Sglang
 ) -> None:
-    one = house(**LONG, **IMPATIENT)
-    async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
+    services = make_services(**LONG, **IMPATIENT)
+    async with (
+        await services.start_buffer() as client,
+        services.worker(engine) as (worker, membership),
+    ):
         worker.health.pause_seconds = 2.0
         work = asyncio.create_task(worker.run(asyncio.Event()))
         await asyncio.wait_for(membership.connected.wait(), 10)
-        await one.rendezvous.serve(0)
+        await services.rendezvous.serve(0)
         await leases(worker, 4)
         await sglang.running(8)
         call(sglang.url + "/pause_generation", {"mode": "in_place"})
@@ -102,13 +111,16 @@ async def test_a_pause_that_nobody_ends_is_the_engines_end(
 
 @pytest.mark.usefixtures("impatient")
 async def test_an_engine_that_hangs_and_is_not_paused_is_found_at_once_and_its_groups_go_back(
-    house: Callable[..., House], engine: Client, sglang: Sglang
+    make_services: Callable[..., Services], engine: Client, sglang: Sglang
 ) -> None:
-    one = house(**LONG, **IMPATIENT)
-    async with await one.start_buffer() as client, one.worker(engine) as (worker, membership):
+    services = make_services(**LONG, **IMPATIENT)
+    async with (
+        await services.start_buffer() as client,
+        services.worker(engine) as (worker, membership),
+    ):
         work = asyncio.create_task(worker.run(asyncio.Event()))
         await asyncio.wait_for(membership.connected.wait(), 10)
-        await one.rendezvous.serve(0)
+        await services.rendezvous.serve(0)
         await leases(worker, 4)
         sglang.part("scheduler").send_signal(signal.SIGSTOP)
         try:
@@ -133,15 +145,20 @@ def error_of(sample: Sample, weights: dict[int, Path]) -> float:
 
 
 async def test_samples_of_an_evaluation_tell_which_weights_sampled_them(
-    house: Callable[..., House], engine: Client, sglang: Sglang, model: Path, other_model: Path,
-    make_sender: Callable[..., Any],
+    make_services: Callable[..., Services], engine: Client, sglang: Sglang, model: Path,
+    other_model: Path, make_sender: Callable[..., Any],
 ) -> None:  # fmt: skip
-    one = house(**(MIDDLE | {"rollout__concurrency": 16}), evaluation={"everySteps": 1})
-    async with await one.start_buffer_with_batch(), one.worker(engine) as (worker, membership):
+    services = make_services(
+        **(MIDDLE | {"rollout__concurrency": 16}), evaluation={"everySteps": 1}
+    )
+    async with (
+        await services.start_buffer_with_batch(),
+        services.worker(engine) as (worker, membership),
+    ):
         groups, stop = submitted(worker), asyncio.Event()
         work = asyncio.create_task(worker.run(stop))
         await asyncio.wait_for(membership.connected.wait(), 10)
-        await one.rendezvous.serve(0)
+        await services.rendezvous.serve(0)
         await sglang.generated(11 * 100)
         await publish(make_sender(timeoutSeconds=30), 1, other_model)
 

@@ -19,7 +19,7 @@ from sluice_rollout.toolbox import Python
 from sluice_rollout.tools import ToolLoop, ToolUnavailableError
 from tests import chat
 from tests.integration.rewards import attacks
-from tests.unit.rollout.scripted_engine import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +167,14 @@ async def test_the_loop_of_tools_plays_it(python: Python) -> None:
     call = '<tool_call>{"name": "python", "arguments": {"code": "%s"}}</tool_call>'
     turns = [ids(call % "x = 20"), ids(call % "x + 1"), ids("21")]
 
-    async def one() -> Sample:
+    async def play() -> Sample:
         engine = Script(*turns)
-        guest = player(ToolLoop([python]), engine)
-        guest.tokenizer = tokenizer
-        guest.generator.decode = tokenizer.decode
-        return await guest(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 900})
+        runner = scripted_runner(ToolLoop([python]), engine)
+        runner.tokenizer = tokenizer
+        runner.generator.decode = tokenizer.decode
+        return await runner(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 900})
 
-    samples = await asyncio.gather(*(one() for _ in range(4)))
+    samples = await asyncio.gather(*(play() for _ in range(4)))
     for sample in samples:
         assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
         assert "21\n" in tokenizer.decode(sample.tokens[sample.prompt_length :].tolist())

@@ -18,7 +18,7 @@ from sluice_trainer.batch import credit
 from sluice_trainer.batch.estimator_inputs import unit_key
 from sluice_trainer.batch.sequences import TrainSequence
 from tests.integration.engines import distance, log_probs, tolerance
-from tests.integration.rollout.pods import House
+from tests.integration.rollout.pods import Services
 from tests.integration.rollout.rock_paper_scissors import ROUNDS, TOKENS
 from tests.integration.rollout.test_gateway import READY
 from tests.integration.rollout.test_gateway import talkative as talkative
@@ -57,10 +57,14 @@ def advantages(group: SampleGroup) -> dict[tuple[int, str], float]:
 
 
 async def test_a_game_of_zero_sum_is_trained_seat_by_seat(
-    house: Callable[..., House], engine: Client, model: Path, talkative: Path, tmp_path: Path
+    make_services: Callable[..., Services],
+    engine: Client,
+    model: Path,
+    talkative: Path,
+    tmp_path: Path,
 ) -> None:
     """All episodes have reward 0, so filter and baseline have to look at seats."""
-    services = house(**GAME, model__path=str(talkative))
+    services = make_services(**GAME, model__path=str(talkative))
     async with await services.start_buffer() as client, services.working(engine) as (_, end):
         assert (await client.take(1, wait=60)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]

@@ -15,7 +15,7 @@ from sluice_rollout.toolbox import Shell
 from sluice_rollout.toolbox.shell import unpack
 from sluice_rollout.tools import ToolLoop
 from tests import chat
-from tests.unit.rollout.scripted_engine import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +147,9 @@ async def test_a_tool_loop_runs_commands(shell: Shell) -> None:
         return [int(i) for i in tokenizer.encode(text, add_special_tokens=False)]
 
     engine = Script(ids(call), ids("42"))
-    one = player(ToolLoop([shell]), engine, seconds=30.0)
-    one.tokenizer, one.generator.decode = tokenizer, tokenizer.decode
-    sample = await one(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 500})
+    runner = scripted_runner(ToolLoop([shell]), engine, seconds=30.0)
+    runner.tokenizer, runner.generator.decode = tokenizer, tokenizer.decode
+    sample = await runner(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 500})
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
     assert "42\n" in tokenizer.decode(engine.asked[1])
     assert sample.metadata["tool_calls"] == 1

@@ -10,8 +10,8 @@ from sluice.samples.sample import WORKER_TAIL
 from sluice.wire import codec
 from sluice.wire.v1 import buffer_pb2 as pb
 from tests.integration.engines import Sglang
-from tests.integration.house import DEADLINE, Rendezvous
-from tests.integration.rollout.pods import House, Pod
+from tests.integration.rendezvous_server import DEADLINE, Rendezvous
+from tests.integration.rollout.pods import Pod, Services
 
 START_SECONDS = 60.0
 READY = pb.TakeBatchResponse.STATE_READY
@@ -39,8 +39,8 @@ async def told(rendezvous: Rendezvous, *states: str, seconds: float = DEADLINE) 
 
 
 async def test_one_sample_of_eight_is_the_batchs_tail_until_it_is_done(
-    house: Callable[..., House],
-    pod: Callable[..., Pod],
+    make_services: Callable[..., Services],
+    start_pod: Callable[..., Pod],
     sglang: Sglang,
     rendezvous: Rendezvous,
     tmp_path: Path,
@@ -48,9 +48,9 @@ async def test_one_sample_of_eight_is_the_batchs_tail_until_it_is_done(
     done = tmp_path / "done"
     code = tmp_path / "long.py"
     code.write_text(FUNCTION.format(file=str(done)))
-    one = house(rollout__function=f"{code}:play")
-    async with await one.start_buffer() as client:
-        pod(one, sglang.url)
+    services = make_services(rollout__function=f"{code}:play")
+    async with await services.start_buffer() as client:
+        start_pod(services, sglang.url)
         await told(rendezvous, "idle", seconds=START_SECONDS)
         await rendezvous.serve(0)
         assert await told(rendezvous, "tail") == "tail"

@@ -28,9 +28,9 @@ from sluice_rollout.scoring.teacher import (
     teacher_of,
 )
 from tests.integration.engines import Sglang, call, distance, log_probs, until
-from tests.integration.house import DEADLINE
+from tests.integration.rendezvous_server import DEADLINE
 from tests.integration.rewards.servers import Server, serving
-from tests.integration.rollout.pods import House, Pod, contained
+from tests.integration.rollout.pods import Pod, Services, contained
 
 READY = pb.TakeBatchResponse.STATE_READY
 PROMPT = [10, 11, 12, 13]
@@ -89,15 +89,15 @@ async def test_it_scores_what_the_model_wrote(sglang: Sglang, model: Path, token
 
 
 async def test_a_job_without_a_reward_learns_from_its_teacher(
-    house: Callable[..., House], engine: Client, sglang: Sglang
+    make_services: Callable[..., Services], engine: Client, sglang: Sglang
 ) -> None:
     """The teacher is the student here: they agree about every token."""
-    one = house(
+    services = make_services(
         reward=None,
         rollout__samplesPerPrompt=1,
         algorithm__distillation={"teacher": {"url": sglang.url}},
     )
-    async with await one.start_buffer() as client, one.working(engine):
+    async with await services.start_buffer() as client, services.working(engine):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
     for each in (s for g in groups for s in g.samples):
@@ -108,16 +108,16 @@ async def test_a_job_without_a_reward_learns_from_its_teacher(
 
 
 async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
-    house: Callable[..., House], engine: Client, sglang: Sglang
+    make_services: Callable[..., Services], engine: Client, sglang: Sglang
 ) -> None:
     def forward(body: Any) -> Any:
         return call(sglang.url + "/generate", body)[1]
 
     async with serving(forward, path="/generate") as teacher:
-        one = house(
+        services = make_services(
             evaluation={"everySteps": 1}, algorithm__distillation={"teacher": {"url": teacher.url}}
         )
-        async with await one.start_buffer() as client, one.working(engine) as (worker, _):
+        async with await services.start_buffer() as client, services.working(engine) as (worker, _):
             assert (await client.take(1, wait=DEADLINE)).state == READY
             groups = [codec.group_from_message(g) for g in await client.shard(1)]
             await asyncio.to_thread(
@@ -213,7 +213,7 @@ async def test_a_sample_without_a_trained_token_needs_no_teacher(tokenizer: Any)
 
 
 async def test_rows_of_a_data_source_have_the_teacher_that_is_named_for_them(
-    house: Callable[..., House], tokenizer: Any
+    make_services: Callable[..., Services], tokenizer: Any
 ) -> None:
     def constant(value: float) -> Callable[[Any], Any]:
         return lambda body: entries([value] * 7, TOKENS)
@@ -226,7 +226,7 @@ async def test_rows_of_a_data_source_have_the_teacher_that_is_named_for_them(
             "teacher": {"url": others.url},
             "teachers": [{"dataSource": "openai/gsm8k", "url": mathematician.url}],
         }
-        spec = house(algorithm__distillation=distillation).job.spec
+        spec = make_services(algorithm__distillation=distillation).job.spec
         teachers = teacher_of(spec, tokenizer)
         assert isinstance(teachers, Teachers)
         assert teachers.url == f"{others.url}, {mathematician.url}"
@@ -242,7 +242,7 @@ async def test_rows_of_a_data_source_have_the_teacher_that_is_named_for_them(
 
 
 async def test_all_teachers_are_waited_for_and_the_one_that_fails_is_named(
-    house: Callable[..., House], tokenizer: Any
+    make_services: Callable[..., Services], tokenizer: Any
 ) -> None:
     def texts(body: Any) -> Any:
         return {
@@ -257,7 +257,7 @@ async def test_all_teachers_are_waited_for_and_the_one_that_fails_is_named(
         serving(others, path="/detokenize") as wrong,
     ):
         named = [{"dataSource": "a", "url": right.url}, {"dataSource": "b", "url": wrong.url}]
-        spec = house(
+        spec = make_services(
             algorithm__distillation={"teacher": {"url": right.url}, "teachers": named}
         ).job.spec
         teachers = teacher_of(spec, tokenizer)
@@ -271,16 +271,16 @@ async def test_all_teachers_are_waited_for_and_the_one_that_fails_is_named(
 
 
 async def test_the_run_goes_on_while_a_teacher_fails(
-    house: Callable[..., House], engine: Client, sglang: Sglang
+    make_services: Callable[..., Services], engine: Client, sglang: Sglang
 ) -> None:
     def forward(body: Any) -> Any:
         return call(sglang.url + "/generate", body)[1]
 
     async with serving(forward, 400, 400, 400, path="/generate") as teacher:
-        one = house(
+        services = make_services(
             algorithm__distillation={"teacher": {"url": teacher.url}}, trainer__stepsPerBatch=2
         )
-        async with await one.start_buffer() as client, one.working(engine):
+        async with await services.start_buffer() as client, services.working(engine):
             assert (await client.take(1, wait=DEADLINE)).state == READY
             samples = [
                 s for g in await client.shard(1) for s in codec.group_from_message(g).samples
@@ -329,13 +329,13 @@ def shifted(server: Server) -> Any:
 
 
 async def test_other_tokens_end_the_job_with_the_reason(
-    house: Callable[..., House], pod: Callable[..., Pod], sglang: Sglang
+    make_services: Callable[..., Services], start_pod: Callable[..., Pod], sglang: Sglang
 ) -> None:
     holder: list[Server] = []
     async with serving(lambda _: shifted(holder[0]), path="/detokenize") as server:
         holder.append(server)
-        one = house(algorithm__distillation={"teacher": {"url": server.url}})
-        started = pod(one, sglang.url)
+        services = make_services(algorithm__distillation={"teacher": {"url": server.url}})
+        started = start_pod(services, sglang.url)
         assert await started.end(60) == 2
     last = started.lines[-1]
     assert (

@@ -23,18 +23,22 @@ from sluice_rollout.buffer import Outbox
 from sluice_rollout.worker import WorkerError
 from tests.integration.conftest import Server
 from tests.integration.engines import call, distance, log_probs
-from tests.integration.house import DEADLINE, Rendezvous
-from tests.integration.rollout.pods import House, Pod, contained, leases
+from tests.integration.rendezvous_server import DEADLINE, Rendezvous
+from tests.integration.rollout.pods import Pod, Services, contained, leases
 
 READY = pb.TakeBatchResponse.STATE_READY
 LONG = {"rollout__sampling__maxResponseTokens": 3000}
 
 
 async def test_samples_travel_from_lease_to_batch(
-    house: Callable[..., House], engine: Client, server: Server, model: Path, rendezvous: Rendezvous
+    make_services: Callable[..., Services],
+    engine: Client,
+    server: Server,
+    model: Path,
+    rendezvous: Rendezvous,
 ) -> None:
-    one = house()
-    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+    services = make_services()
+    async with await services.start_buffer() as client, services.working(engine) as (worker, end):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         assert [g.group_id for g in groups] == [0, 1, 2, 3]
@@ -56,7 +60,7 @@ async def test_samples_travel_from_lease_to_batch(
 
 
 async def test_a_long_response_keeps_its_own_place_and_none_of_its_groups(
-    house: Callable[..., House], engine: Client, tmp_path: Path
+    make_services: Callable[..., Services], engine: Client, tmp_path: Path
 ) -> None:
     done = tmp_path / "done"
     code = tmp_path / "long.py"
@@ -71,8 +75,8 @@ async def play(episode):
         await asyncio.sleep(0.05)
     await episode.generate()
 """)
-    one = house(rollout__function=f"{code}:play", rollout__concurrency=2)
-    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+    services = make_services(rollout__function=f"{code}:play", rollout__concurrency=2)
+    async with await services.start_buffer() as client, services.working(engine) as (worker, end):
         async with asyncio.timeout(DEADLINE):
             while worker.group_maker.finished_samples < 7 or len(worker.leased_groups) > 1:
                 await asyncio.sleep(0.05)
@@ -85,11 +89,11 @@ async def play(episode):
 
 
 async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
-    house: Callable[..., House], engine: Client, server: Server, model: Path
+    make_services: Callable[..., Services], engine: Client, server: Server, model: Path
 ) -> None:
-    one = house(**LONG)
-    async with await one.start_buffer() as client:
-        async with one.working(engine) as (worker, end):
+    services = make_services(**LONG)
+    async with await services.start_buffer() as client:
+        async with services.working(engine) as (worker, end):
             await leases(worker, 4)
             await server.generated(8 * 30)
             await end()
@@ -107,18 +111,18 @@ async def test_a_drain_returns_partial_samples_and_another_lease_continues_them(
 
 
 async def test_a_returned_sample_goes_on_where_it_stopped(
-    house: Callable[..., House], engine: Client, server: Server, model: Path
+    make_services: Callable[..., Services], engine: Client, server: Server, model: Path
 ) -> None:
-    one = house(rollout__sampling__maxResponseTokens=400, rollout__batchSize=1)
-    async with await one.start_buffer() as client:
-        async with one.working(engine) as (_, end):
+    services = make_services(rollout__sampling__maxResponseTokens=400, rollout__batchSize=1)
+    async with await services.start_buffer() as client:
+        async with services.working(engine) as (_, end):
             await server.generated(2 * 30)
             await end()
         [leased] = (await client.lease("rollout-1")).groups
         partial = [codec.sample_from_message(s) for s in leased.partial.samples]
         group = SampleGroup(codec.prompt_from_message(leased.prompt), partial)
         await client.give_back([codec.group_to_message(group)])
-        async with one.working(engine):
+        async with services.working(engine):
             assert (await client.take(1, wait=DEADLINE)).state == READY
         [group] = [codec.group_from_message(g) for g in await client.shard(1)]
     for before, after in zip(partial, group.samples, strict=True):
@@ -128,25 +132,25 @@ async def test_a_returned_sample_goes_on_where_it_stopped(
 
 
 async def test_the_buffer_comes_back_on_another_port(
-    house: Callable[..., House], engine: Client
+    make_services: Callable[..., Services], engine: Client
 ) -> None:
-    one = house(**LONG)
-    async with await one.start_buffer(), one.working(engine) as (worker, end):
+    services = make_services(**LONG)
+    async with await services.start_buffer(), services.working(engine) as (worker, end):
         await leases(worker, 4)
-        first = one.buffer.address
-        await asyncio.to_thread(one.buffer.end, 9)
-        async with await one.start_buffer() as client:
-            assert one.buffer.address != first
+        first = services.buffer.address
+        await asyncio.to_thread(services.buffer.end, 9)
+        async with await services.start_buffer() as client:
+            assert services.buffer.address != first
             await end()
             stats = await client.stats()
             assert (stats.leases, stats.returned) == (0, 4)
 
 
 async def test_work_goes_on_without_a_rendezvous(
-    house: Callable[..., House], engine: Client, rendezvous: Rendezvous
+    make_services: Callable[..., Services], engine: Client, rendezvous: Rendezvous
 ) -> None:
-    one = house(rollout__maxStaleness=2, rollout__mode="async", trainer__steps=3)
-    async with await one.start_buffer() as client, one.working(engine):
+    services = make_services(rollout__maxStaleness=2, rollout__mode="async", trainer__steps=3)
+    async with await services.start_buffer() as client, services.working(engine):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         await rendezvous.stop()
         await client.commit(1)
@@ -155,18 +159,23 @@ async def test_work_goes_on_without_a_rendezvous(
 
 
 async def test_without_a_buffer_a_drain_ends_all_the_same(
-    house: Callable[..., House], engine: Client
+    make_services: Callable[..., Services], engine: Client
 ) -> None:
-    one = house(**LONG)
-    async with await one.start_buffer(), one.working(engine, drain_seconds=2.0) as (worker, end):
+    services = make_services(**LONG)
+    async with (
+        await services.start_buffer(),
+        services.working(engine, drain_seconds=2.0) as (worker, end),
+    ):
         await leases(worker, 4)
-        await asyncio.to_thread(one.buffer.end, 9)
+        await asyncio.to_thread(services.buffer.end, 9)
         await end()
 
 
-async def test_short_leases_are_kept(house: Callable[..., House], engine: Client) -> None:
-    one = house(**LONG, buffer__leaseSeconds=4.0)
-    async with await one.start_buffer() as client, one.working(engine) as (worker, end):
+async def test_short_leases_are_kept(
+    make_services: Callable[..., Services], engine: Client
+) -> None:
+    services = make_services(**LONG, buffer__leaseSeconds=4.0)
+    async with await services.start_buffer() as client, services.working(engine) as (worker, end):
         await leases(worker, 4)
         await asyncio.sleep(8.0)  # two lives of a lease
         stats = await client.stats()
@@ -175,10 +184,10 @@ async def test_short_leases_are_kept(house: Callable[..., House], engine: Client
 
 
 async def test_a_group_that_the_buffer_gave_to_another_ends_here(
-    house: Callable[..., House], engine: Client
+    make_services: Callable[..., Services], engine: Client
 ) -> None:
-    one = house(**LONG, buffer__leaseSeconds=1.5)
-    async with await one.start_buffer() as client, one.working(engine) as (worker, _):
+    services = make_services(**LONG, buffer__leaseSeconds=1.5)
+    async with await services.start_buffer() as client, services.working(engine) as (worker, _):
         await leases(worker, 4)
         work = next(iter(worker.leased_groups.values()))
         message = codec.group_to_message(SampleGroup(work.prompt, []))
@@ -190,16 +199,18 @@ async def test_a_group_that_the_buffer_gave_to_another_ends_here(
 
 
 async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
-    house: Callable[..., House], engine: Client, tmp_path: Path
+    make_services: Callable[..., Services], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "def judge(samples):\n    assert len(samples) == 2\n    return [float(i) for i in "
         "range(len(samples))]\n"
     )
     reward = {"function": f"{tmp_path}/mine.py:judge", "group": True}
-    one = house(reward=reward, rollout__sampling={"maxResponseTokens": 3000, "stop": ["w001"]})
-    async with await one.start_buffer() as client:
-        async with one.working(engine) as (worker, end):
+    services = make_services(
+        reward=reward, rollout__sampling={"maxResponseTokens": 3000, "stop": ["w001"]}
+    )
+    async with await services.start_buffer() as client:
+        async with services.working(engine) as (worker, end):
             async with asyncio.timeout(
                 DEADLINE
             ):  # one word in two hundred is a stop: some samples wait for others
@@ -212,7 +223,7 @@ async def test_one_reward_for_a_whole_group_is_asked_only_for_whole_groups(
 
 
 async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_is_over(
-    house: Callable[..., House],
+    make_services: Callable[..., Services],
     engine: Client,
     rendezvous: Rendezvous,
     tmp_path: Path,
@@ -224,14 +235,14 @@ async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_
         "    late = episode.prompt.group_id == 1 and episode.version() == 0\n"
         "    await episode.generate(max_tokens=3000 if late else 5)\n"
     )
-    one = house(
+    services = make_services(
         **LONG,
         rollout__batchSize=1,
         rollout__overSampling=2,
         rollout__function=f"{tmp_path}/slow.py:play",
         buffer__leaseSeconds=9999,
     )
-    async with await one.start_buffer() as client, one.working(engine) as (worker, _):
+    async with await services.start_buffer() as client, services.working(engine) as (worker, _):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         # The other group's work may still be waiting for the buffer's answer.
         [late] = [work.task for work in worker.leased_groups.values() if work.prompt.group_id == 1]
@@ -248,29 +259,32 @@ async def test_what_over_sampling_has_started_in_vain_is_given_up_when_its_step_
 
 
 async def test_a_filter_of_the_users_own_drops_groups(
-    house: Callable[..., House], engine: Client, tmp_path: Path
+    make_services: Callable[..., Services], engine: Client, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.py").write_text("def odd(group):\n    return group.group_id % 2 == 1\n")
-    one = house(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
-    async with await one.start_buffer() as client, one.working(engine):
+    services = make_services(rollout__dynamicFilter=f"{tmp_path}/odd.py:odd")
+    async with await services.start_buffer() as client, services.working(engine):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = await client.shard(1)
         assert [g.prompt.group_id % 2 for g in groups] == [1] * 4
 
 
 async def test_an_engine_that_dies_ends_the_worker_at_once(
-    house: Callable[..., House], server: Server
+    make_services: Callable[..., Services], server: Server
 ) -> None:
-    one = house(**LONG)
+    services = make_services(**LONG)
     open_: list[asyncio.StreamWriter] = []
     proxy = await asyncio.start_server(_relay(server.port, open_), "127.0.0.1", 0)
     port = proxy.sockets[0].getsockname()[1]
-    async with server.engine.client(f"http://127.0.0.1:{port}") as engine, await one.start_buffer():
+    async with (
+        server.engine.client(f"http://127.0.0.1:{port}") as engine,
+        await services.start_buffer(),
+    ):
         await engine.wait_ready(10)
-        async with one.worker(engine) as (worker, membership):
+        async with services.worker(engine) as (worker, membership):
             running = asyncio.create_task(worker.run(asyncio.Event()))
             await asyncio.wait_for(membership.connected.wait(), 10)
-            await one.rendezvous.serve(0)
+            await services.rendezvous.serve(0)
             await leases(worker, 4)
             await server.generated(8 * 10)
             proxy.close()
@@ -340,20 +354,20 @@ async def test_a_buffer_that_will_never_take_it_ends_the_worker() -> None:
 
 
 async def test_what_a_killed_worker_had_is_free_before_its_successors_engine_is_there(
-    house: Callable[..., House], pod: Callable[..., Pod], server: Server
+    make_services: Callable[..., Services], start_pod: Callable[..., Pod], server: Server
 ) -> None:
-    one = house(buffer__leaseSeconds=600, rollout__sampling__maxResponseTokens=400)
-    async with await one.start_buffer() as client:
-        killed = pod(one, server.url)
+    services = make_services(buffer__leaseSeconds=600, rollout__sampling__maxResponseTokens=400)
+    async with await services.start_buffer() as client:
+        killed = start_pod(services, server.url)
         async with asyncio.timeout(DEADLINE):
-            while "rollout-0" not in await one.rendezvous.ledger():
+            while "rollout-0" not in await services.rendezvous.ledger():
                 await asyncio.sleep(0.1)
-            await one.rendezvous.serve(0)
+            await services.rendezvous.serve(0)
             while (await client.stats()).leases < 4:
                 await asyncio.sleep(0.01)
         killed.kill()
         assert (await client.stats()).leases == 4
-        successor = pod(one, f"http://127.0.0.1:{free_port()}", SLUICE_ATTEMPT="2")
+        successor = start_pod(services, f"http://127.0.0.1:{free_port()}", SLUICE_ATTEMPT="2")
         async with asyncio.timeout(DEADLINE):
             while (await client.stats()).leases:
                 await asyncio.sleep(0.1)

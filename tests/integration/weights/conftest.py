@@ -17,7 +17,7 @@ from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.sender import WeightSender
 from sluice_trainer.weights.transport import Transport
 from tests.integration.engines import backend, engine_environment, with_us
-from tests.integration.house import Rendezvous, engine_member
+from tests.integration.rendezvous_server import Rendezvous, engine_member
 from tests.integration.weights.tools import Joined
 
 ROOT = Path(__file__).parents[3]

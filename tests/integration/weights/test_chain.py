@@ -17,7 +17,7 @@ from sluice_trainer.weights.chain import Chain
 from sluice_trainer.weights.collective import Collective
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import Sglang, backend, gpus
-from tests.integration.house import Rendezvous
+from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, TIMEOUT
 from tests.integration.weights.test_stacked_experts import cores, serving
 from tests.integration.weights.tools import (

@@ -18,7 +18,7 @@ from sluice_trainer.weights.ipc import Ipc, colocated_with
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.conftest import Server
 from tests.integration.engines import Sglang, call, gpus
-from tests.integration.house import Rendezvous
+from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.weights.conftest import FakeEngine
 from tests.integration.weights.tools import PROMPT, begin, publish, send, serves
 

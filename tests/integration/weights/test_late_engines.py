@@ -20,7 +20,7 @@ from sluice_trainer.weights.buckets import Bucket, buckets
 from sluice_trainer.weights.outcome import UpdateOutcome
 from sluice_trainer.weights.sender import WeightSender
 from tests.integration.engines import call, device
-from tests.integration.house import Rendezvous
+from tests.integration.rendezvous_server import Rendezvous
 from tests.integration.weights.conftest import PATIENCE, FakeEngine
 from tests.integration.weights.tools import begin
 

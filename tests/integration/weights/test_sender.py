@@ -41,7 +41,7 @@ from tests.integration.engines import (
     tolerance,
     until,
 )
-from tests.integration.house import Rendezvous, eventually
+from tests.integration.rendezvous_server import Rendezvous, eventually
 from tests.integration.weights.conftest import PATIENCE, ROOT, SLACK, TIMEOUT, FakeEngine
 from tests.integration.weights.tools import (
     BUCKET,

@@ -120,7 +120,7 @@ class Clock:
 
 
 @dataclass
-class House:
+class LocalBuffer:
     """A buffer in this process, with a clock that stands still, on a real database."""
 
     job: RLJob
@@ -128,7 +128,7 @@ class House:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.buffer = self._open()
+        self.core = self._open()
 
     def _open(self) -> Buffer:
         from sluice.api import quantity_value
@@ -149,7 +149,7 @@ class House:
         return buffer
 
     def close(self) -> None:
-        self.buffer.close()
+        self.core.close()
 
     def restart(self, *, flushed: bool = True) -> None:
         """Open the database again, as after a crash; without `flushed`, what was not written is
@@ -157,36 +157,36 @@ class House:
         if flushed:
             self.sync()
         self.close()
-        self.buffer = self._open()
+        self.core = self._open()
 
     def sync(self) -> None:
-        self.buffer.storage.write(self.buffer.flush())
+        self.core.storage.write(self.core.flush())
 
     def lease(
         self, worker: str = "rollout-0", count: int = 1, version: int = 0, attempt: int = 1
     ) -> list[pb.LeasedGroup]:
-        keys = self.buffer.lease(self.call(worker, attempt), count, version)
+        keys = self.core.lease(self.call(worker, attempt), count, version)
         self.sync()
         return [self.arrived(key) for key in keys]
 
     def call(self, worker: str, attempt: int = 1) -> LeaseCall:
         """The call of a worker that knows all of its leases."""
-        keys = self.buffer.memory.leases_of[worker]
+        keys = self.core.memory.leases_of[worker]
         return LeaseCall(
             WorkerAttempt(worker, attempt),
-            held=frozenset(self.buffer.leases.lease_id(key) for key in keys),
+            held=frozenset(self.core.leases.lease_id(key) for key in keys),
         )
 
     def arrived(self, key: GroupKey) -> pb.LeasedGroup:
         return pb.LeasedGroup.FromString(
-            assembled(lease_chunks(self.buffer, granted_lease(self.buffer, key), 0))
+            assembled(lease_chunks(self.core, granted_lease(self.core, key), 0))
         )
 
     def submit(self, leased: pb.LeasedGroup, **kwargs: Any) -> SubmitAnswer:
         return self.submit_group(make_group(leased.prompt, **kwargs))
 
     def submit_group(self, group: common.SampleGroup) -> SubmitAnswer:
-        answer = self.buffer.submit(group.SerializeToString())
+        answer = self.core.submit(group.SerializeToString())
         self.sync()
         return answer
 
@@ -194,33 +194,33 @@ class House:
         self, leased: pb.LeasedGroup, samples: Iterable[common.Sample] = (), failure: str = ""
     ) -> tuple[bool, str]:
         group = common.SampleGroup(prompt=leased.prompt, samples=list(samples), failure=failure)
-        answer = self.buffer.give_back(group.SerializeToString())
+        answer = self.core.give_back(group.SerializeToString())
         self.sync()
         return answer
 
     def fill(self, count: int, version: int = 0, **kwargs: Any) -> list[int]:
         """Lease and finish `count` groups."""
         leased = self.lease(count=count, version=version)
-        for one in leased:
-            self.submit(one, **{"version": version, **kwargs})
-        return [one.prompt.group_id for one in leased]
+        for lease in leased:
+            self.submit(lease, **{"version": version, **kwargs})
+        return [lease.prompt.group_id for lease in leased]
 
     def step(self, step: int) -> list[int]:
         """Take and commit a step; the ids of its groups."""
-        waiting = self.buffer.take(step, 1)
+        waiting = self.core.take(step, 1)
         assert waiting is None, waiting
-        ids = list(self.buffer.memory.batches[step])
-        self.buffer.commit(step, step, 1, {})
+        ids = list(self.core.memory.batches[step])
+        self.core.commit(step, step, 1, {})
         self.sync()
         return ids
 
     @property
     def stats(self) -> pb.BufferStats:
-        return stats(self.buffer)
+        return stats(self.core)
 
     @property
     def counters(self) -> dict[str, int]:
-        return counters(self.buffer)
+        return counters(self.core)
 
     def check(self) -> None:
         """The invariants that hold at any time."""
@@ -239,9 +239,9 @@ def assembled(chunks: Iterable[common.Chunk]) -> bytes:
 def shard_group(buffer: Buffer, group_id: int, indices: Iterable[int]) -> common.SampleGroup:
     """Samples of a group as a trainer's rank gets them."""
     facts = unpack_facts(buffer.memory.groups[group_id].summary)
-    wanted = [(index, facts[index].status == common.SAMPLE_STATUS_FAILED) for index in indices]
+    samples = [(index, facts[index].status == common.SAMPLE_STATUS_FAILED) for index in indices]
     return common.SampleGroup.FromString(
-        assembled(shard_chunks(buffer.storage, group_id, wanted, 0))
+        assembled(shard_chunks(buffer.storage, group_id, samples, 0))
     )
 
 

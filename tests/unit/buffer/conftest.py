@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from tests.unit.buffer.buffer_tools import House, make_job
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_job
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[Callable[..., House]]:
-    """Makes buffers on a real database in this process."""
-    houses: list[House] = []
+def make_buffer(tmp_path: Path) -> Iterator[Callable[..., LocalBuffer]]:
+    """Makes buffers in this process, each on a database of its test."""
+    buffers: list[LocalBuffer] = []
 
-    def make(**changes: Any) -> House:
-        directory = tmp_path / f"house-{len(houses)}"
+    def make(**changes: Any) -> LocalBuffer:
+        directory = tmp_path / f"buffer-{len(buffers)}"
         directory.mkdir()
-        houses.append(House(make_job(directory, **changes), directory / "storage"))
-        return houses[-1]
+        buffers.append(LocalBuffer(make_job(directory, **changes), directory / "storage"))
+        return buffers[-1]
 
     yield make
-    for one in houses:
-        one.close()
+    for buffer in buffers:
+        buffer.close()

@@ -39,9 +39,11 @@ def test_optimizer_steps_do_not_depend_on_the_number_of_ranks(
     steps: int, part: int, ranks: int, random: object
 ) -> None:
     lengths = [17 * i % 11 + 1 for i in range(steps * part)]
-    one, many = assign(lengths, steps, 1), assign(lengths, steps, ranks)
+    single, many = assign(lengths, steps, 1), assign(lengths, steps, ranks)
     assert (
-        [step for step, _ in one] == [step for step, _ in many] == sorted(step for step, _ in one)
+        [step for step, _ in single]
+        == [step for step, _ in many]
+        == sorted(step for step, _ in single)
     )
     assert many == assign(lengths, steps, ranks)
 

@@ -34,13 +34,13 @@ def test_the_limit_holds_and_nobody_waits_for_ever(sizes: list[int], random: obj
     async def run() -> None:
         budget = Budget(10)
 
-        async def one(size: int) -> None:
+        async def reserve(size: int) -> None:
             async with budget.reserved(size):
                 assert budget.used <= 10
                 await asyncio.sleep(0)
 
         async with asyncio.timeout(10):
-            await asyncio.gather(*map(one, sizes))
+            await asyncio.gather(*map(reserve, sizes))
         assert budget.used == 0
 
     asyncio.run(run())

@@ -24,9 +24,9 @@ from sluice_buffer.transitions.submits import SubmitOutcome
 from sluice_trainer.batch import credit
 from sluice_trainer.batch.provenance import Provenance
 from sluice_trainer.batch.sequences import TrainSequence
-from tests.unit.buffer.buffer_tools import House, make_group, make_sample
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_group, make_sample
 
-Make = Callable[..., House]
+MakeBuffer = Callable[..., LocalBuffer]
 VOCABULARY = 258
 LIMITS = Limits(newest=3, vocabulary=VOCABULARY)
 TURN = {"by": "model", "length": 3, "finish": "stop", "turn": 0, "reward": 0.5}
@@ -249,50 +249,50 @@ ATTACKS: dict[str, tuple[Callable[[pb.SampleGroup, pb.Sample], object], str]] = 
 
 @pytest.mark.parametrize(("attack", "message"), ATTACKS.values(), ids=ATTACKS)
 def test_a_group_of_no_use_is_refused_and_leased_again(
-    house: Make, attack: Callable[[pb.SampleGroup, pb.Sample], object], message: str
+    make_buffer: MakeBuffer, attack: Callable[[pb.SampleGroup, pb.Sample], object], message: str
 ) -> None:
-    one = house()
-    one.buffer.rewind(0, 1, VOCABULARY)
-    [leased] = one.lease()
+    buffer = make_buffer()
+    buffer.core.rewind(0, 1, VOCABULARY)
+    [leased] = buffer.lease()
     group = make_group(leased.prompt)
     attack(group, group.samples[1])
-    answer = one.submit_group(group)
+    answer = buffer.submit_group(group)
     assert answer.outcome is SubmitOutcome.REFUSED
     assert message in answer.message
-    [again] = one.lease()
+    [again] = buffer.lease()
     assert again.prompt.group_id == leased.prompt.group_id
-    assert one.submit(again).outcome is SubmitOutcome.STORED
+    assert buffer.submit(again).outcome is SubmitOutcome.STORED
 
 
-def test_what_a_worker_gives_back_is_checked_too(house: Make) -> None:
-    one = house()
-    one.buffer.rewind(0, 1, VOCABULARY)
-    [leased] = one.lease()
+def test_what_a_worker_gives_back_is_checked_too(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer()
+    buffer.core.rewind(0, 1, VOCABULARY)
+    [leased] = buffer.lease()
     partial = make_sample(0, status=pb.SAMPLE_STATUS_ABORTED, reward=None)
     partial.metadata_json = '{"a":' + "9" * 5000 + "}"
-    assert one.give_back(leased, [partial]) == (
+    assert buffer.give_back(leased, [partial]) == (
         False,
         "samples[0].metadataJson: an integer of more than 4300 digits",
     )
 
 
-def test_weights_reach_engines_before_their_step_is_committed(house: Make) -> None:
+def test_weights_reach_engines_before_their_step_is_committed(make_buffer: MakeBuffer) -> None:
     """The version that a fixed batch makes is let through, and no newer one."""
-    one = house(rollout__mode="async", rollout__maxStaleness=2)
-    early = one.lease(count=3)
-    assert one.submit(early[0], version=1).outcome is SubmitOutcome.REFUSED
-    one.fill(4)
-    assert one.buffer.take(1, 1) is None
-    assert one.submit(early[1], version=2).outcome is SubmitOutcome.REFUSED
-    assert one.submit(early[2], version=1).outcome is SubmitOutcome.STORED
+    buffer = make_buffer(rollout__mode="async", rollout__maxStaleness=2)
+    early = buffer.lease(count=3)
+    assert buffer.submit(early[0], version=1).outcome is SubmitOutcome.REFUSED
+    buffer.fill(4)
+    assert buffer.core.take(1, 1) is None
+    assert buffer.submit(early[1], version=2).outcome is SubmitOutcome.REFUSED
+    assert buffer.submit(early[2], version=1).outcome is SubmitOutcome.STORED
 
 
-def test_the_vocabulary_and_the_prompts_are_known_after_a_restart(house: Make) -> None:
-    one = house()
-    one.buffer.rewind(0, 1, VOCABULARY)
-    good, bad = one.lease(count=2)
-    one.restart()
-    assert one.submit(good).outcome is SubmitOutcome.STORED
+def test_the_vocabulary_and_the_prompts_are_known_after_a_restart(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer()
+    buffer.core.rewind(0, 1, VOCABULARY)
+    good, bad = buffer.lease(count=2)
+    buffer.restart()
+    assert buffer.submit(good).outcome is SubmitOutcome.STORED
     group = make_group(bad.prompt)
     group.samples[0].tokens = group.samples[0].tokens[:-4] + _integer(VOCABULARY)
-    assert one.submit_group(group).outcome is SubmitOutcome.REFUSED
+    assert buffer.submit_group(group).outcome is SubmitOutcome.REFUSED

@@ -9,19 +9,19 @@ import pytest
 from sluice.api import RLJob
 from sluice.runtime.pod_env import ConfigurationError
 from sluice_buffer.state.storage import Storage, StorageError
-from tests.unit.buffer.buffer_tools import House, make_job, write_prompts
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_job, write_prompts
 
-Make = Callable[..., House]
-
-
-def reopened(house: House, job: RLJob) -> None:
-    house.close()
-    House(job, house.directory).close()
+MakeBuffer = Callable[..., LocalBuffer]
 
 
-def test_more_steps_are_no_other_job(house: Make) -> None:
-    one = house()
-    reopened(one, make_job(one.directory.parent, trainer__steps=50))
+def reopened(buffer: LocalBuffer, job: RLJob) -> None:
+    buffer.close()
+    LocalBuffer(job, buffer.directory).close()
+
+
+def test_more_steps_are_no_other_job(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer()
+    reopened(buffer, make_job(buffer.directory.parent, trainer__steps=50))
 
 
 @pytest.mark.parametrize(
@@ -33,26 +33,26 @@ def test_more_steps_are_no_other_job(house: Make) -> None:
     ],
 )
 def test_other_data_settings_are_refused(
-    house: Make, changes: dict[str, int], message: str
+    make_buffer: MakeBuffer, changes: dict[str, int], message: str
 ) -> None:
-    one = house()
+    buffer = make_buffer()
     with pytest.raises(ConfigurationError, match=message):
-        reopened(one, make_job(one.directory.parent, **changes))
+        reopened(buffer, make_job(buffer.directory.parent, **changes))
 
 
-def test_a_changed_row_is_refused(house: Make) -> None:
-    one = house()
-    path = write_prompts(one.directory.parent / "prompts.jsonl", 20)
+def test_a_changed_row_is_refused(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer()
+    path = write_prompts(buffer.directory.parent / "prompts.jsonl", 20)
     path.write_text(path.read_text().replace("19 + 1", "19 + 2"))
     with pytest.raises(ConfigurationError, match="Restore the old setting, or start anew"):
-        reopened(one, one.job)
+        reopened(buffer, buffer.job)
 
 
-def test_prompts_that_do_not_fill_a_batch_are_refused(house: Make) -> None:
+def test_prompts_that_do_not_fill_a_batch_are_refused(make_buffer: MakeBuffer) -> None:
     with pytest.raises(
         ConfigurationError, match="3 prompts an epoch do not fill one batch of 4 groups"
     ):
-        house(rows=3, trainer={"epochs": 1})
+        make_buffer(rows=3, trainer={"epochs": 1})
 
 
 def test_one_process_has_a_database(tmp_path: Path) -> None:

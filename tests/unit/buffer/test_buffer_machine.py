@@ -24,7 +24,13 @@ from sluice_buffer.group import Group, GroupState
 from sluice_buffer.state.loading import load
 from sluice_buffer.state.memory import Memory
 from sluice_buffer.transitions.submits import SubmitOutcome
-from tests.unit.buffer.buffer_tools import House, make_group, make_job, make_sample, shard_group
+from tests.unit.buffer.buffer_tools import (
+    LocalBuffer,
+    make_group,
+    make_job,
+    make_sample,
+    shard_group,
+)
 
 WORKERS = st.sampled_from(["rollout-0", "rollout-1"])
 KINDS = [
@@ -42,7 +48,7 @@ class BufferMachine(RuleBasedStateMachine):
     def start(self, kind: dict[str, Any]) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="machine-"))
         job = make_job(self.root, rollout__batchSize=2, **{"trainer__steps": 6, **kind})
-        self.house = House(job, self.root / "storage")
+        self.buffer = LocalBuffer(job, self.root / "storage")
         self.leased: list[bpb.LeasedGroup] = []
         self.attempts: Counter[str] = Counter({"rollout-0": 1, "rollout-1": 1})
         self.trainer = 1
@@ -52,20 +58,20 @@ class BufferMachine(RuleBasedStateMachine):
         self.lag = 0
 
     def teardown(self) -> None:
-        if hasattr(self, "house"):
-            self.house.close()
+        if hasattr(self, "buffer"):
+            self.buffer.close()
             shutil.rmtree(self.root)
 
     @property
     def version(self) -> int:
-        return self.house.buffer.memory.progress.step
+        return self.buffer.core.memory.progress.step
 
     # -- workers
 
     @rule(worker=WORKERS, count=st.integers(1, 5), behind=st.integers(0, 1))
     def lease(self, worker: str, count: int, behind: int) -> None:
         version = max(0, self.version - behind)
-        self.leased += self.house.lease(worker, count, version, self.attempts[worker])
+        self.leased += self.buffer.lease(worker, count, version, self.attempts[worker])
 
     @precondition(lambda self: self.leased)
     @rule(
@@ -75,23 +81,25 @@ class BufferMachine(RuleBasedStateMachine):
         size=st.sampled_from([6, 200]),
     )
     def submit(self, data: st.DataObject, reward: bool, status: int, size: int) -> None:
-        one = data.draw(st.sampled_from(self.leased))
+        lease = data.draw(st.sampled_from(self.leased))
         kwargs: dict[str, Any] = {"reward": 1.0} if reward else {}
-        group = make_group(one.prompt, response=size, status=status, version=self.version, **kwargs)
-        answer = self.house.submit_group(group)
-        if answer.outcome is SubmitOutcome.STORED and one.prompt.purpose == pb.PURPOSE_TRAIN:
-            self.stored[one.prompt.group_id] = group.samples[0].tokens
+        group = make_group(
+            lease.prompt, response=size, status=status, version=self.version, **kwargs
+        )
+        answer = self.buffer.submit_group(group)
+        if answer.outcome is SubmitOutcome.STORED and lease.prompt.purpose == pb.PURPOSE_TRAIN:
+            self.stored[lease.prompt.group_id] = group.samples[0].tokens
 
     @precondition(lambda self: self.leased)
     @rule(data=st.data(), tokens=st.integers(0, 30))
     def give_back(self, data: st.DataObject, tokens: int) -> None:
-        one = data.draw(st.sampled_from(self.leased))
+        lease = data.draw(st.sampled_from(self.leased))
         samples = (
             [make_sample(0, response=tokens, status=pb.SAMPLE_STATUS_ABORTED, reward=None)]
             if tokens
             else []
         )
-        self.house.give_back(one, samples)
+        self.buffer.give_back(lease, samples)
 
     @rule(worker=WORKERS)
     def a_worker_is_replaced(self, worker: str) -> None:
@@ -99,9 +107,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([20, 70]))
     def time_passes(self, seconds: int) -> None:
-        self.house.clock.now += seconds
-        self.house.buffer.expire()
-        self.house.sync()
+        self.buffer.clock.now += seconds
+        self.buffer.core.expire()
+        self.buffer.sync()
 
     # -- trainer
 
@@ -109,68 +117,68 @@ class BufferMachine(RuleBasedStateMachine):
     def train(self, commit: bool) -> None:
         step = self.version + 1
         if (
-            step > self.house.buffer.policy.total_steps
-            or self.house.buffer.take(step, self.trainer) is not None
+            step > self.buffer.core.policy.total_steps
+            or self.buffer.core.take(step, self.trainer) is not None
         ):
-            self.house.sync()
+            self.buffer.sync()
             return
-        self.house.sync()
-        batch = self.house.buffer.sequences(step, 2)
+        self.buffer.sync()
+        batch = self.buffer.core.sequences(step, 2)
         assert self.batches.setdefault(step, batch) == batch, "a fixed batch has changed"
         for group_id in {s.group_id for s in batch}:
-            group = shard_group(self.house.buffer, group_id, [0, 1])
+            group = shard_group(self.buffer.core, group_id, [0, 1])
             assert group.samples[0].tokens == self.stored[group_id], (
                 "not the samples that were acknowledged"
             )
         if commit:
-            self.house.buffer.commit(step, step, self.trainer, {})
-            self.house.sync()
+            self.buffer.core.commit(step, step, self.trainer, {})
+            self.buffer.sync()
 
     @rule(back=st.integers(0, 2))
     def checkpoint(self, back: int) -> None:
-        self.house.buffer.commit_checkpoint(max(0, self.version - back), self.trainer)
-        self.house.sync()
+        self.buffer.core.commit_checkpoint(max(0, self.version - back), self.trainer)
+        self.buffer.sync()
 
     @rule(back=st.integers(0, 3))
     def rewind(self, back: int) -> None:
         self.trainer += 1
         try:
-            self.house.buffer.rewind(max(0, self.version - back), self.trainer)
+            self.buffer.core.rewind(max(0, self.version - back), self.trainer)
         except CallError:
-            assert self.version - back < self.house.buffer.memory.progress.checkpoint_step
-        self.house.sync()
+            assert self.version - back < self.buffer.core.memory.progress.checkpoint_step
+        self.buffer.sync()
 
     # -- the machine
 
     @rule()
     def restart(self) -> None:
-        self.house.restart()
+        self.buffer.restart()
 
     @rule(worker=WORKERS, data=st.data())
     def crash_before_the_write(self, worker: str, data: st.DataObject) -> None:
         """Some transitions run, nothing of them is written or answered, the process dies."""
-        before = view(self.house.buffer.memory)
-        self.house.buffer.lease(self.house.call(worker, self.attempts[worker]), 3, self.version)
+        before = view(self.buffer.core.memory)
+        self.buffer.core.lease(self.buffer.call(worker, self.attempts[worker]), 3, self.version)
         if self.leased:
             group = make_group(data.draw(st.sampled_from(self.leased)).prompt, version=self.version)
-            self.house.buffer.submit(group.SerializeToString())
-        self.house.restart(flushed=False)
-        assert view(self.house.buffer.memory) == before
+            self.buffer.core.submit(group.SerializeToString())
+        self.buffer.restart(flushed=False)
+        assert view(self.buffer.core.memory) == before
 
     # -- what must hold
 
     @invariant()
     def the_disk_says_the_same_as_the_memory(self) -> None:
-        if hasattr(self, "house"):
-            memory = self.house.buffer.memory
-            assert view(load(self.house.buffer.storage, 0.0)) == view(memory)
+        if hasattr(self, "buffer"):
+            memory = self.buffer.core.memory
+            assert view(load(self.buffer.core.storage, 0.0)) == view(memory)
 
     @invariant()
     def nothing_is_lost_or_trained_twice(self) -> None:
-        if not hasattr(self, "house"):
+        if not hasattr(self, "buffer"):
             return
-        self.house.check()
-        memory = self.house.buffer.memory
+        self.buffer.check()
+        memory = self.buffer.core.memory
         assert memory.trained == 2 * self.version
         in_batches = [s.group_id for batch in self.batches.values() for s in batch if s.index == 0]
         assert len(in_batches) == len(set(in_batches))
@@ -182,8 +190,8 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_budget_holds(self) -> None:
-        if hasattr(self, "house"):
-            policy, memory = self.house.buffer.policy, self.house.buffer.memory
+        if hasattr(self, "buffer"):
+            policy, memory = self.buffer.core.policy, self.buffer.core.memory
             newest = max([memory.progress.step, *memory.batches])
             allowed = (newest + policy.max_staleness + 1) * policy.batch_size + policy.batch_size
             assert memory.kept <= min(allowed, policy.total_steps * policy.batch_size)

@@ -99,8 +99,8 @@ def test_fields_that_are_null_count_as_absent_in_every_format(tmp_path: Path, en
     [located] = read_file(tmp_path / f"rows{ending}")
     parsed = parse_row(located.row, source())
     assert isinstance(parsed.prompt, list)
-    [asked, called] = parsed.prompt
-    assert asked == {"role": "user", "content": "x"}
+    [question, called] = parsed.prompt
+    assert question == {"role": "user", "content": "x"}
     assert called.keys() == {"role", "tool_calls"}
     assert called["tool_calls"][0]["function"]["arguments"] == arguments
     assert parsed.tools == [{"type": "function", "function": {"name": "f"}}]
@@ -380,8 +380,8 @@ def test_a_column_that_nobody_reads_may_hold_anything(tmp_path: Path, name: str)
     path = tmp_path / name
     text = r'{"prompt": "x", "other": ["\ud83d", NaN]}'
     path.write_text(f"[{text}]" if name.endswith(".json") else text)
-    one = prompts(tmp_path, {"path": str(path)})
-    assert one.message(GroupKey(TRAINING, 0)).prompt_json == '"x"'
+    table = prompts(tmp_path, {"path": str(path)})
+    assert table.message(GroupKey(TRAINING, 0)).prompt_json == '"x"'
 
 
 def test_a_prompt_that_a_worker_has_decoded_is_the_one_that_it_was_leased(tmp_path: Path) -> None:
@@ -391,11 +391,11 @@ def test_a_prompt_that_a_worker_has_decoded_is_the_one_that_it_was_leased(tmp_pa
         {**VERL, "reward_model": {"ground_truth": 7.0}, "tools": [{"type": "function"}]},
         {"prompt": "x", "label": "", "metadata": "{}", "tools": "[]"},
     ]
-    one = prompts(tmp_path, {"path": lines(tmp_path / "rows.jsonl", rows)}, shuffle=False)
+    table = prompts(tmp_path, {"path": lines(tmp_path / "rows.jsonl", rows)}, shuffle=False)
     for group_id in range(3):
         key = GroupKey(TRAINING, group_id)
-        echo = codec.prompt_to_message(codec.prompt_from_message(one.leased(key)))
-        assert one.is_leased(key, echo)
-        assert one.is_leased(key, echo), "it is read again where the lease is not remembered"
+        echo = codec.prompt_to_message(codec.prompt_from_message(table.leased(key)))
+        assert table.is_leased(key, echo)
+        assert table.is_leased(key, echo), "it is read again where the lease is not remembered"
         echo.label_json = '"another"'
-        assert not one.is_leased(key, echo)
+        assert not table.is_leased(key, echo)

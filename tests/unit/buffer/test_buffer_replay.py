@@ -14,9 +14,9 @@ from sluice.telemetry import rollouts
 from sluice.wire import codec
 from sluice.wire.v1 import common_pb2 as pb
 from sluice_buffer.errors import PreconditionError
-from tests.unit.buffer.buffer_tools import House, make_group, make_job, shard_group
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_group, make_job, shard_group
 
-Make = Callable[..., House]
+MakeBuffer = Callable[..., LocalBuffer]
 
 
 def groups(ids: list[int], version: int) -> list[SampleGroup]:
@@ -37,54 +37,56 @@ def dump(tmp_path: Path) -> Path:
     return directory
 
 
-def replayed(house: Make, dump: Path, **changes: object) -> House:
-    return house(debug__replay=str(dump), rollout__replicas=0, trainer__steps=9, **changes)
+def replayed(make_buffer: MakeBuffer, dump: Path, **changes: object) -> LocalBuffer:
+    return make_buffer(debug__replay=str(dump), rollout__replicas=0, trainer__steps=9, **changes)
 
 
-def first_tokens(one: House, step: int) -> list[int]:
+def first_tokens(buffer: LocalBuffer, step: int) -> list[int]:
     """The numbers that `make_group` wrote into its samples: each group's in the run that was
     dumped."""
-    ids = one.buffer.memory.batches[step]
-    data = [shard_group(one.buffer, group_id, [0]) for group_id in ids]
+    ids = buffer.core.memory.batches[step]
+    data = [shard_group(buffer.core, group_id, [0]) for group_id in ids]
     return [int(np.frombuffer(group.samples[0].tokens, dtype="<i4")[0]) for group in data]
 
 
-def test_dumped_steps_become_the_batches_of_the_first_steps(house: Make, dump: Path) -> None:
-    one = replayed(house, dump, rollout__dynamicFilter="nonzero_std", evaluation={})
-    assert one.stats.total_steps == 2
-    assert one.step(1) == [0, 1, 2, 3]
-    assert {s.min_version for s in one.buffer.sequences(1, 1)} == {0}
-    one.restart()
-    assert one.step(2) == [4, 5, 6, 7]
-    assert [s.reward for s in one.buffer.sequences(2, 1)] == [0, 1] * 4
-    assert one.stats.policy_lag == 1
-    assert one.buffer.batches.exhausted
-    one.check()
+def test_dumped_steps_become_the_batches_of_the_first_steps(
+    make_buffer: MakeBuffer, dump: Path
+) -> None:
+    buffer = replayed(make_buffer, dump, rollout__dynamicFilter="nonzero_std", evaluation={})
+    assert buffer.stats.total_steps == 2
+    assert buffer.step(1) == [0, 1, 2, 3]
+    assert {s.min_version for s in buffer.core.sequences(1, 1)} == {0}
+    buffer.restart()
+    assert buffer.step(2) == [4, 5, 6, 7]
+    assert [s.reward for s in buffer.core.sequences(2, 1)] == [0, 1] * 4
+    assert buffer.stats.policy_lag == 1
+    assert buffer.core.batches.exhausted
+    buffer.check()
 
 
-def test_the_samples_are_those_of_the_dump(house: Make, dump: Path) -> None:
-    one = replayed(house, dump)
-    one.step(1)
-    assert first_tokens(one, 1) == [40, 41, 43, 47]
-    one.step(2)
-    assert first_tokens(one, 2) == [42, 44, 45, 46]
+def test_the_samples_are_those_of_the_dump(make_buffer: MakeBuffer, dump: Path) -> None:
+    buffer = replayed(make_buffer, dump)
+    buffer.step(1)
+    assert first_tokens(buffer, 1) == [40, 41, 43, 47]
+    buffer.step(2)
+    assert first_tokens(buffer, 2) == [42, 44, 45, 46]
 
 
-def test_a_step_is_taken_again_after_a_rewind(house: Make, dump: Path) -> None:
-    one = replayed(house, dump)
-    one.step(1)
-    assert one.buffer.rewind(0, 1) == 1
-    assert one.step(1) == [0, 1, 2, 3]
-    one.check()
+def test_a_step_is_taken_again_after_a_rewind(make_buffer: MakeBuffer, dump: Path) -> None:
+    buffer = replayed(make_buffer, dump)
+    buffer.step(1)
+    assert buffer.core.rewind(0, 1) == 1
+    assert buffer.step(1) == [0, 1, 2, 3]
+    buffer.check()
 
 
 def test_a_directory_without_a_dump_is_a_mistake_in_the_manifest(
-    house: Make, tmp_path: Path
+    make_buffer: MakeBuffer, tmp_path: Path
 ) -> None:
     with pytest.raises(
         ConfigurationError, match=r"spec\.debug\.replay: .*/none has no step_<n>\.parquet"
     ):
-        replayed(house, tmp_path / "none")
+        replayed(make_buffer, tmp_path / "none")
 
 
 @pytest.mark.parametrize(("changes", "error"), [
@@ -92,12 +94,12 @@ def test_a_directory_without_a_dump_is_a_mistake_in_the_manifest(
     ({"rollout__samplesPerPrompt": 4}, "has 2 samples a group, rollout.samplesPerPrompt is 4"),
 ])  # fmt: skip
 def test_a_dump_of_another_size_is_refused(
-    house: Make, dump: Path, changes: dict[str, int], error: str
+    make_buffer: MakeBuffer, dump: Path, changes: dict[str, int], error: str
 ) -> None:
-    one = replayed(house, dump, **changes)
+    buffer = replayed(make_buffer, dump, **changes)
     with pytest.raises(PreconditionError, match=error):
-        one.buffer.take(1, 1)
-    assert one.counters["groups_leased"] == 0
+        buffer.core.take(1, 1)
+    assert buffer.counters["groups_leased"] == 0
 
 
 def test_the_manifest_must_ask_for_no_engines(tmp_path: Path) -> None:

@@ -5,89 +5,89 @@ from collections.abc import Callable
 import pytest
 
 from sluice_buffer.state.storage import StorageFullError
-from tests.unit.buffer.buffer_tools import House
+from tests.unit.buffer.buffer_tools import LocalBuffer
 
-Make = Callable[..., House]
+MakeBuffer = Callable[..., LocalBuffer]
 BIG = 40_000
 """Response tokens of a sample: a batch of 4 groups of 2 takes some 3.2 MB."""
 
 
-def step(one: House, number: int) -> None:
-    one.fill(4, version=number - 1, response=BIG)
-    one.step(number)
+def step(buffer: LocalBuffer, number: int) -> None:
+    buffer.fill(4, version=number - 1, response=BIG)
+    buffer.step(number)
 
 
-def test_a_checkpoint_is_wanted_before_a_batch_has_no_room(house: Make) -> None:
-    one = house(rows=40, buffer__storage__size="10Mi")
-    step(one, 1)
-    assert not one.buffer.capacity.checkpoint_wanted()
-    step(one, 2)
-    assert one.buffer.capacity.checkpoint_wanted(), "a third batch has no room"
-    one.buffer.commit_checkpoint(2, 1)
-    one.sync()
-    assert not one.buffer.capacity.checkpoint_wanted()
-    step(one, 3)
-    assert one.buffer.dead_end() == ""
+def test_a_checkpoint_is_wanted_before_a_batch_has_no_room(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer(rows=40, buffer__storage__size="10Mi")
+    step(buffer, 1)
+    assert not buffer.core.capacity.checkpoint_wanted()
+    step(buffer, 2)
+    assert buffer.core.capacity.checkpoint_wanted(), "a third batch has no room"
+    buffer.core.commit_checkpoint(2, 1)
+    buffer.sync()
+    assert not buffer.core.capacity.checkpoint_wanted()
+    step(buffer, 3)
+    assert buffer.core.dead_end() == ""
 
 
-def test_without_anything_to_forget_no_checkpoint_is_asked_for(house: Make) -> None:
-    one = house(rows=40, buffer__storage__size="4Mi")
-    one.fill(2, response=BIG)
-    assert not one.buffer.capacity.checkpoint_wanted()
+def test_without_anything_to_forget_no_checkpoint_is_asked_for(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer(rows=40, buffer__storage__size="4Mi")
+    buffer.fill(2, response=BIG)
+    assert not buffer.core.capacity.checkpoint_wanted()
 
 
-def test_a_batch_that_does_not_fit_ends_the_job_in_words(house: Make) -> None:
-    one = house(rows=40, buffer__storage__size="3Mi")
-    leased = one.lease(count=4)
-    one.submit(leased[0], response=BIG)
-    one.submit(leased[1], response=BIG)
-    assert one.buffer.dead_end() == ""
-    one.submit(leased[2], response=BIG)
+def test_a_batch_that_does_not_fit_ends_the_job_in_words(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer(rows=40, buffer__storage__size="3Mi")
+    leased = buffer.lease(count=4)
+    buffer.submit(leased[0], response=BIG)
+    buffer.submit(leased[1], response=BIG)
+    assert buffer.core.dead_end() == ""
+    buffer.submit(leased[2], response=BIG)
     with pytest.raises(StorageFullError):
-        one.submit(leased[3], response=BIG)
-    assert one.buffer.dead_end().startswith("spec.buffer.storage.size: one batch does not fit. ")
-    assert "of 4 groups take" in one.buffer.dead_end()
+        buffer.submit(leased[3], response=BIG)
+    assert buffer.core.dead_end().startswith("spec.buffer.storage.size: one batch does not fit. ")
+    assert "of 4 groups take" in buffer.core.dead_end()
 
 
-def test_where_a_checkpoint_would_make_room_the_job_goes_on(house: Make) -> None:
-    one = house(rows=40, buffer__storage__size="6Mi")
-    step(one, 1)
-    leased = one.lease(count=4, version=1)
+def test_where_a_checkpoint_would_make_room_the_job_goes_on(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer(rows=40, buffer__storage__size="6Mi")
+    step(buffer, 1)
+    leased = buffer.lease(count=4, version=1)
     assert len(leased) == 2, "no more than can be stored is leased"
-    one.submit(leased[0], response=BIG, version=1)
+    buffer.submit(leased[0], response=BIG, version=1)
     with pytest.raises(StorageFullError):
-        one.submit(leased[1], response=2 * BIG, version=1)
-    assert one.buffer.dead_end() == ""
-    assert one.buffer.capacity.checkpoint_wanted()
-    one.buffer.commit_checkpoint(1, 1)
-    assert one.buffer.dead_end() == "", "what found no room may have some now"
-    one.submit(leased[1], response=2 * BIG, version=1)
+        buffer.submit(leased[1], response=2 * BIG, version=1)
+    assert buffer.core.dead_end() == ""
+    assert buffer.core.capacity.checkpoint_wanted()
+    buffer.core.commit_checkpoint(1, 1)
+    assert buffer.core.dead_end() == "", "what found no room may have some now"
+    buffer.submit(leased[1], response=2 * BIG, version=1)
 
 
-def small_steps(one: House, steps: int) -> int:
+def small_steps(buffer: LocalBuffer, steps: int) -> int:
     """Train batches of groups of a page each, until nothing can be leased; how many checkpoints
     were asked for."""
     checkpoints = 0
     for number in range(1, steps + 1):
-        one.clock.now += 1
-        while (missing := one.buffer.policy.batch_size - len(one.buffer.memory.finished)) > 0:
-            leased = one.lease(count=missing, version=number - 1)
+        buffer.clock.now += 1
+        while (missing := buffer.core.policy.batch_size - len(buffer.core.memory.finished)) > 0:
+            leased = buffer.lease(count=missing, version=number - 1)
             for each in leased:
-                one.submit(each, samples=8, response=40, version=number - 1)
+                buffer.submit(each, samples=8, response=40, version=number - 1)
             if leased:
                 continue
-            if not one.buffer.capacity.checkpoint_wanted():
+            if not buffer.core.capacity.checkpoint_wanted():
                 return checkpoints
-            one.buffer.commit_checkpoint(number - 1, 1)
-            one.sync()
-            one.clock.now += 1
+            buffer.core.commit_checkpoint(number - 1, 1)
+            buffer.sync()
+            buffer.clock.now += 1
             checkpoints += 1
-        one.step(number)
+        buffer.step(number)
     return checkpoints
 
 
-def small_groups(house: Make, size: str) -> House:
-    return house(
+def small_groups(make_buffer: MakeBuffer, size: str) -> LocalBuffer:
+    return make_buffer(
         rows=3000,
         rollout__batchSize=64,
         rollout__samplesPerPrompt=8,
@@ -97,16 +97,20 @@ def small_groups(house: Make, size: str) -> House:
     )
 
 
-def test_the_records_of_groups_leave_room_for_the_checkpoint_that_frees_space(house: Make) -> None:
-    one = small_groups(house, "4Mi")
-    assert small_steps(one, 24) >= 3
-    assert one.buffer.memory.progress.step == 24
-    assert one.buffer.dead_end() == ""
+def test_the_records_of_groups_leave_room_for_the_checkpoint_that_frees_space(
+    make_buffer: MakeBuffer,
+) -> None:
+    buffer = small_groups(make_buffer, "4Mi")
+    assert small_steps(buffer, 24) >= 3
+    assert buffer.core.memory.progress.step == 24
+    assert buffer.core.dead_end() == ""
 
 
-def test_records_that_leave_no_room_for_a_batch_end_the_job_in_words(house: Make) -> None:
-    one = small_groups(house, "1Mi")
-    small_steps(one, 40)
-    assert 2 < one.buffer.memory.progress.step < 40
-    assert one.buffer.dead_end().startswith("spec.buffer.storage.size: one batch does not fit. ")
-    assert "the records of the " in one.buffer.dead_end()
+def test_records_that_leave_no_room_for_a_batch_end_the_job_in_words(
+    make_buffer: MakeBuffer,
+) -> None:
+    buffer = small_groups(make_buffer, "1Mi")
+    small_steps(buffer, 40)
+    assert 2 < buffer.core.memory.progress.step < 40
+    assert buffer.core.dead_end().startswith("spec.buffer.storage.size: one batch does not fit. ")
+    assert "the records of the " in buffer.core.dead_end()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sluice_buffer.group import TRAINING, GroupKey
 from sluice_buffer.rules.admission import fair_share
 from sluice_buffer.serving.lease_queue import QUIET_SECONDS, SHARE_SECONDS, LeaseQueue
-from tests.unit.buffer.buffer_tools import Clock, House
+from tests.unit.buffer.buffer_tools import Clock, LocalBuffer
 
-MakeHouse = Callable[..., House]
+MakeHouse = Callable[..., LocalBuffer]
 BATCH = 8
 
 
@@ -69,12 +69,12 @@ def test_equal_workers_get_equally_many(workers: int, batch: int, spare: int) ->
 class Workers:
     """Workers that ask a buffer in this process."""
 
-    house: House
+    buffer: LocalBuffer
     clock: Callable[[], float] = time.monotonic
     leasing: LeaseQueue = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lease_queue = LeaseQueue(self.house.buffer, self.clock)
+        self.lease_queue = LeaseQueue(self.buffer.core, self.clock)
 
     async def ask(
         self, worker: str, room: int = BATCH, version: int = 0, seconds: float = 10.0
@@ -83,17 +83,17 @@ class Workers:
 
         async def run(transition: Callable[[], list[GroupKey]]) -> list[GroupKey]:
             keys = transition()
-            self.house.sync()
+            self.buffer.sync()
             self.lease_queue.call_up()
             return keys
 
-        keys = await self.lease_queue.lease(self.house.call(worker), room, version, seconds, run)
+        keys = await self.lease_queue.lease(self.buffer.call(worker), room, version, seconds, run)
         return [key.group_id for key in keys]
 
 
 @pytest.fixture
-def workers(house: MakeHouse) -> Workers:
-    return Workers(house(rollout__batchSize=BATCH))
+def workers(make_buffer: MakeHouse) -> Workers:
+    return Workers(make_buffer(rollout__batchSize=BATCH))
 
 
 async def test_the_first_to_ask_leaves_the_others_their_part(workers: Workers) -> None:
@@ -110,8 +110,8 @@ async def test_the_first_to_ask_leaves_the_others_their_part(workers: Workers) -
     assert [len(half) for half in halves] == [BATCH / 2, BATCH / 2]
 
 
-async def test_after_a_long_step_all_have_the_time_to_ask_again(house: MakeHouse) -> None:
-    slow = Workers(house(rollout__batchSize=BATCH), Clock())
+async def test_after_a_long_step_all_have_the_time_to_ask_again(make_buffer: MakeHouse) -> None:
+    slow = Workers(make_buffer(rollout__batchSize=BATCH), Clock())
     assert isinstance(slow.clock, Clock)
     finish(slow, await slow.ask("rollout-0"))
     calls = [asyncio.create_task(slow.ask(f"rollout-{number}")) for number in range(4)]
@@ -144,8 +144,8 @@ async def test_nobody_waits_long_for_one_that_does_not_come(workers: Workers) ->
     assert len(half) + len(rest) == BATCH
 
 
-async def test_nobody_waits_for_ever_for_one_that_asks_in_vain(house: MakeHouse) -> None:
-    slow = Workers(house(rollout__batchSize=BATCH), Clock())
+async def test_nobody_waits_for_ever_for_one_that_asks_in_vain(make_buffer: MakeHouse) -> None:
+    slow = Workers(make_buffer(rollout__batchSize=BATCH), Clock())
     assert isinstance(slow.clock, Clock)
     await both_have_asked(slow)
     half = await slow.ask("rollout-0", version=1)
@@ -222,14 +222,14 @@ async def both_have_asked(workers: Workers, rooms: tuple[int, int] = (BATCH, BAT
 def finish(workers: Workers, groups: list[int]) -> None:
     """Submit what was leased."""
     for group_id in groups:
-        workers.house.submit(workers.house.arrived(GroupKey(TRAINING, group_id)))
+        workers.buffer.submit(workers.buffer.arrived(GroupKey(TRAINING, group_id)))
 
 
 def commit(workers: Workers, step: int) -> None:
-    workers.house.step(step)
+    workers.buffer.step(step)
     workers.lease_queue.call_up()
 
 
 def release(workers: Workers, group_id: int) -> None:
     """The group comes back unfinished."""
-    workers.house.give_back(workers.house.arrived(GroupKey(TRAINING, group_id)))
+    workers.buffer.give_back(workers.buffer.arrived(GroupKey(TRAINING, group_id)))

@@ -18,9 +18,9 @@ from sluice_buffer.group import GroupState
 from sluice_buffer.rules.admission import AdmissionPolicy
 from sluice_buffer.rules.staleness import Stragglers, due, earliest, places_left, stragglers
 from sluice_buffer.transitions.submits import SubmitAnswer, SubmitOutcome
-from tests.unit.buffer.buffer_tools import House, make_group, make_job, make_sample
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_group, make_job, make_sample
 
-Make = Callable[..., House]
+MakeBuffer = Callable[..., LocalBuffer]
 POLICY = AdmissionPolicy(
     batch_size=2,
     samples_per_prompt=1,
@@ -76,87 +76,93 @@ def test_a_batch_takes_what_is_due_first() -> None:
     assert earliest(finished, 7) == [0, 1, 5, 6, 7, 8, 9]
 
 
-def test_no_group_is_left_behind_by_younger_ones(house: Make) -> None:
-    one = house(rollout__mode="async", rollout__maxStaleness=2, rollout__batchSize=2)
-    oldest = one.lease(count=6)
+def test_no_group_is_left_behind_by_younger_ones(make_buffer: MakeBuffer) -> None:
+    buffer = make_buffer(rollout__mode="async", rollout__maxStaleness=2, rollout__batchSize=2)
+    oldest = buffer.lease(count=6)
     for group in oldest[:2]:
-        one.submit(group)
-    one.step(1)
-    younger = one.lease("rollout-1", count=2, version=1)
-    one.submit(oldest[2])
-    one.submit(younger[0], version=1)
-    assert one.buffer.take(2, 1) == (
+        buffer.submit(group)
+    buffer.step(1)
+    younger = buffer.lease("rollout-1", count=2, version=1)
+    buffer.submit(oldest[2])
+    buffer.submit(younger[0], version=1)
+    assert buffer.core.take(2, 1) == (
         "1 of 3 groups that would be too old after batch 3: 3, 4, 5, 3 leased by rollout-0"
     )
-    assert one.buffer.batches.late(2)
-    one.submit(oldest[3])
-    assert one.step(2) == [2, 3]
-    assert one.buffer.take(3, 1) == (
+    assert buffer.core.batches.late(2)
+    buffer.submit(oldest[3])
+    assert buffer.step(2) == [2, 3]
+    assert buffer.core.take(3, 1) == (
         "1 of 2 groups finished, 2 leased by rollout-0, 1 leased by rollout-1"
     )
     for group in oldest[4:]:
-        one.submit(group)
-    assert one.step(3) == [4, 5]
-    one.submit(younger[1], version=1)
-    assert one.step(4) == [6, 7]
-    assert one.counters["stale_groups"] == 0
+        buffer.submit(group)
+    assert buffer.step(3) == [4, 5]
+    buffer.submit(younger[1], version=1)
+    assert buffer.step(4) == [6, 7]
+    assert buffer.counters["stale_groups"] == 0
 
 
-def test_a_group_that_came_back_is_not_begun_with_weights_that_are_too_old(house: Make) -> None:
+def test_a_group_that_came_back_is_not_begun_with_weights_that_are_too_old(
+    make_buffer: MakeBuffer,
+) -> None:
     """While a batch trains, one version fewer is young enough for the next one."""
-    one = house(rollout__mode="async", rollout__maxStaleness=1, rollout__batchSize=2)
-    returned, *others = one.lease(count=4)
+    buffer = make_buffer(rollout__mode="async", rollout__maxStaleness=1, rollout__batchSize=2)
+    returned, *others = buffer.lease(count=4)
     for group in others:
-        one.submit(group)
-    one.step(1)
-    one.fill(1, version=1)
-    one.give_back(returned)
-    assert one.buffer.take(2, 1) is None, "fixed, and not committed"
-    one.sync()
-    assert one.buffer.available(0) == 0
-    assert one.lease("rollout-1", count=1, version=0) == []
-    (again,) = one.lease("rollout-1", count=1, version=1)
+        buffer.submit(group)
+    buffer.step(1)
+    buffer.fill(1, version=1)
+    buffer.give_back(returned)
+    assert buffer.core.take(2, 1) is None, "fixed, and not committed"
+    buffer.sync()
+    assert buffer.core.available(0) == 0
+    assert buffer.lease("rollout-1", count=1, version=0) == []
+    (again,) = buffer.lease("rollout-1", count=1, version=1)
     assert again.prompt.group_id == returned.prompt.group_id
 
 
-def test_a_partial_response_goes_on_with_weights_as_new_and_before_others(house: Make) -> None:
-    one = house(rollout__mode="async", rollout__maxStaleness=2, rollout__batchSize=2)
-    one.fill(2)
-    one.step(1)
-    without, begun = one.lease(count=2, version=1)
-    one.give_back(without)
-    one.give_back(
+def test_a_partial_response_goes_on_with_weights_as_new_and_before_others(
+    make_buffer: MakeBuffer,
+) -> None:
+    buffer = make_buffer(rollout__mode="async", rollout__maxStaleness=2, rollout__batchSize=2)
+    buffer.fill(2)
+    buffer.step(1)
+    without, begun = buffer.lease(count=2, version=1)
+    buffer.give_back(without)
+    buffer.give_back(
         begun,
         [make_sample(0, status=pb.SAMPLE_STATUS_ABORTED, reward=None, response=3, version=1)],
     )
-    assert one.buffer.available(0) == 2
-    new = one.lease("rollout-2", count=9, version=0)
+    assert buffer.core.available(0) == 2
+    new = buffer.lease("rollout-2", count=9, version=0)
     assert [g.prompt.group_id for g in new] == [4, 5], "its weights are older than the response's"
-    again = one.lease("rollout-1", count=2, version=1)
+    again = buffer.lease("rollout-1", count=2, version=1)
     assert [g.prompt.group_id for g in again] == [begun.prompt.group_id, without.prompt.group_id]
 
 
-def test_a_group_of_weights_that_an_engine_was_given_again_is_generated_anew(house: Make) -> None:
+def test_a_group_of_weights_that_an_engine_was_given_again_is_generated_anew(
+    make_buffer: MakeBuffer,
+) -> None:
     """After a rewind a running response goes on with weights older than its lease's."""
-    one = house(rollout__mode="async", rollout__maxStaleness=1, rollout__batchSize=1)
+    buffer = make_buffer(rollout__mode="async", rollout__maxStaleness=1, rollout__batchSize=1)
     for step in (1, 2, 3):
-        one.fill(1, version=step - 1)
-        one.step(step)
-    (running,) = one.lease(count=1, version=3)
-    one.buffer.rewind(1, 2)
-    answer = one.submit(running, version=1)
+        buffer.fill(1, version=step - 1)
+        buffer.step(step)
+    (running,) = buffer.lease(count=1, version=3)
+    buffer.core.rewind(1, 2)
+    answer = buffer.submit(running, version=1)
     assert answer == SubmitAnswer(
         SubmitOutcome.STALE,
         "version 1 is older than rollout.maxStaleness allows; it is generated again",
     )
-    assert one.lease(count=1, version=1) == [], "the batches that it could be in are fixed"
+    assert buffer.lease(count=1, version=1) == [], "the batches that it could be in are fixed"
     for step in (2, 3):
-        assert one.buffer.take(step, 2) is None
-        one.buffer.commit(step, step, 2, {})
-    (again,) = one.lease(count=1, version=3)
-    one.submit(again, version=3)
-    assert one.buffer.take(4, 2) is None
-    assert one.counters["stale_groups"] == 0
+        assert buffer.core.take(step, 2) is None
+        buffer.core.commit(step, step, 2, {})
+    (again,) = buffer.lease(count=1, version=3)
+    buffer.submit(again, version=3)
+    assert buffer.core.take(4, 2) is None
+    assert buffer.counters["stale_groups"] == 0
 
 
 # -- any schedule
@@ -186,24 +192,24 @@ class Run:
             rollout__dynamicFilter="my.module.keep",
             trainer__steps=3 * staleness + 4,
         )
-        self.house = House(job, root / "storage")
-        self.buffer = self.house.buffer
+        self.buffer = LocalBuffer(job, root / "storage")
+        self.core = self.buffer.core
         self.engines = [Engine(f"rollout-{i}") for i in range(draw.randint(1, 4))]
         self.trainer = 1
 
     @property
     def step(self) -> int:
-        return self.buffer.memory.progress.step
+        return self.core.memory.progress.step
 
     def lease(self, engine: Engine, count: int) -> bool:
-        call = self.house.call(engine.name, engine.attempt)
-        self.buffer.leases.admit(call.worker)
-        available = self.buffer.available(engine.version)
-        keys = self.buffer.lease(call, count, engine.version)
-        if not self.buffer.memory.suspects:  # of those a worker gets one at a time
+        call = self.buffer.call(engine.name, engine.attempt)
+        self.core.leases.admit(call.worker)
+        available = self.core.available(engine.version)
+        keys = self.core.lease(call, count, engine.version)
+        if not self.core.memory.suspects:  # of those a worker gets one at a time
             assert len(keys) == min(count, available)
         for key in keys:
-            group = self.house.arrived(key)
+            group = self.buffer.arrived(key)
             begun = [span.version for s in group.partial.samples for span in s.weight_versions]
             engine.held.append((group, min([engine.version, *begun])))
         return bool(keys)
@@ -214,7 +220,7 @@ class Run:
         message = make_group(group.prompt, version=version, status=status)
         if drop:
             message.samples[0].metadata_json = '{"filtered": "too easy"}'
-        self.buffer.submit(message.SerializeToString())
+        self.core.submit(message.SerializeToString())
 
     def give_back(self, engine: Engine) -> None:
         group, version = engine.held.pop(self.draw.randrange(len(engine.held)))
@@ -225,8 +231,8 @@ class Run:
         returned = pb.SampleGroup(
             prompt=group.prompt, samples=[begun] if self.draw.random() < 0.5 else []
         )
-        self.buffer.give_back(returned.SerializeToString())
-        self.house.sync()  # the next worker gets what is on the disk
+        self.core.give_back(returned.SerializeToString())
+        self.buffer.sync()  # the next worker gets what is on the disk
 
     def give_weights(self, engine: Engine, version: int) -> None:
         """Running responses go on with them; those without a token yet begin with them."""
@@ -244,15 +250,15 @@ class Run:
 
     def train(self) -> bool:
         step = self.step + 1
-        if step > self.buffer.policy.total_steps or self.buffer.take(step, self.trainer):
+        if step > self.core.policy.total_steps or self.core.take(step, self.trainer):
             return False
         if self.draw.random() < 0.8:  # otherwise it is fixed, and trained later
-            self.buffer.commit(step, step, self.trainer, {})
+            self.core.commit(step, step, self.trainer, {})
         return True
 
     def rewind(self) -> None:
         self.trainer += 1
-        self.buffer.rewind(max(0, self.step - self.draw.randint(1, 3)), self.trainer)
+        self.core.rewind(max(0, self.step - self.draw.randint(1, 3)), self.trainer)
         for engine in self.engines:
             if self.draw.random() < 0.8:
                 self.give_weights(engine, min(engine.version, self.step))
@@ -281,13 +287,13 @@ class Run:
 
     def expire(self) -> None:
         """All leases run out; the engines go on all the same."""
-        self.house.clock.now += 70
-        self.buffer.expire()
+        self.buffer.clock.now += 70
+        self.core.expire()
 
     def check(self) -> None:
         """All that is outstanding fits into the steps until it is due; nothing stale is trained."""
-        memory, policy = self.buffer.memory, self.buffer.policy
-        assert self.house.counters["stale_groups"] == 0
+        memory, policy = self.core.memory, self.core.policy
+        assert self.buffer.counters["stale_groups"] == 0
         by_due: Counter[int] = Counter()
         for group in memory.groups.values():
             if group.state in (GroupState.LEASED, GroupState.FINISHED):
@@ -299,7 +305,7 @@ class Run:
 
     def to_the_end(self) -> None:
         """All engines get the newest weights and finish all that they lease: each round trains."""
-        while self.step < self.buffer.policy.total_steps:
+        while self.step < self.core.policy.total_steps:
             for engine in self.engines:
                 self.give_weights(engine, max(engine.version, self.step))
             leased = True
@@ -309,7 +315,7 @@ class Run:
                     while engine.held:
                         self.finish(engine)
                     self.check()
-            assert self.train(), self.buffer.waiting_for()
+            assert self.train(), self.core.waiting_for()
             self.check()
 
 
@@ -330,6 +336,6 @@ def test_any_schedule_keeps_the_bound_and_goes_on(
                 run.event()
                 run.check()
             run.to_the_end()
-            run.house.check()
+            run.buffer.check()
         finally:
-            run.house.close()
+            run.buffer.close()

@@ -19,7 +19,7 @@ from sluice_rollout.prompts import PromptEncoder
 from sluice_rollout.user_functions.runner import EpisodeRunner
 from tests import chat
 from tests.unit.buffer.buffer_tools import make_job
-from tests.unit.rollout.scripted_engine import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
 
 CHAT_BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -41,7 +41,7 @@ async def open_registry(directory: Path, **changes: Any) -> AsyncIterator[Episod
 
 def episode_runner(registry: EpisodeRegistry, play: Play, engine: Script) -> EpisodeRunner:
     """Make a runner whose episodes use the registry\'s gateway and tokenizer."""
-    runner = player(play, engine)
+    runner = scripted_runner(play, engine)
     runner.open_gateway, runner.tokenizer = registry.open_gateway, registry.encoder.tokenizer
     runner.generator.decode = registry.encoder.decode
     return runner

@@ -17,7 +17,7 @@ from sluice_migrate.stubs import import_hooks
 from sluice_rollout.user_functions import loading
 from tests.unit.buffer.buffer_tools import make_job
 from tests.unit.gateway.gateway_tools import open_registry, token_ids
-from tests.unit.rollout.scripted_engine import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
 
 SLIME = """
 from slime.utils.http_utils import post
@@ -109,7 +109,7 @@ async def run(code: str, name: str, directory: Path, **changes: Any) -> Sample:
     async with open_registry(directory, **changes) as registry:
         loaded = loading.load_function(f"{path}:{name}", registry.spec)
         assert loaded
-        runner = player(loaded[1], Script(token_ids("one two")))
+        runner = scripted_runner(loaded[1], Script(token_ids("one two")))
         runner.open_gateway, runner.tokenizer = registry.open_gateway, registry.encoder.tokenizer
         runner.generator.decode = registry.encoder.decode
         params = PARAMS | {"max_new_tokens": 50, "top_p": 1.0, "top_k": -1, "stop": None}

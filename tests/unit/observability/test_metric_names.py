@@ -21,7 +21,7 @@ from sluice_trainer.telemetry import metrics as trainer
 from tests.boards import RULES, metrics, queries
 from tests.prometheus import rule_groups
 from tests.tools import ROOT
-from tests.unit.buffer.buffer_tools import House, make_job
+from tests.unit.buffer.buffer_tools import LocalBuffer, make_job
 
 ENGINES = ("sglang:", "vllm:")
 """Prefixes of what engines export; tests/integration/monitoring asks real ones."""
@@ -56,7 +56,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """By all roles: the real registries, the trainer's after a step that has everything."""
     assert all((judge.REWARDS, rollout.REQUESTS)), "their metrics are in the common registry"
     directory = tmp_path_factory.mktemp("buffer")
-    buffer = House(make_job(directory), directory / "storage")
+    buffer = LocalBuffer(make_job(directory), directory / "storage")
     services = CollectorRegistry()
     services.register(StateCollector(Books()))
     trainer.LAST_STEP.record = dict.fromkeys(trainer.GAUGES, 0.0)

@@ -60,7 +60,7 @@ class Script:
         return Generation(answer, [-0.5] * len(answer), spans, finish, None)
 
 
-def player(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:
+def scripted_runner(play: Play, engine: Script, seconds: float = 60.0) -> EpisodeRunner:
     """A runner of a function at a scripted engine."""
 
     def decode(ids: list[int]) -> str:
@@ -88,6 +88,8 @@ async def run(
     play: Callable[[Episode], Awaitable[None]], engine: Script, sample: Sample | None = None
 ) -> Sample:
     """Play a sample, and check that it can be sent."""
-    played = await player(play, engine)(Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS)
+    played = await scripted_runner(play, engine)(
+        Prompt(0, "?"), PROMPT, sample or Sample(0), PARAMS
+    )
     codec.sample_to_message(played)
     return played

@@ -22,7 +22,7 @@ from sluice_rollout.scoring.scorer import Scorer
 PROMPT = Prompt(3, "max 1 2 =", label="2")
 
 
-class House:
+class Parts:
     """Engine, encoder, judge and membership in memory: what a group maker talks to."""
 
     latest = None
@@ -53,7 +53,7 @@ class House:
         return [(0.25 if "baseline" in i.metadata else 1.0, {}) for i in inputs]
 
 
-def maker(house: House, estimator: str) -> GroupMaker:
+def maker(parts: Parts, estimator: str) -> GroupMaker:
     spec = RLJobSpec.model_validate(
         {
             "model": {"path": "m"},
@@ -64,15 +64,15 @@ def maker(house: House, estimator: str) -> GroupMaker:
             "algorithm": {"estimator": estimator},
         }
     )
-    parts: Any = house
-    scorer = Scorer(spec, lambda tokens, stop: "", parts.judge)
-    return GroupMaker(spec, parts, parts.generator, scorer, parts)
+    fakes: Any = parts
+    scorer = Scorer(spec, lambda tokens, stop: "", fakes.judge)
+    return GroupMaker(spec, fakes, fakes.generator, scorer, fakes)
 
 
 async def test_the_reward_of_the_greedy_response_is_in_each_samples_metadata() -> None:
-    house = House()
-    group = await maker(house, "remax").make(PROMPT, [])
-    assert sorted(house.temperatures) == [0, 0.7, 0.7]
+    parts = Parts()
+    group = await maker(parts, "remax").make(PROMPT, [])
+    assert sorted(parts.temperatures) == [0, 0.7, 0.7]
     assert [s.index for s in group.samples] == [0, 1]
     assert [s.reward for s in group.samples] == [1, 1]
     assert [s.metadata[BASELINE_REWARD] for s in group.samples] == [0.25, 0.25]
@@ -80,19 +80,19 @@ async def test_the_reward_of_the_greedy_response_is_in_each_samples_metadata() -
 
 
 async def test_other_estimators_make_no_greedy_response() -> None:
-    house = House()
-    group = await maker(house, "grpo").make(PROMPT, [])
-    assert house.temperatures == [0.7, 0.7]
+    parts = Parts()
+    group = await maker(parts, "grpo").make(PROMPT, [])
+    assert parts.temperatures == [0.7, 0.7]
     assert not any(BASELINE_REWARD in s.metadata for s in group.samples)
 
 
 async def test_an_evaluation_makes_no_greedy_response() -> None:
-    house = House()
-    await maker(house, "remax").make(Prompt(3, "x", purpose=Purpose.TRAIN), [])
-    assert 0 in house.temperatures
+    parts = Parts()
+    await maker(parts, "remax").make(Prompt(3, "x", purpose=Purpose.TRAIN), [])
+    assert 0 in parts.temperatures
     group = SampleGroup(Prompt(3, "x", purpose=Purpose.EVALUATE))
     assert (
-        await maker(house, "remax")._greedy_baseline([1], {"temperature": 1.0}, group.prompt)
+        await maker(parts, "remax")._greedy_baseline([1], {"temperature": 1.0}, group.prompt)
         is None
     )
 
@@ -101,14 +101,14 @@ async def test_an_evaluation_makes_no_greedy_response() -> None:
     ("greedy", "reason"), [("failed", "the engine said no"), ("unjudged", "no idea")]
 )
 async def test_a_group_without_a_baseline_fails(greedy: str, reason: str) -> None:
-    group = await maker(House(greedy), "remax").make(PROMPT, [])
+    group = await maker(Parts(greedy), "remax").make(PROMPT, [])
     assert {s.status for s in group.samples} == {SampleStatus.FAILED}
     assert all(reason in s.error for s in group.samples)
     group.check_finished(2)
 
 
 async def test_a_group_whose_greedy_response_was_cut_off_is_not_finished() -> None:
-    group = await maker(House("drained"), "remax").make(PROMPT, [])
+    group = await maker(Parts("drained"), "remax").make(PROMPT, [])
     assert [s.status for s in group.samples] == [SampleStatus.COMPLETED, SampleStatus.PENDING]
     assert [s.index for s in group.samples] == [0, 1]
 

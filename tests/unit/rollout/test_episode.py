@@ -18,8 +18,8 @@ from tests.unit.rollout.scripted_engine import (
     PROMPT,
     Script,
     drain_after_the_last,
-    player,
     run,
+    scripted_runner,
 )
 
 
@@ -114,7 +114,7 @@ async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_
                 raise
 
     engine = Script([10, 11], "12")
-    first = player(play, engine)
+    first = scripted_runner(play, engine)
     drain_after_the_last(engine, first)
     sample = await first(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert (sample.status, sample.reward) == (SampleStatus.ABORTED, None)
@@ -136,7 +136,7 @@ async def test_a_drain_does_not_wait_for_a_tool() -> None:
         await episode.generate()
         await asyncio.sleep(60)
 
-    runner = player(play, Script([10]))
+    runner = scripted_runner(play, Script([10]))
     playing = asyncio.create_task(runner(Prompt(0, "?"), PROMPT, Sample(0), PARAMS))
     await asyncio.sleep(0.05)
     runner.generator.draining.set()
@@ -268,7 +268,7 @@ async def tampers(episode: Episode) -> None:
 async def test_a_function_that_goes_wrong_fails_its_sample_with_the_reason(
     play: Any, error: str
 ) -> None:
-    sample = await player(play, Script([10]), seconds=0.05)(
+    sample = await scripted_runner(play, Script([10]), seconds=0.05)(
         Prompt(0, "?"), PROMPT, Sample(0), PARAMS
     )
     assert sample.status is SampleStatus.FAILED
@@ -285,7 +285,7 @@ async def test_time_at_the_engine_does_not_count_for_the_function() -> None:
             await asyncio.sleep(0.2)
             return await super().generate(*arguments, **options)
 
-    sample = await player(ask_twice, Slow([10], [11]), seconds=0.1)(
+    sample = await scripted_runner(ask_twice, Slow([10], [11]), seconds=0.1)(
         Prompt(0, "?"), PROMPT, Sample(0), PARAMS
     )
     assert sample.status is SampleStatus.COMPLETED

@@ -40,7 +40,7 @@ def play(episode):
 """
 
 
-class House:
+class Parts:
     """Engine, encoder, judge and membership in memory."""
 
     latest = None
@@ -74,7 +74,7 @@ def code(tmp_path: Path) -> str:
 
 
 def maker(
-    house: Any,
+    parts: Any,
     own: hooks.Hooks | None = None,
     terms: Sequence[dict[str, Any]] = (),
     **judges: Any,
@@ -96,22 +96,22 @@ def maker(
     )
     return GroupMaker(
         spec,
-        house,
-        house.generator,
-        Scorer(spec, lambda tokens, stop: "", house.judge(1.0), judges, own or hooks.Hooks()),
-        house,
+        parts,
+        parts.generator,
+        Scorer(spec, lambda tokens, stop: "", parts.judge(1.0), judges, own or hooks.Hooks()),
+        parts,
     )
 
 
 async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_the_reward(
     code: str,
 ) -> None:
-    house = House()
+    parts = Parts()
     own = hooks.Hooks(
         hooks.load("beforeReward", f"{code}:strip"), hooks.load("afterReward", f"{code}:halve")
     )
-    group = await maker(house, own).make(Prompt(0, "2+2", label="unsure"), [])
-    assert [seen.response for seen in house.seen] == ["4", "4"]
+    group = await maker(parts, own).make(Prompt(0, "2+2", label="unsure"), [])
+    assert [seen.response for seen in parts.seen] == ["4", "4"]
     assert [sample.reward for sample in group.samples] == [0.5, 0.5]
     assert [sample.trainable_tokens for sample in group.samples] == [0, 0]
     group.check_finished(2)
@@ -120,7 +120,7 @@ async def test_a_hook_before_the_reward_changes_what_is_judged_and_one_after_it_
 async def test_terms_are_added_to_the_rewards_of_training_alone() -> None:
     """A response of `hm</think>4` in a template that opens `<think>`: 1 + 0.5."""
     terms = [{"type": "format", "opened": True, "weight": 0.5}]
-    training = maker(House(), terms=terms)
+    training = maker(Parts(), terms=terms)
     group = await training.make(Prompt(0, "2+2", label="4"), [])
     assert [sample.reward for sample in group.samples] == [1.5, 1.5]
     assert group.samples[0].reward_parts == {"score": 1.0, "format": 1.0}
@@ -135,7 +135,7 @@ async def test_terms_are_added_to_the_rewards_of_training_alone() -> None:
 ])  # fmt: skip
 async def test_a_hook_that_goes_wrong_fails_its_sample(code: str, name: str, error: str) -> None:
     hook = hooks.load("beforeReward", f"{code}:{name}")
-    group = await maker(House(), hooks.Hooks(hook)).make(Prompt(0, "2+2"), [])
+    group = await maker(Parts(), hooks.Hooks(hook)).make(Prompt(0, "2+2"), [])
     assert group.samples[0].error == f"hook {code}:{name}: {error}"
     group.check_finished(2)
 
@@ -158,8 +158,8 @@ def test_hooks_and_functions_that_cannot_be_loaded(code: str, tmp_path: Path) ->
 
 
 async def test_a_data_set_that_names_a_reward_is_judged_by_it() -> None:
-    house = House()
-    make = maker(house, easy=house.judge(0.25))
+    parts = Parts()
+    make = maker(parts, easy=parts.judge(0.25))
     for dataset, purpose, expected in (
         ("easy", Purpose.EVALUATE, [0.25]),
         ("hard", Purpose.EVALUATE, [1.0] * 3),
@@ -170,9 +170,9 @@ async def test_a_data_set_that_names_a_reward_is_judged_by_it() -> None:
 
 
 async def test_a_sample_that_has_its_reward_is_not_judged() -> None:
-    house = House()
-    make = maker(house)
-    generate = house.generator
+    parts = Parts()
+    make = maker(parts)
+    generate = parts.generator
 
     async def rewarded(ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
         sample.reward = 0.75 if sample.index else None
@@ -180,7 +180,7 @@ async def test_a_sample_that_has_its_reward_is_not_judged() -> None:
 
     make.generator = rewarded  # type: ignore[assignment]
     group = await make.make(Prompt(0, "2+2"), [])
-    assert ([sample.reward for sample in group.samples], len(house.seen)) == ([1.0, 0.75], 1)
+    assert ([sample.reward for sample in group.samples], len(parts.seen)) == ([1.0, 0.75], 1)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ async def test_a_sample_that_the_buffer_would_refuse_fails_alone(
             sample.reward *= 2
             sample.tokens = sample.tokens + 1
 
-    house = House()
-    house.embedding = embedding
-    make = maker(house, hooks.Hooks(after_reward=doubles))
-    make.scorer.judge = house.judge(reward)
+    parts = Parts()
+    parts.embedding = embedding
+    make = maker(parts, hooks.Hooks(after_reward=doubles))
+    make.scorer.judge = parts.judge(reward)
     group = await make.make(Prompt(0, "2+2"), [])
     assert [sample.status for sample in group.samples] == [
         SampleStatus.COMPLETED,

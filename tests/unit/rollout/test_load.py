@@ -12,7 +12,7 @@ import pytest
 from sluice.samples.sample import Prompt, Sample
 from sluice_rollout import worker as worker_module
 from sluice_rollout.load import GROUP_LOAD, GroupLoad, Load, is_tail
-from tests.unit.rollout.test_hooks import House, maker
+from tests.unit.rollout.test_hooks import Parts, maker
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_episodes_whose_tools_run_are_not_a_tail() -> None:
 async def test_a_sample_is_counted_until_it_is_generated_and_not_while_it_is_scored() -> None:
     counts: list[int] = []
 
-    class Counts(House):
+    class Counts(Parts):
         async def generator(self, ids: list[int], sample: Sample, params: dict[str, Any]) -> Sample:
             await asyncio.sleep(0)  # until all have begun
             counts.append(load.samples)

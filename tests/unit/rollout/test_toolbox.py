@@ -18,7 +18,7 @@ from sluice_rollout.toolbox.base import is_tool
 from sluice_rollout.toolbox.search import Index, documents
 from sluice_rollout.tools import ToolLoop, ToolUnavailableError
 from tests import chat
-from tests.unit.rollout.scripted_engine import PARAMS, Script, player
+from tests.unit.rollout.scripted_engine import PARAMS, Script, scripted_runner
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TEXTS = [
@@ -184,10 +184,10 @@ def ids(text: str) -> list[int]:
 
 
 async def run(loop: ToolLoop, *turns: str) -> Sample:
-    guest = player(loop, Script(*map(ids, turns)))
-    guest.tokenizer = chat.tokenizer()
-    guest.generator.decode = guest.tokenizer.decode
-    return await guest(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 900})
+    runner = scripted_runner(loop, Script(*map(ids, turns)))
+    runner.tokenizer = chat.tokenizer()
+    runner.generator.decode = runner.tokenizer.decode
+    return await runner(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 900})
 
 
 async def test_a_loop_with_a_ready_made_tool(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sluice_rollout.tools import (
     hermes_calls,
     json_calls,
 )
-from tests.unit.rollout.scripted_engine import PROMPT, Script, player
+from tests.unit.rollout.scripted_engine import PROMPT, Script, scripted_runner
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 CALL = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
@@ -129,7 +129,7 @@ class Chatty(Script):
 
 async def played(loop: ToolLoop, tokenizer: Any, *texts: str) -> tuple[Sample, Chatty]:
     engine = Chatty(*texts)
-    runner = player(loop, engine)
+    runner = scripted_runner(loop, engine)
     runner.tokenizer, runner.generator.decode = tokenizer, engine.decode
     return await runner(Prompt(0, "?"), PROMPT, Sample(0), {"max_new_tokens": 100}), engine
 

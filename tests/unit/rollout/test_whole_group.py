@@ -26,8 +26,8 @@ from tests.unit.rollout.scripted_engine import (
     PROMPT,
     Script,
     drain_after_the_last,
-    player,
     run,
+    scripted_runner,
 )
 
 
@@ -140,7 +140,7 @@ async def test_time_counts_only_while_no_branch_is_at_the_engine() -> None:
         await together(*(play_once(branch) for branch in branches))
         episode.adopt(branches[0])
 
-    sample = await player(play, Slow([10], [11], [12]), seconds=0.25)(
+    sample = await scripted_runner(play, Slow([10], [11], [12]), seconds=0.25)(
         Prompt(0, "?"), PROMPT, Sample(0), PARAMS
     )
     assert sample.status is SampleStatus.COMPLETED
@@ -161,7 +161,7 @@ async def grouped(
     play: Any, engine: Script, *, count: int = 3, samples: list[Sample] | None = None
 ) -> list[Sample]:
     samples = samples or [Sample(index) for index in range(count)]
-    await player(play, engine).run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
+    await scripted_runner(play, engine).run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
     for sample in samples:
         codec.sample_to_message(sample)
     return samples
@@ -212,7 +212,7 @@ async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:
             await episode.generate()
 
     engine = Script([10], "11")
-    first = player(play, engine)
+    first = scripted_runner(play, engine)
     drain_after_the_last(engine, first)
     samples = [Sample(0), Sample(1)]
     await first.run_group(Prompt(0, "?"), PROMPT, samples, PARAMS)
@@ -233,7 +233,7 @@ async def test_a_branch_cut_off_by_a_drain_aborts_even_where_the_function_swallo
             return
 
     engine = Script([10], "11")
-    playing = player(play, engine)
+    playing = scripted_runner(play, engine)
     drain_after_the_last(engine, playing)
     sample = await playing(Prompt(0, "?"), PROMPT, Sample(0), PARAMS)
     assert (sample.status, sample.tokens.tolist()) == (SampleStatus.ABORTED, [*PROMPT, 10])
@@ -244,7 +244,7 @@ async def test_a_branch_cut_off_by_a_drain_aborts_even_where_the_function_swallo
 # --- in a group maker
 
 
-class House:
+class Parts:
     """Engine, encoder, judge and membership in memory."""
 
     latest = None
@@ -260,7 +260,7 @@ class House:
         return sample
 
     async def judge(self, inputs: list[RewardInput]) -> list[Any]:
-        return [(1.0 if play_once.response == "plain" else 0.0, {}) for play_once in inputs]
+        return [(1.0 if judged.response == "plain" else 0.0, {}) for judged in inputs]
 
 
 CODE = """
@@ -304,19 +304,19 @@ def spec(tmp_path: Path) -> Callable[..., RLJobSpec]:
 
 def maker(spec: RLJobSpec, engine: Script) -> GroupMaker:
     functions = loading.load_functions(spec)
-    house: Any = House()
+    parts: Any = Parts()
 
-    def player_of(loaded: tuple[str, Any] | None) -> Any:
-        return loaded and player(loaded[1], engine)
+    def runner_of(loaded: tuple[str, Any] | None) -> Any:
+        return loaded and scripted_runner(loaded[1], engine)
 
-    runners = {key: player_of(loaded) for key, loaded in functions.by_source.items()}
+    runners = {key: runner_of(loaded) for key, loaded in functions.by_source.items()}
     return GroupMaker(
         spec,
-        house,
-        house.generator,
-        Scorer(spec, lambda tokens, stop: "", house.judge),
-        house,
-        player_of(functions.default),
+        parts,
+        parts.generator,
+        Scorer(spec, lambda tokens, stop: "", parts.judge),
+        parts,
+        runner_of(functions.default),
         runners,
     )
 
