@@ -440,8 +440,8 @@ TOGETHER += [
     ),
 ]
 TOGETHER += [
-    ({}, {"reward": {"type": "f1", "terms": [one]}}, field, reason)
-    for one, field, reason in (
+    ({}, {"reward": {"type": "f1", "terms": [term]}}, field, reason)
+    for term, field, reason in (
         ({"type": "length"}, "longest", "longest belongs to the term length"),
         ({"type": "repetition", "opened": True}, "tags", "only the term format looks at tags"),
         ({"type": "format", "ngram": 3}, "ngram", "only the term repetition has n-grams"),

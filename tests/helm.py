@@ -35,19 +35,21 @@ def template(values: str = "defaults", *arguments: str, release: str = "sluice")
 
 def objects(values: str = "defaults", *arguments: str) -> list[Object]:
     documents = YAML(typ="safe").load_all(template(values, *arguments))
-    return [each for each in documents if each]
+    return [document for document in documents if document]
 
 
-def one(documents: list[Object], kind: str, name: str = "") -> Object:
+def find_object(documents: list[Object], kind: str, name: str = "") -> Object:
     (match,) = [
-        each
-        for each in documents
-        if each["kind"] == kind and name in ("", each["metadata"]["name"])
+        document
+        for document in documents
+        if document["kind"] == kind and name in ("", document["metadata"]["name"])
     ]
     return match
 
 
 def environment(documents: list[Object]) -> dict[str, str]:
     """Of the operator's container; what only a running pod knows is left out."""
-    (container,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
-    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    (container,) = find_object(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return {
+        variable["name"]: variable["value"] for variable in container["env"] if "value" in variable
+    }

@@ -73,8 +73,8 @@ def violations(pod: Object, level: Level) -> list[str]:
 def _containers(pod: Object) -> Iterator[tuple[str, Object]]:
     """(name, container) of all kinds of containers."""
     for kind in ("initContainers", "containers", "ephemeralContainers"):
-        for each in pod["spec"].get(kind) or []:
-            yield f"{each['name']}", each
+        for container in pod["spec"].get(kind) or []:
+            yield f"{container['name']}", container
 
 
 def _contexts(pod: Object) -> Iterator[tuple[str, Object]]:
@@ -128,11 +128,11 @@ def _probe_hosts(pod: Object) -> Iterator[str]:
     """From 1.34 on: no probe or hook may be sent to another host."""
     for name, container in _containers(pod):
         handlers = [
-            container.get(each) or {}
-            for each in ("livenessProbe", "readinessProbe", "startupProbe")
+            container.get(probe) or {}
+            for probe in ("livenessProbe", "readinessProbe", "startupProbe")
         ]
         handlers += [
-            (container.get("lifecycle") or {}).get(each) or {} for each in ("postStart", "preStop")
+            (container.get("lifecycle") or {}).get(hook) or {} for hook in ("postStart", "preStop")
         ]
         for handler in handlers:
             if any((handler.get(kind) or {}).get("host") for kind in ("httpGet", "tcpSocket")):
@@ -170,9 +170,9 @@ def _unconfined(pod: Object) -> Iterator[str]:
 
 
 def _sysctls(pod: Object) -> Iterator[str]:
-    for each in (pod["spec"].get("securityContext") or {}).get("sysctls") or []:
-        if each["name"] not in SYSCTLS:
-            yield f"pod: sysctl {each['name']}"
+    for sysctl in (pod["spec"].get("securityContext") or {}).get("sysctls") or []:
+        if sysctl["name"] not in SYSCTLS:
+            yield f"pod: sysctl {sysctl['name']}"
 
 
 # -- restricted
@@ -227,10 +227,10 @@ def _dropped_capabilities(pod: Object) -> Iterator[str]:
 
 def _added(pod: Object) -> Iterator[tuple[str, str]]:
     for name, container in _containers(pod):
-        for each in ((container.get("securityContext") or {}).get("capabilities") or {}).get(
+        for capability in ((container.get("securityContext") or {}).get("capabilities") or {}).get(
             "add"
         ) or []:
-            yield name, each
+            yield name, capability
 
 
 Check = Callable[[Object], Iterator[str]]

@@ -85,7 +85,7 @@ def hastened(text: str, *, waits: str, windows: Mapping[str, str]) -> str:
     waits: replaces each `for`. windows: replaces times in expressions, such as {"30m": "5s"}.
     """
     text = re.sub(r"^(\s+for: ).*$", rf"\g<1>{waits}", text, flags=re.MULTILINE)
-    times = "|".join(re.escape(each) for each in windows)
+    times = "|".join(re.escape(window) for window in windows)
     return re.sub(rf"(?<=[\[ :])({times})(?=[\]: )])", lambda match: windows[match[1]], text)
 
 
@@ -149,16 +149,16 @@ class Prometheus:
     def query(self, expr: str) -> list[tuple[Labels, float]]:
         """(labels, value) of each series now; NaN is left out, as a graph shows nothing of it."""
         result = self.get("query", query=expr)["result"]
-        pairs = [(each["metric"], float(each["value"][1])) for each in result]
+        pairs = [(sample["metric"], float(sample["value"][1])) for sample in result]
         return [(labels, value) for labels, value in pairs if value == value]
 
     def firing(self) -> dict[str, Labels]:
         """Alert -> labels of its series, of those that fire."""
         alerts = self.get("alerts")["alerts"]
         return {
-            each["labels"]["alertname"]: each["labels"]
-            for each in alerts
-            if each["state"] == "firing"
+            alert["labels"]["alertname"]: alert["labels"]
+            for alert in alerts
+            if alert["state"] == "firing"
         }
 
     def until_firing(self, alert: str) -> Labels:

@@ -104,7 +104,7 @@ class Victim:
         self._sleep(fault.after)
         if not fault.hasty:
             self.until_step(0, RECOVERY_SECONDS)
-        print(f"  step {self._known()}: {fault}", flush=True)
+        print(f"  step {self._last_step()}: {fault}", flush=True)
         # A run may well do its last steps with one link down.
         with contextlib.suppress(Ended), self._harmed(fault):
             time.sleep(fault.seconds)
@@ -112,10 +112,10 @@ class Victim:
     def recover(self, why: str) -> None:
         """Another step, and the books. Raises Ended where the run ends instead."""
         start = time.monotonic()
-        told = self.until_step(self._known() + 1, RECOVERY_SECONDS, why)
-        print(f"    step {told.step} after {time.monotonic() - start:.1f} s", flush=True)
+        stats = self.until_step(self._last_step() + 1, RECOVERY_SECONDS, why)
+        print(f"    step {stats.step} after {time.monotonic() - start:.1f} s", flush=True)
 
-    def _known(self) -> int:
+    def _last_step(self) -> int:
         return max(self._committed, self.laptop.step())
 
     def until_step(self, step: int, seconds: float, why: str = "start") -> buffer_pb2.BufferStats:
@@ -123,12 +123,12 @@ class Victim:
         books."""
         end = time.monotonic() + seconds
         while True:
-            told = self._ask()
-            if told:
-                check_books(told, why)
-                self._committed = max(self._committed, told.step)
-                if told.step >= step:
-                    return told
+            stats = self._ask()
+            if stats:
+                check_books(stats, why)
+                self._committed = max(self._committed, stats.step)
+                if stats.step >= step:
+                    return stats
             if time.monotonic() > end:
                 raise AssertionError(
                     f"{why}: no step {step} after {seconds:.0f} s\n{self.laptop.text()[-3000:]}"
@@ -221,7 +221,9 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
     state = run_state.StateFile(directory).load()
     port = next(iter(state.ports.values()), 0)
     tokens = [
-        each["stringData"]["token"] for key, each in state.objects.items() if key.endswith("-token")
+        secret["stringData"]["token"]
+        for key, secret in state.objects.items()
+        if key.endswith("-token")
     ]
     if not port or not tokens:
         return None
@@ -243,11 +245,11 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
         return None
 
 
-def check_books(told: buffer_pb2.BufferStats, why: str) -> None:
+def check_books(stats: buffer_pb2.BufferStats, why: str) -> None:
     """No prompt is guilty of anything, so none may fail."""
-    books = GroupCounts.of(told.counters, told.failed)
-    assert (books.lost, books.twice, books.failed) == (0, 0, 0), (
-        f"{why}, step {told.step}: {list(books.warnings())}"
+    counts = GroupCounts.of(stats.counters, stats.failed)
+    assert (counts.lost, counts.twice, counts.failed) == (0, 0, 0), (
+        f"{why}, step {stats.step}: {list(counts.warnings())}"
     )
 
 

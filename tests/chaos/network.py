@@ -137,9 +137,9 @@ class Network:
         inode = _inode(peer, port)
         if inode not in self._owners:
             self._owners = {
-                each: CALLERS.get(environment.get("SLUICE_ROLE", ""), "")
+                inode: CALLERS.get(environment.get("SLUICE_ROLE", ""), "")
                 for pid, environment in self._processes()
-                for each in _sockets(pid)
+                for inode in _sockets(pid)
             }
         return self._owners.get(inode, "")
 

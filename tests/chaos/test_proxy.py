@@ -32,11 +32,13 @@ class Pair:
         """A new connection of `name`, which has been answered once."""
         self.proxy.caller_of = lambda peer, port: name
         reader, writer = await asyncio.open_connection(self.proxy.host, self._port)
-        assert await asked(reader, writer, b"hello\n") == b"hello\n"
+        assert await exchange(reader, writer, b"hello\n") == b"hello\n"
         return reader, writer
 
 
-async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes) -> bytes:
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes
+) -> bytes:
     writer.write(line)
     return await asyncio.wait_for(reader.readline(), DEADLINE)
 
@@ -85,7 +87,7 @@ async def test_a_connection_that_ends_in_a_partition_ends_for_the_server_when_it
 async def test_who_is_not_harmed_is_answered(pair: Pair) -> None:
     worker, trainer = await pair.call("worker"), await pair.call("trainer")
     pair.proxy.inflict("worker", Harm.PARTITION)
-    assert await asked(*trainer, b"mine\n") == b"mine\n"
+    assert await exchange(*trainer, b"mine\n") == b"mine\n"
     worker[1].write(b"held\n")
     assert await silent(worker[0])
 
@@ -95,7 +97,7 @@ async def test_a_slow_link_holds_each_piece_for_a_while(pair: Pair) -> None:
     pair.proxy.inflict("worker", Harm.SLOW)
     loop = asyncio.get_running_loop()
     start = loop.time()
-    assert await asked(reader, writer, b"slow\n") == b"slow\n"
+    assert await exchange(reader, writer, b"slow\n") == b"slow\n"
     assert (
         loop.time() - start >= 2 * SLOW_SECONDS
     )  # there and back; never less, whatever the machine does

@@ -26,7 +26,7 @@ from sluice_operator.plan.manifests.sandbox import sandbox
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.releases import make_namespace
 from tests.cluster.sandboxes import agent_sandbox
-from tests.helm import Object, objects, one
+from tests.helm import Object, find_object, objects
 from tests.pod_security import APPARMOR, BASELINE
 from tests.tools import tool
 
@@ -48,7 +48,7 @@ Ask = Callable[[str, Object | None, Object | None], Awaitable[str]]
 
 
 def policy(*settings: str) -> Object:
-    return one(objects("defaults", *settings), POLICY)
+    return find_object(objects("defaults", *settings), POLICY)
 
 
 def job(**spec: Any) -> RLJob:

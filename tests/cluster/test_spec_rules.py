@@ -416,7 +416,9 @@ async def test_python_and_the_api_server_refuse_an_invalid_spec_alike(rules: Api
     for groups, reason in NONSENSE:
         with pytest.raises(ValidationError) as python:
             RLJobSpec.model_validate(spec_of(groups))
-        assert any(reason in without_values(each["msg"]) for each in python.value.errors()), groups
+        assert any(reason in without_values(error["msg"]) for error in python.value.errors()), (
+            groups
+        )
         with pytest.raises(errors.InvalidError) as server:
             await create(rules, groups)
         assert reason in str(server.value), groups
@@ -466,7 +468,7 @@ async def test_both_refuse_malformed_text_by_its_field(
     """And by no other: a rule that reads the text has nothing to say of it."""
     with pytest.raises(ValidationError) as python:
         RLJobSpec.model_validate(spec_of(groups))
-    (problem,) = {at(each["loc"]) for each in python.value.errors()}
+    (problem,) = {at(error["loc"]) for error in python.value.errors()}
     assert problem == field
     with pytest.raises(errors.InvalidError) as server:
         await create(rules, groups)
@@ -504,7 +506,7 @@ def test_every_rule_has_a_case_here_or_with_those_of_the_algorithm() -> None:
 
 
 def models(base: type[Model]) -> list[type[Model]]:
-    return [each for direct in base.__subclasses__() for each in (direct, *models(direct))]
+    return [model for direct in base.__subclasses__() for model in (direct, *models(direct))]
 
 
 def without_values(message: str) -> str:

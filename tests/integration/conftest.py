@@ -60,9 +60,9 @@ def _vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vll
 @pytest.fixture(params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
 def server(request: pytest.FixtureRequest) -> Server:
     """Each of the engines, with the weights of `model`, as version 0."""
-    one: Server = request.getfixturevalue(f"_{request.param}")
-    one.reset()
-    return one
+    served: Server = request.getfixturevalue(f"_{request.param}")
+    served.reset()
+    return served
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A reverse proxy in front of a real engine: rules of a test decide which requests fail, and how.
 
-def break_generation(asked):
-    return Answer(500, "out of memory") if asked.path == "/generate" else None
+def break_generation(request):
+    return Answer(500, "out of memory") if request.path == "/generate" else None
 
 async with Proxy(sglang.url) as proxy:
     proxy.rules.append(break_generation)
@@ -23,7 +23,7 @@ from sluice.engines.sglang import request_batching
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProxiedRequest:
     """One request. body: its JSON, or None; number: of requests for this path so far, from 1."""
 
     path: str
@@ -60,7 +60,7 @@ class Delay:
 
 
 Fate = Answer | Drop | Delay
-Rule = Callable[[Asked], Fate | None]
+Rule = Callable[[ProxiedRequest], Fate | None]
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Proxy:
 
     target: str
     rules: list[Rule] = field(default_factory=list)
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ProxiedRequest] = field(default_factory=list)
 
     async def __aenter__(self) -> Proxy:
         self._client = aiohttp.ClientSession(
@@ -94,15 +94,15 @@ class Proxy:
         await self._runner.cleanup()
 
     def count(self, path: str) -> int:
-        return sum(asked.path == path for asked in self.asked)
+        return sum(request.path == path for request in self.requests)
 
-    def _note(self, path: str, body: Any) -> Asked:
-        self.asked.append(Asked(path, body, self.count(path) + 1))
-        return self.asked[-1]
+    def _note(self, path: str, body: Any) -> ProxiedRequest:
+        self.requests.append(ProxiedRequest(path, body, self.count(path) + 1))
+        return self.requests[-1]
 
     def _fate(self, path: str, body: Any) -> Fate | None:
-        asked = self._note(path, body)
-        return next((fate for rule in self.rules if (fate := rule(asked)) is not None), None)
+        request = self._note(path, body)
+        return next((fate for rule in self.rules if (fate := rule(request)) is not None), None)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
@@ -137,14 +137,14 @@ class Proxy:
         response = web.StreamResponse()
         await response.prepare(request)
 
-        async def one(index: int, body: Any) -> None:
+        async def respond(index: int, body: Any) -> None:
             status, text = await self._answer_of(body, self._fate("/generate", body))
             await response.write(b"%d %d %d\n%b" % (index, status, len(text), text))
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 for index, body in enumerate(bodies):
-                    tasks.create_task(one(index, body))
+                    tasks.create_task(respond(index, body))
         except* _DroppedError:
             assert request.transport
             request.transport.abort()

@@ -69,7 +69,7 @@ class Rendezvous:
         self, engine: pb.EngineMember, version: int, attempt: int = 1, error: str = ""
     ) -> bool:
         """True where the engine is still in the update."""
-        one = pb.EngineReport(
+        engine_report = pb.EngineReport(
             engine=engine.member.name,
             attempt=engine.member.attempt,
             generation=engine.generation,
@@ -80,7 +80,7 @@ class Rendezvous:
             attempt=attempt,
             version=version,
             phase=pb.UPDATE_PHASE_RESUME,
-            engines=[one],
+            engines=[engine_report],
         )
         answer = await self.stub.ReportPhase(report, metadata=rpc.metadata(self._token), timeout=10)
         return not answer.gone

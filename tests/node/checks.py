@@ -26,13 +26,13 @@ def check_sound(run: Quickstart, steps: int) -> None:
     }
     records = run.metrics()
     by_step: dict[int, set[tuple[float, float]]] = {}
-    for each in records:
-        by_step.setdefault(each["step"], set()).add(
-            (each["train/loss"], each["rollout/raw_reward"])
+    for record in records:
+        by_step.setdefault(record["step"], set()).add(
+            (record["train/loss"], record["rollout/raw_reward"])
         )
     assert sorted(by_step) == list(range(1, steps + 1))
     assert all(len(seen) == 1 for seen in by_step.values()), f"replayed differently: {by_step}"
-    assert max(each["train/train_rollout_logprob_abs_diff_max"] for each in records) <= 1e-4
+    assert max(record["train/train_rollout_logprob_abs_diff_max"] for record in records) <= 1e-4
     assert float(status["reward"]) == pytest.approx(records[-1]["rollout/raw_reward"], abs=1e-3)
     assert records[-1]["rollout/raw_reward"] > 2 * records[0]["rollout/raw_reward"]
     assert (run.checkpoints / "hf/model.safetensors").exists()

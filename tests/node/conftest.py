@@ -56,7 +56,7 @@ def loaded(
     if f"{LIBRARY}{name}" not in there:
         archive = tmp_path_factory.mktemp("image") / "image.tar"
         name = write(archive)
-        older = [each for each in there if each.startswith(f"{LIBRARY}{repository}:")]
+        older = [image for image in there if image.startswith(f"{LIBRARY}{repository}:")]
         node.load(archive, instead_of=older)
         archive.unlink()
     return f"{LIBRARY}{name}"

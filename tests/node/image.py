@@ -63,7 +63,7 @@ def main(archive: Path) -> None:
 
 def name(*more: str) -> str:
     """repository:tag of the image that would be written now. more: distributions besides."""
-    pins = [f"{each}=={metadata.version(each)}" for each in more]
+    pins = [f"{distribution}=={metadata.version(distribution)}" for distribution in more]
     return f"{'-'.join([REPOSITORY, *more])}:{digest([_environment_key(), *pins, *_source_keys()])}"
 
 
@@ -100,8 +100,13 @@ def _environment_layer() -> Path:
 
 
 def _environment_key() -> str:
-    pins = [f"{each.metadata['Name']}=={each.version}" for each in distributions()]
-    code = [Path(each).read_text() for each in (__file__, str(system.__file__), str(tars.__file__))]
+    pins = [
+        f"{distribution.metadata['Name']}=={distribution.version}"
+        for distribution in distributions()
+    ]
+    code = [
+        Path(module).read_text() for module in (__file__, str(system.__file__), str(tars.__file__))
+    ]
     return "\n".join([sys.version, *code, *pins])
 
 
@@ -109,14 +114,21 @@ def distributions() -> list[metadata.Distribution]:
     """Distributions of pyproject.toml's extras, and all that those require, as installed here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *(line for extra in EXTRAS for line in optional[extra])]
-    return _with_requirements([*wanted, *WITHOUT_REQUIREMENTS])
+    requirements = [
+        *project["dependencies"],
+        *(line for extra in EXTRAS for line in optional[extra]),
+    ]
+    return _with_requirements([*requirements, *WITHOUT_REQUIREMENTS])
 
 
 def _missing(more: Sequence[str]) -> list[metadata.Distribution]:
     """These, and what they need, without what is in the environment."""
-    there = {each.metadata["Name"] for each in distributions()}
-    return [each for each in _with_requirements(more) if each.metadata["Name"] not in there]
+    there = {distribution.metadata["Name"] for distribution in distributions()}
+    return [
+        distribution
+        for distribution in _with_requirements(more)
+        if distribution.metadata["Name"] not in there
+    ]
 
 
 def _with_requirements(lines: Iterable[str]) -> list[metadata.Distribution]:

@@ -91,7 +91,7 @@ class Quickstart:
 
     def _persistent_volume(self, claim: str | None, path: Path) -> Object:
         """For a claim of that name; None: for any claim that asks for more than the others have."""
-        here = {"key": "kubernetes.io/hostname", "operator": "Exists"}
+        any_node = {"key": "kubernetes.io/hostname", "operator": "Exists"}
         named = {"claimRef": {"namespace": self.namespace, "name": claim}} if claim else {}
         return {
             "apiVersion": "v1",
@@ -102,7 +102,9 @@ class Quickstart:
                 "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
                 "storageClassName": "",
                 "local": {"path": str(path)},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+                "nodeAffinity": {
+                    "required": {"nodeSelectorTerms": [{"matchExpressions": [any_node]}]}
+                },
                 **named,
             },
         }
@@ -166,7 +168,12 @@ class Quickstart:
 
     def condition(self, kind: str) -> Object:
         return next(
-            (each for each in self.status().get("conditions", []) if each["type"] == kind), {}
+            (
+                condition
+                for condition in self.status().get("conditions", [])
+                if condition["type"] == kind
+            ),
+            {},
         )
 
     def pods(self, role: str = "") -> list[Object]:
@@ -180,8 +187,8 @@ class Quickstart:
 
         def running() -> list[Object]:
             alive = [pod for pod in self.pods(role) if "deletionTimestamp" not in pod["metadata"]]
-            here = [pod for pod in alive if pod["metadata"]["name"].endswith(f"-{index}")]
-            return [pod for pod in here if pod["status"]["phase"] == "Running"]
+            of_replica = [pod for pod in alive if pod["metadata"]["name"].endswith(f"-{index}")]
+            return [pod for pod in of_replica if pod["status"]["phase"] == "Running"]
 
         return self.until(running, f"a running pod of {role}", 240)[0]
 

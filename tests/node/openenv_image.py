@@ -21,7 +21,9 @@ SERVER = f"{DIRECTORY}/{FILE}"
 
 def name(python: Path) -> str:
     """repository:tag of the image that would be written now. python: that of the environment."""
-    code = [Path(each).read_text() for each in (__file__, str(system.__file__), str(tars.__file__))]
+    code = [
+        Path(module).read_text() for module in (__file__, str(system.__file__), str(tars.__file__))
+    ]
     return f"{REPOSITORY}:{digest([*code, *_packages(python)])}"
 
 

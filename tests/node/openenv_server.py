@@ -25,10 +25,10 @@ class Answer(Action):
     message: str
 
 
-class Told(Observation):
+class Observed(Observation):
     """An observation: a digit for the model."""
 
-    told: str = ""
+    digit: str = ""
 
 
 class Copying(Environment):
@@ -40,15 +40,15 @@ class Copying(Environment):
         super().__init__()
         self.seed, self.turns = 0, 0
 
-    def reset(self, seed: int | None = None, **_: Any) -> Told:
+    def reset(self, seed: int | None = None, **_: Any) -> Observed:
         self.seed, self.turns = seed or 0, 0
-        return Told(told=self._digit())
+        return Observed(digit=self._digit())
 
-    def step(self, action: Answer, **_: Any) -> Told:
+    def step(self, action: Answer, **_: Any) -> Observed:
         said, right = action.message.strip(), self._digit()
         paid = 0.5 if said == right else 0.25 if said.isdigit() else 0.0
         self.turns += 1
-        return Told(told=self._digit(), reward=paid, done=self.turns == TURNS)
+        return Observed(digit=self._digit(), reward=paid, done=self.turns == TURNS)
 
     def _digit(self) -> str:
         return str((self.seed + self.turns) % 10)
@@ -63,7 +63,7 @@ def main() -> None:
     ours = [name for name in os.environ if name.startswith("SLUICE") or "TOKEN" in name]
     if account or ours:
         sys.exit(f"account: {account}, variables: {ours}")
-    app = create_fastapi_app(Copying, Answer, Told, max_concurrent_envs=SESSIONS)
+    app = create_fastapi_app(Copying, Answer, Observed, max_concurrent_envs=SESSIONS)
     print(f"serves as {os.getuid()}:{os.getgid()}", flush=True)
     uvicorn.run(app, host="127.0.0.1", port=PORT, log_level="warning")
 

@@ -31,9 +31,9 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def claim(quickstart: Quickstart, node: Node, directory: Path) -> Iterator[Object]:
     """A claim on that directory, as a volume of pods."""
-    wanted = quickstart._claim()
-    wanted["metadata"]["name"] = CLAIM
-    node.apply(quickstart._persistent_volume(CLAIM, directory), wanted)
+    volume_claim = quickstart._claim()
+    volume_claim["metadata"]["name"] = CLAIM
+    node.apply(quickstart._persistent_volume(CLAIM, directory), volume_claim)
     yield {"persistentVolumeClaim": {"claimName": CLAIM}}
     quickstart.delete()
     quickstart.kubectl("delete", "persistentvolumeclaim", CLAIM, "--wait=false")

@@ -71,7 +71,7 @@ def start(run: Quickstart, openenv: Object, **container: Any) -> None:
     )
 
 
-def told(run: Quickstart, words: str, what: str) -> str:
+def running_message(run: Quickstart, words: str, what: str) -> str:
     """The message of `Running`, once it says this."""
 
     def message() -> str:
@@ -95,7 +95,7 @@ def test_a_server_in_the_engines_pod_pays_and_is_killed(
     assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
     assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
     copying.kill("rollout", SERVER)
-    words = told(copying, "openenv", "words about the server")
+    words = running_message(copying, "openenv", "words about the server")
     assert words.endswith("agent-rollout-0-1-0: openenv: killed by SIGKILL")
     failure = copying.status()["lastFailure"]
     assert (failure["role"], failure["container"], failure["exitCode"]) == (
@@ -130,7 +130,7 @@ def status_of(run: Quickstart) -> str:
 
 def test_a_servers_image_that_cannot_be_pulled_shows_in_the_status(copying: Quickstart) -> None:
     start(copying, {"image": "localhost/nothing:1"})
-    words = told(copying, "localhost/nothing:1", "words about the image")
+    words = running_message(copying, "localhost/nothing:1", "words about the image")
     assert re.search(r"agent-rollout-0-1-0 \(openenv\): (ErrImagePull|ImagePullBackOff)", words)
     assert "check the image's name" in words
     assert copying.row_state() == "Pending"
@@ -142,12 +142,12 @@ def test_a_server_that_cannot_start_is_told_in_its_own_words(
     copying: Quickstart, server: str
 ) -> None:
     start(copying, {"image": server}, command=["python", "/nothing.py"])
-    words = told(copying, "rollout-0-2-0", "the end of a second server")
+    words = running_message(copying, "rollout-0-2-0", "the end of a second server")
     assert "openenv: python: can't open file '/nothing.py'" in words
 
 
 def test_a_port_on_which_no_server_listens_is_told(copying: Quickstart, server: str) -> None:
     start(copying, {"image": server, "timeoutSeconds": 5}, command=["sleep", "3600"])
-    words = told(copying, "the server has not listened", "words about the port")
+    words = running_message(copying, "the server has not listened", "words about the port")
     assert "agent-rollout-0-1-0: worker: spec.rollout.environment.openenv: nothing" in words
     assert "127.0.0.1:8000 in this pod for 5 s: see the log of the container openenv" in words

@@ -11,7 +11,7 @@ import pytest
 
 from observability.recording import STEP
 from tests.boards import RULES
-from tests.helm import objects, one
+from tests.helm import find_object, objects
 from tests.node.checks import START_SECONDS
 from tests.node.jobs import NAME, Quickstart
 from tests.pod_monitor import scrapes, write_pods
@@ -31,7 +31,7 @@ ENGINE = "/engine/metrics"
 
 def configuration(run: Quickstart, directory: Path) -> dict[str, Any]:
     """Over all pods of the node, those of the operator among them."""
-    monitor = one(objects("defaults", *ENABLED), "PodMonitor")["spec"]
+    monitor = find_object(objects("defaults", *ENABLED), "PodMonitor")["spec"]
     file = directory / "pods.json"
     write_pods(run.node.get("pods", "--all-namespaces")["items"], file)
     return {

@@ -158,12 +158,12 @@ def test_an_image_that_cannot_be_pulled_shows_in_the_status(quickstart: Quicksta
     quickstart.start(trainer={"steps": 2, "template": {"spec": {"containers": containers}}})
 
     def message() -> str:
-        told = str(quickstart.condition("Running").get("message", ""))
-        return told if "localhost/nothing:1" in told else ""
+        text = str(quickstart.condition("Running").get("message", ""))
+        return text if "localhost/nothing:1" in text else ""
 
-    told = quickstart.until(message, "words about the image", 240)
-    assert re.search(r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", told)
-    assert "check the image's name" in told
+    text = quickstart.until(message, "words about the image", 240)
+    assert re.search(r"quickstart-trainer-0-1-0 \(trainer\): (ErrImagePull|ImagePullBackOff)", text)
+    assert "check the image's name" in text
     assert quickstart.row_state() == "Pending"
     assert quickstart.status()["lastFailure"]["container"] == "trainer"
 

@@ -36,15 +36,15 @@ def test_a_file_in_its_place_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone may become another user")
-@pytest.mark.parametrize(("rights", "told"), [(0o755, True), (0o777, False)])
-def test_one_of_another_user_is_told(rights: int, told: bool) -> None:
+@pytest.mark.parametrize(("rights", "refused"), [(0o755, True), (0o777, False)])
+def test_a_directory_of_another_user_is_refused(rights: int, refused: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:  # pytest's own let no other user pass
         place = Path(directory)
         place.chmod(rights)
-        check(place, told)
+        check(place, refused)
 
 
-def check(place: Path, told: bool) -> None:
+def check(place: Path, refused: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ASK],
         env=os.environ | {"SLUICE_CHECKPOINT_DIR": str(place)},
@@ -53,4 +53,4 @@ def check(place: Path, told: bool) -> None:
         timeout=60,
     )
     message = f"{place}: user 65532 cannot write here"
-    assert (message in done.stderr, done.returncode != 0) == (told, told), done.stderr
+    assert (message in done.stderr, done.returncode != 0) == (refused, refused), done.stderr

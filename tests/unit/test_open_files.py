@@ -14,7 +14,7 @@ from sluice.runtime import open_files
 SHOW = """
 from sluice.runtime import open_files
 import resource
-print(open_files.raise_limit(int({wanted})), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(open_files.raise_limit(int({requested})), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
@@ -43,12 +43,12 @@ def test_a_role_takes_what_it_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "wanted", "expected"),
+    ("soft", "hard", "requested", "expected"),
     [(100, 1000, 500, 500), (100, 300, 500, 300), (400, 1000, 200, 400), (300, 300, 500, 300)],
     ids=["raised", "as far as may be", "never lowered", "already all"],
 )
-def test_the_limit_is_raised(soft: int, hard: int, wanted: int, expected: int) -> None:
-    shown = with_limits(SHOW.format(wanted=wanted), soft, hard)
+def test_the_limit_is_raised(soft: int, hard: int, requested: int, expected: int) -> None:
+    shown = with_limits(SHOW.format(requested=requested), soft, hard)
     assert shown == [expected, expected, hard]
 
 

@@ -222,8 +222,8 @@ class Disk:
 def _read(path: Path) -> Directory:
     """The tree under a directory, all of it durable."""
     names: dict[str, Node] = {
-        each.name: _read(each) if each.is_dir() else File(bytearray(each.read_bytes()))
-        for each in path.iterdir()
+        entry.name: _read(entry) if entry.is_dir() else File(bytearray(entry.read_bytes()))
+        for entry in path.iterdir()
     }
     return Directory(names, dict(names))
 

@@ -29,9 +29,11 @@ async def test_the_clock_of_a_buffer_jumps(calendar: Path, tmp_path: Path, jump:
             held = (await client.lease(count=4)).groups  # the held-out prompts, and one to train on
             calendar.write_text(str(jump))
             await asyncio.sleep(3)  # the buffer looks for leases that ran out each second
-            assert await client.heartbeat([one.prompt for one in held]) == []
-            answers = await client.submit([make_group(one.prompt) for one in held])
-            assert {one.outcome for one in answers.values()} == {pb.SubmitResponse.OUTCOME_STORED}
+            assert await client.heartbeat([lease.prompt for lease in held]) == []
+            answers = await client.submit([make_group(lease.prompt) for lease in held])
+            assert {answer.outcome for answer in answers.values()} == {
+                pb.SubmitResponse.OUTCOME_STORED
+            }
             [result] = (await client.evaluations()).evaluations
             assert (await client.stats()).counters["leases_expired"] == 0
         assert 0 < result.seconds < HOUR

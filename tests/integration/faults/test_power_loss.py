@@ -148,7 +148,7 @@ class Written(Load):
         if name == "take":
             note.batch = list(dict.fromkeys(s.group_id for s in answer.sequences))
         if name == "submit":
-            stored = [args[0][key] for key, one in answer.items() if one.outcome in ANSWERED]
+            stored = [args[0][key] for key, result in answer.items() if result.outcome in ANSWERED]
             note.groups = {g.prompt.group_id: g.samples[0].tokens for g in stored}
         if name != "take" or answer.state == pb.TakeBatchResponse.STATE_READY:
             self.acknowledged.append(note)

@@ -22,7 +22,7 @@ def scheduler(run: Laptop, pod: int) -> int:
     def is_it(process: psutil.Process) -> bool:
         """Its own command line and environment are overwritten by its title: the server above it
         has them."""
-        above = [" ".join(each.cmdline()) for each in process.parents()]
+        above = [" ".join(parent.cmdline()) for parent in process.parents()]
         is_scheduler = "".join(process.cmdline()).startswith("sglang::scheduler")
         return is_scheduler and any(f"--node-rank {pod}" in line for line in above)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator.plan import render_all
-from tests.helm import objects, one
+from tests.helm import find_object, objects
 from tests.pod_monitor import scrapes, write_pods
 from tests.prometheus import Prometheus
 from tests.unit.operator.test_plan_pods import JOBS
@@ -23,7 +23,7 @@ ENABLED = ("--set", "metrics.podMonitor.enabled=true")
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     file = tmp_path / "pods.json"
     write_pods((pod for pod in render_all(JOBS["cluster"]) if pod["kind"] == "Pod"), file)
-    monitor = one(objects("defaults", *ENABLED), "PodMonitor")["spec"]
+    monitor = find_object(objects("defaults", *ENABLED), "PodMonitor")["spec"]
     with Prometheus(tmp_path, {"scrape_configs": scrapes(monitor, file)}) as server:
         server.until(server.targets, "aware of targets")
         yield server
@@ -33,12 +33,16 @@ def test_pods_are_scraped_under_the_labels_that_a_run_on_a_laptop_gives(
     prometheus: Prometheus,
 ) -> None:
     labels = [
-        {name: value for name, value in each["labels"].items() if name != "instance"}
-        for each in prometheus.targets()
+        {name: value for name, value in target["labels"].items() if name != "instance"}
+        for target in prometheus.targets()
     ]
     names = {"namespace", "job", "role", "replica", "pod"} | {"container", "endpoint"}
-    assert all(each.keys() - {"metrics_path"} == names for each in labels)
-    paths = {(each["role"], each.get("metrics_path", "")) for each in labels}
+    assert all(target_labels.keys() - {"metrics_path"} == names for target_labels in labels)
+    paths = {
+        (target_labels["role"], target_labels.get("metrics_path", "")) for target_labels in labels
+    }
     roles = {"buffer", "rendezvous", "rollout", "trainer"}
     assert paths == {(role, "") for role in roles} | {("rollout", "/engine/metrics")}
-    assert len({json.dumps(each, sort_keys=True) for each in labels}) == len(labels)
+    assert len({json.dumps(target_labels, sort_keys=True) for target_labels in labels}) == len(
+        labels
+    )

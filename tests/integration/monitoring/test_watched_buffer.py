@@ -55,7 +55,7 @@ async def step(client: Client, number: int) -> bool:
     if len(leased) < 4:
         return False
     await client.submit(
-        make_group(each.prompt, response=RESPONSE, version=number - 1) for each in leased
+        make_group(lease.prompt, response=RESPONSE, version=number - 1) for lease in leased
     )
     await client.take(number)
     await client.commit(number)

@@ -185,8 +185,8 @@ async def test_who_joins_is_no_news_to_others(rendezvous: Rendezvous) -> None:
 
 async def test_joiners_alone_are_asked_for(rendezvous: Rendezvous) -> None:
     async with engine(rendezvous) as member, engine(rendezvous, "rollout-1") as other:
-        for one in (member, other):
-            await asyncio.wait_for(one.connected.wait(), DEADLINE)
+        for joiner in (member, other):
+            await asyncio.wait_for(joiner.connected.wait(), DEADLINE)
         plan = await rendezvous.stub.BeginUpdate(
             pb.BeginUpdateRequest(source="trainer-0", attempt=1, version=3), metadata=rpc.metadata()
         )

@@ -228,7 +228,7 @@ def _state(victim: Path) -> list[Any]:
 def tools_against(victim: Path, pid: int, segment: int, layers: Sequence[str]) -> str:
     """The beginning of each attack: its victims, and how it tries."""
     machine = os.uname().machine
-    known = {
+    victims = {
         "VICTIM": str(victim),
         "PID": pid,
         "SEGMENT": segment,
@@ -237,7 +237,7 @@ def tools_against(victim: Path, pid: int, segment: int, layers: Sequence[str]) -
         "SHMAT": {"x86_64": 30}.get(machine, 196),
         "IO_SETUP": {"x86_64": 206}.get(machine, 0),
     }
-    return "".join(f"{name} = {value!r}\n" for name, value in known.items()) + _TOOLS
+    return "".join(f"{name} = {value!r}\n" for name, value in victims.items()) + _TOOLS
 
 
 def main() -> None:

@@ -174,11 +174,11 @@ async def test_a_sample_that_cannot_be_sent_fails_alone(
 ) -> None:
     broken = RewardInput("p", "abc", metadata=metadata)
     async with judging(workers=1, function=f"{user}:{name}") as judge, asyncio.timeout(60):
-        one, bad, two = await judge([sample("abc"), broken, sample("abc")])
+        first, bad, second = await judge([sample("abc"), broken, sample("abc")])
         assert isinstance(bad, RewardError)
         assert "the sample cannot be sent to a judging process" in str(bad)
         assert message in str(bad)
-        assert one == two == (await judge([sample("abc")]))[0]
+        assert first == second == (await judge([sample("abc")]))[0]
 
 
 @pytest.mark.parametrize("name", ["forges", "forges_later"])

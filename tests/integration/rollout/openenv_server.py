@@ -27,10 +27,10 @@ class Word(Action):
     message: str
 
 
-class Told(Observation):
+class Observed(Observation):
     """An observation: words for the model."""
 
-    told: str = ""
+    word: str = ""
 
 
 class Talk(Environment):
@@ -42,15 +42,15 @@ class Talk(Environment):
         super().__init__()
         self.steps = 0
 
-    def reset(self, seed: int | None = None, **_: Any) -> Told:
+    def reset(self, seed: int | None = None, **_: Any) -> Observed:
         self.steps = 0
-        return Told(told="w0002" if seed == 7 else f"seed {seed}")
+        return Observed(word="w0002" if seed == 7 else f"seed {seed}")
 
-    def step(self, action: Word, **_: Any) -> Told:
+    def step(self, action: Word, **_: Any) -> Observed:
         if not action.message:
             raise ValueError("say something")
         self.steps += 1
-        return Told(told="w0005", reward=0.25 * self.steps, done=self.steps == STEPS)
+        return Observed(word="w0005", reward=0.25 * self.steps, done=self.steps == STEPS)
 
     @property
     def state(self) -> State:
@@ -101,7 +101,7 @@ class Tools(MCPEnvironment):
 async def main(text_port: int, tools_port: int) -> None:
     """Serve both until the end."""
     apps = [
-        (create_fastapi_app(Talk, Word, Told, max_concurrent_envs=SESSIONS), text_port),
+        (create_fastapi_app(Talk, Word, Observed, max_concurrent_envs=SESSIONS), text_port),
         (create_fastapi_app(Tools, CallToolAction, CallToolObservation, SESSIONS), tools_port),
     ]
     configs = [uvicorn.Config(app, port=port, log_level="warning") for app, port in apps]

@@ -20,7 +20,7 @@ from sluice_rollout import metrics
 from sluice_rollout.leased_group import LeasedGroup
 from sluice_rollout.worker import Worker, WorkerError
 from tests.integration.engines import Sglang
-from tests.integration.proxy import Answer, Asked, Delay, Drop, Fate, Proxy
+from tests.integration.proxy import Answer, Delay, Drop, Fate, ProxiedRequest, Proxy
 from tests.integration.rollout.pods import Services, leases, submitted
 
 READY = pb.TakeBatchResponse.STATE_READY
@@ -90,7 +90,7 @@ async def test_a_hiccup_of_the_engine_is_nobodys_failure(
     left = list(range(times))
     async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
         proxy.rules.append(
-            lambda asked: fate if of_row(asked, 2) and left and left.pop() >= 0 else None
+            lambda request: fate if of_row(request, 2) and left and left.pop() >= 0 else None
         )
         async with services.working(engine) as (_, end):
             assert (await client.take(1, wait=PATIENCE)).state == READY
@@ -105,8 +105,8 @@ async def test_a_request_that_the_engine_cannot_answer_fails_its_group_alone(
     services = make_services(**words(tmp_path))
     before = failed("engine")
 
-    def rule(asked: Asked) -> Fate | None:
-        return Answer(500, "illegal memory access") if of_row(asked, 2) else None
+    def rule(request: ProxiedRequest) -> Fate | None:
+        return Answer(500, "illegal memory access") if of_row(request, 2) else None
 
     async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
         proxy.rules.append(rule)
@@ -127,7 +127,7 @@ async def test_an_engine_that_answers_errors_alone_is_the_one_to_blame(
     services = make_services(rollout__concurrency=32, rollout__batchSize=16)
     async with proxied(sglang) as (proxy, engine), await services.start_buffer() as client:
         proxy.rules.append(
-            lambda asked: Answer(500, "no kernel") if asked.path == "/generate" else None
+            lambda request: Answer(500, "no kernel") if request.path == "/generate" else None
         )
         async with running(services, engine) as (_, returns, work):
             with pytest.raises(WorkerError, match=r"8 groups.*engine answered 500: no kernel"):
@@ -200,8 +200,8 @@ def words(directory: Path) -> dict[str, Any]:
     return {"data__prompts": [{"path": str(directory / "words.jsonl")}], "data__shuffle": False}
 
 
-def of_row(asked: Asked, row: int) -> bool:
-    return asked.path == "/generate" and asked.input_ids[:1] == [WORD + row]
+def of_row(request: ProxiedRequest, row: int) -> bool:
+    return request.path == "/generate" and request.input_ids[:1] == [WORD + row]
 
 
 async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
@@ -215,7 +215,7 @@ async def test_a_request_that_takes_too_long_is_given_up_and_not_made_again(
     before = failed("timeout")
     async with Proxy(sglang.url) as proxy, Client(proxy.url, request_seconds=5.0) as engine:
         await engine.wait_ready(10)
-        proxy.rules.append(lambda asked: Delay(1000) if of_row(asked, 2) else None)
+        proxy.rules.append(lambda request: Delay(1000) if of_row(request, 2) else None)
         async with (
             await services.start_buffer() as client,
             running(services, engine) as (_, returns, work),

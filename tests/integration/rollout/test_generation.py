@@ -79,7 +79,9 @@ async def test_requests_that_come_together_are_answered_each_by_itself(sglang: S
         len(generation.tokens) for generation in fine if isinstance(generation, Generation)
     ] == [3, 5]
     assert (aborted.finish, 0 < len(aborted.tokens) < 3000) == ("abort", True)
-    sizes = [len(asked.body) for asked in proxy.asked if asked.path == request_batching.PATH]
+    sizes = [
+        len(request.body) for request in proxy.requests if request.path == request_batching.PATH
+    ]
     assert sizes == [0, 5]  # none, to ask if it can; all of this turn
 
 

@@ -195,9 +195,9 @@ def test_sglang_s_processes_are_those_that_were_prepared(tmp_path: Path) -> None
     try:
         engine.wait_ready()
         log = engine.log.read_text()
-        told = next(line for line in log.splitlines() if line.startswith("prepared: "))
+        line_of_pids = next(line for line in log.splitlines() if line.startswith("prepared: "))
         pids = [engine.part(name).pid for name in ("scheduler", "detokenizer")]
-        assert sorted(pids) == sorted(literal_eval(told.removeprefix("prepared: ")))
+        assert sorted(pids) == sorted(literal_eval(line_of_pids.removeprefix("prepared: ")))
         assert "starts anew" not in log
         body = {
             "input_ids": [5, 6, 7],

@@ -123,7 +123,7 @@ async def test_the_reason_of_a_refused_action_is_for_the_model(
     async with open_session(servers[0], 10.0) as (session, schema):
         assert schema["required"] == ["message"]
         first = await session.reset({"seed": 3, "unknown": True})
-        assert (first.observation, first.reward, first.done) == ({"told": "seed 3"}, 0, False)
+        assert (first.observation, first.reward, first.done) == ({"word": "seed 3"}, 0, False)
         for action, words in (({"message": ""}, "say something"), ({"letter": 1}, "message")):
             with pytest.raises(Exception, match=words) as raised:
                 await session.step(action)

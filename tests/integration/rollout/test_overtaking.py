@@ -30,8 +30,8 @@ def test_a_call_that_comes_last_is_answered_before_most_of_many_requests(sglang:
     def answers(number: int, since: int) -> list[str]:
         """The log's lines of answers, once there are so many."""
         lines = sglang.log.read_text()[since:].splitlines()
-        told = [line for line in lines if PROBE in line or Client.generate_path in line]
-        return told if len(told) >= number else []
+        answer_lines = [line for line in lines if PROBE in line or Client.generate_path in line]
+        return answer_lines if len(answer_lines) >= number else []
 
     with ExitStack() as stack:
         connections = [
@@ -50,6 +50,8 @@ def test_a_call_that_comes_last_is_answered_before_most_of_many_requests(sglang:
             connections[-1].sendall(message(PROBE))
         finally:
             os.kill(sglang.process.pid, signal.SIGCONT)
-        told = until(lambda: answers(REQUESTS + 1, start), 60.0, f"{REQUESTS + 1} more answers")
-    place = next(number for number, line in enumerate(told) if PROBE in line)
+        answer_lines = until(
+            lambda: answers(REQUESTS + 1, start), 60.0, f"{REQUESTS + 1} more answers"
+        )
+    place = next(number for number, line in enumerate(answer_lines) if PROBE in line)
     assert place < REQUESTS // 2

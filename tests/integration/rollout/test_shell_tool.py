@@ -151,5 +151,5 @@ async def test_a_tool_loop_runs_commands(shell: Shell) -> None:
     runner.tokenizer, runner.generator.decode = tokenizer, tokenizer.decode
     sample = await runner(Prompt(0, "?"), [1], Sample(0), PARAMS | {"max_new_tokens": 500})
     assert (sample.status, sample.error) == (SampleStatus.COMPLETED, "")
-    assert "42\n" in tokenizer.decode(engine.asked[1])
+    assert "42\n" in tokenizer.decode(engine.prompt_ids[1])
     assert sample.metadata["tool_calls"] == 1

@@ -28,7 +28,7 @@ async def play(episode):
 """
 
 
-async def told(rendezvous: Rendezvous, *states: str, seconds: float = DEADLINE) -> str:
+async def engine_state(rendezvous: Rendezvous, *states: str, seconds: float = DEADLINE) -> str:
     """The engine's state, once it is one of these."""
     async with asyncio.timeout(seconds):
         while True:
@@ -51,12 +51,12 @@ async def test_one_sample_of_eight_is_the_batchs_tail_until_it_is_done(
     services = make_services(rollout__function=f"{code}:play")
     async with await services.start_buffer() as client:
         start_pod(services, sglang.url)
-        await told(rendezvous, "idle", seconds=START_SECONDS)
+        await engine_state(rendezvous, "idle", seconds=START_SECONDS)
         await rendezvous.serve(0)
-        assert await told(rendezvous, "tail") == "tail"
+        assert await engine_state(rendezvous, "tail") == "tail"
         await asyncio.sleep(0.5)
         done.write_text("")
-        assert await told(rendezvous, "idle", "generating") == "idle", "all is generated"
+        assert await engine_state(rendezvous, "idle", "generating") == "idle", "all is generated"
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
         seconds = {g.group_id: g.samples[0].metadata[WORKER_TAIL] for g in groups}

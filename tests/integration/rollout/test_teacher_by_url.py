@@ -59,13 +59,13 @@ def tokenizer(model: Path) -> Any:
     return AutoTokenizer.from_pretrained(model)
 
 
-async def ask(url: str, tokenizer: Any, asked: Sample, seconds: float = 60.0) -> Sample:
+async def ask(url: str, tokenizer: Any, sample: Sample, seconds: float = 60.0) -> Sample:
     teacher = Teacher(url, Scorer(url, seconds), tokenizer)
     try:
-        await teacher(asked)
+        await teacher(sample)
     finally:
         await teacher.close()
-    return asked
+    return sample
 
 
 async def wait(url: str, tokenizer: Any, seconds: float = 60.0) -> None:
@@ -100,11 +100,13 @@ async def test_a_job_without_a_reward_learns_from_its_teacher(
     async with await services.start_buffer() as client, services.working(engine):
         assert (await client.take(1, wait=DEADLINE)).state == READY
         groups = [codec.group_from_message(g) for g in await client.shard(1)]
-    for each in (s for g in groups for s in g.samples):
-        each.check()
-        assert (each.reward, each.reward_parts) == (0.0, {})
-        assert each.teacher_log_probs is not None
-        assert distance(each.teacher_log_probs.tolist(), each.rollout_log_probs.tolist()) < EXACT
+    for sample in (s for g in groups for s in g.samples):
+        sample.check()
+        assert (sample.reward, sample.reward_parts) == (0.0, {})
+        assert sample.teacher_log_probs is not None
+        assert (
+            distance(sample.teacher_log_probs.tolist(), sample.rollout_log_probs.tolist()) < EXACT
+        )
 
 
 async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
@@ -124,10 +126,10 @@ async def test_a_reward_and_a_teacher_go_together_and_evaluations_have_none(
                 until, lambda: worker.group_maker.finished_samples == 8 + 3, 20.0, "the evaluation"
             )
     for group in groups:
-        for each in group.samples:
-            assert each.reward == contained(group.prompt, each)
-            assert each.teacher_log_probs is not None
-    trained = {tuple(each.tokens.tolist()) for group in groups for each in group.samples}
+        for sample in group.samples:
+            assert sample.reward == contained(group.prompt, sample)
+            assert sample.teacher_log_probs is not None
+    trained = {tuple(sample.tokens.tolist()) for group in groups for sample in group.samples}
     assert {tuple(body["input_ids"]) for body in teacher.seen} == trained
 
 
@@ -286,8 +288,8 @@ async def test_the_run_goes_on_while_a_teacher_fails(
                 s for g in await client.shard(1) for s in codec.group_from_message(g).samples
             ]
     assert len(samples) == 8
-    for each in samples:
-        assert (each.teacher_log_probs is None) == (each.status is SampleStatus.FAILED)
+    for sample in samples:
+        assert (sample.teacher_log_probs is None) == (sample.status is SampleStatus.FAILED)
 
 
 async def test_it_waits_for_a_teacher_that_comes_late(tokenizer: Any) -> None:

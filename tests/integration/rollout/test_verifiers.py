@@ -81,7 +81,7 @@ async def test_an_environment_plays_its_own_tasks_and_gives_its_own_reward(
         program.close()
     assert (sample.status, sample.error) == (SampleStatus.TRUNCATED, ""), "the last turn was cut"
     assert sample.reward == 1.5
-    assert sample.reward_parts == {"score": 1.5, "turns": 1.5, "asked": 3.0}
+    assert sample.reward_parts == {"score": 1.5, "turns": 1.5, "turns_asked": 3.0}
     check_tokens(sample, log)
     check(sample, {0: model})
 

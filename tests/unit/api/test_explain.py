@@ -84,7 +84,7 @@ def test_an_object_is_explained_with_its_fields_and_rules() -> None:
 )
 def test_a_field_is_found_by_its_name_alone(text: str, fields: list[str]) -> None:
     result = find(text)
-    assert [each.field for each in getattr(result, "fields", [result])] == fields
+    assert [match.field for match in getattr(result, "fields", [result])] == fields
 
 
 def test_a_field_that_is_in_several_places_is_listed_with_its_paths() -> None:

@@ -112,8 +112,8 @@ def test_every_path_of_a_spec_is_known_by_field_and_kind() -> None:
 
 
 def test_the_spec_above_sets_every_annotated_field() -> None:
-    known = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
-    assert {re.sub(r"\[\d+\]", "[]", field) for field, _, _ in ALL} == known
+    annotated = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
+    assert {re.sub(r"\[\d+\]", "[]", field) for field, _, _ in ALL} == annotated
 
 
 def test_a_path_is_replaced_and_nothing_else() -> None:
@@ -174,13 +174,13 @@ def test_a_text_that_is_described_as_a_path_is_annotated() -> None:
     in UNMARKED.
     """
     spec = schema_of(RLJobSpec)
-    known = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
+    annotated = {f"spec.{'.'.join(parts)}".replace(".[]", "[]") for parts, _ in fields(RLJobSpec)}
     speaking = {
         field
         for field, text in _texts(spec, "spec")
         if FILE_WORDS.search(f"{_words(field)} {text}")
     }
-    assert speaking - known == set(UNMARKED)
+    assert speaking - annotated == set(UNMARKED)
 
 
 def _words(field: str) -> str:

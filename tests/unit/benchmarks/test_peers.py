@@ -21,7 +21,9 @@ def quickstart(*overrides: str) -> RLJobSpec:
 
 
 def values(spec: RLJobSpec, micro_batches: int = 1) -> dict[str, Any]:
-    return {one.name: one.value for one in trl_settings(spec, micro_batches=micro_batches)}
+    return {
+        setting.name: setting.value for setting in trl_settings(spec, micro_batches=micro_batches)
+    }
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def settings(spec: RLJobSpec, *, chat: bool = True) -> list[Setting]:
 
 
 def values(spec: RLJobSpec) -> dict[str, Any]:
-    return {one.name: one.value for one in settings(spec)}
+    return {setting.name: setting.value for setting in settings(spec)}
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def values(spec: RLJobSpec) -> dict[str, Any]:
 def test_verl_trains_with_the_settings_of_the_job(
     overrides: list[str], expected: dict[str, Any]
 ) -> None:
-    told = values(spec_of("quickstart", *overrides))
-    assert {name: told[name] for name in expected} == expected
+    values_of_verl = values(spec_of("quickstart", *overrides))
+    assert {name: values_of_verl[name] for name in expected} == expected
 
 
 def test_the_case_for_a_gpu_trains_in_bf16_and_hands_on_the_engines_arguments() -> None:
-    told = values(spec_of("reasoning", "rollout.engineArgs.attentionBackend=triton"))
-    assert told["trainer.device"] == "cuda"
-    assert told[f"{ACTOR}.fsdp_config.dtype"] == "bfloat16"
-    assert told[f"{ACTOR}.ppo_max_token_len_per_gpu"] == 16384
-    assert told[f"{ROLLOUT}.gpu_memory_utilization"] == 0.5
-    assert told[f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend"] == "triton"
-    assert f"+{ROLLOUT}.engine_kwargs.sglang.mem_fraction_static" not in told
+    values_of_verl = values(spec_of("reasoning", "rollout.engineArgs.attentionBackend=triton"))
+    assert values_of_verl["trainer.device"] == "cuda"
+    assert values_of_verl[f"{ACTOR}.fsdp_config.dtype"] == "bfloat16"
+    assert values_of_verl[f"{ACTOR}.ppo_max_token_len_per_gpu"] == 16384
+    assert values_of_verl[f"{ROLLOUT}.gpu_memory_utilization"] == 0.5
+    assert values_of_verl[f"+{ROLLOUT}.engine_kwargs.sglang.attention_backend"] == "triton"
+    assert f"+{ROLLOUT}.engine_kwargs.sglang.mem_fraction_static" not in values_of_verl
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_setting_that_verl_does_not_have_is_refused_by_name(
 @pytest.mark.parametrize("case", ["quickstart", "reasoning"])
 def test_verls_own_configuration_has_every_name(case: str) -> None:
     names = set(NAMES.read_text().split())
-    told = settings(spec_of(case), chat=case != "quickstart")
-    assert {one.name for one in told if not one.name.startswith("+")} <= names
+    written = settings(spec_of(case), chat=case != "quickstart")
+    assert {setting.name for setting in written if not setting.name.startswith("+")} <= names
 
 
 @pytest.mark.parametrize(

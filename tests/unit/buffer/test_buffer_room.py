@@ -72,8 +72,8 @@ def small_steps(buffer: LocalBuffer, steps: int) -> int:
         buffer.clock.now += 1
         while (missing := buffer.core.policy.batch_size - len(buffer.core.memory.finished)) > 0:
             leased = buffer.lease(count=missing, version=number - 1)
-            for each in leased:
-                buffer.submit(each, samples=8, response=40, version=number - 1)
+            for lease in leased:
+                buffer.submit(lease, samples=8, response=40, version=number - 1)
             if leased:
                 continue
             if not buffer.core.capacity.checkpoint_wanted():

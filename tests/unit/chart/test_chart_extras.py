@@ -11,24 +11,24 @@ import pytest
 
 from sluice_operator import settings
 from sluice_operator.plan.facts.job_defaults import JobDefaults
-from tests.helm import CHART, Object, environment, helm, objects, one
+from tests.helm import CHART, Object, environment, find_object, helm, objects
 
 SERVED = ("--api-versions", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")
 POLICY = "ValidatingAdmissionPolicy"
 
 
 def kinds(manifests: list[Object]) -> set[str]:
-    return {each["kind"] for each in manifests}
+    return {manifest["kind"] for manifest in manifests}
 
 
 def operator(manifests: list[Object]) -> Object:
-    pod: Object = one(manifests, "Deployment")["spec"]["template"]
+    pod: Object = find_object(manifests, "Deployment")["spec"]["template"]
     return pod
 
 
 def test_defaults_of_jobs_reach_the_operator() -> None:
     manifests = objects("everything")
-    config = one(manifests, "ConfigMap", "trainer-of-models-job-defaults")
+    config = find_object(manifests, "ConfigMap", "trainer-of-models-job-defaults")
     defaults = JobDefaults.model_validate(json.loads(config["data"]["defaults.json"]))
     assert (defaults.storage_class_name, defaults.priority_class_name) == ("fast", "batch")
     assert defaults.trainer.resources.requests == {"cpu": "96", "memory": "1200Gi"}
@@ -36,9 +36,11 @@ def test_defaults_of_jobs_reach_the_operator() -> None:
     assert defaults.rendezvous.node_selector == {"pool": "system"}
     pod = operator(manifests)["spec"]
     (mount,) = [
-        each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "job-defaults"
+        volume_mount
+        for volume_mount in pod["containers"][0]["volumeMounts"]
+        if volume_mount["name"] == "job-defaults"
     ]
-    (volume,) = [each for each in pod["volumes"] if each["name"] == "job-defaults"]
+    (volume,) = [candidate for candidate in pod["volumes"] if candidate["name"] == "job-defaults"]
     assert volume["configMap"]["name"] == config["metadata"]["name"]
     assert environment(manifests)["SLUICE_JOB_DEFAULTS"] == f"{mount['mountPath']}/defaults.json"
 
@@ -65,14 +67,14 @@ def test_without_defaults_nothing_is_mounted() -> None:
 def test_common_labels_and_annotations_are_everywhere() -> None:
     manifests = objects("everything")
     assert "ValidatingAdmissionPolicyBinding" in kinds(manifests)
-    for each in [*manifests, operator(manifests)]:
-        assert each["metadata"]["labels"]["team"] == "research", each
-        assert each["metadata"]["annotations"]["owner"] == "infra", each
+    for manifest in [*manifests, operator(manifests)]:
+        assert manifest["metadata"]["labels"]["team"] == "research", manifest
+        assert manifest["metadata"]["annotations"]["owner"] == "infra", manifest
 
 
 def test_what_is_more_special_goes_over_a_common_annotation() -> None:
     manifests = objects("everything", "--set", "annotations.owner=mine,podAnnotations.owner=ours")
-    assert one(manifests, "Deployment")["metadata"]["annotations"]["owner"] == "mine"
+    assert find_object(manifests, "Deployment")["metadata"]["annotations"]["owner"] == "mine"
     assert operator(manifests)["metadata"]["annotations"]["owner"] == "ours"
 
 
@@ -139,8 +141,8 @@ def test_the_notes_say_why_nothing_bounds_the_operator(
 def test_the_policy_is_about_the_operators_account_and_not_its_key() -> None:
     manifests = objects("everything")
     conditions = {
-        each["name"]: each["expression"]
-        for each in one(manifests, POLICY)["spec"]["matchConditions"]
+        condition["name"]: condition["expression"]
+        for condition in find_object(manifests, POLICY)["spec"]["matchConditions"]
     }
     account = operator(manifests)["spec"]["serviceAccountName"]
     assert f"'system:serviceaccount:sluice-system:{account}'" in conditions["is-the-operator"]
@@ -150,7 +152,7 @@ def test_the_policy_is_about_the_operators_account_and_not_its_key() -> None:
 def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
     """But for events, its leases, and the jobs themselves."""
     manifests = objects("defaults")
-    rules = one(manifests, POLICY)["spec"]["matchConstraints"]["resourceRules"]
+    rules = find_object(manifests, POLICY)["spec"]["matchConstraints"]["resourceRules"]
     bounded = {
         (group, plural)
         for rule in rules
@@ -158,7 +160,7 @@ def test_the_policy_is_about_all_that_the_operator_may_write_for_jobs() -> None:
         for plural in rule["resources"]
     }
     writes = {"create", "patch", "update", "delete"}
-    for rule in one(manifests, "ClusterRole", "sluice-operator")["rules"]:
+    for rule in find_object(manifests, "ClusterRole", "sluice-operator")["rules"]:
         if writes & {*rule["verbs"]} and not {*rule["apiGroups"]} & {
             "sluice.dev",
             "events.k8s.io",

@@ -11,7 +11,7 @@ from sluice.api import parse_documents, parse_job
 from sluice_operator import settings
 from sluice_operator.plan import Images
 from sluice_operator.plan.facts import names
-from tests.helm import CHART, environment, load, objects, one
+from tests.helm import CHART, environment, find_object, load, objects
 from tests.tools import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -22,10 +22,10 @@ class Recorder(Mapping[str, str]):
     """Variables, and those of them that were asked for."""
 
     def __init__(self, variables: dict[str, str]) -> None:
-        self.variables, self.asked = variables, set[str]()
+        self.variables, self.read_names = variables, set[str]()
 
     def __getitem__(self, name: str) -> str:
-        self.asked.add(name)
+        self.read_names.add(name)
         return self.variables[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -36,13 +36,16 @@ class Recorder(Mapping[str, str]):
 
 
 def test_the_operator_reads_what_the_chart_sets_and_the_chart_sets_what_it_reads() -> None:
-    container = one(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    variables = Recorder({each["name"]: each.get("value", "x") for each in container["env"]})
-    settings.read(variables)
-    assert variables.variables.keys() - ELSEWHERE <= variables.asked
-    assert variables.asked - variables.variables.keys() <= {"SLUICE_BIND", "SLUICE_JOB_DEFAULTS"}, (
-        "all interfaces; none"
+    container = find_object(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    variables = Recorder(
+        {variable["name"]: variable.get("value", "x") for variable in container["env"]}
     )
+    settings.read(variables)
+    assert variables.variables.keys() - ELSEWHERE <= variables.read_names
+    assert variables.read_names - variables.variables.keys() <= {
+        "SLUICE_BIND",
+        "SLUICE_JOB_DEFAULTS",
+    }, "all interfaces; none"
 
 
 def test_values_arrive_in_the_operators_settings() -> None:
@@ -64,9 +67,12 @@ def test_every_image_of_the_plan_is_a_value() -> None:
 
 def test_ports_and_labels_are_those_of_the_plan() -> None:
     manifests = objects("everything")
-    ports = {each["port"] for each in one(manifests, "NetworkPolicy")["spec"]["egress"][1]["ports"]}
+    ports = {
+        port["port"]
+        for port in find_object(manifests, "NetworkPolicy")["spec"]["egress"][1]["ports"]
+    }
     assert ports == {names.PORTS["rendezvous"], names.PORTS["buffer"]}
-    monitor = one(manifests, "PodMonitor")["spec"]
+    monitor = find_object(manifests, "PodMonitor")["spec"]
     assert monitor["selector"]["matchExpressions"] == [
         {"key": names.LABEL_JOB, "operator": "Exists"}
     ]
@@ -78,7 +84,7 @@ def test_ports_and_labels_are_those_of_the_plan() -> None:
     assert relabelings == endpoint["relabelings"]
     assert monitor["jobLabel"] == names.LABEL_JOB
     labels = [names.LABEL_ROLE, names.LABEL_REPLICA]
-    sources = [each["sourceLabels"] for each in endpoint["relabelings"]]
+    sources = [relabeling["sourceLabels"] for relabeling in endpoint["relabelings"]]
     prefix = "__meta_kubernetes_pod_label_"
     assert sources == [[prefix + label.translate(str.maketrans("./-", "___"))] for label in labels]
 
@@ -87,8 +93,8 @@ def test_chart_and_package_have_one_version() -> None:
     chart = load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == PYPROJECT["project"]["version"]
     images = load(chart["annotations"]["artifacthub.io/images"])
-    listed = {each["name"]: each["image"] for each in images}
-    container = one(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    listed = {image["name"]: image["image"] for image in images}
+    container = find_object(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     used = {field.name: getattr(Images(), field.name) for field in fields(Images)}
     assert listed.pop("operator") == container["image"]
     assert listed == {name: image for name, image in used.items() if name != "rendezvous"}

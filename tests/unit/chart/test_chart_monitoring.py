@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.boards import DASHBOARDS, RULES
-from tests.helm import CHART, helm, objects, one
+from tests.helm import CHART, find_object, helm, objects
 from tests.prometheus import rule_groups
 
 PATH = "metrics.prometheusRule"
@@ -16,27 +16,29 @@ PATH = "metrics.prometheusRule"
 
 def installed(*settings: str) -> list[dict[str, Any]]:
     """Rules of the PrometheusRule, with these values besides."""
-    chosen = [part for each in (f"{PATH}.enabled=true", *settings) for part in ("--set", each)]
-    rule = one(objects("defaults", *chosen), "PrometheusRule")
-    return [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    chosen = [
+        part for setting in (f"{PATH}.enabled=true", *settings) for part in ("--set", setting)
+    ]
+    rule = find_object(objects("defaults", *chosen), "PrometheusRule")
+    return [recorded for group in rule["spec"]["groups"] for recorded in group["rules"]]
 
 
 def alert(name: str, *settings: str) -> dict[str, Any]:
-    (match,) = [each for each in installed(*settings) if each.get("alert") == name]
+    (match,) = [candidate for candidate in installed(*settings) if candidate.get("alert") == name]
     return match
 
 
 def test_nothing_of_it_is_made_unless_it_is_asked_for() -> None:
-    kinds = {each["kind"] for each in objects()}
+    kinds = {manifest["kind"] for manifest in objects()}
     assert not kinds & {"PrometheusRule", "GrafanaDashboard"}
-    assert not [each for each in objects() if each["kind"] == "ConfigMap"]
+    assert not [manifest for manifest in objects() if manifest["kind"] == "ConfigMap"]
 
 
 def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
     maps = [
-        each
-        for each in objects("defaults", "--set", "metrics.dashboards.enabled=true")
-        if each["kind"] == "ConfigMap"
+        manifest
+        for manifest in objects("defaults", "--set", "metrics.dashboards.enabled=true")
+        if manifest["kind"] == "ConfigMap"
     ]
     assert len(maps) == len(DASHBOARDS) == 4
     for config_map, path in zip(maps, DASHBOARDS, strict=True):
@@ -48,30 +50,30 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
 
 def test_the_grafana_operator_is_told_of_the_same_config_maps() -> None:
     manifests = objects("everything")
-    boards = [each for each in manifests if each["kind"] == "GrafanaDashboard"]
+    boards = [manifest for manifest in manifests if manifest["kind"] == "GrafanaDashboard"]
     assert len(boards) == len(DASHBOARDS)
     for board in boards:
         reference = board["spec"]["configMapRef"]
-        config_map = one(manifests, "ConfigMap", reference["name"])
+        config_map = find_object(manifests, "ConfigMap", reference["name"])
         assert reference["key"] in config_map["data"]
         assert config_map["metadata"]["annotations"]["grafana_folder"] == board["spec"]["folder"]
 
 
 def test_the_rules_are_those_of_the_file() -> None:
     assert installed() == [
-        each for group in rule_groups(RULES.read_text()) for each in group["rules"]
+        rule for group in rule_groups(RULES.read_text()) for rule in group["rules"]
     ]
 
 
 def test_recording_rules_stay_without_the_alerts() -> None:
     kept = installed(f"{PATH}.alerts=false")
     assert kept
-    assert all("record" in each for each in kept)
+    assert all("record" in rule for rule in kept)
 
 
 def test_a_single_alert_is_switched_off() -> None:
     names = {
-        each.get("alert") for each in installed(f"{PATH}.overrides.SluiceRestarts.enabled=false")
+        rule.get("alert") for rule in installed(f"{PATH}.overrides.SluiceRestarts.enabled=false")
     }
     assert "SluiceRestarts" not in names
     assert "SluiceNoProgress" in names

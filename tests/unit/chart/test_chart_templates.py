@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.helm import CHART, VALUES, Object, environment, helm, load, objects, one, template
+from tests.helm import (
+    CHART,
+    VALUES,
+    Object,
+    environment,
+    find_object,
+    helm,
+    load,
+    objects,
+    template,
+)
 from tests.tools import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -19,7 +29,7 @@ LARGE = tuple(f"sluice/templates/{name}.yaml" for name in ("crd", "dashboards", 
 @pytest.mark.parametrize("values", ALL)
 def test_rendered_chart(values: str) -> None:
     documents = template(values).split("---\n")
-    small = [each for each in documents if not any(name in each for name in LARGE)]
+    small = [document for document in documents if not any(name in document for name in LARGE)]
     rendered = "---\n".join(small)
     path = GOLDEN / f"{values}.yaml"
     if os.environ.get("SLUICE_UPDATE_GOLDEN"):
@@ -36,7 +46,7 @@ def test_helm_finds_nothing_to_complain_of(values: str) -> None:
 def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
     source = (ROOT / "crds" / "sluice.dev_rljobs.yaml").read_text()
     assert (CHART / "files" / "rljobs.sluice.dev.yaml").read_text() == source, "make crds"
-    crd = one(objects(), "CustomResourceDefinition")
+    crd = find_object(objects(), "CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd["metadata"].pop("labels")["app.kubernetes.io/managed-by"] == "Helm"
     assert crd == load(source)
@@ -45,7 +55,9 @@ def test_the_crd_is_the_generated_one_and_stays_when_the_chart_goes() -> None:
 def test_a_server_that_does_not_know_selectable_fields_gets_none() -> None:
     """Its API refuses unknown fields of a CRD, if it is asked to be strict as Helm does."""
     new, old = (
-        one(objects("defaults", "--kube-version", version), "CustomResourceDefinition")["spec"]
+        find_object(objects("defaults", "--kube-version", version), "CustomResourceDefinition")[
+            "spec"
+        ]
         for version in ("1.30.0", "1.29.9")
     )
     assert new["versions"][0].pop("selectableFields") == [{"jsonPath": ".status.state"}]
@@ -53,38 +65,44 @@ def test_a_server_that_does_not_know_selectable_fields_gets_none() -> None:
 
 
 def test_the_crd_may_be_left_to_others_or_go_with_the_chart() -> None:
-    kept = one(objects("everything"), "CustomResourceDefinition")["metadata"].get("annotations", {})
+    kept = find_object(objects("everything"), "CustomResourceDefinition")["metadata"].get(
+        "annotations", {}
+    )
     assert "helm.sh/resource-policy" not in kept
     assert not [
-        each for each in objects("namespaces") if each["kind"] == "CustomResourceDefinition"
+        manifest
+        for manifest in objects("namespaces")
+        if manifest["kind"] == "CustomResourceDefinition"
     ]
 
 
 def test_with_watched_namespaces_nothing_is_of_the_cluster() -> None:
     manifests = objects("namespaces", "--set", "crds.install=false")
-    assert {each["metadata"].get("namespace") for each in manifests} == {
+    assert {manifest["metadata"].get("namespace") for manifest in manifests} == {
         "sluice-system",
         "team-a",
         "team-b",
     }
-    assert not [each for each in manifests if each["kind"].startswith("Cluster")]
+    assert not [manifest for manifest in manifests if manifest["kind"].startswith("Cluster")]
     assert environment(manifests)["SLUICE_WATCH_NAMESPACES"] == "team-a,team-b"
 
 
 def test_both_modes_give_the_same_rights() -> None:
-    everywhere = one(objects(), "ClusterRole", "sluice-operator")["rules"]
+    everywhere = find_object(objects(), "ClusterRole", "sluice-operator")["rules"]
     for namespace in ("team-a", "team-b"):
         (role,) = [
-            each
-            for each in objects("namespaces")
-            if (each["kind"], each["metadata"]["namespace"]) == ("Role", namespace)
+            manifest
+            for manifest in objects("namespaces")
+            if (manifest["kind"], manifest["metadata"]["namespace"]) == ("Role", namespace)
         ]
         assert role["rules"] == everywhere
 
 
 @pytest.mark.parametrize("values", ALL)
 def test_no_right_to_read_secrets_beyond_the_operators_own(values: str) -> None:
-    for role in [each for each in objects(values) if each["kind"] in ("Role", "ClusterRole")]:
+    for role in [
+        manifest for manifest in objects(values) if manifest["kind"] in ("Role", "ClusterRole")
+    ]:
         for rule in role["rules"]:
             if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
                 assert role["metadata"]["name"].endswith("-self")
@@ -99,8 +117,8 @@ def test_no_right_to_read_secrets_beyond_the_operators_own(values: str) -> None:
 def test_the_operator_meets_the_restricted_pod_security_standard(values: str) -> None:
     manifests = objects(values)
     for pod in (
-        one(manifests, "Deployment")["spec"]["template"]["spec"],
-        one(manifests, "Pod")["spec"],
+        find_object(manifests, "Deployment")["spec"]["template"]["spec"],
+        find_object(manifests, "Pod")["spec"],
     ):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -114,7 +132,7 @@ def test_the_operator_meets_the_restricted_pod_security_standard(values: str) ->
 
 def test_a_digest_wins_over_a_tag_and_a_mirror_over_registries() -> None:
     manifests = objects("everything")
-    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = find_object(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     mirror = "mirror.example:5000/cache"
     assert (
         container["image"] == f"{mirror}/sluice-dev/sluice-operator@sha256:{'0123456789abcdef' * 4}"
@@ -125,10 +143,10 @@ def test_a_digest_wins_over_a_tag_and_a_mirror_over_registries() -> None:
 
 
 def test_a_spread_constraint_without_a_selector_gets_the_operators() -> None:
-    pod = one(objects(), "Deployment")["spec"]["template"]
+    pod = find_object(objects(), "Deployment")["spec"]["template"]
     (constraint,) = pod["spec"]["topologySpreadConstraints"]
     assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    (own,) = one(objects("everything"), "Deployment")["spec"]["template"]["spec"][
+    (own,) = find_object(objects("everything"), "Deployment")["spec"]["template"]["spec"][
         "topologySpreadConstraints"
     ]
     assert "own" in own["labelSelector"]["matchLabels"]
@@ -137,13 +155,19 @@ def test_a_spread_constraint_without_a_selector_gets_the_operators() -> None:
 def test_names_with_their_suffixes_fit() -> None:
     long = "a" * 53  # the longest name of a release
     named = [
-        each for each in load_all(template(release=long)) if "name" in each.get("metadata", {})
+        manifest
+        for manifest in load_all(template(release=long))
+        if "name" in manifest.get("metadata", {})
     ]
-    assert max(len(each["metadata"]["name"]) for each in named) <= 63
+    assert max(len(manifest["metadata"]["name"]) for manifest in named) <= 63
 
 
 def test_roles_of_users_join_the_clusters_own() -> None:
-    roles = {each["metadata"]["name"]: each for each in objects() if each["kind"] == "ClusterRole"}
+    roles = {
+        manifest["metadata"]["name"]: manifest
+        for manifest in objects()
+        if manifest["kind"] == "ClusterRole"
+    }
     for name, joined in (("viewer", "view"), ("editor", "edit"), ("admin", "admin")):
         label = f"rbac.authorization.k8s.io/aggregate-to-{joined}"
         assert roles[f"sluice-{name}"]["metadata"]["labels"][label] == "true"
@@ -156,4 +180,4 @@ def test_a_service_monitor_without_a_service_is_refused() -> None:
 
 
 def load_all(text: str) -> list[Object]:
-    return [load(each) for each in text.split("---\n") if each.strip()]
+    return [load(document) for document in text.split("---\n") if document.strip()]

@@ -103,10 +103,10 @@ def test_the_readme_describes_every_value() -> None:
     _, _, after = rest.partition(END)
     rows = [f"| `{row.name}` | {row.default} | {row.text} |\n" for row in described()]
     table = "".join(["\n| value | default | meaning |\n|---|---|---|\n", *rows, "\n"])
-    wanted = f"{before}{START}{table}{END}{after}"
+    expected = f"{before}{START}{table}{END}{after}"
     if os.environ.get("SLUICE_UPDATE_GOLDEN"):
-        readme.write_text(wanted)
-    assert readme.read_text() == wanted, "SLUICE_UPDATE_GOLDEN=1 writes the table anew"
+        readme.write_text(expected)
+    assert readme.read_text() == expected, "SLUICE_UPDATE_GOLDEN=1 writes the table anew"
 
 
 def test_every_value_has_a_description() -> None:

@@ -143,9 +143,9 @@ def test_the_account_is_that_of_the_chart_and_of_the_plan() -> None:
         }
     )
     pods = {
-        each["metadata"]["labels"]["sluice.dev/role"]: each
-        for each in render_all(job)
-        if each["kind"] == "Pod"
+        manifest["metadata"]["labels"]["sluice.dev/role"]: manifest
+        for manifest in render_all(job)
+        if manifest["kind"] == "Pod"
     }
     for role in ("buffer", "rendezvous"):
         assert pods[role]["spec"]["securityContext"]["runAsUser"] == user
@@ -156,11 +156,11 @@ def test_the_account_is_that_of_the_chart_and_of_the_plan() -> None:
 
 def test_every_image_of_ours_in_the_chart_has_a_target() -> None:
     images = load((CHART / "values.yaml").read_text())["images"]
-    repositories = {each["repository"] for each in images.values() if isinstance(each, dict)}
+    repositories = {image["repository"] for image in images.values() if isinstance(image, dict)}
     ours = {
-        each.removeprefix("sluice-dev/sluice-")
-        for each in repositories
-        if each.startswith("sluice-dev/")
+        repository.removeprefix("sluice-dev/sluice-")
+        for repository in repositories
+        if repository.startswith("sluice-dev/")
     }
     assert ours == set(TARGETS) - {"cpu"}
 

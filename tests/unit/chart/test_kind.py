@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.helm import CHART, environment, load, one
+from tests.helm import CHART, environment, find_object, load
 from tests.helm import helm as real_helm
 from tests.pod_security import violations
 from tests.tools import ROOT
@@ -60,8 +60,8 @@ def run(tmp_path: Path) -> Run:
 def wanted_images() -> set[str]:
     """All that the chart runs with the cluster's values."""
     done = real_helm("template", "sluice", CHART, "--values", KIND / "values.yaml")
-    manifests = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
-    (container,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    manifests = [manifest for manifest in YAML(typ="safe").load_all(done.stdout) if manifest]
+    (container,) = find_object(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     of_jobs = {
         value for name, value in environment(manifests).items() if name.startswith("SLUICE_IMAGE_")
     }
@@ -143,7 +143,7 @@ def test_the_tests_get_no_kubelet_and_then_real_pods(run: Run) -> None:
 
 def test_its_own_pod_is_restricted() -> None:
     documents = list(YAML(typ="safe").load_all((KIND / "data.yaml").read_text()))
-    (pod,) = [each for each in documents if each["kind"] == "Pod"]
+    (pod,) = [document for document in documents if document["kind"] == "Pod"]
     assert violations(pod, "restricted") == []
 
 

@@ -68,7 +68,7 @@ def test_any_mix_of_files_and_slices_gives_what_python_gives(
         write(directory / f"{number}{ending}", records)
     everything = [row for _, records in files for row in records]
     text = f"{directory}@[{'' if a is None else a}:{'' if b is None else b}]"
-    assert [each.row for each in read_source(text)] == everything[a:b]
+    assert [record.row for record in read_source(text)] == everything[a:b]
     if everything[a:b]:
         table = open_table(text, lambda _: None, directory)
         assert [table.row(i) for i in range(len(table))] == everything[a:b]
@@ -169,8 +169,13 @@ def test_a_row_says_where_it_stands(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('[\n{"a": 3}]')
     pq.write_table(pa.Table.from_pylist([{"a": 4}]), tmp_path / "c.parquet")
     located = list(read_source(str(tmp_path)))
-    assert [(each.row["a"], each.number) for each in located] == [(1, 0), (2, 1), (3, 0), (4, 0)]
-    assert [each.where.rpartition("/")[2] for each in located] == [
+    assert [(record.row["a"], record.number) for record in located] == [
+        (1, 0),
+        (2, 1),
+        (3, 0),
+        (4, 0),
+    ]
+    assert [record.where.rpartition("/")[2] for record in located] == [
         "a.jsonl:2",
         "a.jsonl:3",
         "b.json:2",
@@ -188,12 +193,15 @@ def test_parquet_rows_have_only_the_fields_that_were_given(tmp_path: Path) -> No
         },
     ]
     pq.write_table(pa.Table.from_pylist(given_rows), tmp_path / "a.parquet")
-    assert [each.row for each in read_file(tmp_path / "a.parquet")] == given_rows
+    assert [record.row for record in read_file(tmp_path / "a.parquet")] == given_rows
 
 
 def test_a_parquet_file_is_sliced_from_its_end(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"a": i} for i in range(3000)]), tmp_path / "a.parquet")
-    assert [each.row["a"] for each in read_source(f"{tmp_path}/a.parquet@[-2:]")] == [2998, 2999]
+    assert [record.row["a"] for record in read_source(f"{tmp_path}/a.parquet@[-2:]")] == [
+        2998,
+        2999,
+    ]
 
 
 def test_files_of_a_directory_come_by_name(tmp_path: Path) -> None:

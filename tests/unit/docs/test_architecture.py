@@ -70,12 +70,12 @@ def test_a_file_that_is_named_exists(name: str) -> None:
 
 def test_rooms_and_files_of_the_walks_exist() -> None:
     walks = PAGE.partition("## How a sample travels")[2].partition("## Where do I add")[0]
-    known = {
+    existing = {
         path
         for folder in PRODUCTION
         for path in (ROOT / folder).rglob("*")
         if path.suffix in ("", ".py")
     }
-    ends = {str(path.with_suffix("")) for path in known}
+    ends = {str(path.with_suffix("")) for path in existing}
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+|[a-z_]+/)`", walks):
         assert any(end.endswith(f"/{name.rstrip('/')}") for end in ends), name

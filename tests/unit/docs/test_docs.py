@@ -85,9 +85,9 @@ def completed(document: CommentedMap) -> CommentedMap:
     """A part of a spec as a whole job: what is missing is the skeleton's."""
     whole: CommentedMap = parse_documents(SKELETON, "skeleton")[0]
     for group, fields in document.items():
-        known = whole["spec"].get(group)
-        alone = group in ("reward", "data") or not isinstance(known, dict)
-        whole["spec"][group] = fields if alone else known | fields
+        current = whole["spec"].get(group)
+        alone = group in ("reward", "data") or not isinstance(current, dict)
+        whole["spec"][group] = fields if alone else current | fields
     if "epochs" in whole["spec"]["trainer"]:
         whole["spec"]["trainer"].pop("steps")
     if whole["spec"].get("algorithm", {}).get("loss", {}).get("type") == "sft":

@@ -51,7 +51,9 @@ def _nameless(call: ast.Call) -> list[ast.expr]:
     words = {row: _words(row) for row in rows if not isinstance(row, ast.Starred)}
     often = Counter(words.values())
     return [
-        row for row, told in words.items() if told is not None and (not told or often[told] > 1)
+        row
+        for row, row_id in words.items()
+        if row_id is not None and (not row_id or often[row_id] > 1)
     ]
 
 

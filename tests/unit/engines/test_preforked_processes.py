@@ -273,9 +273,9 @@ def test_it_starts_anew_if_an_import_failed(directory: Path) -> None:
 def test_after_a_killed_process_the_next_takes_its_place_and_then_processes_are_spawned(
     directory: Path,
 ) -> None:
-    told, words = answers(directory, prepared=2, killed=1, spawned=2)
-    assert [answer.is_whole() for answer in told] == [True, True]
-    assert [answer["prepared"] for answer in told] == [True, False]
+    responses, words = answers(directory, prepared=2, killed=1, spawned=2)
+    assert [answer.is_whole() for answer in responses] == [True, True]
+    assert [answer["prepared"] for answer in responses] == [True, False]
     assert "a prepared process is gone" in words
 
 

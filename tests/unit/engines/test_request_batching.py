@@ -56,7 +56,7 @@ class Server:
         await self.door(scope, noted, send)
 
     def _note(self, body: bytes) -> None:
-        self.portions.append([one["rid"] for one in json.loads(body)])
+        self.portions.append([request["rid"] for request in json.loads(body)])
 
     async def other(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 404, "headers": []})
@@ -126,7 +126,8 @@ def test_long_prompts_are_sent_with_fewer_others() -> None:
     lengths = [half, half, 1, 3 * half, 1, 1]
     requests: Any = [SimpleNamespace(body={"input_ids": range(length)}) for length in lengths]
     portions = [
-        [len(one.body["input_ids"]) for one in some] for some in request_batching.portions(requests)
+        [len(request.body["input_ids"]) for request in some]
+        for some in request_batching.portions(requests)
     ]
     assert portions == [[half, half], [1], [3 * half], [1, 1]]
 
@@ -170,8 +171,8 @@ async def test_the_connection_is_closed_once_all_its_requests_are_cancelled(serv
         tasks = [asyncio.create_task(engine.ask(body(n, n, held=True))) for n in range(3)]
         while len(server.begun) < 3:
             await asyncio.sleep(0.01)
-        for one in tasks[:2]:
-            one.cancel()
+        for task in tasks[:2]:
+            task.cancel()
         await asyncio.sleep(0.05)
         assert not server.left
         tasks[2].cancel()

@@ -56,7 +56,7 @@ async def play_gym(
     ):
         sample = await runner(prompt, [1], Sample(0), PARAMS | {"max_new_tokens": tokens})
         decode = runner.generator.decode
-    return sample, [decode(tokens) for tokens in engine.asked]
+    return sample, [decode(tokens) for tokens in engine.prompt_ids]
 
 
 async def test_a_walk_over_the_ice(tmp_path: Path) -> None:

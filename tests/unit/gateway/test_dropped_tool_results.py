@@ -120,7 +120,7 @@ async def test_an_episode_outlives_its_context(turn_tokens: int, tmp_path: Path)
     sample, answers = await episode(tmp_path, engine, limits)
     assert (sample.error, answers) == ("", TURNS)
     assert sample.status is SampleStatus.COMPLETED
-    prompts = [chat.tokenizer().decode(tokens) for tokens in engine.asked]
+    prompts = [chat.tokenizer().decode(tokens) for tokens in engine.prompt_ids]
     assert [text.count(DROPPED) for text in prompts] == sorted(
         text.count(DROPPED) for text in prompts
     )
@@ -135,7 +135,7 @@ async def test_the_newest_result_is_seen_if_a_client_repeats_call_ids(tmp_path: 
     limits = {"overflow": "drop_tool_results", "turnTokens": 20}
     _, answers = await episode(tmp_path, engine, limits, call_id="call_0")
     assert answers == TURNS
-    prompts = [chat.tokenizer().decode(tokens) for tokens in engine.asked]
+    prompts = [chat.tokenizer().decode(tokens) for tokens in engine.prompt_ids]
     assert all(LONG in text.rpartition("assistant")[0] for text in prompts[1:])
 
 

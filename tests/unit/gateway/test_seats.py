@@ -93,7 +93,7 @@ async def test_an_interrupted_game_continues_in_another_pod(
         last = Script(token_ids("mate"))
         sample = await play_game(registry, play, last, left)
         whole = await play_game(registry, play, script())
-    assert len(last.asked) == 1
+    assert len(last.prompt_ids) == 1
     assert sample.status is SampleStatus.COMPLETED
     assert texts(sample) == texts(whole)
     assert turn_rewards(sample) == turn_rewards(whole)

@@ -351,8 +351,8 @@ async def test_a_history_that_does_not_fit_ends_the_episode_as_truncated(tmp_pat
 async def test_a_client_that_hangs_up_gets_its_turn_when_it_asks_again(tmp_path: Path) -> None:
     class Slow(Script):
         async def generate(self, *arguments: Any, **options: Any) -> Any:
-            if not self.asked:
-                self.asked.append([])
+            if not self.prompt_ids:
+                self.prompt_ids.append([])
                 await asyncio.sleep(60)
             return await super().generate(*arguments, **options)
 
@@ -365,7 +365,7 @@ async def test_a_client_that_hangs_up_gets_its_turn_when_it_asks_again(tmp_path:
 
     async with open_registry(tmp_path) as registry:
         sample = await play_episode(registry, play, engine)
-    assert (sample.error, sample.response, len(engine.asked)) == ("", "hello", 2)
+    assert (sample.error, sample.response, len(engine.prompt_ids)) == ("", "hello", 2)
 
 
 async def test_a_lost_engine_does_not_fail_the_sample(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Scribe(Script):
         return answer
 
     def texts(self) -> list[str]:
-        return [chat.tokenizer().decode(tokens) for tokens in self.asked]
+        return [chat.tokenizer().decode(tokens) for tokens in self.prompt_ids]
 
 
 async def episode(
@@ -173,7 +173,7 @@ async def test_a_result_that_is_too_long_even_after_a_summary_ends_the_episode(
         params = PARAMS | {"max_new_tokens": 1000}
         sample = await runner(Prompt(3, "?"), [1], Sample(0), params)
     assert sample.status is SampleStatus.TRUNCATED
-    assert len(engine.asked) == 2
+    assert len(engine.prompt_ids) == 2
     assert [turn["length"] for turn in sample.metadata[TURNS] if turn["by"] == "model"] == [2, 11]
 
 
@@ -231,6 +231,6 @@ async def test_rewards_of_turns_pass_over_summaries(tmp_path: Path) -> None:
         params = PARAMS | {"max_new_tokens": 1000}
         sample = await runner(Prompt(3, "?"), [1], Sample(0), params)
     rewards = turn_rewards(sample)[""]
-    assert len(engine.asked) == len(rewards) == 5
+    assert len(engine.prompt_ids) == len(rewards) == 5
     assert [r for r in rewards if r] == [1, 2, 3, 4]
     assert rewards.count(0) == 1

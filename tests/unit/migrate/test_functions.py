@@ -23,7 +23,7 @@ SLIME = """
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
-async def asked(args, sample, params, **more):
+async def ask_engine(args, sample, params, **more):
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
     output = await post(url, {"text": sample.prompt, "sampling_params": params | more})
     entries = output["meta_info"]["output_token_logprobs"]
@@ -35,23 +35,23 @@ async def asked(args, sample, params, **more):
     return sample
 
 async def plain(args, sample, sampling_params):
-    return await asked(args, sample, sampling_params)
+    return await ask_engine(args, sample, sampling_params)
 
 async def removed(args, sample, sampling_params):
-    sample = await asked(args, sample, sampling_params)
+    sample = await ask_engine(args, sample, sampling_params)
     sample.remove_sample = True
     return sample
 
 async def several(args, sample, sampling_params):
-    return [await asked(args, sample, sampling_params), sample]
+    return [await ask_engine(args, sample, sampling_params), sample]
 
 async def failed(args, sample, sampling_params):
-    sample = await asked(args, sample, sampling_params)
+    sample = await ask_engine(args, sample, sampling_params)
     sample.status = Sample.Status.FAILED
     return sample
 
 async def invented(args, sample, sampling_params):
-    sample = await asked(args, sample, sampling_params)
+    sample = await ask_engine(args, sample, sampling_params)
     sample.append_response_tokens(args, tokens=[7], log_probs=[-0.1])
     return sample
 
@@ -59,7 +59,7 @@ async def argument(args, sample, sampling_params):
     return args.max_turns
 
 async def nothing(args, sample, sampling_params):
-    await asked(args, sample, sampling_params)
+    await ask_engine(args, sample, sampling_params)
 
 async def picture(args, sample, sampling_params):
     await post(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate",
@@ -72,7 +72,7 @@ def late(args, sample, sampling_params):
     return sample
 
 async def short(args, sample, sampling_params):
-    return await asked(args, sample, sampling_params, max_new_tokens=0)
+    return await ask_engine(args, sample, sampling_params, max_new_tokens=0)
 """
 VERL = """
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput

@@ -24,13 +24,13 @@ class Case:
     labels: Mapping[str, str] = field(default_factory=lambda: OF_JOB)
 
 
-def one(metric: str, values: str, **labels: str) -> dict[str, str]:
+def input_series(metric: str, values: str, **labels: str) -> dict[str, str]:
     pairs = ",".join(f'{name}="{value}"' for name, value in labels.items())
     return {f"{metric}{{{pairs}}}": values}
 
 
 def of_job(metric: str, values: str, **labels: str) -> dict[str, str]:
-    return one(f"sluice_{metric}", values, **OF_JOB, **labels)
+    return input_series(f"sluice_{metric}", values, **OF_JOB, **labels)
 
 
 def engine(replica: str, seconds: int, slow: int | None = None) -> dict[str, str]:
@@ -48,14 +48,18 @@ def of_operator(*, workers: str, leads: str) -> dict[str, str]:
     """Of one replica: its workers, and whether it leads."""
     controller = "controller_runtime_max_concurrent_reconciles"
     leader = "leader_election_master_status"
-    return one(controller, workers, **_TARGET, controller="rljob") | one(
+    return input_series(controller, workers, **_TARGET, controller="rljob") | input_series(
         leader, leads, **_TARGET, name="sluice"
     )
 
 
-RESTARTS = one("rljob_restarts_total", "0x10 0+1x5 5x120", namespace="team", name="demo", role="r")
+RESTARTS = input_series(
+    "rljob_restarts_total", "0x10 0+1x5 5x120", namespace="team", name="demo", role="r"
+)
 WAITING = {"namespace": "team", "name": "demo", "condition": "Admitted", "status": "True"}
-FOREIGN = one("leader_election_master_status", "0x60", namespace="other", instance="a:1", name="b")
+FOREIGN = input_series(
+    "leader_election_master_status", "0x60", namespace="other", instance="a:1", name="b"
+)
 ERRORS = "controller_runtime_reconcile_errors_total"
 CASES = [
     Case(
@@ -92,7 +96,7 @@ CASES = [
     ),
     Case(
         *("SluiceQueueTooLong", 100, 140, 155),
-        one("rljob_status_condition", "0x150 1x30", **WAITING),
+        input_series("rljob_status_condition", "0x150 1x30", **WAITING),
     ),
     Case(
         *("SluiceLogprobMismatch", 20, 45, 90),
@@ -122,7 +126,7 @@ CASES = [
     ),
     Case(
         *("SluiceReconcileErrors", 12, 40, 70),
-        one(ERRORS, "0x10 0+2x40 80x40", **_TARGET, controller="rljob"),
+        input_series(ERRORS, "0x10 0+2x40 80x40", **_TARGET, controller="rljob"),
         OF_OPERATOR,
     ),
 ]

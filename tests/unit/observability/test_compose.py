@@ -18,7 +18,7 @@ def mounts() -> dict[str, dict[str, Path]]:
     return {
         name: {
             inside: (COMPOSE / outside).resolve()
-            for outside, inside, _ in (each.rsplit(":", 2) for each in service["volumes"])
+            for outside, inside, _ in (mount.rsplit(":", 2) for mount in service["volumes"])
             if not outside.startswith("$")
         }
         for name, service in services.items()

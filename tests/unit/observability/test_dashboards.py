@@ -72,7 +72,7 @@ def test_panels_fill_their_rows_and_have_numbers(board: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
 def test_variables_are_source_namespace_and_job(board: dict[str, Any]) -> None:
-    names = [each["name"] for each in board["templating"]["list"]]
+    names = [variable["name"] for variable in board["templating"]["list"]]
     assert names == ["datasource", "namespace", "job"][: len(names)]
     used = set(re.findall(r"\$\{?(datasource|namespace|job)\b", json.dumps(board["panels"])))
     assert used <= set(names)
@@ -80,8 +80,8 @@ def test_variables_are_source_namespace_and_job(board: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
 def test_links_lead_to_the_other_dashboards_and_to_the_docs(board: dict[str, Any]) -> None:
-    urls = [each["url"] for each in board["links"]]
-    others = {f"/d/{each['uid']}" for each in BOARDS.values()} - {f"/d/{board['uid']}"}
+    urls = [link["url"] for link in board["links"]]
+    others = {f"/d/{dashboard['uid']}" for dashboard in BOARDS.values()} - {f"/d/{board['uid']}"}
     assert {url for url in urls if url.startswith("/d/")} == others
     pages = [url.removeprefix(DOCS) for url in urls if url.startswith(DOCS)]
     assert len(pages) == 2

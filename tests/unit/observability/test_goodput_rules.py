@@ -74,8 +74,8 @@ def test_the_rules_agree_with_the_code(
         for expr, value in expected.items()
     ]
     values = [{"series": name, "values": text} for name, text in series(device_seconds).items()]
-    one = {"interval": "1m", "input_series": values, "promql_expr_test": tests}
-    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [one]}
+    case = {"interval": "1m", "input_series": values, "promql_expr_test": tests}
+    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [case]}
     (tmp_path / "test.yaml").write_text(json.dumps(document))
     tested = promtool("test", "rules", tmp_path / "test.yaml")
     assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -24,10 +24,10 @@ class Server:
     def __init__(self, stored: KubeObject | None = None) -> None:
         self.stored, self.refusal = stored, cast(errors.ApiError | None, None)
         self.deleted: list[tuple[str, Any]] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def get(self, path: str) -> KubeObject:
-        self.asked.append(path)
+        self.requests.append(path)
         if self.refusal is not None:
             raise self.refusal
         if path == "/apis/agents.x-k8s.io":
@@ -37,7 +37,7 @@ class Server:
         return self.stored
 
     async def pages(self, path: str, selector: str) -> Any:
-        self.asked.append(f"{path}?{selector}")
+        self.requests.append(f"{path}?{selector}")
         yield {"items": [self.stored] if self.stored else None}
 
     async def create(self, path: str, body: KubeObject, warned: Any) -> KubeObject:
@@ -134,4 +134,4 @@ async def test_an_api_that_was_there_is_asked_for_anew() -> None:
 async def test_a_job_of_plain_pods_asks_for_no_sandboxes() -> None:
     server = Server()
     assert await sandboxes_at(server).of_job(agent_job({"sandbox": None}), []) == ("", ())
-    assert server.asked == []
+    assert server.requests == []

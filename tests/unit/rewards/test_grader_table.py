@@ -47,8 +47,8 @@ def test_no_answer_is_both_right_and_wrong() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "math-verify alone"])
 def test_a_grader_pays_no_wrong_answer_but_the_known_ones(name: str) -> None:
-    known = {row.id: f"{row.label} <- {row.answer}" for row in rows()}
-    paid = {known[id_] for id_ in rates(name).false_positives}
+    labels = {row.id: f"{row.label} <- {row.answer}" for row in rows()}
+    paid = {labels[id_] for id_ in rates(name).false_positives}
     assert paid == PAID_ALTHOUGH_WRONG.get(name, set())
 
 

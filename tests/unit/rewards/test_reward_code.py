@@ -201,11 +201,11 @@ def test_an_argument_of_too_many_digits_is_refused_with_its_function() -> None:
 
 
 def test_a_missing_layer_is_named_with_its_cause_and_its_meaning() -> None:
-    here = Isolation(
+    isolation = Isolation(
         ("landlock", "seccomp"), {"namespaces": "[Errno 1] unshare: Operation not permitted"}
     )
-    assert str(here) == "landlock+seccomp"
-    line = here.warning("namespaces")
+    assert str(isolation) == "landlock+seccomp"
+    line = isolation.warning("namespaces")
     assert (
         "no layer 'namespaces' here ([Errno 1] unshare: Operation not permitted): programs write"
         in line

@@ -12,7 +12,7 @@ from sluice.rewards.voting_answers import READERS, with_answer
 
 
 @pytest.mark.parametrize(
-    ("name", "one", "other", "silent"),
+    ("name", "first", "second", "silent"),
     [
         ("math", r"so \boxed{\frac12}", r"\boxed{ \frac{1}{2} }", "one half"),
         ("math_prm800k", r"\boxed{3}", r"it is \boxed{3}", "3"),
@@ -21,8 +21,8 @@ from sluice.rewards.voting_answers import READERS, with_answer
         ("gsm8k", "#### 1,234", "so\n#### 1234.00", "1234"),
     ],
 )
-def test_equal_answers_have_equal_numbers(name: str, one: str, other: str, silent: str) -> None:
-    parts = [with_answer((0.0, {}), name, text)[1] for text in (one, other)]
+def test_equal_answers_have_equal_numbers(name: str, first: str, second: str, silent: str) -> None:
+    parts = [with_answer((0.0, {}), name, text)[1] for text in (first, second)]
     assert parts[0] == parts[1]
     assert set(parts[0]) == {"pred"}
     assert with_answer((0.5, {"acc": 1.0}), name, silent) == (0.5, {"acc": 1.0})

@@ -36,7 +36,7 @@ class Script:
 
     def __init__(self, *answers: list[int] | str | Exception | Awaitable[Any]) -> None:
         self.answers = list(answers)
-        self.asked: list[list[int]] = []
+        self.prompt_ids: list[list[int]] = []
         self.version = 0
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
@@ -45,7 +45,7 @@ class Script:
     async def generate(
         self, rid: str, input_ids: list[int], sampling: dict[str, Any], *, cache: str
     ) -> Generation:
-        self.asked.append(input_ids)
+        self.prompt_ids.append(input_ids)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer

@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, *, resting: bool = False, paused: float = 0.0, answers: bool = True) -> None:
         self._resting, self._paused, self._answers = resting, paused, answers
-        self.asked: set[bool] = set()
+        self.probes: set[bool] = set()
 
     async def rests(self) -> bool:
         return self._resting
@@ -35,7 +35,7 @@ class Engine:
         return self._answers
 
     async def health(self, timeout: float, *, generate: bool = False) -> tuple[bool, str]:
-        self.asked.add(generate)
+        self.probes.add(generate)
         return not generate, "/health_generate answered 503"
 
 
@@ -61,7 +61,7 @@ async def test_only_a_stalled_engine_has_to_generate_a_token(engine: Engine, los
     health = stalled(engine)
     with pytest.raises(EngineLostError, match=lost) if lost else contextlib.suppress(TimeoutError):
         await asyncio.wait_for(health.watch(lambda: True), 0.5)
-    assert (True in engine.asked) == ("503" in lost)
+    assert (True in engine.probes) == ("503" in lost)
     assert bool(health.unhealthy) == bool(lost)
 
 
@@ -69,7 +69,7 @@ async def test_an_idle_engine_need_not_generate_a_token() -> None:
     engine = Engine()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stalled(engine).watch(lambda: False), 0.2)
-    assert engine.asked == {False}
+    assert engine.probes == {False}
 
 
 @pytest.mark.parametrize(

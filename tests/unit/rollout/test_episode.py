@@ -32,7 +32,7 @@ async def ask_twice(episode: Episode) -> None:
 async def test_what_the_model_said_is_trained_and_what_it_was_told_is_not() -> None:
     engine = Script([10, 11], [12])
     sample = await run(ask_twice, engine)
-    assert engine.asked == [PROMPT, [*PROMPT, 10, 11, 90, 91]]
+    assert engine.prompt_ids == [PROMPT, [*PROMPT, 10, 11, 90, 91]]
     assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12]
     assert sample.loss_mask.tolist() == [1, 1, 0, 0, 1]
     assert sample.rollout_log_probs.tolist() == [-0.5, -0.5, 0, 0, -0.5]
@@ -122,7 +122,7 @@ async def test_a_drain_keeps_the_turns_and_another_player_goes_on_in_the_middle_
     sample = codec.sample_from_message(codec.sample_to_message(sample))
     other = Script([13])
     sample = await run(play, other, sample)
-    assert other.asked == [[*PROMPT, 10, 11, 90, 91, 12]]
+    assert other.prompt_ids == [[*PROMPT, 10, 11, 90, 91, 12]]
     assert sample.tokens.tolist() == [*PROMPT, 10, 11, 90, 91, 12, 13]
     assert (sample.status, sample.loss_mask.tolist()) == (
         SampleStatus.COMPLETED,
@@ -177,7 +177,7 @@ async def test_asking_does_not_change_the_sample() -> None:
 
     engine = Script([10], [71, 72])
     sample = await run(play, engine)
-    assert engine.asked[1] == [70]
+    assert engine.prompt_ids[1] == [70]
     assert sample.tokens.tolist() == [*PROMPT, 10]
 
 

@@ -138,7 +138,12 @@ async def test_tools_are_called_until_the_model_answers(tokenizer: Any) -> None:
     sample, engine = await played(
         ToolLoop([add, later]), tokenizer, f"<tool_call>{CALL}</tool_call>", "it is 3"
     )
-    assert engine.asked[1] == [*PROMPT, 100, 4, *tokenizer.encode("<tool> 3 <end> <assistant>")]
+    assert engine.prompt_ids[1] == [
+        *PROMPT,
+        100,
+        4,
+        *tokenizer.encode("<tool> 3 <end> <assistant>"),
+    ]
     assert sample.loss_mask.tolist() == [1, 1, 0, 0, 0, 0, 1, 1]
     assert (sample.metadata[CALLS], sample.metadata[ANSWER]) == (1, "it is 3")
     assert sample.status is SampleStatus.COMPLETED
@@ -148,7 +153,7 @@ async def test_turns_are_counted(tokenizer: Any) -> None:
     sample, engine = await played(
         ToolLoop([add], max_turns=2), tokenizer, *[f"<tool_call>{CALL}</tool_call>"] * 3
     )
-    assert (len(engine.asked), sample.metadata[CALLS]) == (2, 1)
+    assert (len(engine.prompt_ids), sample.metadata[CALLS]) == (2, 1)
 
 
 def halves() -> str:

@@ -48,7 +48,7 @@ async def play_once(branch: Episode) -> None:
 async def test_the_best_branch_becomes_the_sample() -> None:
     engine = Script([10], [20], [40, 41], [30], [50])
     sample = await run(best_of_three, engine)
-    assert engine.asked[1:4] == [[*PROMPT, 10]] * 3
+    assert engine.prompt_ids[1:4] == [[*PROMPT, 10]] * 3
     assert sample.tokens.tolist() == [*PROMPT, 10, 40, 41, 90, 50]
     assert sample.loss_mask.tolist() == [1, 1, 1, 0, 1]
     assert sample.rollout_log_probs.tolist() == [-0.5, -0.5, -0.5, 0, -0.5]
@@ -132,7 +132,7 @@ async def test_a_lost_engine_in_a_branch_does_not_fail_the_function() -> None:
 async def test_time_counts_only_while_no_branch_is_at_the_engine() -> None:
     class Slow(Script):
         async def generate(self, *arguments: Any, **options: Any) -> Generation:
-            await asyncio.sleep(0.05 if len(self.asked) else 0.5)
+            await asyncio.sleep(0.05 if len(self.prompt_ids) else 0.5)
             return await super().generate(*arguments, **options)
 
     async def play(episode: Episode) -> None:
@@ -220,7 +220,7 @@ async def test_an_interrupted_group_is_played_again_as_a_whole() -> None:
     samples = [codec.sample_from_message(codec.sample_to_message(sample)) for sample in samples]
     other = Script([12])
     samples = await grouped(play, other, samples=samples)
-    assert other.asked == [[*PROMPT, 11]]
+    assert other.prompt_ids == [[*PROMPT, 11]]
     assert [sample.tokens.tolist() for sample in samples] == [[*PROMPT, 10], [*PROMPT, 11, 12]]
 
 
@@ -360,7 +360,7 @@ async def test_a_data_set_may_have_its_own_function_or_none(
     for prompt in (TRAIN, HELD_OUT):
         group = await make.make(prompt, [])
         assert all(sample.status is SampleStatus.COMPLETED for sample in group.samples)
-        counts.append(len(engine.asked) - sum(counts))
+        counts.append(len(engine.prompt_ids) - sum(counts))
     assert tuple(counts) == expected
 
 

@@ -12,10 +12,10 @@ def books(reasons: dict[str, int] | None = None, /, **groups: int) -> GroupCount
 
 
 def test_books_that_balance_are_told_in_one_line() -> None:
-    one = books({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
-    assert one.lost == 0
+    accounts = books({"reward_raised": 2}, leased=12, trained=8, filtered=1, failed=2, in_work=1)
+    assert accounts.lost == 0
     assert (
-        one.text()
+        accounts.text()
         == "12 groups leased = 8 trained + 1 filtered + 2 failed (2 reward raised) + 1 open"
     )
 
@@ -34,15 +34,15 @@ def test_the_count_of_failed_groups_agrees_with_their_reasons() -> None:
     """Groups go back once a job is given up, and those of evaluations are not leased for training:
     both have failed all the same.
     """
-    one = books({"reward_raised": 33}, leased=33, failed=1, in_work=32)
-    (warning,) = one.warnings("row 7 of gsm8k: reward raised KeyError: 'answer'")
+    accounts = books({"reward_raised": 33}, leased=33, failed=1, in_work=32)
+    (warning,) = accounts.warnings("row 7 of gsm8k: reward raised KeyError: 'answer'")
     assert warning.text == (
         "groups failed 33 times, and 1 of 33 groups (3.0%) were not trained for it: the others "
         "were of an evaluation, or went back to be tried again: 33 reward raised. For example, "
         "row 7 of gsm8k: reward raised KeyError: 'answer'. failures.jsonl in the run directory "
         "names each"
     )
-    assert "1 failed + 32 open" in one.text()
+    assert "1 failed + 32 open" in accounts.text()
 
 
 def test_failures_of_evaluations_alone_are_warned_of() -> None:

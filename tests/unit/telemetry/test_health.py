@@ -345,9 +345,11 @@ def test_a_trouble_that_lasts_does_not_become_the_usual_state(
 
 
 def test_each_kind_is_told_once() -> None:
-    watch = health.HealthMonitor()
-    told = [[warning.kind for warning in watch.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})]
-    assert told == [["KL explosion"], [], [], [], [], []]
+    monitor = health.HealthMonitor()
+    kinds = [
+        [warning.kind for warning in monitor.see(s)] for s in steps(6, **{"train/ppo_kl": 1.0})
+    ]
+    assert kinds == [["KL explosion"], [], [], [], [], []]
 
 
 def test_what_an_earlier_run_showed_is_not_told_again() -> None:

@@ -54,14 +54,14 @@ def test_what_is_dumped_comes_back(tmp_path: Path) -> None:
     expected = groups()[0]
     assert group.prompt == expected.prompt
     for a, b in zip(group.samples, expected.samples, strict=True):
-        for one, other in zip(a.sequences, b.sequences, strict=True):
+        for sequence, other in zip(a.sequences, b.sequences, strict=True):
             for name in ("tokens", "loss_mask", "rollout_log_probs"):
-                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-                assert getattr(one, name).dtype == getattr(other, name).dtype
-            np.testing.assert_array_equal(one.teacher_log_probs, other.teacher_log_probs)
-            np.testing.assert_array_equal(one.routed_experts, other.routed_experts)
-            assert one.weight_versions == other.weight_versions
-            assert one.response_length == other.response_length
+                np.testing.assert_array_equal(getattr(sequence, name), getattr(other, name))
+                assert getattr(sequence, name).dtype == getattr(other, name).dtype
+            np.testing.assert_array_equal(sequence.teacher_log_probs, other.teacher_log_probs)
+            np.testing.assert_array_equal(sequence.routed_experts, other.routed_experts)
+            assert sequence.weight_versions == other.weight_versions
+            assert sequence.response_length == other.response_length
         for name in (
             "index",
             "response",

@@ -118,15 +118,18 @@ def test_a_summary_has_all_warnings_of_its_run_active_ones_first(tmp_path: Path)
         spec=SPEC,
         warnings=[RunWarning("fruitless", "32 groups failed without a step", active=False)],
     )
-    told = [(one["kind"], one["active"], one["last_step"]) for one in summary["warnings"]]
-    assert told == [
+    warnings = [
+        (warning["kind"], warning["active"], warning["last_step"])
+        for warning in summary["warnings"]
+    ]
+    assert warnings == [
         ("failed groups", True, None),
         ("failures", True, 7),
         ("fruitless", False, None),
         ("truncation", False, 4),
     ]
     assert "row 4 of sums: reward raised KeyError: 'a'" in summary["warnings"][0]["text"]
-    assert warning_lines([RunWarning(**one) for one in summary["warnings"]])[1:] == [
+    assert warning_lines([RunWarning(**warning) for warning in summary["warnings"]])[1:] == [
         f"warning: steps 3-7: {summary['warnings'][1]['text']}",
         "warnings that no longer hold: fruitless, truncation (steps 3-4)",
     ]

@@ -75,11 +75,11 @@ def test_a_traced_call_of_its_own_is_linked_to_what_is_around_it(
 
     with tracing.span("step"):
         assert update(3) == 3
-    step, told = (by_name(exporter)[name] for name in ("step", "weight update"))
-    assert told.parent is None
-    assert told.context.trace_id != step.context.trace_id
-    assert told.links[0].context.span_id == step.context.span_id
-    assert told.attributes == {"sluice.version": 3}
+    step, weight_update = (by_name(exporter)[name] for name in ("step", "weight update"))
+    assert weight_update.parent is None
+    assert weight_update.context.trace_id != step.context.trace_id
+    assert weight_update.links[0].context.span_id == step.context.span_id
+    assert weight_update.attributes == {"sluice.version": 3}
 
 
 def test_a_sampler_decides_for_whole_traces(monkeypatch: pytest.MonkeyPatch) -> None:

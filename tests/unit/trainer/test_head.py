@@ -49,16 +49,16 @@ def test_scores_and_gradients_equal_those_of_autograd(
     chunks: int, float32: bool, biased: bool
 ) -> None:
     hidden, weight, bias, targets = layer(torch.float32, biased=biased)
-    leaves = [leaf(each) for each in (hidden, weight, bias) if each is not None]
-    of = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(4))
+    leaves = [leaf(parameter) for parameter in (hidden, weight, bias) if parameter is not None]
+    score_grads = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(4))
     output = Head(leaves[1], leaves[2] if biased else None, float32)
     scores = score_tokens(score, leaves[0], output, targets)
-    plain = [leaf(each.double()) for each in leaves]
+    plain = [leaf(parameter.double()) for parameter in leaves]
     logits = plain[0] @ plain[1].T + (plain[2] if biased else 0.0)
     expected = written(logits, targets)
     torch.testing.assert_close(scores.double(), expected, atol=1e-5, rtol=1e-5)
-    scores.backward(of)
-    expected.backward(of.double())
+    scores.backward(score_grads)
+    expected.backward(score_grads.double())
     for ours, theirs in zip(leaves, plain, strict=True):
         assert ours.grad is not None
         assert theirs.grad is not None

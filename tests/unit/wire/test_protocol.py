@@ -22,7 +22,7 @@ ADVICE = "use images of one release for the operator and for all roles of a job"
 OTHER = (("sluice-protocol", "1"), ("sluice-release", "0.0.9"))
 
 
-async def one(request: Any, context: Any) -> bytes:
+async def answer_one_request(request: Any, context: Any) -> bytes:
     return b"answer"
 
 
@@ -38,9 +38,9 @@ async def requests() -> AsyncIterator[bytes]:
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     """To a server of one method of each kind."""
     handlers = {
-        "unary": grpc.unary_unary_rpc_method_handler(one),
+        "unary": grpc.unary_unary_rpc_method_handler(answer_one_request),
         "server_stream": grpc.unary_stream_rpc_method_handler(many),
-        "client_stream": grpc.stream_unary_rpc_method_handler(one),
+        "client_stream": grpc.stream_unary_rpc_method_handler(answer_one_request),
         "bidi": grpc.stream_stream_rpc_method_handler(many),
     }
     server = rpc.server("")
@@ -103,7 +103,7 @@ async def test_any_other_caller_is_refused_in_one_sentence(
 
 async def test_who_does_not_have_the_token_learns_nothing_of_protocols() -> None:
     server = rpc.server("secret")
-    handler = {"unary": grpc.unary_unary_rpc_method_handler(one)}
+    handler = {"unary": grpc.unary_unary_rpc_method_handler(answer_one_request)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handler),))
     port = rpc.bind(server, "127.0.0.1:0")
     await server.start()

@@ -22,7 +22,7 @@ TOKEN, NAME = "secret", "demo.default.sluice"
 KEYS = JobKeys(bytes(32))
 
 
-def of(job: str, name: str = NAME) -> Tls:
+def tls_of(job: str, name: str = NAME) -> Tls:
     files = {key: text.encode() for key, text in KEYS.certificates(job, name).items()}
     return Tls(files["ca.crt"], name, files["tls.crt"], files["tls.key"])
 
@@ -53,7 +53,7 @@ async def serve(secured: Tls) -> tuple[grpc.aio.Server, str]:
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
     """Of a server of job one."""
-    server, server_address = await serve(of("one"))
+    server, server_address = await serve(tls_of("one"))
     yield server_address
     await server.stop(None)
 
@@ -74,11 +74,11 @@ async def ask(address: str, secured: Tls, token: str = TOKEN, seconds: float = 3
 
 
 async def test_a_client_of_the_same_job_is_answered(address: str) -> None:
-    assert await ask(address, Tls(of("one").ca, NAME)) == 7
+    assert await ask(address, Tls(tls_of("one").ca, NAME)) == 7
 
 
 @pytest.mark.parametrize(
-    "secured", [of("two"), of("one", "two.default.sluice")], ids=["authority", "name"]
+    "secured", [tls_of("two"), tls_of("one", "two.default.sluice")], ids=["authority", "name"]
 )
 async def test_a_server_of_another_job_is_refused_at_once(address: str, secured: Tls) -> None:
     with pytest.raises(
@@ -99,7 +99,7 @@ async def test_the_token_is_asked_for_over_tls_too(address: str) -> None:
     with pytest.raises(
         rpc.RefusedError, match="UNAUTHENTICATED: the call does not carry this job's token"
     ):
-        await ask(address, of("one"), token="wrong")
+        await ask(address, tls_of("one"), token="wrong")
 
 
 async def test_a_server_in_plain_text_is_refused_by_a_client_that_asks_for_tls() -> None:
@@ -107,7 +107,7 @@ async def test_a_server_in_plain_text_is_refused_by_a_client_that_asks_for_tls()
     with pytest.raises(
         rpc.RefusedError, match="the peer does not speak TLS, which this job asks for"
     ):
-        await ask(address, of("one"), seconds=60)
+        await ask(address, tls_of("one"), seconds=60)
     await server.stop(None)
 
 
@@ -116,9 +116,9 @@ async def test_a_refused_handshake_leaves_no_line_of_grpcs_own_on_stderr(address
 import asyncio
 from sluice.wire import rpc
 from sluice.wire.tls import Tls
-from tests.unit.wire.test_tls import ask, of
+from tests.unit.wire.test_tls import ask, tls_of
 try:
-    asyncio.run(ask({address!r}, of("two")))
+    asyncio.run(ask({address!r}, tls_of("two")))
 except rpc.RefusedError:
     print("refused")
 """
@@ -131,13 +131,13 @@ except rpc.RefusedError:
 
 async def test_a_server_that_is_not_there_is_waited_for(address: str) -> None:
     with pytest.raises(rpc.DeadlineError, match="no answer for"):
-        await ask("127.0.0.1:9", of("one"), seconds=0.5)
+        await ask("127.0.0.1:9", tls_of("one"), seconds=0.5)
 
 
 async def test_a_member_that_meets_another_jobs_rendezvous_is_told(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, of("two"))
+    write(tmp_path, tls_of("two"))
     monkeypatch.setenv("SLUICE_TLS_DIR", str(tmp_path))
     monkeypatch.setenv("SLUICE_TLS_NAME", NAME)
     async with membership.Membership(address, pb.Member) as member:
@@ -149,7 +149,7 @@ async def test_a_member_that_meets_another_jobs_rendezvous_is_told(
 async def test_servers_and_clients_follow_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, of("one"))
+    write(tmp_path, tls_of("one"))
     monkeypatch.setenv("SLUICE_TLS_DIR", str(tmp_path))
     monkeypatch.setenv("SLUICE_TLS_NAME", NAME)
     monkeypatch.setenv("SLUICE_TOKEN", TOKEN)

@@ -71,7 +71,7 @@ class WordsTask(vf.Task[WordsData, vf.State]):
         return float(trace.num_turns)
 
     @vf.metric  # type: ignore[untyped-decorator]
-    async def asked(self, trace: vf.Trace) -> float:
+    async def turns_asked(self, trace: vf.Trace) -> float:
         return float(self.data.turns)
 
 
