@@ -13,12 +13,28 @@ BUILD    ?= docker build
 REGISTRY ?= ghcr.io/sluice-dev
 TAG      ?= 0.1.0
 
-.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house dashboards-up dashboards-down check-generated docs clean
+# The rooms whose tests run alone: the integration tests first, because they take longest.
+ROOMS := buffer cli docs engines migrate monitoring operator rendezvous rewards rollout sluice trainer
+tests_buffer     := tests/integration/buffer tests/unit/buffer
+tests_cli        := tests/integration/run tests/integration/faults tests/unit/cli tests/unit/client
+tests_docs       := tests/unit/docs tests/unit/examples tests/unit/benchmarks
+tests_engines    := tests/unit/engines
+tests_migrate    := tests/unit/migrate
+tests_monitoring := tests/integration/monitoring tests/unit/observability
+tests_operator   := tests/integration/local_cluster tests/unit/operator tests/unit/chart
+tests_rendezvous := tests/integration/rendezvous tests/unit/rendezvous
+tests_rewards    := tests/integration/rewards tests/unit/rewards
+tests_rollout    := tests/integration/rollout tests/unit/rollout tests/unit/gateway tests/unit/environments
+tests_sluice     := tests/unit/api tests/unit/data tests/unit/telemetry tests/unit/wire $(wildcard tests/unit/test_*.py)
+tests_trainer    := tests/integration/weights tests/integration/trainer tests/unit/trainer
+
+.PHONY: help quickstart agents trl verl vllm test test-all test-vllm test-long test-chaos test-cluster test-node test-learning test-pythons $(addprefix test-,$(ROOMS)) kind-up kind-down test-kind lint images protos crds reference kubernetes-fields observability house dashboards-up dashboards-down check-generated docs clean
 
 help:
 	@echo "make quickstart      a real RL run on this machine's CPU, with a report at the end (4 min)"
 	@echo "                     (ENGINE=vllm: on vLLM, which make vllm sets up in an environment of its own)"
 	@echo "make test            everything pure, and the core with real engines (5 min)"
+	@echo "make test-ROOM       unit and integration tests of one of: $(ROOMS)"
 	@echo "make test-all        all tests that need no GPU and no cluster, but those of make test-long (20 min)"
 	@echo "make test-long       runs of minutes each: one fault of each kind, whole runs (12 min)"
 	@echo "make test-vllm       those that an engine has to pass, on vLLM (5 min)"
@@ -133,6 +149,10 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev agents
 	$(PYTEST) --no-loadscope-reorder --durations=30 tests/chaos tests/integration tests/unit $(ARGS)
+
+# A room's tests, and the ten slowest of them. Tests that need another environment are skipped unless `make agents` made it.
+$(addprefix test-,$(ROOMS)): test-%: $(VENV)/.dev
+	$(PYTEST) --no-loadscope-reorder --durations=10 $(tests_$*) $(ARGS)
 
 # Runs of minutes each: roles that freeze, a clock that jumps, gangs of which a pod dies; and whole runs of what smaller
 # tests show part by part.

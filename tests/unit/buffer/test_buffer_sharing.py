@@ -16,7 +16,7 @@ from sluice_buffer.rules.admission import fair_share
 from sluice_buffer.serving.lease_queue import QUIET_SECONDS, SHARE_SECONDS, LeaseQueue
 from tests.unit.buffer.buffer_tools import Clock, LocalBuffer
 
-MakeHouse = Callable[..., LocalBuffer]
+MakeBuffer = Callable[..., LocalBuffer]
 BATCH = 8
 
 
@@ -92,7 +92,7 @@ class Workers:
 
 
 @pytest.fixture
-def workers(make_buffer: MakeHouse) -> Workers:
+def workers(make_buffer: MakeBuffer) -> Workers:
     return Workers(make_buffer(rollout__batchSize=BATCH))
 
 
@@ -110,7 +110,7 @@ async def test_the_first_to_ask_leaves_the_others_their_part(workers: Workers) -
     assert [len(half) for half in halves] == [BATCH / 2, BATCH / 2]
 
 
-async def test_after_a_long_step_all_have_the_time_to_ask_again(make_buffer: MakeHouse) -> None:
+async def test_after_a_long_step_all_have_the_time_to_ask_again(make_buffer: MakeBuffer) -> None:
     slow = Workers(make_buffer(rollout__batchSize=BATCH), Clock())
     assert isinstance(slow.clock, Clock)
     finish(slow, await slow.ask("rollout-0"))
@@ -144,7 +144,7 @@ async def test_nobody_waits_long_for_one_that_does_not_come(workers: Workers) ->
     assert len(half) + len(rest) == BATCH
 
 
-async def test_nobody_waits_for_ever_for_one_that_asks_in_vain(make_buffer: MakeHouse) -> None:
+async def test_nobody_waits_for_ever_for_one_that_asks_in_vain(make_buffer: MakeBuffer) -> None:
     slow = Workers(make_buffer(rollout__batchSize=BATCH), Clock())
     assert isinstance(slow.clock, Clock)
     await both_have_asked(slow)

@@ -205,6 +205,7 @@ def _is_module(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_make_target_of_a_page_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets |= {f"test-{room}" for room in rooms_of_tests()}
     named = re.findall(r"`make ([\w-]+)", page.read_text())
     named += [
         word
@@ -212,6 +213,25 @@ def test_every_make_target_of_a_page_exists(page: Path) -> None:
         for word in re.findall(r"^make ([\w-]+)", text, re.MULTILINE)
     ]
     assert [name for name in named if name not in targets] == []
+
+
+def rooms_of_tests() -> dict[str, list[str]]:
+    """Return the folders of each room for which the Makefile has a target `test-ROOM`."""
+    text = (ROOT / "Makefile").read_text()
+    (names,) = re.findall(r"^ROOMS := (.*)$", text, re.MULTILINE)
+    folders = dict(re.findall(r"^tests_(\w+) *:= (.*)$", text, re.MULTILINE))
+    assert sorted(folders) == names.split()
+    return {room: re.findall(r"tests/(?:unit|integration)/\w+", folders[room]) for room in folders}
+
+
+def test_every_folder_of_tests_belongs_to_one_room() -> None:
+    in_rooms = [folder for folders in rooms_of_tests().values() for folder in folders]
+    with_tests = {
+        str(path.parent.relative_to(ROOT))
+        for level in ("unit", "integration")
+        for path in (ROOT / "tests" / level).glob("*/test_*.py")
+    }
+    assert sorted(name for name in in_rooms if "/test_" not in name) == sorted(with_tests)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
