@@ -84,8 +84,12 @@ class Watched(Client):
         return answer
 
     def read(self, status: int, text: str) -> Generation:
-        told = json.loads(text)["meta_info"]
-        numbers = (told["prompt_tokens"], told["cached_tokens"], told["completion_tokens"])
+        meta_info = json.loads(text)["meta_info"]
+        numbers = (
+            meta_info["prompt_tokens"],
+            meta_info["cached_tokens"],
+            meta_info["completion_tokens"],
+        )
         self.seen.turns.append(numbers)
         return super().read(status, text)
 
@@ -220,14 +224,14 @@ async def beside_an_engine(model: Path, options: argparse.Namespace) -> None:
         server.terminate()
         server.wait(60)
     overhead = [w - s for w, s in zip(bench.waited, engine.seen.seconds, strict=True)]
-    print(f"{len(overhead)} turns, one at a time: the engine {told(engine.seen.seconds)}")
-    print(f"  over the engine: {told(overhead)}")
+    print(f"{len(overhead)} turns, one at a time: the engine {median_and_p95(engine.seen.seconds)}")
+    print(f"  over the engine: {median_and_p95(overhead)}")
     cached = shared = 0
     turns = engine.seen.turns
     for at in range(len(turns)):
         if at % options.turns:
-            asked, _, answered = turns[at - 1]
-            cached, shared = cached + turns[at][1], shared + asked + answered
+            asked_tokens, _, answered_tokens = turns[at - 1]
+            cached, shared = cached + turns[at][1], shared + asked_tokens + answered_tokens
     print(f"  in the engine's cache: {cached / shared:.1%} of {shared:,} tokens that are continued")
 
 
@@ -266,7 +270,7 @@ async def cost(bench: Bench, model: Path) -> float:
         return (time.process_time() - before) / (AT_ONCE * bench.turns)
 
 
-def told(seconds: Sequence[float]) -> str:
+def median_and_p95(seconds: Sequence[float]) -> str:
     """Median and 95th percentile."""
     hundredths = statistics.quantiles(seconds, n=100)
     return f"p50 {hundredths[49] * 1e3:.1f} ms, p95 {hundredths[94] * 1e3:.1f} ms"

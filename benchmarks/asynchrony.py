@@ -189,8 +189,8 @@ def run(
 def figures_of(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figures:
     late = records[WARM_UP:]
 
-    def mean(name: str, of: Sequence[Mapping[str, Any]] = late) -> float:
-        return fmean(record.get(name, 0.0) for record in of)
+    def mean(name: str, averaged: Sequence[Mapping[str, Any]] = late) -> float:
+        return fmean(record.get(name, 0.0) for record in averaged)
 
     seconds = mean("perf/step_time")
     engines = {
@@ -232,12 +232,13 @@ def predicted_gain(
     return work.seconds(now) / work.seconds(replace(now, staleness=staleness))
 
 
-def row(way: str, of: Figures, sync: float, said: float | None) -> str:
+def row(way: str, figures: Figures, sync: float, said: float | None) -> str:
     """sync: seconds of its step. said: the gain that the planner predicts."""
     gain = "" if said is None else f"{said:.2f} times"
     return (
-        f"| {way} | {of.seconds:.2f} | {sync / of.seconds:.2f} times | {gain} | {of.tokens:,.0f} "
-        f"| {of.waiting:.0%} | {of.idle:.0%} | {of.tail:.0%} | {of.reward:.3f} | {of.lag:.2f} |"
+        f"| {way} | {figures.seconds:.2f} | {sync / figures.seconds:.2f} times | {gain} "
+        f"| {figures.tokens:,.0f} | {figures.waiting:.0%} | {figures.idle:.0%} "
+        f"| {figures.tail:.0%} | {figures.reward:.3f} | {figures.lag:.2f} |"
     )
 
 

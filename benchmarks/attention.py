@@ -94,7 +94,7 @@ def measure(shape: str, row: int, length: int, rounds: int) -> None:
         torch.randn(sum(lengths), n, width, device=DEVICE, dtype=dtype, requires_grad=True)
         for n in (heads, kv_heads, kv_heads)
     )
-    of = torch.randn(sum(lengths), heads, width, device=DEVICE, dtype=dtype)
+    output_grads = torch.randn(sum(lengths), heads, width, device=DEVICE, dtype=dtype)
     forward_flops = sum(2.0 * n * n * heads * width for n in lengths)
     for name, way in ways(length, width).items():
 
@@ -103,7 +103,7 @@ def measure(shape: str, row: int, length: int, rounds: int) -> None:
 
         def both(way: Way = way) -> Tensor:
             out = way(q, k, v, packed, scale)
-            torch.autograd.grad(out, (q, k, v), of)
+            torch.autograd.grad(out, (q, k, v), output_grads)
             return out
 
         once, twice = seconds(forward, rounds), seconds(both, rounds)
@@ -111,7 +111,7 @@ def measure(shape: str, row: int, length: int, rounds: int) -> None:
             f"| {heads}/{kv_heads} x {width} | {length} | {name} "
             f"| {once * 1e3:.2f} | {forward_flops / once / 1e12:.0f} "
             f"| {twice * 1e3:.2f} | {3.5 * forward_flops / twice / 1e12:.0f} "
-            f"| {error(way, (q, k, v), of, lengths, scale):.4f} |",
+            f"| {error(way, (q, k, v), output_grads, lengths, scale):.4f} |",
             flush=True,
         )
 
@@ -133,7 +133,7 @@ def seconds(function: Callable[[], Tensor], rounds: int) -> float:
 
 
 def error(
-    way: Way, inputs: Sequence[Tensor], of: Tensor, lengths: Sequence[int], scale: float
+    way: Way, inputs: Sequence[Tensor], output_grads: Tensor, lengths: Sequence[int], scale: float
 ) -> float:
     """The larger relative error of output and gradients, of sequences cut to SEEN tokens."""
     rows = min(sum(lengths), SEEN)
@@ -143,10 +143,10 @@ def error(
     def outcome(way: Way, dtype: torch.dtype) -> list[Tensor]:
         q, k, v = (x.detach()[:rows].to(dtype).requires_grad_() for x in inputs)
         result = way(q, k, v, packed, scale)
-        gradients = torch.autograd.grad(result, (q, k, v), of[:rows].to(dtype))
+        gradients = torch.autograd.grad(result, (q, k, v), output_grads[:rows].to(dtype))
         return [result.detach(), *gradients]
 
-    pairs = zip(outcome(way, of.dtype), outcome(dense, torch.float32), strict=True)
+    pairs = zip(outcome(way, output_grads.dtype), outcome(dense, torch.float32), strict=True)
     return max(float((a.float() - b).norm() / b.norm()) for a, b in pairs)
 
 

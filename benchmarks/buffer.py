@@ -87,8 +87,8 @@ def group_of(
         status=common.SAMPLE_STATUS_COMPLETED,
     )
     group = common.SampleGroup(prompt=prompt, samples=[sample] * SAMPLES)
-    for index, one in enumerate(group.samples):
-        one.index, one.reward = index, float(index % 2)
+    for index, sample in enumerate(group.samples):
+        sample.index, sample.reward = index, float(index % 2)
     return group.SerializeToString()
 
 

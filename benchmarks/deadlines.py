@@ -135,13 +135,13 @@ class Run:
         outcome, size = Outcome(), self.policy.batch_size
         self.start()
         for step in range(1, self.policy.total_steps + 1):
-            asked = self.now
+            begun = self.now
             while len(self.groups.finished) < size:
                 self.finish()
             whole = self.now
             while self.rule.waits(self.policy, step, self.groups):
                 self.finish()
-            outcome.waited += self.now - asked
+            outcome.waited += self.now - begun
             outcome.late += self.now - whole
             for group_id in self.rule.choose(self.groups.finished, size):
                 version = self.groups.finished.pop(group_id)

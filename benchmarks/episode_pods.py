@@ -90,45 +90,48 @@ class OnNode:
 
 
 async def at_node(count: int, pods: int, image: str, model: Path) -> None:
-    async with await Api.connect() as api, worker(model, None, NODE, names.PORTS["gateway"]) as one:
+    async with (
+        await Api.connect() as api,
+        worker(model, None, NODE, names.PORTS["gateway"]) as episode_worker,
+    ):
         job = job_of(image)
         await prepare(api, job)
         try:
-            await warm(OnNode(api, job, image), one, count, pods)
-            await cold(OnNode(api, job, image), one, count, pods)
+            await warm(OnNode(api, job, image), episode_worker, count, pods)
+            await cold(OnNode(api, job, image), episode_worker, count, pods)
         finally:
             await api.delete(f"/api/v1/namespaces/{NAMESPACE}", {})
 
 
-async def warm(node: OnNode, one: Worker, count: int, pods: int) -> None:
+async def warm(node: OnNode, episode_worker: Worker, count: int, pods: int) -> None:
     keeping = asyncio.create_task(node.keep(pods, warm=True))
     try:
-        while one.pods.episodes.waiting < pods:
+        while episode_worker.pods.episodes.waiting < pods:
             await asyncio.sleep(0.1)
-        await timed(f"{pods} warm pods", one, count, pods, one.play)
+        await timed(f"{pods} warm pods", episode_worker, count, pods, episode_worker.play)
     finally:
         keeping.cancel()
         await node.clear()
-    while one.pods.episodes.waiting:  # until their connections have ended too
+    while episode_worker.pods.episodes.waiting:  # until their connections have ended too
         await asyncio.sleep(0.1)
 
 
-async def cold(node: OnNode, one: Worker, count: int, pods: int) -> None:
+async def cold(node: OnNode, episode_worker: Worker, count: int, pods: int) -> None:
     async def play(number: int) -> None:
-        await asyncio.gather(one.play(number), node.create(number))
+        await asyncio.gather(episode_worker.play(number), node.create(number))
 
     keeping = asyncio.create_task(node.keep(count, warm=False))
     try:
-        await timed(f"cold, {pods} side by side", one, count, pods, play)
+        await timed(f"cold, {pods} side by side", episode_worker, count, pods, play)
     finally:
         keeping.cancel()
         await node.clear()
 
 
 async def timed(
-    what: str, one: Worker, count: int, pods: int, play: Callable[[int], Awaitable[None]]
+    what: str, episode_worker: Worker, count: int, pods: int, play: Callable[[int], Awaitable[None]]
 ) -> None:
-    one.engine.waited.clear()
+    episode_worker.engine.waited.clear()
     begun, numbers = time.perf_counter(), iter(range(count))
 
     async def one_after_another() -> None:
@@ -136,7 +139,7 @@ async def timed(
             await play(number)
 
     await asyncio.gather(*(one_after_another() for _ in range(pods)))
-    seconds, waited = time.perf_counter() - begun, sorted(one.engine.waited)
+    seconds, waited = time.perf_counter() - begun, sorted(episode_worker.engine.waited)
     print(
         f"{what}: {count} episodes in {seconds:.0f} s, {count / seconds:.2f} a second; first "
         f"request after {statistics.median(waited):.2f} s (median), {waited[0]:.2f} to "

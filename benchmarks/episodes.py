@@ -131,15 +131,15 @@ async def in_a_row(count: int, play: Callable[[int], Awaitable[None]], kind: str
         for number in turns:
             await play(number)
             if number == count // 10:
-                told(f"after {number:,} {kind}", process)
+                print_memory(f"after {number:,} {kind}", process)
 
     await asyncio.gather(*(one_after_another() for _ in range(SIDE_BY_SIDE)))
     seconds = time.perf_counter() - begun
-    told(f"after {count:,} {kind}", process)
+    print_memory(f"after {count:,} {kind}", process)
     print(f"  {seconds:.0f} s, {count / seconds:.0f} a second")
 
 
-def told(when: str, process: psutil.Process) -> None:
+def print_memory(when: str, process: psutil.Process) -> None:
     gc.collect()
     series = sum(len(metric.samples) for metric in REGISTRY.collect())
     print(
@@ -151,12 +151,14 @@ def told(when: str, process: psutil.Process) -> None:
 
 async def at_worker(count: int, model: Path) -> None:
     bench = Bench(1)
-    async with worker(model, bench.play, "127.0.0.1", 0) as one:
-        await in_a_row(count, one.play, "functions")
-    async with worker(model, None, "127.0.0.1", 0) as one:
+    async with worker(model, bench.play, "127.0.0.1", 0) as episode_worker:
+        await in_a_row(count, episode_worker.play, "functions")
+    async with worker(model, None, "127.0.0.1", 0) as episode_worker:
 
         async def play(number: int) -> None:
-            await asyncio.gather(one.play(number), pretended_pod(one.join, number))
+            await asyncio.gather(
+                episode_worker.play(number), pretended_pod(episode_worker.join, number)
+            )
 
         await in_a_row(count, play, "pods")
 
@@ -164,13 +166,13 @@ async def at_worker(count: int, model: Path) -> None:
 async def pretended_pod(join: str, number: int) -> None:
     """A sidecar whose program asks once."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    asked = {"model": "m", "prompt": "w0001", "max_tokens": ANSWER}
+    request = {"model": "m", "prompt": "w0001", "max_tokens": ANSWER}
     async with aiohttp.ClientSession() as session:
         address = f"{join}?pod=agent-{number}"
         async with session.ws_connect(address, headers=headers) as socket:
             key = {"Authorization": f"Bearer {(await socket.receive_json())['key']}"}
             url = f"{join.removesuffix(wire.PATH)}/v1/completions"
-            async with session.post(url, json=asked, headers=key) as answer:
+            async with session.post(url, json=request, headers=key) as answer:
                 await answer.read()
             left = {"status": 0, "errors": "", "result": '{"reward": 1}', "refused": None}
             await socket.send_json(left)
@@ -242,13 +244,13 @@ async def at_verifiers(count: int, directory: Path) -> None:
 
 async def of_program(program: Program, model: Path, row: dict[str, Any], count: int) -> None:
     """Play so many episodes of a row, as many side by side as there are cores."""
-    async with worker(model, program, "127.0.0.1", 0) as one:
+    async with worker(model, program, "127.0.0.1", 0) as episode_worker:
         turns, before, begun = iter(range(count)), cpu_seconds(), time.perf_counter()
 
         async def one_after_another() -> None:
             for number in turns:
                 prompt = Prompt(number, row["prompt"], None, row["metadata"])
-                sample = await one.runner(prompt, [5], Sample(0), PARAMS)
+                sample = await episode_worker.runner(prompt, [5], Sample(0), PARAMS)
                 assert not sample.error, sample.error
 
         await asyncio.gather(*(one_after_another() for _ in range(os.cpu_count() or 1)))
@@ -263,7 +265,7 @@ async def of_program(program: Program, model: Path, row: dict[str, Any], count: 
 def cpu_seconds() -> float:
     """Of this process and of all that it has started, at work or ended."""
     process = psutil.Process()
-    times = [each.cpu_times() for each in (process, *process.children())]
+    times = [member.cpu_times() for member in (process, *process.children())]
     return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
 

@@ -79,11 +79,13 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         model = options.model or tiny(Path(scratch) / "model")
-        asked, common = prompts(model, options.sequences), shlex.split(options.engine_args)
+        prompt_ids, common = prompts(model, options.sequences), shlex.split(options.engine_args)
         answers = {}
-        for each in options.engine or ENGINES:
-            name, _, arguments = each.partition("=")
-            answers[name] = generated(model, asked, options.tokens, common + shlex.split(arguments))
+        for entry in options.engine or ENGINES:
+            name, _, arguments = entry.partition("=")
+            answers[name] = generated(
+                model, prompt_ids, options.tokens, common + shlex.split(arguments)
+            )
         first = next(iter(answers.values()))
         followed = [a.tokens[:-1] for a in first[: options.inside]]
         dumped = dumps(model, followed, Path(scratch) / "dump", common)
@@ -145,16 +147,16 @@ class Engine:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + "/generate", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=600) as answer:
-            return [each["meta_info"] for each in json.loads(answer.read())]
+            return [response["meta_info"] for response in json.loads(answer.read())]
 
 
 def generated(
-    model: Path, asked: list[list[int]], tokens: int, arguments: list[str]
+    model: Path, prompt_ids: list[list[int]], tokens: int, arguments: list[str]
 ) -> list[Answer]:
     """An answer to each prompt, of 8 tokens or more."""
     with Engine(model, *arguments) as engine:
-        said = [meta["output_token_logprobs"] for meta in engine.ask(asked, tokens)]
-        whole = [p + [e[1] for e in entries] for p, entries in zip(asked, said, strict=True)]
+        said = [meta["output_token_logprobs"] for meta in engine.ask(prompt_ids, tokens)]
+        whole = [p + [e[1] for e in entries] for p, entries in zip(prompt_ids, said, strict=True)]
         scored = engine.ask(whole, 0, logprob_start_len=0)
     return [
         Answer(
@@ -211,9 +213,9 @@ def policy(model: Path, *, backend: str, precision: str, fp32_head: bool) -> Lea
             },
         }
     )
-    one = backend_class(spec)(spec, model_dir=model, timeout=timedelta(seconds=300))
-    assert isinstance(one, LearningPolicy)
-    return one
+    learning_policy = backend_class(spec)(spec, model_dir=model, timeout=timedelta(seconds=300))
+    assert isinstance(learning_policy, LearningPolicy)
+    return learning_policy
 
 
 def sequence(tokens: list[int], response: int) -> Sequence:
@@ -231,10 +233,10 @@ def end_to_end(model: Path, answers: dict[str, list[Answer]]) -> None:
     del exact_model
     rows: dict[str, dict[str, list[Tensor]]] = {name: {} for name in TRAINERS}
     for trainer, settings in TRAINERS.items():
-        one = policy(model, **settings)
+        learner = policy(model, **settings)
         for name, said in answers.items():
-            rows[trainer][name] = one.log_probs([sequence(a.tokens, a.response) for a in said])
-        del one
+            rows[trainer][name] = learner.log_probs([sequence(a.tokens, a.response) for a in said])
+        del learner
     for name, said in answers.items():
         sampled = [a.sampled for a in said]
         print(f"\nlog-probs of {sum(a.response for a in said)} tokens of SGLang, bf16, {name}")
@@ -260,14 +262,14 @@ def inside(model: Path, sequences: list[list[int]], dumped: list[stages.Stages])
     del exact_model
     columns = {"SGLang": dumped}
     for backend in ("megatron", "fsdp"):
-        one = policy(model, backend=backend, precision="bf16", fp32_head=False)
-        modules = _modules(one, backend)
+        learner = policy(model, backend=backend, precision="bf16", fp32_head=False)
+        modules = _modules(learner, backend)
         columns[backend] = []
         for tokens in sequences:
             with stages.recorded(modules) as kept:
-                one.log_probs([sequence([*tokens, 0], 1)])
+                learner.log_probs([sequence([*tokens, 0], 1)])
             columns[backend].append(kept)
-        del one
+        del learner
     layers = 1 + max(int(n.split(".")[0]) for n in truth[0] if n[0].isdigit())
     shown = sorted({0, layers // 4, layers // 2, 3 * layers // 4, layers - 1})
     names = [f"{i}.{part}" for i in shown for part in (*stages.WITHIN, "out")]
@@ -280,14 +282,14 @@ def inside(model: Path, sequences: list[list[int]], dumped: list[stages.Stages])
 
 def _mean_off(name: str, kept: list[stages.Stages], truth: list[stages.Stages]) -> str:
     """A dash where a release of the engine does not dump the stage under the name we know."""
-    if any(name not in one for one in kept):
+    if any(name not in replay for replay in kept):
         return "-"
     pairs = zip(kept, truth, strict=True)
     return f"{sum(stages.off(k[name], t[name]) for k, t in pairs) / len(truth):.5f}"
 
 
-def _modules(one: Any, backend: str) -> dict[str, torch.nn.Module]:
-    learner = one._learner
+def _modules(learning_policy: Any, backend: str) -> dict[str, torch.nn.Module]:
+    learner = learning_policy._learner
     if backend == "fsdp":
         return stages.of_transformers(learner.net.model.model)
     return stages.of_megatron(learner.chunks[0].module)

@@ -82,7 +82,7 @@ def turns(ways: Sequence[str], rounds: int) -> Iterator[str]:
 
 def core_seconds(*processes: psutil.Process) -> list[float]:
     """Seconds of a core that each of them has needed so far."""
-    return [times.user + times.system for times in (one.cpu_times() for one in processes)]
+    return [times.user + times.system for times in (process.cpu_times() for process in processes)]
 
 
 def spread(rates: Sequence[float]) -> str:

@@ -91,12 +91,12 @@ async def measure(options: argparse.Namespace) -> None:
 
 async def singly(engine: Client, options: argparse.Namespace) -> float:
     started = time.perf_counter()
-    asked = (
+    calls = (
         engine.generate(f"one-{next(_names)}", prompt, sampling(options))
         for prompt in prompts(options.requests)
     )
-    generations = await asyncio.gather(*asked)
-    assert all(len(one.tokens) == options.tokens for one in generations)
+    generations = await asyncio.gather(*calls)
+    assert all(len(generation.tokens) == options.tokens for generation in generations)
     return time.perf_counter() - started
 
 
@@ -111,7 +111,7 @@ async def whole(engine: Client, options: argparse.Namespace) -> float:
     async with engine.session.post(f"{engine.url}/generate", json=body, timeout=timeout) as answer:
         generations = await answer.json()
         answer.raise_for_status()
-    assert all(len(one["output_ids"]) == options.tokens for one in generations)
+    assert all(len(generation["output_ids"]) == options.tokens for generation in generations)
     return time.perf_counter() - started
 
 

@@ -86,10 +86,10 @@ def main() -> None:
         if result.returncode:
             print(f"{way:24} {result.stderr.strip().splitlines()[-1][:100]}")
             continue
-        told = json.loads(result.stdout)
+        figures = json.loads(result.stdout)
         print(
-            f"{way:24} {told['seconds'] * 1e3:9.1f} ms {told['mib']:8.0f} MiB"
-            f"   log-probs off by {told['mean']:.2g} (mean) {told['max']:.2g} (max)"
+            f"{way:24} {figures['seconds'] * 1e3:9.1f} ms {figures['mib']:8.0f} MiB"
+            f"   log-probs off by {figures['mean']:.2g} (mean) {figures['max']:.2g} (max)"
         )
 
 

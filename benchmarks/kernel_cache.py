@@ -106,8 +106,8 @@ def run(
     steps = run_directory.by_step(directory / run_directory.METRICS)
     first, second = steps[1], steps[2]
     ready = min(map(_ready, directory.glob("logs/*.worker.log"))) - began
-    files = [each for each in claim.rglob("*") if each.is_file()] if claim is not None else []
-    size = sum(each.stat().st_size for each in files) / 2**20
+    files = [path for path in claim.rglob("*") if path.is_file()] if claim is not None else []
+    size = sum(path.stat().st_size for path in files) / 2**20
     return Start(
         ready,
         first["time"] - began,

@@ -154,9 +154,11 @@ class Sample:
             for line in self.operator.splitlines()
             if line.startswith((f"{name} ", f"{name}{{"))
         ]
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        label_texts = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(
-            float(line.rpartition(" ")[2]) for line in lines if all(each in line for each in wanted)
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if all(label in line for label in label_texts)
         )
 
 

@@ -80,7 +80,7 @@ def measure(url: str, count: int, seconds: float, *, together: bool) -> list[str
     if count:
         sender.start()
         bursts.get()  # warms up
-    waits = asyncio.run(asked(url, seconds))
+    waits = asyncio.run(call_seconds(url, seconds))
     took = [bursts.get() for _ in range(3)] if count else []
     if count:
         sender.kill()
@@ -96,7 +96,7 @@ async def ready(server: Server, url: str) -> None:
         await server.ready(engine, 400)
 
 
-async def asked(url: str, seconds: float) -> list[float]:
+async def call_seconds(url: str, seconds: float) -> list[float]:
     """Seconds that each call took."""
     waits: list[float] = []
     until = time.perf_counter() + seconds
@@ -119,7 +119,7 @@ async def _send(url: str, count: int, bursts: SimpleQueue[float], together: bool
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         many = RequestBatcher(http, url)
 
-        async def one() -> None:
+        async def generate_once() -> None:
             if together:
                 await many.ask(REFUSED)
                 return
@@ -128,7 +128,7 @@ async def _send(url: str, count: int, bursts: SimpleQueue[float], together: bool
 
         while True:
             began = time.perf_counter()
-            await asyncio.gather(*(one() for _ in range(count)))
+            await asyncio.gather(*(generate_once() for _ in range(count)))
             bursts.put(time.perf_counter() - began)
             await asyncio.sleep(BETWEEN)
 

@@ -138,10 +138,10 @@ def main() -> None:
         write(lines, steps)
         print(f"{system}, seed {seed}: {len(steps)} steps", file=sys.stderr, flush=True)
 
-    by_system = [[one for one in missing if one[0] == system] for system in systems]
-    for together in by_system if options.at_once else [[one] for one in missing]:
+    by_system = [[run for run in missing if run[0] == system] for system in systems]
+    for together in by_system if options.at_once else [[run] for run in missing]:
         with ThreadPoolExecutor(MOST_SEEDS) as pool:
-            list(pool.map(lambda one: add(*one), together))
+            list(pool.map(lambda run: add(*run), together))
     print(report(options.case, case, read(lines), systems[1:]))
     if VERL in systems:
         print(handicap(python_of(VERL)))
@@ -290,7 +290,11 @@ def report_of(peer: str, case: Case, steps: list[Step]) -> str:
             peers_table.seconds(runs, peer),
             peers_table.table(
                 ("sluice", peer, "value"),
-                ((one.field, f"`{one.name}`", one.value) for one in settings if one.name != "seed"),
+                (
+                    (setting.field, f"`{setting.name}`", setting.value)
+                    for setting in settings
+                    if setting.name != "seed"
+                ),
             ),
         )
     )
@@ -302,7 +306,7 @@ def settings_of(peer: str, case: Case, steps: int) -> list[Setting]:
     if peer == TRL:
         return trl_settings(spec, micro_batches=case.micro_batches)
     settings = verl_settings(spec, prompt_tokens=0, rates=[], chat=True)
-    return [one for one in settings if one.name not in OF_A_RUN]
+    return [setting for setting in settings if setting.name not in OF_A_RUN]
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ Runs = dict[tuple[str, int], list[Step]]
 def by_run(steps: Iterable[Step]) -> Runs:
     """(system, seed) -> its steps, in their order."""
     runs: Runs = {}
-    for step in sorted(steps, key=lambda one: one.step):
+    for step in sorted(steps, key=lambda record: record.step):
         runs.setdefault((step.system, step.seed), []).append(step)
     return runs
 

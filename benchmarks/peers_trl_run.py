@@ -27,7 +27,7 @@ def trl_run(
         "model": spec.model.path,
         "rows": str(directory / "rows.jsonl"),
         "reward": reward and reward.function,
-        "settings": {one.name: one.value for one in settings},
+        "settings": {setting.name: setting.value for setting in settings},
         "rates": [learning_rate(step, spec.trainer.optimizer, steps) for step in range(steps)],
         "out": str(directory / "steps.jsonl"),
     }

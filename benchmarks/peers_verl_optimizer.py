@@ -23,8 +23,11 @@ class AdamW(torch.optim.AdamW):
     ) -> None:
         weights = list(params)
         groups = [
-            {"params": [one for one in weights if one.ndim > 1], "weight_decay": weight_decay},
-            {"params": [one for one in weights if one.ndim <= 1], "weight_decay": 0.0},
+            {
+                "params": [weight for weight in weights if weight.ndim > 1],
+                "weight_decay": weight_decay,
+            },
+            {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
         ]
         super().__init__([group for group in groups if group["params"]], **options)
         self._rates, self._steps = rates, 0

@@ -62,7 +62,7 @@ def verl_run(
         rates=[learning_rate(step, spec.trainer.optimizer, steps) for step in range(steps)],
         chat=chat,
     )
-    overrides = [override(one) for one in (*settings, *_files(job, directory), *_ray(spec))]
+    overrides = [override(setting) for setting in (*settings, *_files(job, directory), *_ray(spec))]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "HF_HUB_OFFLINE": "1",

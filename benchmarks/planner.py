@@ -69,13 +69,13 @@ def splits(options: argparse.Namespace) -> None:
         for engines in options.engines:
             split = Split(engines, 1, int(mode == "async"))
             states, measured = run(options.steps, engines, mode)
-            known = work
+            earlier = work
             work = work or work_of(states, options.steps, split)
             if work is None:
                 sys.exit(f"{engines} engines: no work was counted in {options.steps} steps")
             predicted = work.seconds(split)
             print(
-                f"| {engines} | {mode} | {predicted:.2f}{'' if known else ' (from this run)'} "
+                f"| {engines} | {mode} | {predicted:.2f}{'' if earlier else ' (from this run)'} "
                 f"| {measured:.2f} | {predicted / measured - 1:+.0%} |",
                 flush=True,
             )

@@ -42,10 +42,10 @@ def main() -> None:
         for _ in range(entries):
             words = array("q", random.choices(range(WORDS), k=options.tokens))
             cache.insert(InsertParams(key=RadixKey(words), value=torch.arange(options.tokens)))
-        one = milliseconds(cache, REPEATS, 1) / REPEATS
+        per_match = milliseconds(cache, REPEATS, 1) / REPEATS
         every = milliseconds(cache, 1, entries * options.tokens)
         assert cache.evictable_size() == 0
-        print(f"| {entries:,} | {one:.2f} ms | {every:.0f} ms |")
+        print(f"| {entries:,} | {per_match:.2f} ms | {every:.0f} ms |")
 
 
 def milliseconds(cache: RadixCache, times: int, tokens: int) -> float:

@@ -75,7 +75,7 @@ class Gpus:
     """The GPUs of this machine, each with places for `each` runs."""
 
     names: Sequence[str]
-    each: int
+    runs_per_gpu: int
     taken: dict[str, int] = field(default_factory=dict)
     changed: Condition = field(default_factory=Condition)
 
@@ -97,7 +97,7 @@ class Gpus:
 
     def _free(self) -> list[str]:
         used = sorted(self.names, key=lambda name: self.taken.get(name, 0))
-        return [name for name in used if self.taken.get(name, 0) < self.each]
+        return [name for name in used if self.taken.get(name, 0) < self.runs_per_gpu]
 
 
 def main() -> None:
@@ -133,9 +133,9 @@ def run_all(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     deadline = time.monotonic() + options.limit_s - GRACE
     names = options.gpus.split(",") if options.gpus else _all_gpus()
     for name in options.cases:
-        wanted = gpus(load_job(EXAMPLE / CASES[name].manifest, options.set))
-        if wanted > len(names):
-            parser.error(f"{name} takes {wanted} GPU(s); this machine has {len(names)}")
+        gpus_needed = gpus(load_job(EXAMPLE / CASES[name].manifest, options.set))
+        if gpus_needed > len(names):
+            parser.error(f"{name} takes {gpus_needed} GPU(s); this machine has {len(names)}")
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as parent, ThreadPoolExecutor() as pool:
         start = partial(

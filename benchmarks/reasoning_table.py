@@ -90,7 +90,7 @@ def over_seeds(runs: Sequence[Run], key: str, first: int, last: int) -> str:
         ]
         for run in runs
     ]
-    means = [float(middle(each)) for each in values if each]
+    means = [float(middle(run_values)) for run_values in values if run_values]
     return spread(means, 0 if max(means, default=0.0) >= 10 else 3)
 
 
@@ -111,7 +111,7 @@ def draw(axes: Any, *, runs: Sequence[Run]) -> None:
             (axes, COLUMNS["reward"], "C0", "reward"),
             (length, COLUMNS["tokens a response"], "C2", "tokens a response (right)"),
         ):
-            points = [(step, one[key]) for step, one in run.steps.items() if key in one]
+            points = [(step, figures[key]) for step, figures in run.steps.items() if key in figures]
             values = [value for _, value in points]
             smooth = [fmean(values[max(0, i - EACH_ROW + 1) : i + 1]) for i in range(len(values))]
             steps = [step for step, _ in points]

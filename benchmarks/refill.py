@@ -206,7 +206,7 @@ async def keep_full(engine: Client, requests: int, draw: Draw) -> None:
     first = begun(chance, draw, requests)
     lengths = itertools.chain(first, (draw(chance) for _ in itertools.count()))
 
-    async def one(words: list[int], length: int) -> None:
+    async def generate_words(words: list[int], length: int) -> None:
         await generate(engine, words, length)
         places.release()
 
@@ -216,7 +216,7 @@ async def keep_full(engine: Client, requests: int, draw: Draw) -> None:
                 await places.acquire()
             words = prompt()
             for _ in range(GROUP):
-                group.create_task(one(words, next(lengths)))
+                group.create_task(generate_words(words, next(lengths)))
 
 
 if __name__ == "__main__":

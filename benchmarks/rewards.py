@@ -80,12 +80,12 @@ async def judged(case: Case, samples: list[RewardInput], processes: int) -> floa
         )  # processes are there, modules are loaded
         room = asyncio.Semaphore(IN_FLIGHT)
 
-        async def one(s: RewardInput) -> Any:
+        async def judge_sample(s: RewardInput) -> Any:
             async with room:
                 return await judge([s])
 
         started = time.perf_counter()
-        outcomes = await asyncio.gather(*map(one, samples))
+        outcomes = await asyncio.gather(*map(judge_sample, samples))
         elapsed = time.perf_counter() - started
     finally:
         await judge.close()

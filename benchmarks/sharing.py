@@ -36,7 +36,7 @@ class Step:
 
     size: int
     leased: list[pb.LeasedGroup] = field(default_factory=list)
-    of: Counter[str] = field(default_factory=Counter)
+    per_worker: Counter[str] = field(default_factory=Counter)
     out: asyncio.Event = field(default_factory=asyncio.Event)
     """All are leased."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,7 +44,7 @@ class Step:
 
     def add(self, worker: str, groups: list[pb.LeasedGroup]) -> None:
         self.leased += groups
-        self.of[worker] += len(groups)
+        self.per_worker[worker] += len(groups)
         if len(self.leased) == self.size:
             self.out.set()
 
@@ -53,7 +53,7 @@ async def worker(client: Client, name: str, steps: list[Step]) -> None:
     """Lease as much of each step as there is, until newer weights are told."""
     for version, step in enumerate(steps):
         while not step.over.is_set():
-            room = step.size - step.of[name]
+            room = step.size - step.per_worker[name]
             if not room:
                 await step.over.wait()
                 break
@@ -89,7 +89,8 @@ async def measure(root: Path, workers: int, per_worker: int, count: int) -> str:
                 await asyncio.wait_for(step.out.wait(), 5 * WAIT_SECONDS)
                 seconds.append(time.perf_counter() - begun)
                 await trainer.submit(
-                    make_group(one.prompt, response=8, version=number - 1) for one in step.leased
+                    make_group(lease.prompt, response=8, version=number - 1)
+                    for lease in step.leased
                 )
                 await trainer.take(number, wait=20)
                 begun = time.perf_counter()
@@ -100,7 +101,7 @@ async def measure(root: Path, workers: int, per_worker: int, count: int) -> str:
             await asyncio.gather(*tasks)
     finally:
         server.end()
-    spread = [step.of[name] for step in steps[1:] for name in names]
+    spread = [step.per_worker[name] for step in steps[1:] for name in names]
     return (
         f"| {workers:,} | {size:,} | {statistics.median(seconds[1:]):.3f} s "
         f"| {statistics.median(cpu[1:]):.2f} s | {max(spread)} | {min(spread)} |"

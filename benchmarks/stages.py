@@ -143,5 +143,5 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, tuple):
-        return tuple(_cast(each, dtype) for each in value)
+        return tuple(_cast(part, dtype) for part in value)
     return value

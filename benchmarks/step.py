@@ -81,7 +81,7 @@ async def bare_generation(model: Path, repeats: int) -> list[float]:
             await server.ready(engine, 180)
             slots = asyncio.Semaphore(128)
 
-            async def one(prompt: int) -> None:
+            async def generate(prompt: int) -> None:
                 async with slots:
                     ids = [14, 3 + prompt % 10, 3 + prompt // 10 % 10, 3 + prompt % 7, 13]
                     await engine.generate(f"bench-{next(names)}", ids, SAMPLING)
@@ -89,7 +89,7 @@ async def bare_generation(model: Path, repeats: int) -> list[float]:
             seconds = []
             for _ in range(repeats + 2):
                 started = time.perf_counter()
-                await asyncio.gather(*(one(prompt) for prompt in range(32) for _ in range(8)))
+                await asyncio.gather(*(generate(prompt) for prompt in range(32) for _ in range(8)))
                 seconds.append(time.perf_counter() - started)
             return seconds[2:]
     finally:

@@ -53,7 +53,7 @@ async def simulate(address: str, count: int, version: int, *, generating: bool) 
     """`count` workers that wait for prompts, or send heartbeats for those that they have, until
     they are killed."""
 
-    async def one(name: str, delay: float) -> None:
+    async def run_engine(name: str, delay: float) -> None:
         prompts = [common.Prompt(lease_id=f"t{i}.1", lease_attempt=1) for i in range(LEASES)]
         async with Client(address) as client:
             await asyncio.sleep(delay if generating else 0)
@@ -65,7 +65,8 @@ async def simulate(address: str, count: int, version: int, *, generating: bool) 
                     raise RuntimeError("a waiting worker was given prompts: nothing is measured")
 
     workers = [
-        asyncio.create_task(one(f"idle-{i}", HEARTBEAT_SECONDS * i / count)) for i in range(count)
+        asyncio.create_task(run_engine(f"idle-{i}", HEARTBEAT_SECONDS * i / count))
+        for i in range(count)
     ]
     await asyncio.sleep(2.0 + count / 200)
     print("waiting", flush=True)

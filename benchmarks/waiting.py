@@ -41,11 +41,11 @@ on average."""
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a pass. prompt, token: of any size; each: beside that, for each request in it."""
+    """Seconds of a pass. prompt, token: of any size; per_sequence: added for each request."""
 
     prompt: float
     token: float
-    each: float = 1e-5
+    per_sequence: float = 1e-5
 
 
 COSTS = {
@@ -79,8 +79,8 @@ def main() -> None:
     for cost_name, costs in COSTS.items():
         for length_name, draw in LENGTHS.items():
             rates = [rate(rule(), options.requests, draw, costs) for rule in RULES.values()]
-            rates.append(options.requests / (costs.token + costs.each * options.requests))
-            row = " | ".join(f"{one / 1000:.1f}" for one in rates)
+            rates.append(options.requests / (costs.token + costs.per_sequence * options.requests))
+            row = " | ".join(f"{requests_per_second / 1000:.1f}" for requests_per_second in rates)
             print(f"| {cost_name} | {length_name} | {row} |", flush=True)
 
 
@@ -92,12 +92,12 @@ def rate(rule: PrefillBatching, requests: int, draw: Draw, costs: Costs) -> floa
     seconds = tokens = 0.0
     while seconds < SECONDS:
         if waiting and not rule.one_more(len(waiting), len(running)):
-            seconds += costs.prompt + costs.each * len(waiting)
+            seconds += costs.prompt + costs.per_sequence * len(waiting)
             tokens += len(waiting)  # each gets its first one
             running += [left - 1 for left in waiting]
             waiting = []
         else:
-            seconds += costs.token + costs.each * len(running)
+            seconds += costs.token + costs.per_sequence * len(running)
             tokens += len(running)
             running = [left - 1 for left in running]
         waiting += [draw(chance) for left in running if left <= 0]

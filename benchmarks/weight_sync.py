@@ -100,8 +100,8 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
     ways = options.fan_out.split(",")
     results = [json.loads(updates(directory, way).read_text()) for way in ways]
     result = results[0] | {
-        "rows": [row for one in results for row in one["rows"]],
-        "first": {way: one["first"] for way, one in zip(ways, results, strict=True)},
+        "rows": [row for way_result in results for row in way_result["rows"]],
+        "first": {way: way_result["first"] for way, way_result in zip(ways, results, strict=True)},
     }
     run_ranks(BARE, [str(directory), ways[0]], 2, [0, options.sources] if GPUS else [])
     result |= json.loads((directory / "bare.json").read_text())

@@ -64,7 +64,7 @@ def engine(options: argparse.Namespace, number: int, directory: Path) -> Iterato
         # An update waits for the step that is being decoded, which graphs make as short as a job's.
         env["SLUICE_CUDA_GRAPH_MAX_BS"] = str(options.load)
     first = options.sources + number * options.engine_gpus
-    gpus = [(first + one) % GPUS for one in range(options.engine_gpus)] if GPUS else []
+    gpus = [(first + offset) % GPUS for offset in range(options.engine_gpus)] if GPUS else []
     env |= visible(gpus) if GPUS else {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     with process(command.split(), env, directory / f"engine-{number}.log"):
         yield f"127.0.0.1:{port}"
@@ -93,10 +93,10 @@ async def with_members(
     answers: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         for number, server in enumerate(servers):
-            one = await stack.enter_async_context(Client(f"http://{server}"))
-            clients.append(one)
+            client = await stack.enter_async_context(Client(f"http://{server}"))
+            clients.append(client)
             for _ in range(2 * READY_SECONDS):
-                if (await one.health(timeout=5.0))[0]:
+                if (await client.health(timeout=5.0))[0]:
                     break
                 await asyncio.sleep(0.5)
             else:
@@ -109,7 +109,7 @@ async def with_members(
             membership = await stack.enter_async_context(Membership(address, hello))
             await membership.connected.wait()
             for request in range(options.load):
-                busy.append(asyncio.create_task(keep_busy(one, request)))
+                busy.append(asyncio.create_task(keep_busy(client, request)))
         env = {"SLUICE_RENDEZVOUS": address}
         gpus = list(range(options.sources))
         for attempt, way in enumerate(options.fan_out.split(","), 1):
@@ -126,18 +126,18 @@ async def with_members(
         raise SystemExit("error: engines with the same weights do not answer alike")
 
 
-async def answer(one: Client) -> str:
+async def answer(client: Client) -> str:
     """The sum of an engine's log-probs of 32 tokens, which tells other weights by other digits."""
     prompt = [(i * 104729) % 2000 + 10 for i in range(64)]
     sampling = {"max_new_tokens": 32, "ignore_eos": True, "temperature": 0.0}
-    return f"{sum((await one.generate('answer', prompt, sampling)).log_probs):.6f}"
+    return f"{sum((await client.generate('answer', prompt, sampling)).log_probs):.6f}"
 
 
-async def keep_busy(one: Client, number: int) -> None:
+async def keep_busy(client: Client, number: int) -> None:
     """One request after another, of 256 tokens and up to 2,000 more."""
     for again in itertools.count():
         prompt = [(number * 7919 + i * 104729) % 2000 + 10 for i in range(256)]
-        await one.generate(
+        await client.generate(
             f"{number}-{again}", prompt, {"max_new_tokens": 2000, "ignore_eos": True}
         )
 

@@ -81,10 +81,12 @@ def source(options: argparse.Namespace, directory: Path, way: str, attempt: int)
         started = time.perf_counter()
         outcomes = update_engines(weights, version, session, ranks, bucket_bytes=bucket << 20)
         seconds = time.perf_counter() - started
-        failed = [reason for one in outcomes for reason in one.failed.values()]
+        failed = [reason for outcome in outcomes for reason in outcome.failed.values()]
         if failed or not outcomes:
             raise SystemExit(f"error: {failed or 'no engine took part'}")
-        return seconds, {phase: max(one.seconds[phase] for one in outcomes) for phase in PHASES}
+        return seconds, {
+            phase: max(outcome.seconds[phase] for outcome in outcomes) for phase in PHASES
+        }
 
     sizes = [int(size) for size in options.buckets.split(",")]
     first, _ = update(1, sizes[0])
@@ -121,7 +123,7 @@ def conversion(
     for _ in range(5):
         synchronise()
         started = time.perf_counter()
-        total = sum(one.data.nbytes for one in buckets(weights(), bucket << 20, Layout()))
+        total = sum(part.data.nbytes for part in buckets(weights(), bucket << 20, Layout()))
         synchronise()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds), total

@@ -32,7 +32,7 @@ def test_a_table_has_a_row_for_ten_steps_and_what_was_held_out() -> None:
 
 
 def test_runs_get_the_gpus_that_fewest_others_use() -> None:
-    gpus = Gpus(["4", "5"], each=2)
+    gpus = Gpus(["4", "5"], runs_per_gpu=2)
     with gpus.held(1) as first, gpus.held(1) as second, gpus.held(2) as both:
         assert (first, second, sorted(both)) == (["4"], ["5"], ["4", "5"])
     with gpus.held(2) as again:
