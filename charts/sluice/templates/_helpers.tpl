@@ -88,9 +88,9 @@ template` does not know a server's APIs, so the version counts as well.
 {{- if not .Values.admissionPolicy.enabled -}}
 admissionPolicy.enabled is false
 {{- else if .Values.watchNamespaces -}}
-watchNamespaces is set, and a policy is of the whole cluster
+watchNamespaces is set, and a policy applies to the whole cluster
 {{- else if not (or $served (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version)) -}}
-Kubernetes {{ .Capabilities.KubeVersion.Version }} has no such policies, which came with 1.30
+Kubernetes {{ .Capabilities.KubeVersion.Version }} does not support such policies, which need 1.30
 {{- end }}
 {{- end }}
 
