@@ -105,7 +105,7 @@ def _groups() -> list[Panel]:
               {"with workers": _buffer("leases_groups"),
                "finished": _buffer("depth_groups"),
                "given back": _buffer("returned_groups")}),
-        lines("Groups by what became of them", PER_SECOND, none(),
+        lines("Groups by outcome", PER_SECOND, none(),
               "In a second. Filtered, failed and outdated ones are generated in vain.",
               {name: _rate(f"groups_{name}_total") for name in outcomes}),
         lines("Generated in vain", SHARE, above(0.2, 0.5),

@@ -119,13 +119,13 @@ def test_the_operator_is_bounded_where_the_cluster_can(
             ("--set", "admissionPolicy.enabled=false"), "enabled is false", id="switched off"
         ),
         pytest.param(("--set", "watchNamespaces={a}"), "watchNamespaces is set", id="namespaces"),
-        pytest.param(("--kube-version", "1.29.3"), "v1.29.3 has no such", id="an older cluster"),
+        pytest.param(("--kube-version", "1.29.3"), "v1.29.3 does not support", id="an older cluster"),
     ],
 )
 def test_the_notes_say_why_nothing_bounds_the_operator(
     arguments: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
-    """Helm renders notes only beside a cluster, so the test renders them as a template."""
+    """Helm renders notes only with a cluster, so the test renders them as a template."""
     chart = tmp_path / "sluice"
     shutil.copytree(CHART, chart)
     notes = (chart / "templates" / "NOTES.txt").read_text()
@@ -134,7 +134,7 @@ def test_the_notes_say_why_nothing_bounds_the_operator(
     (chart / "templates" / "notes.yaml").write_text(define + body)
     done = helm("template", "sluice", chart, "--show-only", "templates/notes.yaml", *arguments)
     assert done.returncode == 0, done.stderr
-    assert ("made no ValidatingAdmissionPolicy" in done.stdout) is bool(reason)
+    assert ("created no ValidatingAdmissionPolicy" in done.stdout) is bool(reason)
     assert reason in done.stdout
 
 
