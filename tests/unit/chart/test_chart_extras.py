@@ -119,7 +119,7 @@ def test_the_operator_is_bounded_where_the_cluster_can(
             ("--set", "admissionPolicy.enabled=false"), "enabled is false", id="switched off"
         ),
         pytest.param(("--set", "watchNamespaces={a}"), "watchNamespaces is set", id="namespaces"),
-        pytest.param(("--kube-version", "1.29.3"), "v1.29.3 does not support", id="an older cluster"),
+        pytest.param(("--kube-version", "1.29.3"), "v1.29.3 does not", id="an older cluster"),
     ],
 )
 def test_the_notes_say_why_nothing_bounds_the_operator(
