@@ -21,8 +21,8 @@ from observability.recording import (
 RUNBOOKS = "https://github.com/sluice-dev/sluice/blob/main/docs/runbooks.md"
 _JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
 _BY_JOB = "by (namespace, job)"
+# Series of our operator alone: other operators export metrics of the same names.
 _OPERATOR = 'controller_runtime_max_concurrent_reconciles{controller="rljob"}'
-"""Series of our operator alone: other operators export metrics of the same names."""
 
 
 @dataclass(frozen=True, slots=True)

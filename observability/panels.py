@@ -26,10 +26,10 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+# Selector of all jobs of the chosen namespaces.
 JOBS = 'namespace=~"$namespace"'
-"""Selector of all jobs of the chosen namespaces."""
+# Selector of the chosen jobs.
 JOB = 'namespace=~"$namespace",job=~"$job"'
-"""Selector of the chosen jobs."""
 RATE = "$__rate_interval"
 SECONDS, BYTES, BYTES_PER_SECOND, COUNT, SHARE, NUMBER, PER_SECOND = (
     units.Seconds,
@@ -40,8 +40,8 @@ SECONDS, BYTES, BYTES_PER_SECOND, COUNT, SHARE, NUMBER, PER_SECOND = (
     units.NoUnit,
     "cps",
 )
+# (value from which a colour holds, colour), from below; None: from the beginning.
 Limits = Sequence[tuple[float | None, str]]
-"""(value from which a colour holds, colour), from below; None: from the beginning."""
 Panel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel
 
 

@@ -42,8 +42,8 @@ _COLORS = {
     "text": "#8e8e8e",
 }
 _UNITS = {"s": " s", "percentunit": " %", "bytes": "B", "binBps": "B/s", "cps": "/s"}
+# (legend, minutes before the end, values)
 Series = tuple[str, list[float], list[float]]
-"""(legend, minutes before the end, values)"""
 
 
 @dataclass(frozen=True, slots=True)

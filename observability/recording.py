@@ -24,6 +24,7 @@ SPEEDUP = "namespace_job:sluice_plan_speedup:max"
 STORAGE = "namespace_job:sluice_storage_used:ratio"
 ENGINE_LAG = "namespace_job_replica:sluice_engine_lag:versions"
 ENGINE_LATENCY = "namespace_job_replica:sluice_engine_latency:seconds10m"
+# Words and colours for the values of STATE.
 STATES = {
     0: ("pending", "text"),
     1: ("running", "green"),
@@ -32,11 +33,10 @@ STATES = {
     4: ("failed", "red"),
     5: ("suspended", "purple"),
 }
-"""Words and colours for the values of STATE."""
 _BY_JOB = "by (namespace, job)"
 _BY_ENGINE = "by (namespace, job, replica)"
+# The operator calls a job `name`; all other series call it `job`.
 _RENAMED = '"job", "$1", "name", "(.+)"'
-"""The operator calls a job `name`; all other series call it `job`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from observability.panels import (
 )
 
 _OURS = '{controller="rljob"}'
+# Keeps series of our operator alone: other operators have metrics of the same names.
 _OPERATOR = f"on (instance) controller_runtime_max_concurrent_reconciles{_OURS}"
-"""Keeps series of our operator alone: other operators have metrics of the same names."""
 
 
 def dashboard() -> Dashboard:

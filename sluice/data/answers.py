@@ -35,16 +35,16 @@ from sluice.data.rows import (
 )
 
 TOKEN_KEYS = ("tokens", "input_ids")
+# Columns of the prompt where the source names none; the first that a row has counts.
 KEYS = (*TOKEN_KEYS, "messages", *PROMPT_KEYS)
-"""Columns of the prompt where the source names none; the first that a row has counts."""
 TOKEN_MASK = "loss_mask"  # noqa: S105 - a mask of tokens, not a password
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STAND_IN = "\u2042stand-in\u2042"
 # Fields in which a message keeps its reasoning: most templates', and gpt-oss's.
 _THOUGHTS = ("reasoning_content", "thinking")
 Interval = tuple[int, int]
+# Token ids are int32.
 MAX_VOCABULARY = 2**31
-"""Token ids are int32."""
 
 
 @dataclass(frozen=True, slots=True)

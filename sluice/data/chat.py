@@ -16,8 +16,8 @@ from sluice.model_files import gguf_problem
 from sluice.runtime import error_summary
 from sluice.runtime.pod_env import ConfigurationError
 
+# Without any of them transformers makes an empty tokenizer, and says nothing.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
-"""Without any of them transformers makes an empty tokenizer, and says nothing."""
 
 
 DEFAULT_CONTEXT = 32768

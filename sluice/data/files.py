@@ -20,9 +20,9 @@ from sluice.runtime.pod_env import ConfigurationError
 
 ENDINGS = (".jsonl", ".json", ".parquet")
 Row = dict[str, Any]
+# First letters of files that others leave beside rows: macOS `._rows.parquet`, Spark `_metadata`.
+# pyarrow leaves them out, too.
 _HIDDEN = (".", "_")
-"""First letters of files that others leave beside rows: macOS `._rows.parquet`, Spark
-`_metadata`. pyarrow leaves them out, too."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class LocatedRow:
     number: int
     line: int = 0
     column: int = 0
+    # JSON Lines: byte at which the line begins.
     offset: int = 0
-    """JSON Lines: byte at which the line begins."""
 
     @property
     def where(self) -> str:

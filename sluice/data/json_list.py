@@ -12,9 +12,9 @@ from typing import IO, Any
 from sluice.runtime.pod_env import ConfigurationError
 
 _CHUNK = 1 << 20
+# An error this close to the end of what was read may be no error, but an entry that goes on: the
+# longest literal, `-Infinity`, and the longest escape, `\ud83d\ude00`, are shorter.
 _MARGIN = 16
-"""An error this close to the end of what was read may be no error, but an entry that goes on: the
-longest literal, `-Infinity`, and the longest escape, `\\ud83d\\ude00`, are shorter."""
 
 _BEHIND = tuple(" \t\n\r,]")
 

@@ -25,8 +25,8 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.runtime.user_code import LoadError, load
 from sluice.telemetry import logs
 
+# For all files of a job. The trainer and the engines wait 600 s for the buffer.
 SECONDS = 540
-"""For all files of a job. The trainer and the engines wait 600 s for the buffer."""
 
 
 def made_rows(function: str, args: Mapping[str, Any], rows: int | None) -> Iterator[Row]:

@@ -15,8 +15,9 @@ from sluice.data.messages import MessageError, normalised, present, shown
 from sluice.input_checks import InputError, check_value, load_json
 
 PROMPT_KEYS = ("prompt", "input")
+# Keys by which a message says whether its tokens are trained on (slime: step_loss_mask).
 MASKS = ("step_loss_mask", "loss_mask")
-"""Keys by which a message says whether its tokens are trained on (slime: step_loss_mask)."""
+# Columns of other people's data sets that are likely meant.
 _OTHER_NAMES = {
     "promptKey": (
         "messages",
@@ -29,7 +30,6 @@ _OTHER_NAMES = {
     ),
     "labelKey": ("label", "answer", "solution", "ground_truth", "target", "output"),
 }
-"""Columns of other people's data sets that are likely meant."""
 _PICTURES = ("images", "videos")
 _VERL = ("data_source", "ability", "reward_model", "extra_info")
 
@@ -75,9 +75,9 @@ def _check_columns(row: Row, source: PromptSource) -> None:
             raise RowError(str(error)) from error
 
 
+# The way to read the rows of a job: `parse_row`, or with given answers `answers.parse_answer`.
+# Raises RowError.
 RowReader = Callable[[Row, PromptSource], PromptRow]
-"""The way to read the rows of a job: `parse_row`,
-or with given answers `answers.parse_answer`. Raises RowError."""
 
 
 def problem(row: Row, source: PromptSource, read: RowReader = parse_row) -> str | None:

@@ -18,8 +18,8 @@ from sluice.data.files import ENDINGS, Row
 from sluice.runtime.pod_env import ConfigurationError
 
 _BATCH = 1024
+# Columns that others read too, and not as JSON text.
 _READ_BY_NAME = ("prompt", "input", "label", "reward_model")
-"""Columns that others read too, and not as JSON text."""
 
 
 def json_bytes(row: Row) -> bytes:

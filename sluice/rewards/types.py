@@ -15,12 +15,12 @@ from sluice.input_checks import InputError, is_number, without_surrogates
 from sluice.input_checks import shown as shown
 from sluice.samples.sample import PREDICTION, Messages
 
+# A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is
+# the reward.
 RewardValue = float | int | bool | dict[str, Any]
-"""A number, or a dictionary of named numbers of which one, `score` or what `reward.key` names, is
-the reward."""
 
+# (the reward, all named parts of it).
 Judgement = tuple[float, dict[str, float]]
-"""(the reward, all named parts of it)."""
 
 DEFAULT_KEY = "score"
 _HASH_BYTES = 6

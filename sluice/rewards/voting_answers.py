@@ -16,6 +16,7 @@ def _boxed(response: str) -> str | None:
     return None if answer is None else hendrycks(answer)
 
 
+# Name of a built-in reward -> the answer that it reads in a response, in plain form.
 READERS: dict[str, Callable[[str], str | None]] = {
     "dapo": dapo.read_answer,
     "deepscaler": _boxed,
@@ -23,7 +24,6 @@ READERS: dict[str, Callable[[str], str | None]] = {
     "math": _boxed,
     "math_prm800k": _boxed,
 }
-"""Name of a built-in reward -> the answer that it reads in a response, in plain form."""
 
 
 def with_answer(judgement: Judgement, name: str, response: str) -> Judgement:

@@ -28,10 +28,10 @@ from sluice.runtime.pod_env import Environment
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+# Why not, in words; empty: all is healthy. Called from any thread.
 HealthCheck = Callable[[], str]
-"""Why not, in words; empty: all is healthy. Called from any thread."""
+# A page of plain text. Raises OSError. Called from any thread.
 Page = Callable[[], bytes]
-"""A page of plain text. Raises OSError. Called from any thread."""
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
 PATIENCE_SECONDS = 60.0

@@ -32,8 +32,8 @@ _CATEGORIES = {
     "rollout/draining": "waited",
     "rollout/synchronising": "synchronised",
 }
+# The trainer waits while engines generate on the same GPUs.
 _COLOCATED = {"trainer/waiting": "generated", "trainer/evaluating": "generated"}
-"""The trainer waits while engines generate on the same GPUs."""
 _LIFE = {"starting": "started", "restarting": "restarted"}
 CATEGORIES = (
     "trained",
@@ -45,8 +45,8 @@ CATEGORIES = (
     "started",
     "restarted",
 )
+# The part of `generated` in which engines had only the last few responses of a batch.
 IN_TAILS = "generated_in_tails"
-"""The part of `generated` in which engines had only the last few responses of a batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ class GroupCounts:
     open: int
     twice: int
     reasons: Mapping[str, int]
+    # Groups that were older than `rollout.maxStaleness` when they were trained.
     stale: int = 0
-    """Groups that were older than `rollout.maxStaleness` when they were trained."""
 
     @classmethod
     def of(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> GroupCounts:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+# Metric -> its name for people, the most telling first.
 HEADLINES = {
     "rollout/raw_reward": "reward",
     "train/opd_reverse_kl": "reverse KL",
     "train/loss": "loss",
 }
-"""Metric -> its name for people, the most telling first."""
 
 
 def headline(records: Iterable[Mapping[str, Any]]) -> tuple[str, list[float]]:

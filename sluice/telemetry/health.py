@@ -13,8 +13,8 @@ from sluice.telemetry import health_learning, health_speed
 from sluice.telemetry.health_records import Record, Rule
 from sluice.telemetry.run_warnings import RunWarning, ordered
 
+# Steps that a rule looks back on.
 WINDOW = 20
-"""Steps that a rule looks back on."""
 RULES: dict[str, Rule] = health_learning.RULES | health_speed.RULES
 _FRUITLESS_BATCHES = 4
 

@@ -8,8 +8,8 @@ from typing import Any
 
 WARM_UP_STEPS = 5
 Record = Mapping[str, Any]
+# What is seen in the last steps, the newest at the end, and what to try; None: nothing.
 Rule = Callable[[Sequence[Record]], str | None]
-"""What is seen in the last steps, the newest at the end, and what to try; None: nothing."""
 
 
 def values(history: Sequence[Record], name: str) -> list[float]:

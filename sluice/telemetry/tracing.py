@@ -38,8 +38,8 @@ T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+# For what is left at the end: a collector that is away must not hold up an exit.
 _FLUSH_SECONDS = 2.0
-"""For what is left at the end: a collector that is away must not hold up an exit."""
 _chosen_ids: ContextVar[tuple[int, int] | None] = ContextVar("chosen_ids", default=None)
 
 

@@ -20,8 +20,8 @@ from sluice.rewards.types import RewardError, RewardInput
 
 SHOWN = 5
 BARS = 10
+# Tokens, or characters, of a prompt.
 Length = Callable[[PromptRow], int]
-"""Tokens, or characters, of a prompt."""
 
 
 @dataclass(slots=True)

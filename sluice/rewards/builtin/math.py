@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Limit of one comparison.
 SECONDS = 15
-"""Limit of one comparison."""
 
 _ROUNDING = Fraction(1, 10**6)
 _DIGITS = 50  # of numbers that have no exact form

@@ -12,10 +12,10 @@ from fractions import Fraction
 
 _LONGEST_NUMBER = 4000  # characters; Python refuses integers of more than 4,300 digits
 _LARGEST_EXPONENT = 400
+# Characters of an answer that are worth reading.
 LONGEST = 5000
-"""Characters of an answer that are worth reading."""
+# Brackets in brackets that are worth reading; parsers take far longer than linear time on them.
 DEEPEST = 32
-"""Brackets in brackets that are worth reading; parsers take far longer than linear time on them."""
 
 _UNICODE = str.maketrans(
     {

@@ -37,11 +37,11 @@ from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError, late, read_value
 from sluice.runtime import error_summary, user_code
 
+# Instead of jobs: forget those that have not been started.
 DROP = None
-"""Instead of jobs: forget those that have not been started."""
 
+# (number, name of a built-in reward or "", samples, a pickled RewardInput or list of them).
 JudgeTask = tuple[int, str, int, bytes]
-"""(number, name of a built-in reward or "", samples, a pickled RewardInput or list of them)."""
 
 _PR_SET_PDEATHSIG = 1
 

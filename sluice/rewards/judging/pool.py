@@ -27,8 +27,8 @@ from sluice.rewards.types import Judgement, RewardError, late
 from sluice.runtime import error_summary
 
 MOMENT_SECONDS = 1.0
+# Processes at most, for each that is wanted: the others are at jobs that take long.
 MOST_PER_SLOT = 4
-"""Processes at most, for each that is wanted: the others are at jobs that take long."""
 
 _CHUNK = 64
 _AT_ONCE = 64
@@ -43,11 +43,11 @@ class _Job:
     number: int
     reward: str
     samples: int
+    # The pickled argument.
     body: bytes
-    """The pickled argument."""
     done: asyncio.Future[list[JudgeOutcome]]
+    # The one that has it; None: it is in the queue.
     process: Process | None = None
-    """The one that has it; None: it is in the queue."""
     started: float = 0.0
     tries: int = 0
 
@@ -73,8 +73,8 @@ class Pool:
     size: int
     _queue: deque[_Job] = field(default_factory=deque)
     _idle: deque[asyncio.Event] = field(default_factory=deque)
+    # By `check`, and whose life has not begun.
     _started: list[Process] = field(default_factory=list)
-    """By `check`, and whose life has not begun."""
     _lives: set[asyncio.Task[None]] = field(default_factory=set)
     _ends: set[asyncio.Task[None]] = field(default_factory=set)
     _open: set[_Job] = field(default_factory=set)

@@ -28,8 +28,8 @@ main()
 """
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"} | ONE_THREAD
 _START_SECONDS = 60.0
+# For what a zygote does around a test: to fork, and to clean up.
 _GRACE_SECONDS = 10.0
-"""For what a zygote does around a test: to fork, and to clean up."""
 _END_SECONDS = 5.0
 _PIECE = 1 << 16
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from sluice.rewards.sandbox import tree
 
+# Beginning of the names of zygotes' directories.
 SANDBOX = "sluice-sandbox-"
-"""Beginning of the names of zygotes' directories."""
 
 
 @contextlib.contextmanager

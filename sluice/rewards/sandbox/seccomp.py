@@ -37,8 +37,8 @@ _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
+# (operation, instructions to skip where it holds, where it does not, operand).
 Instruction = tuple[int, int, int, int]
-"""(operation, instructions to skip where it holds, where it does not, operand)."""
 
 
 class _Program(ctypes.Structure):

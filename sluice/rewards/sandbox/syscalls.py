@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 SyscallNumbers = tuple[int | None, int | None]
 
+# Calls from this number on (Linux 5.17) do not exist for a program: nobody has thought here about
+# what they may do. Among them are other ways to change modes and attributes (fchmodat2, setxattrat,
+# file_setattr).
 FIRST_UNKNOWN = 450
-"""Calls from this number on (Linux 5.17) do not exist for a program: nobody has thought here about
-what they may do.
 
-Among them are other ways to change modes and attributes (fchmodat2, setxattrat, file_setattr).
-"""
-
+# Calls that do not exist for a program either.
 ABSENT: dict[str, SyscallNumbers] = {
     "clone3": (435, 435),  # flags where no filter sees them; libraries fall back to clone
     "openat2": (437, 437),
 }
-"""Calls that do not exist for a program either."""
 
+# Calls that fail with EPERM.
 DENIED: dict[str, SyscallNumbers] = {
     # network; sockets come in pairs only, see CHECKED
     "socket": (41, 198),
@@ -148,10 +147,9 @@ DENIED: dict[str, SyscallNumbers] = {
     "settimeofday": (164, 170),
     "clock_settime": (227, 112),
 }
-"""Calls that fail with EPERM."""
 
+# Calls of them that a process may make which may start other programs.
 PROGRAMS = ("fork", "vfork", "execve")
-"""Calls of them that a process may make which may start other programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +169,12 @@ class ArgumentCheck:
 
 _ALL = 0xFFFFFFFF
 _CLONE_THREAD = 0x00010000
+# CLONE_NEW*: time, mount, cgroup, UTS, IPC, user, PID and network namespaces.
 _CLONE_NEW = tuple(
     (bit, bit)
     for bit in (0x80, 0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000,
                 0x40000000)
 )  # fmt: skip
-"""CLONE_NEW*: time, mount, cgroup, UTS, IPC, user, PID and network namespaces."""
 _SET_ID = tuple((bit, bit) for bit in (0o4000, 0o2000))
 _ACCESS, _NO_ACCESS, _TRUNCATE = 3, 3, 0o1000
 # Landlock asks what a descriptor may do, and these may neither read nor write; before Linux 6.2

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+# Draws on matplotlib axes. One that draws nothing has no picture.
 Draw = Callable[[Any], None]
-"""Draws on matplotlib axes. One that draws nothing has no picture."""
 _SVG = "http://www.w3.org/2000/svg"
 # matplotlib writes an artist's gid as the id of its element, where a line cannot end.
 _HOVER, _NEWLINE = "hover: ", " | "

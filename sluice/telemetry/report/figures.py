@@ -101,6 +101,7 @@ _CURVES = (
         {"perf/tokens_per_second": "tokens a second"},
     ),
 )
+# Phases of the trainer that a step may have -> their names for people.
 _PHASES = {
     "waiting": "waiting for samples",
     "training": "training",
@@ -108,7 +109,6 @@ _PHASES = {
     "taking_turn": "taking turns",
     "saving": "checkpoint",
 }
-"""Phases of the trainer that a step may have -> their names for people."""
 
 
 def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterator[Figure]:

@@ -45,6 +45,7 @@ _OTHER = "#9e9e9e"
 
 
 _TRAINER = "trainer-0"
+# The order of the trainer's phases between the ends of two steps.
 _PHASES = (
     "starting",
     "publishing",
@@ -55,15 +56,14 @@ _PHASES = (
     "taking_turn",
     "training",
 )
-"""The order of the trainer's phases between the ends of two steps."""
 _MOST_STEPS = 200
 # Seconds between two samples, and somewhat more.
 _SAMPLING = 1.5
+# Units of a chart from its left to its right.
 WIDTH = 1000
-"""Units of a chart from its left to its right."""
 
+# (state, begin, end), in seconds
 Span = tuple[str, float, float]
-"""(state, begin, end), in seconds"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from sluice.rewards.builtin.ifbench import text as t
 from sluice.rewards.builtin.ifbench.ifeval import InstructionCheck
 
+# Of Europe's countries, those north of 45 degrees, from north to south.
 _CAPITALS = (
     "Reykjavik",
     "Helsinki",
@@ -42,9 +43,8 @@ _CAPITALS = (
     "Ljubljana",
     "Zagreb",
 )
-"""Of Europe's countries, those north of 45 degrees, from north to south."""
+# At least; the benchmark is lenient about what is a country.
 _AFRICAN_COUNTRIES = 52
-"""At least; the benchmark is lenient about what is a country."""
 _NAPOLEON = range(1769, 1822)
 _OPTION = re.compile(r"[A-Ea-e][.|)]\s*\w")
 _QUESTION = re.compile(r"Question \d+[.|):;]?\s*")

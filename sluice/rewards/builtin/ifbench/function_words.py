@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# English function words, and what an apostrophe leaves of them.
 FUNCTION_WORDS = frozenset(
     (
         *("a", "an", "the", "this", "that", "these", "those"),
@@ -147,4 +148,3 @@ FUNCTION_WORDS = frozenset(
         ),
     )
 )
-"""English function words, and what an apostrophe leaves of them."""

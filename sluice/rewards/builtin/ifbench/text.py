@@ -14,14 +14,14 @@ PUNCTUATION = string.punctuation + " "
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"\w+")
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*")
+# Abbreviations that no sentence ends with.
 _BEFORE_MORE = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs|e\.g|i\.e|cf)\.$", re.IGNORECASE)
-"""Abbreviations that no sentence ends with."""
 _BEFORE_NUMBER = re.compile(r"\b(?:No|Nos|Fig|Vol|p|pp)\.$", re.IGNORECASE)
+# Those that may end one, and initials.
 _ABBREVIATION = re.compile(r"\b(?:Jr|Sr|Inc|Ltd|Co|etc|U\.S|a\.m|p\.m|[A-Za-z])\.$", re.IGNORECASE)
-"""Those that may end one, and initials."""
 _CAPITALISED = re.compile(r"[A-Z]\w*\b(?!\.)")
+# Characters behind a mark that are looked at.
 _AHEAD = 40
-"""Characters behind a mark that are looked at."""
 _END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|\n{2,}")
 
 
