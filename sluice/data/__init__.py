@@ -1,3 +1,4 @@
-"""Prompt files: reading, checking, rendering, writing. Shared by the buffer, the rollout worker and
-`sluice data`.
+"""Prompt files: read, check, render and write them.
+
+Used by buffer, rollout worker and `sluice data`.
 """

@@ -1,15 +1,15 @@
-"""Rows with given answers (supervised fine-tuning) -> token ids, and which of them are trained.
+"""Supervised fine-tuning rows: encode given answers, and mask the tokens that are trained.
 
-A row is one of three: a conversation, of which the assistant's messages are trained; a prompt and,
-as its label, the answer; token ids with a mask of their own.
+A row is a conversation, whose assistant messages are trained; a prompt with the answer as its
+label; or token ids with a mask.
 
-Which text of a conversation is the assistant's, only the chat template knows. One that marks it
-(`{% generation %}`) says so itself. With any other it is found by rendering parts of the
-conversation (slime's `MultiTurnLossMaskGenerator` and verl's `MultiTurnSFTDataset` render single
-messages): an answer begins where the messages before it end once the template has opened an answer,
-and ends where the messages up to it end. Both must be beginnings of the whole text, or the row is
-refused: a model is never trained on a text that it would not see. Trained is what the model must
-generate, no more: the answer and the token that ends its turn.
+Only the chat template knows which text of a conversation is the assistant's. A template with `{%
+generation %}` marks it. With any other template, parts of the conversation are rendered (slime's
+`MultiTurnLossMaskGenerator` and verl's `MultiTurnSFTDataset` render single messages). An answer
+begins at the end of the preceding messages, rendered with the answer opened, and ends at the end of
+the messages up to it. Both renderings must be prefixes of the whole text. Otherwise the row is
+refused, because a model must never be trained on a text that it would not see. The trained tokens
+are those that the model has to generate: the answer and the token that ends its turn.
 """
 
 from __future__ import annotations
@@ -35,24 +35,30 @@ from sluice.data.rows import (
 )
 
 TOKEN_KEYS = ("tokens", "input_ids")
-# Columns of the prompt where the source names none; the first that a row has counts.
+# Columns of the prompt if the source sets no promptKey; the first that a row has is used.
 KEYS = (*TOKEN_KEYS, "messages", *PROMPT_KEYS)
 TOKEN_MASK = "loss_mask"  # noqa: S105 - a mask of tokens, not a password
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _STAND_IN = "\u2042stand-in\u2042"
-# Fields in which a message keeps its reasoning: most templates', and gpt-oss's.
+# Fields of a message's reasoning: most templates', and gpt-oss's.
 _THOUGHTS = ("reasoning_content", "thinking")
 Interval = tuple[int, int]
-# Token ids are int32.
+# Token ids are stored as int32.
 MAX_VOCABULARY = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRow(PromptRow):
-    """answer: what is trained behind the prompt; None: the prompt is a conversation that has its
-    answers in it.
+    """A row with a given answer.
 
-    tokens, mask: of a row that is encoded already; then the prompt is empty.
+    Attributes
+    ----------
+    answer
+        Text that is trained after the prompt; None if the prompt is a conversation with its
+        answers.
+    tokens, mask
+        Token ids and loss mask of a row that is already encoded; its prompt is empty.
+
     """
 
     answer: str | None = None
@@ -62,8 +68,17 @@ class AnsweredRow(PromptRow):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """tokens, mask: equally long, 1: trained; the first token never is. answer: the trained text,
-    where it is known.
+    """Token ids and a loss mask of the same length.
+
+    Attributes
+    ----------
+    tokens
+        Token ids.
+    mask
+        1 for trained tokens; always 0 for the first token.
+    answer
+        The trained text; empty if it is not known.
+
     """
 
     tokens: list[int]
@@ -72,10 +87,22 @@ class Encoded:
 
 
 def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) -> AnsweredRow:
-    """Read a row with a given answer as the source says. Raises RowError.
+    """Read a row with a given answer.
 
-    vocabulary: tokens of the model's embedding, which bound the ids of a row of tokens; None: not
-    known.
+    Parameters
+    ----------
+    row
+        The row.
+    source
+        Names of its columns.
+    vocabulary
+        Number of tokens of the model's embedding, which bounds token ids; None if unknown.
+
+    Raises
+    ------
+    RowError
+        If the row has no usable prompt or answer.
+
     """
     key = prompt_key(row, source, KEYS)
     if key is None:
@@ -94,7 +121,7 @@ def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) 
     answer = None if answers and answers[-1] is plain.prompt[-1] else plain.label
     if answer is None and not answers:
         raise RowError(
-            f"{key}: no answer to learn from: no message is the assistant's, and there is "
+            f"{key}: no answer to learn from: no message is from the assistant, and there is "
             + missing(row, [source.label_key or "label"], "labelKey")
         )
     if answer is not None and not (isinstance(answer, str) and answer):
@@ -105,7 +132,9 @@ def parse_answer(row: Row, source: PromptSource, vocabulary: int | None = None) 
 
 
 def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, int) for each in value)
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(number, int) for number in value)
+    )
 
 
 def _tokens(row: Row, key: str, vocabulary: int) -> tuple[list[int], list[int]]:
@@ -120,8 +149,8 @@ def _tokens(row: Row, key: str, vocabulary: int) -> tuple[list[int], list[int]]:
         )
     if not _numbers(mask) or len(mask) != len(tokens) or not set(mask) <= {0, 1}:
         raise RowError(
-            f"{TOKEN_MASK}: expected a list of 0 and 1, as long as {key} ({len(tokens)}): which "
-            f"tokens are trained; found {shown(mask)}"
+            f"{TOKEN_MASK}: expected a list of 0 and 1, as long as {key} ({len(tokens)}), that "
+            f"says which tokens are trained; found {shown(mask)}"
         )
     return list(map(int, tokens)), list(map(int, mask))
 
@@ -138,12 +167,12 @@ def encode(
     arguments: dict[str, Any] | None = None,
     stops: Sequence[str] = (),
 ) -> Encoded:
-    """Encode a row, and mask what a model must generate: its answers, each with its turn's end.
+    """Encode a row, and mask what the model must generate: its answers, each with its end of turn.
 
     Parameters
     ----------
     tokenizer
-        The model's.
+        Tokenizer of the model.
     row
         A conversation, a prompt with its answer, or tokens with their mask.
     chat_text
@@ -151,18 +180,18 @@ def encode(
     arguments
         Variables of the chat template.
     stops
-        Texts of the tokens at which an engine ends a turn (`chat.stop_tokens`), beside the
-        tokenizer's end token.
+        Texts of the tokens at which an engine ends a turn (`chat.stop_tokens`), in addition to
+        the tokenizer's end token.
 
     Raises
     ------
     PromptError
-        If it cannot be told which text is an answer, or what ends it.
+        If the answers, or the tokens that end them, cannot be located.
 
     """
     if row.tokens:
         return Encoded(row.tokens, [0, *row.mask[1:]])
-    ends = _Ends.of(tokenizer, stops, arguments)
+    ends = _Ends.collect(tokenizer, stops, arguments)
     if row.answer is not None:
         return _prompt_and_answer(tokenizer, row, row.answer, ends, chat_text, arguments)
     assert not isinstance(row.prompt, str)
@@ -181,10 +210,17 @@ def _template(tokenizer: Any, tools: list[dict[str, Any]] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The tokens that end a turn when the model generates it.
+    """Tokens that end a turn of the model.
 
-    token: the tokenizer's end token, if it has one. pattern: matches any of the ends. special: all
-    special tokens.
+    Attributes
+    ----------
+    token
+        The tokenizer's end token, if it has one.
+    pattern
+        Regular expression that matches any end.
+    special
+        All special tokens.
+
     """
 
     token: str | None
@@ -192,10 +228,12 @@ class _Ends:
     special: tuple[str, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any, stops: Sequence[str], arguments: dict[str, Any] | None) -> _Ends:
-        """The ends of a model: those at which engines stop, and the one that its chat template
-        writes behind a last answer. A base model that learns to chat has that one from its
-        template alone.
+    def collect(
+        cls, tokenizer: Any, stops: Sequence[str], arguments: dict[str, Any] | None
+    ) -> _Ends:
+        """Collect the ends at which engines stop, and the end that the chat template writes.
+
+        A base model that learns to chat has the latter from its template alone.
         """
         special = _special(tokenizer)
         token = tokenizer.eos_token
@@ -204,12 +242,13 @@ class _Ends:
         return cls(token, _any_of(ends), special)
 
     def close(self, text: str, spans: Sequence[Interval]) -> tuple[str, list[Interval]]:
-        """The text and its answers, each up to the end of its turn and no further.
+        """Return the text and its answers, each up to the end of its turn.
 
-        What a template writes behind an end is not the model's, as the line break behind Qwen's.
-        Some templates write no end: then the token of the next role is one if generation stops
-        there (GLM-4.5), and a last answer gets the end token. If a template ends an earlier answer
-        otherwise than a model would (gpt-oss), the answer is trained without its end.
+        Text that a template writes after an end, such as the line break after Qwen's, is not the
+        model's. Some templates write no end. Then the token of the next role is the end if
+        generation stops there (GLM-4.5), and the last answer gets the end token. If a template ends
+        an earlier answer differently from the model (gpt-oss), that answer is trained without its
+        end.
 
         Raises PromptError if no answer gets an end: the model would never learn to stop.
         """
@@ -228,20 +267,20 @@ class _Ends:
             ended = ended or stop is not None
         if closed and not ended:
             raise PromptError(
-                "the chat template writes nothing behind an answer at which generation would end, "
+                "the chat template writes no token after an answer at which generation would end, "
                 "so the model would not learn to stop; end the row with the answer that is trained"
             )
         return text, closed
 
     def _stop(self, text: str, start: int, end: int) -> int | None:
-        """Where the end behind an answer ends; None if the template writes none."""
+        """Return the position after the end of an answer; None if the template writes no end."""
         if inside := re.search(rf"({self.pattern})\s*\Z", text[start:end]):
             return start + inside.end(1)
         behind = re.compile(rf"\s*({self.pattern})").match(text, end)
         return behind.end(1) if behind else None
 
     def _bare(self, text: str) -> str:
-        """The text without the special tokens and the white space at its end."""
+        """Return the text without trailing special tokens and white space."""
         while (shorter := text.rstrip()).endswith(self.special):
             last = next(token for token in self.special if shorter.endswith(token))
             text = shorter.removesuffix(last)
@@ -254,16 +293,16 @@ def _special(tokenizer: Any) -> tuple[str, ...]:
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern for any of the texts; without any it matches nothing."""
+    """Return a pattern that matches any of the texts; it never matches without texts."""
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)"
 
 
 def _behind_an_answer(tokenizer: Any, arguments: dict[str, Any] | None) -> str:
-    """The text that the chat template writes behind the last answer of a conversation."""
+    """Return the text that the chat template writes after the last answer of a conversation."""
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _STAND_IN}]
     try:
         text = chat.render(tokenizer, messages, chat=True, arguments=arguments, opened=False)
-    except PromptError:  # no template, or one that wants other messages
+    except PromptError:  # no template, or it requires other messages
         return ""
     return text.partition(_STAND_IN)[2]
 
@@ -276,7 +315,7 @@ def _prompt_and_answer(
     chat_text: bool,
     arguments: dict[str, Any] | None,
 ) -> Encoded:
-    """The prompt as the engine would see it, and the answer with the token that ends it."""
+    """Encode the prompt as the engine would see it, then the answer with the token that ends it."""
     if ends.token is None:
         raise PromptError("the tokenizer has no end token (eos_token), which an answer ends with")
     prompt = chat.encode(
@@ -298,15 +337,15 @@ def _marked(
     tools: list[dict[str, Any]] | None,
     arguments: dict[str, Any] | None,
 ) -> tuple[str, list[Interval]]:
-    """The text, and the answers in it, by a template that marks what the assistant writes."""
+    """Return the text and its answers, with a template that marks what the assistant writes."""
     text, marks = chat.render_marked(tokenizer, messages, tools=tools, arguments=arguments)
     answers = [message for message in messages if _is_answer(message)]
     if all(map(_trained, answers)):
         return text, marks
     if len(marks) != len(answers):
         raise PromptError(
-            f"the chat template marks {len(marks)} texts of {len(answers)} messages of the "
-            "assistant's: which of them a message's mask is about cannot be told"
+            f"the chat template marks {len(marks)} texts for {len(answers)} messages of the "
+            "assistant, so the masks of messages cannot be matched to texts"
         )
     kept = zip(marks, answers, strict=True)
     return text, [mark for mark, message in kept if _trained(message)]
@@ -318,7 +357,7 @@ def _rendered(
     tools: list[dict[str, Any]] | None,
     arguments: dict[str, Any] | None,
 ) -> tuple[str, list[Interval]]:
-    """The text, and the answers in it, by rendering parts of the conversation."""
+    """Return the text and its answers, by rendering parts of the conversation."""
 
     def render(part: Sequence[dict[str, Any]], *, opened: bool = False) -> str:
         return chat.render(
@@ -333,13 +372,11 @@ def _rendered(
 def _span(
     render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
 ) -> Interval:
-    """Where the message at `position` stands in the text of all messages:
-    [start, end) in characters.
-    """
+    """Return the characters [start, end) of a message in the text of all messages."""
     where = f"messages[{position}]"
     if position == 0:
         raise PromptError(
-            f"{where}: nothing comes before this answer; a mask of 0 leaves it untrained"
+            f"{where}: this answer has no message before it; a mask of 0 leaves it untrained"
         )
     before = render(messages[:position], opened=True)
     if not text.startswith(before):
@@ -351,15 +388,15 @@ def _span(
     end = _end(render, text, messages, position)
     if end is None or end < len(before):
         raise PromptError(
-            f"{where}: where this answer ends in the chat template's text cannot be told; give "
+            f"{where}: the end of this answer in the chat template's text cannot be found; give "
             "token ids"
         )
     opening = before.removeprefix(render(messages[:position]))
     if _left_out(messages[position], opening, text[len(before) : end]):
         raise PromptError(
             f"{where}: the chat template leaves out part of this answer, as templates do with "
-            "earlier reasoning. Give "
-            "the message a mask of 0 and its reasoning a row that ends with it, or give token ids"
+            "earlier reasoning. Give the message a mask of 0 and train its reasoning in a row that "
+            "ends with it, or give token ids"
         )
     return len(before), end
 
@@ -367,12 +404,11 @@ def _span(
 def _end(
     render: Callable[..., str], text: str, messages: list[dict[str, Any]], position: int
 ) -> int | None:
-    """Where the message at `position` ends in the text;
-    None where the template does not let us see.
+    """Return the end of a message in the text; None if it cannot be located.
 
-    Some templates write an answer differently once others follow (Qwen3: without its reasoning;
-    gpt-oss: with another end). Then a stand-in takes its place: the message ends before what the
-    template writes behind that.
+    Some templates write an answer differently once other messages follow (Qwen3 without its
+    reasoning, gpt-oss with another end). Then a stand-in replaces the message: the message ends
+    before what the template writes after the stand-in.
     """
     through = render(messages[: position + 1])
     if text.startswith(through):
@@ -380,17 +416,17 @@ def _end(
     stand_in = {"role": "assistant", "content": _STAND_IN}
     try:
         whole = render([*messages[:position], stand_in, *messages[position + 1 :]])
-    except PromptError:  # as of a tool's answer to no call
+    except PromptError:  # for example a tool's result without its call
         return None
     behind = whole.rpartition(_STAND_IN)[2]
     return len(text) - len(behind) if text.endswith(behind) else None
 
 
 def _left_out(message: dict[str, Any], opening: str, span: str) -> bool:
-    """True where part of what the message says is not in its text; white space does not count.
+    """Return whether part of what the message says is missing from its text, ignoring white space.
 
-    opening: what the template begins every answer with. Where that is `<think>` (Qwen3.5), the
-    message's own stands there.
+    `opening` is what the template begins every answer with. If it opens `<think>` (Qwen3.5), the
+    message's own tag is expected there.
     """
     message = normalised(message)
     called = [call["function"]["name"] for call in message.get("tool_calls", [])]
@@ -405,7 +441,7 @@ def _left_out(message: dict[str, Any], opening: str, span: str) -> bool:
 
 
 def _continues(part: str, opening: str, written: str) -> bool:
-    """True where a beginning of the part ends the opening, and its rest, some of it, comes next."""
+    """Return whether the opening ends with a prefix of `part` and the text starts with its rest."""
     return any(
         opening.endswith(part[:cut]) and written.startswith(part[cut:])
         for cut in range(1, min(len(part), len(opening) + 1))
@@ -413,8 +449,9 @@ def _continues(part: str, opening: str, written: str) -> bool:
 
 
 def cut(encoded: Encoded, longest: int, side: Literal["left", "right"]) -> Encoded:
-    """The row without its first (left) or last (right) tokens, as far as it is longer than
-    `longest` (verl's `data.truncation`). Its text is not known any more.
+    """Truncate a row to `longest` tokens, on the left or right (verl's `data.truncation`).
+
+    The text of the answer is dropped.
     """
     if len(encoded.tokens) <= longest:
         return encoded
@@ -423,8 +460,9 @@ def cut(encoded: Encoded, longest: int, side: Literal["left", "right"]) -> Encod
 
 
 def _by_spans(tokenizer: Any, text: str, spans: Sequence[Interval]) -> Encoded:
-    """The text with these parts trained. Each part is encoded by itself, as it is when the model
-    writes it.
+    """Encode the text with these spans trained.
+
+    Each span is encoded separately, as when the model generates it.
     """
     tokens: list[int] = []
     mask: list[int] = []

@@ -1,4 +1,4 @@
-"""Prompt -> text -> token ids, with the model's own tokenizer and chat template."""
+"""Prompts as text and token ids, with the model's tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.model_files import gguf_problem
 from sluice.runtime import error_summary
 from sluice.runtime.pod_env import ConfigurationError
 
-# Without any of them transformers makes an empty tokenizer, and says nothing.
+# Without any of these files, transformers silently creates an empty tokenizer.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
@@ -31,11 +31,11 @@ NO_TEMPLATE = (
 
 
 class PromptError(Exception):
-    """A prompt that cannot be encoded. The message says why."""
+    """A prompt cannot be encoded. The message says why."""
 
 
 def context_length(model_dir: Path) -> int:
-    """Tokens that the model was made for, as its config.json says."""
+    """Return the context length in tokens that the model's config.json states."""
     try:
         config = json.loads((model_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -48,15 +48,15 @@ def context_length(model_dir: Path) -> int:
 
 
 def leave_torch_out() -> None:
-    """Keep this process from importing torch, in which no user's code may run.
+    """Keep this process from importing torch, in processes that run no user code.
 
-    transformers imports torch wherever it is installed, for a tokenizer as well, which has no use
-    for it: hundreds of megabytes and some seconds of each process.
+    transformers imports torch if it is installed, also for a tokenizer, which does not need it.
+    That costs hundreds of megabytes and some seconds per process.
     """
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as Python marks what is absent
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how Python marks a module as absent
     advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
     before = os.environ.get(advice)
-    os.environ[advice] = "1"  # or it tells each process that it found no torch
+    os.environ[advice] = "1"  # suppresses its warning that torch is missing
     import transformers  # noqa: F401
 
     if before is None:
@@ -66,7 +66,7 @@ def leave_torch_out() -> None:
 
 
 def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a Hugging Face checkpoint directory, without asking the hub."""
+    """Load the tokenizer of a Hugging Face checkpoint directory, without contacting the hub."""
     from transformers import AutoTokenizer
 
     if not any(next(directory.glob(pattern), None) for pattern in _TOKENIZER_FILES):
@@ -75,7 +75,7 @@ def load_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception as error:  # whatever transformers and tokenizers stumble over
+    except Exception as error:  # transformers and tokenizers raise many kinds
         raise ConfigurationError(
             f"{directory} has no usable tokenizer: {type(error).__name__}: {error}"
         ) from error
@@ -94,8 +94,10 @@ def has_template(directory: Path) -> bool:
 
 
 def stop_tokens(tokenizer: Any, directory: Path) -> list[str]:
-    """Texts of the tokens at which an engine ends a turn: the end token of the tokenizer, and those
-    of the model's configuration (GLM-4.5 ends a turn with the token of the next role).
+    """Return texts of the tokens at which an engine ends a turn.
+
+    They are the tokenizer's end token, and those of the model's configuration (GLM-4.5 ends a turn
+    with the token of the next role).
     """
     config = _json(directory / "config.json")
     sources = (_json(directory / "generation_config.json"), config, config.get("text_config") or {})
@@ -110,7 +112,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is none."""
+    """Return the object in a file; empty if the file has no object."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -127,16 +129,17 @@ def render(
     arguments: dict[str, Any] | None = None,
     opened: bool = True,
 ) -> str:
-    """The prompt as the text that the model sees.
+    """Render a prompt as the text that the model sees.
 
     Parameters
     ----------
     tokenizer
-        The model's, with its chat template.
+        Tokenizer of the model, with its chat template.
     prompt
         A text, or chat messages.
     chat
-        Put a text through the template as well, as one user message. Messages always go through it.
+        Put a text through the template as well, as one user message. Messages always go through
+        it.
     tools
         Definitions of tools that the template describes to the model.
     arguments
@@ -147,7 +150,7 @@ def render(
     Raises
     ------
     PromptError
-        If the template refuses the messages, or there is none.
+        If the template refuses the messages, or there is no template.
 
     """
     if isinstance(prompt, str):
@@ -172,8 +175,17 @@ def render_marked(
     tools: list[dict[str, Any]] | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation as text, and the parts of it, [start, end) in characters, that the template
-    marks as the assistant's (`{% generation %}`). Raises PromptError.
+    """Render a conversation with a template that marks the assistant's text (`{% generation %}`).
+
+    Returns
+    -------
+    The text, and the marked parts as [start, end) in characters.
+
+    Raises
+    ------
+    PromptError
+        If the template refuses the messages.
+
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -190,7 +202,7 @@ def render_marked(
 
 @contextmanager
 def _refusals(tokenizer: Any) -> Iterator[None]:
-    """Turn whatever a template raises into PromptError: it is a program, and fails as such."""
+    """Turn any error of a template, which is a program, into a PromptError."""
     from jinja2 import TemplateError
 
     try:
@@ -209,7 +221,7 @@ def _refusals(tokenizer: Any) -> Iterator[None]:
 
 
 def _shown(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The messages as templates are shown them, without what rows say about losses."""
+    """Yield the messages as templates get them, without loss masks."""
     for message in messages:
         yield normalised({key: value for key, value in message.items() if key not in MASKS})
 
@@ -222,8 +234,9 @@ def encode(
     tools: list[dict[str, Any]] | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt. A template writes special tokens itself; a plain text gets the
-    tokenizer's own.
+    """Return the token ids of a prompt.
+
+    A template writes special tokens itself; a plain text gets those of the tokenizer.
     """
     text = render(tokenizer, prompt, chat=chat, tools=tools, arguments=arguments)
     rendered = chat or not isinstance(prompt, str)
@@ -236,12 +249,28 @@ def between_turns(
     last_token: int,
     arguments: dict[str, Any] | None = None,
 ) -> list[int]:
-    """Tokens that the chat template writes between two turns of the model,
-    where `messages` come between.
+    """Return the tokens that the chat template writes between two turns of the model.
 
-    Taken from a conversation of marks, so that what the model said is never rendered again
-    (templates drop thoughts and trim texts). last_token: the last that the model made; where that
-    is the end of its turn it is not written twice. Raises PromptError.
+    They are taken from a conversation with a marker as the model's turn, so that the model's text
+    is never rendered again (templates drop reasoning and trim texts).
+
+    Parameters
+    ----------
+    tokenizer
+        Tokenizer of the model.
+    messages
+        Messages between the two turns.
+    last_token
+        Last token that the model generated. If it already ends the turn, the end is not
+        repeated.
+    arguments
+        Variables of the chat template.
+
+    Raises
+    ------
+    PromptError
+        If the template refuses the messages.
+
     """
     start = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
     text = render(tokenizer, [*start, *messages], chat=True, arguments=arguments)

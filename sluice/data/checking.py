@@ -1,5 +1,6 @@
-"""Checks of a job's prompts before anything is started: the sources' names, and the rows of their
-files. The buffer refuses the same at its start.
+"""Checks of a job's prompts before the job starts: names of sources, and rows of their files.
+
+The buffer applies the same checks when it starts.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from sluice.runtime.pod_env import ConfigurationError
 
 
 def reader_of(spec: RLJobSpec) -> RowReader:
-    """How the job's training rows are read; with `sft` they have their answers in them.
+    """Return the function that reads the job's training rows; with `sft` the rows contain answers.
 
-    Rows of token ids are held against the model's embedding if the model is on this machine.
+    Token ids are checked against the model's embedding if the model is on this machine.
     """
     if not spec.algorithm.sft:
         return parse_row
@@ -31,9 +32,7 @@ def reader_of(spec: RLJobSpec) -> RowReader:
 
 
 def without_template(read: RowReader) -> RowReader:
-    """The same way to read rows, for a model that has no chat template: rows that need one are
-    refused.
-    """
+    """Return a reader for a model without a chat template: it refuses rows that need one."""
 
     def checked(row: Row, source: PromptSource) -> PromptRow:
         parsed = read(row, source)
@@ -46,7 +45,7 @@ def without_template(read: RowReader) -> RowReader:
 
 
 def check_sources(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
-    """Raise ConfigurationError where the names of training and evaluation sources clash."""
+    """Raise ConfigurationError if names of training and evaluation sources clash."""
     _check_names(sources, "spec.data.prompts")
     _check_names(datasets, "spec.evaluation.datasets")
     _check_templates(sources, datasets)
@@ -58,33 +57,43 @@ def _check_names(sources: Sequence[PromptSource], where: str) -> None:
     )
     if times > 1:
         raise ConfigurationError(
-            f"{where}: {times} sources are called {name!r}; give each a `name` of its own"
+            f"{where}: {times} sources are called {name!r}; give each a different `name`"
         )
 
 
 def _check_templates(sources: Sequence[PromptSource], datasets: Sequence[PromptSource]) -> None:
-    """A worker knows a prompt's source by its name,
-    so one name can mean one way of rendering only.
+    """Check that sources of the same name are rendered the same way.
+
+    A worker identifies a prompt's source by its name.
     """
     rendered = {source.source_name: source for source in sources}
-    for one in datasets:
-        other = rendered.get(one.source_name, one)
+    for dataset in datasets:
+        source = rendered.get(dataset.source_name, dataset)
         for key, field in (
             ("apply_chat_template", "applyChatTemplate"),
             ("chat_template_args", "chatTemplateArgs"),
         ):
-            if getattr(other, key) != getattr(one, key):
+            if getattr(source, key) != getattr(dataset, key):
                 raise ConfigurationError(
-                    f"{one.source_name!r} is a source of prompts and of evaluation with different "
-                    f"{field}; give one of them another `name`"
+                    f"{dataset.source_name!r} is a source of prompts and of evaluation with "
+                    f"different {field}; give one of them another `name`"
                 )
 
 
 def check_rows(source: PromptSource, text: str, read: RowReader, limit: int | None = None) -> None:
-    """Raise ConfigurationError `file:line: what` for the first row that cannot be used; also where
-    there is no row at all.
+    """Raise ConfigurationError `file:line: what` at the first unusable row, or without rows.
 
-    text: the source's `path@[a:b]`. limit: rows of each file that are looked at; None: all.
+    Parameters
+    ----------
+    source
+        The source.
+    text
+        Its `path@[a:b]`.
+    read
+        Reader of the rows.
+    limit
+        Rows of each file to check; None checks all.
+
     """
     path, part = parse_path(text)
     total = 0
@@ -98,9 +107,9 @@ def check_rows(source: PromptSource, text: str, read: RowReader, limit: int | No
 
 
 def slice_of(text: str, total: int, part: slice) -> range:
-    """The rows of a source that count, of all that its files have.
+    """Return the row numbers of a source's slice, out of all rows of its files.
 
-    Raises ConfigurationError where that is none.
+    Raises ConfigurationError if the slice is empty.
     """
     rows = range(total)[part]
     if not rows:

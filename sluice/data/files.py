@@ -1,8 +1,7 @@
-"""Rows of prompt files, in order: JSON Lines, JSON, Parquet, directories of them, slices of them.
-None is kept.
+"""Read rows of prompt files in order: JSON Lines, JSON, Parquet, directories and slices of them.
 
-A row is an object. What is no object, or no JSON,
-raises ConfigurationError `file:line:column: what`.
+Files are streamed. A row is an object; anything else raises ConfigurationError `file:line:column:
+what`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,24 @@ from sluice.runtime.pod_env import ConfigurationError
 
 ENDINGS = (".jsonl", ".json", ".parquet")
 Row = dict[str, Any]
-# First letters of files that others leave beside rows: macOS `._rows.parquet`, Spark `_metadata`.
-# pyarrow leaves them out, too.
+# First letters of files that are no rows: macOS `._rows.parquet`, Spark `_metadata`.
+# pyarrow skips them too.
 _HIDDEN = (".", "_")
 
 
 @dataclass(slots=True)
 class LocatedRow:
-    """A row and where it stands. number: from 0 in its file; line, column: from 1, or 0 where the
-    format has none.
+    """A row and its position.
+
+    Attributes
+    ----------
+    number
+        Position in the file, from 0.
+    line, column
+        Position in the text, from 1; 0 if the format has no lines.
+    offset
+        Byte at which the line begins (JSON Lines only).
+
     """
 
     row: Row
@@ -45,7 +53,7 @@ class LocatedRow:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or the prompt files of a directory by name."""
+    """Return the file itself, or the prompt files of a directory in order of their names."""
     if path.is_dir():
         files = sorted(
             p
@@ -68,7 +76,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iterator[LocatedRow]:
-    """The rows of one file. seen: gets every line of a JSON Lines file, as it lies there."""
+    """Yield the rows of one file. `seen` gets every raw line of a JSON Lines file."""
     readers = {".jsonl": lambda: _read_lines(path, seen), ".json": lambda: _read_list(path)}
     try:
         yield from readers.get(path.suffix, lambda: _read_parquet(path))()
@@ -77,7 +85,7 @@ def read_file(path: Path, seen: Callable[[bytes], object] | None = None) -> Iter
 
 
 def read_source(text: str) -> Iterator[LocatedRow]:
-    """The rows of a `path@[a:b]`, each numbered in its own file."""
+    """Yield the rows of a `path@[a:b]`, each numbered within its file."""
     path, part = parse_path(text)
     files = files_of(path)
     rows = (located for file in files for located in read_file(file))
@@ -85,7 +93,7 @@ def read_source(text: str) -> Iterator[LocatedRow]:
         return islice(rows, part.start, part.stop)
     window = range(sum(count_rows(file) for file in files))[
         part
-    ]  # numbers from the end need a pass of their own
+    ]  # negative numbers need another pass to count the rows
     return islice(rows, window.start, max(window.start, window.stop))
 
 
@@ -122,7 +130,7 @@ def _decode(data: bytes, where: str) -> Any:
         raise ConfigurationError(f"{where}:{error.colno}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
         raise ConfigurationError(f"{where}: not valid JSON: nested too deeply") from error
-    except ValueError as error:  # a number of more digits than Python reads
+    except ValueError as error:  # a number with more digits than Python parses
         raise ConfigurationError(f"{where}: not valid JSON: {error}") from error
 
 
@@ -139,7 +147,7 @@ def _checked(row: Any, where: str) -> Row:
 
 
 def _parquet(path: Path) -> Any:
-    import pyarrow as pa  # here: importing it takes half a second that most jobs need not spend
+    import pyarrow as pa  # imported late: it takes half a second, and most jobs do not need it
     import pyarrow.parquet as pq
 
     try:
@@ -165,8 +173,9 @@ def _read_parquet(path: Path) -> Iterator[LocatedRow]:
 
 
 def _present(value: Any) -> Any:
-    """A nested object without its empty fields: in Parquet every object of a column has the fields
-    of all of them.
+    """Remove empty fields of nested objects.
+
+    In Parquet, every object of a column has the fields of all of them.
     """
     if isinstance(value, dict):
         return {key: _present(entry) for key, entry in value.items() if entry is not None}

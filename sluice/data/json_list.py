@@ -1,6 +1,4 @@
-"""A JSON list read one entry at a time: memory is that of a chunk and of the largest entry, not of
-the file.
-"""
+"""Read a JSON list entry by entry, with memory for a chunk and the largest entry only."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import IO, Any
 from sluice.runtime.pod_env import ConfigurationError
 
 _CHUNK = 1 << 20
-# An error this close to the end of what was read may be no error, but an entry that goes on: the
+# An error this close to the end of the text that was read may be an unfinished entry: the
 # longest literal, `-Infinity`, and the longest escape, `\ud83d\ude00`, are shorter.
 _MARGIN = 16
 
@@ -20,8 +18,9 @@ _BEHIND = tuple(" \t\n\r,]")
 
 
 def read_json_list(file: IO[bytes], name: str) -> Iterator[tuple[Any, int, int]]:
-    """Each entry with the line and column (from 1) where it begins. ConfigurationError
-    `name:line:column: what`.
+    """Yield each entry with the line and column, from 1, at which it begins.
+
+    Raises ConfigurationError `name:line:column: what`.
     """
     text = _Text(file, name)
     first = text.peek()
@@ -37,7 +36,7 @@ def read_json_list(file: IO[bytes], name: str) -> Iterator[tuple[Any, int, int]]
         behind = text.peek()
         if behind not in ("]", ","):
             raise text.error(
-                "not valid JSON: expected , or ] behind a row, found "
+                "not valid JSON: expected , or ] after a row, found "
                 f"{behind or 'the end of the file'}"
             )
         more = behind == ","
@@ -45,11 +44,11 @@ def read_json_list(file: IO[bytes], name: str) -> Iterator[tuple[Any, int, int]]
             text.advance(1)
     text.advance(1)
     if text.peek():
-        raise text.error("not valid JSON: something follows the list")
+        raise text.error("not valid JSON: the list is followed by more text")
 
 
 class _Text:
-    """Text that was read of a file and not yet taken, and where in the file it begins."""
+    """Text that was read from a file and not yet consumed, with its position in the file."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file, self._name = file, name
@@ -59,7 +58,7 @@ class _Text:
         self.line = self.column = 1
 
     def peek(self) -> str:
-        """The next character that is no white space; empty at the end of the file."""
+        """Return the next character that is not white space; empty at the end of the file."""
         while True:
             rest = len(self._text)
             at = self._at
@@ -80,7 +79,7 @@ class _Text:
         self._at = end
 
     def value(self) -> Any:
-        """The JSON value that begins here."""
+        """Return the JSON value that begins here."""
         while True:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
@@ -90,7 +89,7 @@ class _Text:
                     raise self.error(f"not valid JSON: {error.msg}") from error
             except RecursionError as error:
                 raise self.error("not valid JSON: nested too deeply") from error
-            except ValueError as error:  # a number of more digits than Python reads
+            except ValueError as error:  # a number with more digits than Python parses
                 raise self.error(f"not valid JSON: {error}") from error
             else:
                 if (
@@ -99,16 +98,14 @@ class _Text:
                     or end < len(self._text) - _MARGIN
                 ):
                     self.advance(end - self._at)
-                    return value  # else it may be the beginning of a number: 0 of 0.5, 1 of 1e-9
+                    return value  # otherwise it may be the start of a number: 0 of 0.5, 1 of 1e-9
             self._fill()
 
     def _unfinished(self, error: json.JSONDecodeError) -> bool:
         return error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _MARGIN
 
     def _fill(self) -> None:
-        data = self._file.read(
-            max(_CHUNK, len(self._text) - self._at)
-        )  # twice as much where an entry is long
+        data = self._file.read(max(_CHUNK, len(self._text) - self._at))  # doubles for a long entry
         self._ended = not data
         try:
             more = self._decoder.decode(data, final=self._ended)

@@ -1,9 +1,8 @@
-"""`python -m sluice.data.make`: the rows of a job's own code, as files, before the buffer starts.
+"""Write rows that a job's own code makes to files: `python -m sluice.data.make`.
 
-It runs in a container of its own in the buffer's pod (the worker's image, without the job's token),
-because no code of a user's runs in the buffer. A file that is there already stays as it is,
-whatever the code would yield today: so position n is the same row again, whoever restarts, and no
-prompt is lost or trained twice.
+It runs in a separate container of the buffer's pod (the worker's image, without the job's token),
+because the buffer does not run user code. Existing files are kept, whatever the code would yield
+today: position n is the same row after every restart, and no prompt is lost or trained twice.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from sluice.runtime.pod_env import ConfigurationError
 from sluice.runtime.user_code import LoadError, load
 from sluice.telemetry import logs
 
-# For all files of a job. The trainer and the engines wait 600 s for the buffer.
+# Limit for all files of a job: the trainer and the engines wait 600 s for the buffer.
 SECONDS = 540
 
 
 def made_rows(function: str, args: Mapping[str, Any], rows: int | None) -> Iterator[Row]:
-    """Rows that a user's function yields, at most `rows`. Raises ConfigurationError where it is no
-    row, or nothing to call.
+    """Yield at most `rows` rows of a user's function.
 
-    What the function itself raises passes through.
+    Raises ConfigurationError if it cannot be called or yields something else. Errors of the
+    function itself pass through.
     """
     return islice(_objects(_call(function, args), function), rows)
 
@@ -46,17 +45,17 @@ def _call(dotted: str, args: Mapping[str, Any]) -> Iterable[Any]:
         raise ConfigurationError(str(error)) from error
     except TypeError as error:
         raise ConfigurationError(
-            f"{dotted}: {error}; its arguments are given by name (args, --arg name=value)"
+            f"{dotted}: {error}; arguments are given by name (args, --arg name=value)"
         ) from error
     produced = function(**args)
     if isinstance(produced, Iterable):
         return produced
     if hasattr(produced, "__getitem__") and hasattr(
         produced, "__len__"
-    ):  # a map-style data set, as PyTorch calls it
+    ):  # a map-style data set in PyTorch's terms
         return (produced[position] for position in range(len(produced)))
     raise ConfigurationError(
-        f"{dotted}: expected rows one can iterate over, found {type(produced).__name__}"
+        f"{dotted}: expected an iterable of rows, found {type(produced).__name__}"
     )
 
 
@@ -74,15 +73,15 @@ def _objects(rows: Iterable[Any], dotted: str) -> Iterator[Row]:
 
 
 def make(spec: RLJobSpec, directory: Path) -> None:
-    """Write the files that are not there yet, each whole or not at all.
+    """Write the missing files, each completely or not at all.
 
-    Raises ConfigurationError where what the code gives are no rows.
+    Raises ConfigurationError if the code does not yield rows.
     """
     for field, source in spec.row_sources:
         path = directory / source.file_name
         if path.exists():
             continue
-        for left in directory.glob(f".{source.file_name}.*"):  # of an attempt that was killed
+        for left in directory.glob(f".{source.file_name}.*"):  # left by an attempt that was killed
             left.unlink()
         try:
             with Writer(path) as writer:
@@ -96,7 +95,10 @@ def make(spec: RLJobSpec, directory: Path) -> None:
 
 
 class _TimeIsUpError(BaseException):
-    """No Exception: a function that tries again after whatever went wrong must not catch it."""
+    """Time limit.
+
+    A BaseException, so that a function that retries after any Exception cannot catch it.
+    """
 
 
 def _time_is_up(_number: int, _frame: FrameType | None) -> None:
@@ -115,7 +117,7 @@ def main() -> int:
         fields = ", ".join(field for field, _ in spec.row_sources)
         raise ConfigurationError(
             f"{fields}: making the rows took more than {SECONDS} s; "
-            "write the file beforehand with `sluice data materialise`, and name it as path"
+            "write the file beforehand with `sluice data materialise`, and set it as path"
         ) from error
     return 0
 

@@ -1,9 +1,9 @@
-"""One reading of chat messages, whoever wrote them: rows, clients of the gateway, users' code.
+"""Normal form of chat messages for rows, clients of the gateway, and users' code.
 
-Chat templates are strict about the form of a message, and each in another way: one prints the word
-None for a null, one asks whether a key is there at all, one writes `arguments` as JSON once more,
-one iterates over them. `normalised` gives all of them the same form, so that a recorded
-conversation looks to the template as the same conversation does when it is generated.
+Chat templates are strict about the form of a message, each in a different way: one prints the word
+None for a null, one asks whether a key exists, one encodes `arguments` as JSON again, one iterates
+over them. `normalised` gives all templates the same form, so that a recorded conversation looks to
+the template as it did when it was generated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
 class MessageError(ValueError):
-    """A message has a form that no template can be given. The message names the field."""
+    """A message cannot be given to a template. The error text names the field."""
 
 
 class Arguments(dict[str, Any]):
@@ -40,12 +40,12 @@ class Arguments(dict[str, Any]):
 
 
 def normalised(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a chat message the form that templates are shown.
+    """Return a chat message in the form that templates are given.
 
-    Fields that are null count as absent. `content` is a text: parts are joined, and beside tool
-    calls it may be empty. `arguments` of a tool call are an object, also if OpenAI's JSON text was
-    given, and print as JSON (`Arguments`); text that is not JSON, as a model may write it, stays
-    text. `developer` is `system`.
+    Null fields count as absent. `content` becomes a text: parts are joined, and it may be empty
+    with tool calls. `arguments` of a tool call become an object, also if given as OpenAI's JSON
+    text, and print as JSON (`Arguments`); text that is not JSON, as a model may write it, stays
+    text. `developer` becomes `system`.
 
     Raises
     ------
@@ -64,12 +64,12 @@ def normalised(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def present(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without the fields that are null."""
+    """Return a message without null fields."""
     return {key: value for key, value in message.items() if value is not None}
 
 
 def text_of(content: Any) -> str:
-    """The text of a content: a text, null, or a list of parts of text. Raises MessageError."""
+    """Return the text of a content: a text, null, or a list of text parts. Raises MessageError."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(
@@ -83,20 +83,20 @@ def text_of(content: Any) -> str:
 
 
 def arguments_text(function: Mapping[str, Any]) -> str:
-    """The arguments of a tool call as JSON text, unchanged if they are text already."""
+    """Return the arguments of a tool call as JSON text, unchanged if they are already text."""
     arguments = function["arguments"]
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """A tool call as `{type: function, function: {name, arguments: object}}`."""
+    """Return a tool call as `{type: function, function: {name, arguments: object}}`."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise MessageError(
             f"{where}: expected {{function: {{name, arguments}}}}, found {shown(call)}"
         )
     arguments = _object(function.get("arguments"))
-    if function is call:  # {name, arguments}, as older data sets have it
+    if function is call:  # {name, arguments}, the form of older data sets
         function = {"name": call["name"]}
         call = {key: value for key, value in call.items() if key not in ("name", "arguments")}
     function = {**present(function), "arguments": arguments}
@@ -113,9 +113,9 @@ def _object(arguments: Any) -> Any:
 
 
 def shown(value: Any, width: int = 60) -> str:
-    """A value as JSON, cut to a width."""
+    """Return a value as JSON, cut to a width."""
     try:
         text = without_surrogates(json.dumps(value, ensure_ascii=False, default=str))
-    except (ValueError, RecursionError):  # more digits, or more levels, than Python writes
+    except (ValueError, RecursionError):  # more digits or levels than Python can write
         text = type(value).__name__
     return text if len(text) <= width else f"{text[:width]}..."

@@ -1,6 +1,4 @@
-"""One row of a prompt file -> what a worker needs of it. slime's and verl's rows are told apart by
-their columns.
-"""
+"""Parse one row of a prompt file. The columns tell slime's rows from verl's."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from sluice.data.messages import MessageError, normalised, present, shown
 from sluice.input_checks import InputError, check_value, load_json
 
 PROMPT_KEYS = ("prompt", "input")
-# Keys by which a message says whether its tokens are trained on (slime: step_loss_mask).
+# Keys of a message that say whether its tokens are trained on (slime: step_loss_mask).
 MASKS = ("step_loss_mask", "loss_mask")
-# Columns of other people's data sets that are likely meant.
+# Names that other data sets use for these columns, suggested in errors.
 _OTHER_NAMES = {
     "promptKey": (
         "messages",
@@ -43,16 +41,16 @@ class PromptRow:
 
 
 class RowError(ValueError):
-    """A row is wrong. The message says how; the reader knows where it is."""
+    """A row is wrong. The message says how; the caller knows the position."""
 
 
 def is_verl(row: Row) -> bool:
-    """Verl's rows have a data_source and a reward_model; slime's have neither."""
+    """Return whether a row is verl's, with data_source and reward_model; slime's has neither."""
     return "data_source" in row and isinstance(row.get("reward_model"), dict)
 
 
 def parse_row(row: Row, source: PromptSource) -> PromptRow:
-    """RowReader a row as the source says. Raises RowError.
+    """Read a row with the column names of its source. Raises RowError.
 
     slime: `prompt` (or `input`), `label`, `metadata`, `tools`. verl: `data_source`, `prompt` as
     chat messages, `reward_model.ground_truth` (the label), `ability` and `extra_info` with its
@@ -65,7 +63,7 @@ def parse_row(row: Row, source: PromptSource) -> PromptRow:
 
 
 def _check_columns(row: Row, source: PromptSource) -> None:
-    """Raise RowError if a column that is read holds what no other process could read."""
+    """Raise RowError if a column that is read holds a value that cannot be sent."""
     named = prompt_key(row, source), source.label_key or "label"
     of_verl = _VERL if is_verl(row) else ("reward_model",)
     for key in dict.fromkeys((*named, source.metadata_key, source.tools_key, *of_verl)):
@@ -75,13 +73,12 @@ def _check_columns(row: Row, source: PromptSource) -> None:
             raise RowError(str(error)) from error
 
 
-# The way to read the rows of a job: `parse_row`, or with given answers `answers.parse_answer`.
-# Raises RowError.
+# Reads the rows of a job: `parse_row`, or `answers.parse_answer` if they have given answers.
 RowReader = Callable[[Row, PromptSource], PromptRow]
 
 
 def problem(row: Row, source: PromptSource, read: RowReader = parse_row) -> str | None:
-    """The fault of a row, or None."""
+    """Return what is wrong with a row, or None."""
     try:
         read(row, source)
     except RowError as error:
@@ -90,7 +87,10 @@ def problem(row: Row, source: PromptSource, read: RowReader = parse_row) -> str 
 
 
 def prompt_key(row: Row, source: PromptSource, usual: Sequence[str] = PROMPT_KEYS) -> str | None:
-    """The column of the prompt, if the row has it. usual: its names where the source says none."""
+    """Return the prompt's column if the row has it.
+
+    `usual` are its names if the source does not set it.
+    """
     keys = [source.prompt_key] if source.prompt_key else usual
     return next((key for key in keys if row.get(key) is not None), None)
 
@@ -116,9 +116,9 @@ def _prompt(row: Row, source: PromptSource) -> str | list[dict[str, Any]]:
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:
-    """A chat message without the fields that are null, in JSON Lines as in Parquet.
+    """Return a chat message without null fields, the same from JSON Lines and Parquet.
 
-    Raises RowError if a template could not be shown it.
+    Raises RowError if a template could not render it.
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RowError(
@@ -148,15 +148,15 @@ def _check_no_pictures(row: Row) -> None:
     key = next((key for key in _PICTURES if row.get(key)), None)
     if key:
         raise RowError(
-            f"{key}: the prompt has pictures, and sluice trains on text alone; take such rows out"
+            f"{key}: the prompt has pictures, but sluice trains on text only; remove such rows"
         )
 
 
 def missing(row: Row, keys: Iterable[str], field: str) -> str:
-    """Words for what a row lacks and has, and which of its columns may be meant."""
+    """Return a text that says which columns a row lacks and has, and which one may be meant."""
     keys = list(keys)
     names = [str(name) for name in row]
-    wanted = " or ".join(map(repr, keys))
+    expected = " or ".join(map(repr, keys))
     close = [
         match for key in keys for match in difflib.get_close_matches(key, names, n=1, cutoff=0.7)
     ]
@@ -167,20 +167,20 @@ def missing(row: Row, keys: Iterable[str], field: str) -> str:
         None,
     )
     columns = ", ".join(map(repr, names[:20])) or "none"
-    return f"no column {wanted}; the row has {columns}" + (
+    return f"no column {expected}; the row has {columns}" + (
         f"; did you mean {field}: {meant}?" if meant else ""
     )
 
 
 def likely_columns(row: Row) -> dict[str, str]:
-    """The promptKey and labelKey by a row's columns: ours, or what other people call them."""
+    """Guess promptKey and labelKey from a row's columns."""
     names = {
         "promptKey": (*PROMPT_KEYS, *_OTHER_NAMES["promptKey"]),
         "labelKey": _OTHER_NAMES["labelKey"],
     }
     likely = {
-        key: next((name for name in known if row.get(name) is not None), None)
-        for key, known in names.items()
+        key: next((name for name in candidates if row.get(name) is not None), None)
+        for key, candidates in names.items()
     }
     return {key: name for key, name in likely.items() if name}
 
@@ -212,8 +212,9 @@ def _tools(row: Row, source: PromptSource) -> list[dict[str, Any]] | None:
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
-    """The definition of a tool without the fields that are null. Its parameters stay as they are:
-    a schema may say null.
+    """Return the definition of a tool without null fields.
+
+    Its parameters, a schema, may hold nulls.
     """
     if not isinstance(tool, dict):
         raise RowError(
@@ -225,9 +226,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _json_column(value: Any, kind: type[dict[str, Any]] | type[list[Any]], key: str) -> Any:
-    """A column that holds an object or list, either itself or as JSON text (as Parquet writers like
-    to have it).
-    """
+    """Return a column's object or list, which may be JSON text, as Parquet writers prefer."""
     if isinstance(value, str) and value:
         try:
             value = load_json(value, key)

@@ -1,6 +1,4 @@
-"""Rows of one shape -> rows of another: between slime's and verl's, with an id of their own, split
-in two. Pure.
-"""
+"""Pure transformations of rows: between slime's and verl's shape, add a uid, split in two."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ UID = "uid"
 
 
 def to_slime(row: Row, source: PromptSource) -> Row:
-    """prompt, label, metadata (with verl's data_source, ability and extra_info), tools; other
-    columns stay.
+    """Return a row with prompt, label, metadata and tools; other columns stay.
+
+    The metadata include verl's data_source, ability and extra_info.
     """
     parsed = parse_row(row, source)
     named = {"prompt": parsed.prompt, "label": parsed.label, "metadata": parsed.metadata}
@@ -30,10 +29,21 @@ def to_slime(row: Row, source: PromptSource) -> Row:
 
 
 def to_verl(row: Row, source: PromptSource, number: int, data_source: str) -> Row:
-    """data_source, prompt as messages, ability, reward_model, extra_info (the metadata); other
-    columns stay.
+    """Return a row with data_source, prompt as messages, ability, reward_model and extra_info.
 
-    data_source: for rows whose metadata have none. number: extra_info.index of rows that have none.
+    The metadata become extra_info; other columns stay.
+
+    Parameters
+    ----------
+    row
+        A row of either shape.
+    source
+        Names of its columns.
+    number
+        `extra_info.index` of a row without it.
+    data_source
+        `data_source` of a row without it.
+
     """
     parsed = parse_row(row, source)
     metadata = dict(parsed.metadata)
@@ -56,7 +66,7 @@ def _reward_model(row: Row, label: Any) -> Row:
 
 
 def _others(row: Row, source: PromptSource) -> Row:
-    """Columns that mean nothing to sluice."""
+    """Return the columns that sluice does not read."""
     read = {
         prompt_key(row, source),
         source.label_key,
@@ -69,11 +79,10 @@ def _others(row: Row, source: PromptSource) -> Row:
 
 
 def with_uid(row: Row, source: PromptSource, seen: Counter[str]) -> Row:
-    """The row with `uid` in its metadata (verl: extra_info), where rewards and logs see it. A uid
-    that is there stays.
+    """Return the row with a `uid` in its metadata (verl: extra_info), visible to rewards and logs.
 
-    It is the digest of prompt and label, so the same row gets the same one in every file; the
-    second of two equal rows gets `-1` behind it, and so on.
+    An existing uid stays. A new one is the digest of prompt and label, so equal rows get the same
+    uid in every file; `-1`, `-2`, ... are appended for repeated rows.
     """
     parsed = parse_row(row, source)
     if UID in parsed.metadata:
@@ -87,19 +96,19 @@ def with_uid(row: Row, source: PromptSource, seen: Counter[str]) -> Row:
 
 
 def digest(value: Any) -> bytes:
-    """16 bytes that stand for a JSON value."""
+    """Return a 16-byte hash of a JSON value."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def chosen(total: int, wanted: int, seed: int) -> Iterator[bool]:
-    """Which of `total` rows are among `wanted` random ones, in order and without a list of them.
+def chosen(total: int, count: int, seed: int) -> Iterator[bool]:
+    """Yield, for each of `total` rows in order, whether it is among `count` random rows.
 
     Every choice is equally likely (selection sampling, Knuth, The Art of Computer Programming
     3.4.2, algorithm S).
     """
     generator = random.Random(seed)
     for position in range(total):
-        take = generator.random() * (total - position) < wanted
-        wanted -= take
+        take = generator.random() * (total - position) < count
+        count -= take
         yield take

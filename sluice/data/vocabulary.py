@@ -1,4 +1,4 @@
-"""The tokens that a model has: those of its tokenizer, of its embedding, and of its teacher."""
+"""Vocabularies: tokens of a model's tokenizer, of its embedding, and of its teacher."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _SHOWN = 3
 
 
 def embedding_size(model_dir: Path) -> int | None:
-    """Tokens of a model's embedding, the `vocab_size` of its config.json; None: it is not said."""
+    """Return the `vocab_size` of a model's config.json; None if it is not stated."""
     try:
         config = json.loads((model_dir / "config.json").read_text())
-        text = config.get("text_config") or config  # of a model that also takes pictures
+        text = config.get("text_config") or config  # multimodal models nest it
         size = text.get("vocab_size")
-    except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong
+    except (OSError, ValueError, AttributeError):  # loading the model reports the error
         return None
     return size if isinstance(size, int) else None
 
 
 def tokenizer_size(tokenizer: Any) -> int:
-    """One more than the highest token id of a tokenizer, which may leave ids out."""
+    """Return the highest token id plus one; a tokenizer may leave ids out."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def surplus(tokens: int, embedding: int | None) -> str:
-    """A warning about a tokenizer that has more tokens than the embedding; empty: it has not.
+    """Return a warning if the tokenizer has more tokens than the embedding; empty otherwise.
 
-    Such a model is no mistake by itself: the text model of Gemma 3 has one token for pictures too
-    many. Only a text in which such a token occurs cannot be used.
+    Such a model is valid: the text model of Gemma 3 has one extra token for pictures. Only a text
+    with such a token is unusable.
     """
     if embedding is None or tokens <= embedding:
         return ""
@@ -55,11 +55,18 @@ def check_ids(tokenizer: Any, ids: Sequence[int], embedding: int | None) -> None
 
 
 def check_teacher(student: Path, teacher: Path, *, trust_remote_code: bool = False) -> None:
-    """Raise ConfigurationError unless every token of the student is the same token of the teacher:
-    log-probs of tokens can be compared only then.
+    """Raise ConfigurationError unless every token of the student is the same token of the teacher.
 
-    student, teacher: Hugging Face checkpoint directories. The teacher may know more tokens: the
-    student writes none.
+    Log-probs of tokens can be compared only then. The teacher may have more tokens, because the
+    student never writes them.
+
+    Parameters
+    ----------
+    student, teacher
+        Hugging Face checkpoint directories.
+    trust_remote_code
+        Allow code of the checkpoint to load the tokenizer.
+
     """
     ours, theirs = (
         load_tokenizer(directory, trust_remote_code=trust_remote_code).get_vocab()
@@ -72,9 +79,7 @@ def check_teacher(student: Path, teacher: Path, *, trust_remote_code: bool = Fal
 
 
 def difference(student: Mapping[str, int], teacher: Mapping[str, int]) -> str:
-    """In words, which of the student's tokens (token -> id) are others
-    to the teacher; empty: none.
-    """
+    """Describe tokens of the student whose ids differ in the teacher; empty if all agree."""
     others = sorted(
         (number, token) for token, number in student.items() if teacher.get(token) != number
     )

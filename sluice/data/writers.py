@@ -1,6 +1,6 @@
-"""Rows to a file: JSON Lines, JSON or Parquet, one row at a time.
+"""Write rows to a file, one at a time: JSON Lines, JSON or Parquet.
 
-A file appears whole, or not at all.
+A file appears complete, or not at all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sluice.data.files import ENDINGS, Row
 from sluice.runtime.pod_env import ConfigurationError
 
 _BATCH = 1024
-# Columns that others read too, and not as JSON text.
+# Columns that other tools read as well, so they cannot become JSON text.
 _READ_BY_NAME = ("prompt", "input", "label", "reward_model")
 
 
 def json_bytes(row: Row) -> bytes:
-    """The row as JSON in UTF-8. A text with half of a surrogate pair keeps it, as an escape."""
+    """Return the row as JSON in UTF-8. Half a surrogate pair stays, as an escape."""
     try:
         return json.dumps(row, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -31,16 +31,16 @@ def json_bytes(row: Row) -> bytes:
 
 
 class Writer:
-    """Writes beside `path` and moves it there at the end; nothing is left of a failure.
+    """Writes a temporary file and moves it to `path` at the end; a failure leaves no file.
 
-    Raises ConfigurationError for another ending, or where there is a file and not `force`.
+    Raises ConfigurationError for an unknown ending, or if the file exists and `force` is not set.
     """
 
     def __init__(self, path: Path, *, force: bool = False) -> None:
         if path.suffix not in ENDINGS:
             raise ConfigurationError(f"{path}: expected a name that ends with {', '.join(ENDINGS)}")
         if path.exists() and not force:
-            raise ConfigurationError(f"{path}: there is such a file already; --force overwrites it")
+            raise ConfigurationError(f"{path}: the file exists already; --force overwrites it")
         if not path.parent.is_dir():
             raise ConfigurationError(f"{path}: there is no directory {path.parent}")
         self._path, self.rows = path, 0
@@ -82,17 +82,18 @@ class Writer:
                 parquet.unlink(missing_ok=True)
         mask = os.umask(0)
         os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # a temporary file is its owner's alone
+        temporary.chmod(0o666 & ~mask)  # a temporary file is created with mode 0600
         temporary.replace(self._path)
 
 
 def write_parquet(lines: Path, target: Path, name: Path) -> None:
-    """JSON Lines as Parquet, in two passes: the types of all columns first, so that no row is
-    unlike its file.
+    """Convert JSON Lines to Parquet, in two passes.
 
-    An object or list whose fields do not fit one type becomes JSON text, which readers of prompt
-    files take as well. ConfigurationError, with `name`, where a column that is read by name cannot
-    be written.
+    The first pass finds the types of all columns, so that every row fits the file. An object or
+    list whose fields do not fit one type becomes JSON text, which readers of prompt files accept
+    too.
+
+    Raises ConfigurationError, with `name`, if a column that is read by name cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,7 +113,7 @@ def write_parquet(lines: Path, target: Path, name: Path) -> None:
 
 
 def _types(lines: Path, name: Path) -> dict[str, Any]:
-    """The type of each column; None: JSON text."""
+    """Return the type of each column; None means JSON text."""
     import pyarrow as pa
 
     types: dict[str, Any] = {}
@@ -129,7 +130,7 @@ def _types(lines: Path, name: Path) -> dict[str, Any]:
                 ):
                     text = (
                         f"{name}: column {key!r} has values of several types, and Parquet has one "
-                        "type for a column"
+                        "type per column"
                     )
                     raise ConfigurationError(f"{text} ({error}); write .jsonl or .json") from error
                 types[key] = None
@@ -144,7 +145,7 @@ def _common(first: Any, second: Any) -> Any:
 
 
 def _fieldless(kind: Any) -> bool:
-    """Parquet cannot write an object that never has a field."""
+    """Return whether a type is an object without fields, which Parquet cannot write."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):

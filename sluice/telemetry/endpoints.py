@@ -1,8 +1,8 @@
-"""HTTP for the kubelet and for Prometheus, on threads of its own: /healthz, /readyz, /metrics, and
-what a process shows besides.
+"""HTTP endpoints for the kubelet and Prometheus: /healthz, /readyz, /metrics and further pages.
 
 /healthz says whether the process should be restarted, /readyz whether it does its work. Both answer
-in words, so that `curl` explains what `kubectl` only counts.
+in words, so that `curl` explains what `kubectl` only counts. The server runs on its own threads and
+answers while the process is busy.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sluice.runtime.pod_env import Environment
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-# Why not, in words; empty: all is healthy. Called from any thread.
+# Returns why a check fails, in words; empty if it passes. Called from any thread.
 HealthCheck = Callable[[], str]
-# A page of plain text. Raises OSError. Called from any thread.
+# Returns a page of plain text, or raises OSError. Called from any thread.
 Page = Callable[[], bytes]
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
@@ -38,12 +38,23 @@ PATIENCE_SECONDS = 60.0
 
 
 def healthy() -> str:
+    """Return "": the health check of a process that is healthy as long as it answers."""
     return ""
 
 
 class LoopWatchdog:
-    """The pulse of an event loop, which stops where the loop does: a process whose loop is stuck
-    listens, and answers nobody.
+    """Detects an event loop that no longer runs.
+
+    The endpoints run on their own threads, so a process with a stuck loop still listens. The
+    watchdog makes its health check fail.
+
+    Parameters
+    ----------
+    patience
+        Seconds without a beat after which the loop counts as stuck.
+    clock
+        Monotonic time in seconds.
+
     """
 
     def __init__(
@@ -53,11 +64,12 @@ class LoopWatchdog:
         self._last = clock()
 
     def beat(self) -> None:
+        """Record that the loop runs now."""
         self._last = self._clock()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Beats for as long as the loop runs."""
+        """Beat once a second until the block ends."""
         task = asyncio.create_task(self._beat(), name="pulse")
         try:
             yield
@@ -70,6 +82,7 @@ class LoopWatchdog:
             await asyncio.sleep(1.0)
 
     def check(self) -> str:
+        """Return why the process is unhealthy; empty if the loop runs."""
         silent = self._clock() - self._last
         return (
             f"the event loop has been stuck for {silent:.0f} s" if silent > self._patience else ""
@@ -84,9 +97,7 @@ def serve(
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> Callable[[], None]:
-    """Serve on the container's port `metrics`, if it has one,
-    until the returned function is called.
-    """
+    """Serve on the container's port `metrics`, if it has one. Returns a function that stops it."""
     if not env.variables.get("SLUICE_PORT_METRICS"):
         return lambda: None
     _, close = listen(
@@ -104,7 +115,26 @@ def listen(
     registry: CollectorRegistry = REGISTRY,
     pages: Mapping[str, Page] | None = None,
 ) -> tuple[int, Callable[[], None]]:
-    """(port, close). port 0: a free one. pages: more of them, by path."""
+    """Start the server on a thread.
+
+    Parameters
+    ----------
+    port
+        TCP port; 0 picks a free one.
+    bind
+        Address to listen on.
+    ready, alive
+        Checks behind /readyz and /healthz.
+    registry
+        Metrics behind /metrics.
+    pages
+        Further pages by path.
+
+    Returns
+    -------
+    The port, and a function that stops the server.
+
+    """
     disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series
     checks = {"/healthz": alive, "/readyz": ready}
     app = _app(make_wsgi_app(registry), checks, pages or {})
@@ -134,7 +164,7 @@ def _app(
             start("200 OK", [_TEXT])
             return [text]
         check = checks.get(path)
-        why = check() if check else "not found: /healthz, /readyz and /metrics are"
+        why = check() if check else "not found; try /healthz, /readyz or /metrics"
         code = "404 Not Found" if check is None else "503 Service Unavailable" if why else "200 OK"
         start(code, [_TEXT])
         return [f"{why or 'ok'}\n".encode()]
@@ -146,7 +176,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Without the base's look-up of our own name in DNS, which may take its time."""
+        """Bind without the base class's DNS look-up of the host name, which may take seconds."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
@@ -154,4 +184,4 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """A kubelet asks every few seconds."""
+        """Log nothing: a kubelet sends a request every few seconds."""

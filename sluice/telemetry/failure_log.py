@@ -1,4 +1,4 @@
-"""A log of failures that stays readable: each kind of cause in full once, then rarely."""
+"""A log of failures that stays readable: each kind is logged in full once, then rarely."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _OTHERS = "others"
 
 @dataclass(slots=True)
 class FailureLog:
-    """Counts failures by kind, the first line of an error; logs the first and every hundredth."""
+    """Counts failures by kind, which is the first line of an error.
+
+    Logs the first and every hundredth.
+    """
 
     every: int = EVERY
     counts: Counter[str] = field(default_factory=Counter)

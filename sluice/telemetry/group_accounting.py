@@ -1,8 +1,7 @@
-"""The books of a run: every prompt group that was leased is trained, filtered,
-failed, or still there.
+"""Accounting of prompt groups: every leased group is trained, filtered, failed or still open.
 
-Checked at the end of every run. The buffer counts each state for itself, so that a group that is in
-none of them, or in two, shows up as a difference.
+The balance is checked at the end of every run. The buffer counts each state by itself, so a group
+that is in no state, or in two, shows up as a difference.
 """
 
 from __future__ import annotations
@@ -15,10 +14,20 @@ from sluice.telemetry.run_warnings import RunWarning
 
 @dataclass(frozen=True, slots=True)
 class GroupCounts:
-    """Groups by what became of them. open: in work, or stored and not trained.
+    """Groups by outcome.
 
-    reasons: how often a group failed, by reason. Their sum is more than `failed` if groups of an
-    evaluation failed, or if failed groups went back because the job was given up.
+    Attributes
+    ----------
+    open
+        Groups in work, or stored and not yet trained.
+    twice
+        Groups that were trained twice.
+    reasons
+        How often a group failed, by reason. The sum exceeds `failed` if groups of an evaluation
+        failed, or if failed groups went back because the job was given up.
+    stale
+        Groups that were older than `rollout.maxStaleness` when they were trained.
+
     """
 
     leased: int
@@ -32,8 +41,8 @@ class GroupCounts:
     stale: int = 0
 
     @classmethod
-    def of(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> GroupCounts:
-        """counters, reasons: `counters` and `failed` of the buffer's statistics."""
+    def from_counters(cls, counters: Mapping[str, int], reasons: Mapping[str, int]) -> GroupCounts:
+        """Read `counters` and `failed` of the buffer's statistics."""
 
         def count(name: str) -> int:
             return int(counters.get(f"groups_{name}", 0))
@@ -51,16 +60,16 @@ class GroupCounts:
 
     @property
     def failures(self) -> int:
-        """How often a group failed, for whatever reason."""
+        """Number of failures, over all reasons."""
         return sum(self.reasons.values())
 
     @property
     def lost(self) -> int:
-        """Groups of which nobody knows what became; below 0: groups that are in two states."""
+        """Groups without a state; negative if groups are in two states."""
         return self.leased - self.trained - self.filtered - self.failed - self.open
 
     def text(self) -> str:
-        """`320 groups leased = 300 trained + 8 filtered + 12 failed (...) + 0 open`."""
+        """Return text such as `320 groups leased = 300 trained + 8 filtered + 12 failed`."""
         agree = self.failures == self.failed
         failed = f"{self.failed} failed" + (
             f" ({self._by_reason()})" if self.failed and agree else ""
@@ -71,13 +80,16 @@ class GroupCounts:
         )
 
     def warnings(self, example: str = "") -> Iterator[RunWarning]:
-        """Faults of the books, in words. example: why one of the groups failed, in full."""
+        """Yield warnings about lost, failed and stale groups.
+
+        `example` says why one group failed.
+        """
         if self.lost or self.twice:
             yield RunWarning(
-                "unbalanced books",
-                f"the books do not balance: {self.text()}; {self.lost} groups are lost and "
-                f"{self.twice} were trained "
-                "twice. This is a defect of sluice: please report it with the buffer's log",
+                "unbalanced groups",
+                f"the groups do not add up: {self.text()}; {self.lost} groups are lost and "
+                f"{self.twice} were trained twice. This is a bug in sluice: please report it with "
+                "the buffer's log",
             )
         if self.failures or self.failed:
             yield RunWarning("failed groups", self._failures_text(example))
@@ -85,8 +97,8 @@ class GroupCounts:
             yield RunWarning(
                 "stale groups",
                 f"{self.stale} of {self.trained} trained groups were older than "
-                "rollout.maxStaleness: with rollout.partial or rollout.overSampling the groups "
-                "that finish first make the batch, and later ones are trained all the same",
+                "rollout.maxStaleness: with rollout.partial or rollout.overSampling a batch "
+                "consists of the groups that finish first, and the later ones are trained as well",
             )
 
     def _failures_text(self, example: str) -> str:
@@ -97,11 +109,11 @@ class GroupCounts:
         else:
             text = (
                 f"groups failed {self.failures} times, and {untrained} {share} were not trained "
-                "for it: the others were of an evaluation, or went back to be tried again"
+                "because of it: the others belonged to an evaluation or were tried again"
             )
         reasons = f": {self._by_reason()}" if self.reasons else ""
         such_as = f". For example, {example}" if example else ""
-        return f"{text}{reasons}{such_as}. failures.jsonl in the run directory names each"
+        return f"{text}{reasons}{such_as}. failures.jsonl in the run directory lists them"
 
     def _by_reason(self) -> str:
         most = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
@@ -110,28 +122,31 @@ class GroupCounts:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The buffer's counters since the job began. failed: groups that failed for good, by reason."""
+    """The buffer's counters since the job began, and groups that failed for good, by reason."""
 
     counters: Mapping[str, int]
     failed: Mapping[str, int]
 
     @classmethod
-    def of(cls, counters: Mapping[str, float], failed: Mapping[str, int]) -> Totals:
-        """counters, failed: those of the buffer's statistics."""
+    def from_counters(cls, counters: Mapping[str, float], failed: Mapping[str, int]) -> Totals:
+        """Read `counters` and `failed` of the buffer's statistics."""
         return cls({name: int(value) for name, value in counters.items()}, dict(failed))
 
     def group_counts(self) -> GroupCounts:
-        return GroupCounts.of(self.counters, self.failed)
+        return GroupCounts.from_counters(self.counters, self.failed)
 
     def to_json(self) -> dict[str, dict[str, int]]:
         return {"counters": dict(self.counters), "failed": dict(self.failed)}
 
     @classmethod
     def latest(cls, *several: Totals | None) -> Totals:
-        """Of several looks at one buffer the last one: leases are only ever added. Zeros where
-        nobody has looked.
+        """Return the latest of several readings of one buffer; zeros without a reading.
+
+        `groups_leased` only ever grows, so it orders the readings.
         """
-        looks = (each for each in several if each)
+        readings = (totals for totals in several if totals)
         return max(
-            looks, key=lambda each: each.counters.get("groups_leased", 0), default=cls({}, {})
+            readings,
+            key=lambda totals: totals.counters.get("groups_leased", 0),
+            default=cls({}, {}),
         )

@@ -1,13 +1,11 @@
-"""The one number that tells how training goes: the reward; where samples have none,
-what is learned instead.
-"""
+"""The headline metric of a run: its reward, or what it learns if samples have no reward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Metric -> its name for people, the most telling first.
+# Label by metric, the most informative first.
 HEADLINES = {
     "rollout/raw_reward": "reward",
     "train/opd_reverse_kl": "reverse KL",
@@ -16,8 +14,9 @@ HEADLINES = {
 
 
 def headline(records: Iterable[Mapping[str, Any]]) -> tuple[str, list[float]]:
-    """(name, course) of a run's number, from the records of its steps in their order. Reward where
-    there is nothing.
+    """Return the name and the values of a run's headline metric, in the order of its step records.
+
+    Without any such metric the name is `reward` and there are no values.
     """
     steps = list(records)
     for metric, name in HEADLINES.items():

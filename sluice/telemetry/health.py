@@ -1,4 +1,4 @@
-"""Warnings about a run that looks sick, from its metrics, with what to try. Pure.
+"""Warnings about an unhealthy run, from its step records, with what to try. Pure functions.
 
 The bounds are loose on purpose: a warning should be worth stopping for.
 """
@@ -13,7 +13,7 @@ from sluice.telemetry import health_learning, health_speed
 from sluice.telemetry.health_records import Record, Rule
 from sluice.telemetry.run_warnings import RunWarning, ordered
 
-# Steps that a rule looks back on.
+# Number of past steps that a rule reads.
 WINDOW = 20
 RULES: dict[str, Rule] = health_learning.RULES | health_speed.RULES
 _FRUITLESS_BATCHES = 4
@@ -21,10 +21,11 @@ _FRUITLESS_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """Steps as a rule sees them while its warning holds.
+    """Steps that a rule reads while its warning holds.
 
-    A rule may compare the newest steps with earlier ones. While its warning holds, the earlier ones
-    are those from before the trouble: else a lasting trouble would become the usual state.
+    A rule may compare the newest steps with earlier ones. While its warning holds, the earlier
+    steps are those from before the problem. Otherwise a lasting problem would become the normal
+    state.
     """
 
     before: list[Record]
@@ -40,10 +41,16 @@ class _History:
 
 
 class HealthMonitor:
-    """Follows a run step by step, and knows which warnings hold."""
+    """Follows a run step by step and keeps its warnings.
+
+    Parameters
+    ----------
+    earlier
+        Records of steps before this process; their warnings are not reported as new.
+
+    """
 
     def __init__(self, earlier: Iterable[Record] = ()) -> None:
-        """earlier: steps whose warnings are not news."""
         self._window: deque[Record] = deque(maxlen=WINDOW)
         self._histories: dict[str, _History] = {}
         self._warnings: dict[str, RunWarning] = {}
@@ -51,12 +58,12 @@ class HealthMonitor:
             self.see(record)
 
     def see(self, record: Record) -> list[RunWarning]:
-        """Take a step in. Returns the warnings of kinds that the run did not have before."""
+        """Add a step. Returns warnings of kinds that the run has not had before."""
         self._window.append(record)
-        told = set(self._warnings)
+        earlier = set(self._warnings)
         for kind, rule in RULES.items():
             self._apply(kind, rule, record)
-        return [self._warnings[kind] for kind in RULES if kind in self._warnings.keys() - told]
+        return [self._warnings[kind] for kind in RULES if kind in self._warnings.keys() - earlier]
 
     def warnings(self) -> list[RunWarning]:
         """All warnings of the run so far, active ones first."""
@@ -81,10 +88,10 @@ class HealthMonitor:
 
 
 class StallMonitor:
-    """Warns between two steps that groups come to nothing, so that no step is made of them.
+    """Warns, between two steps, if groups are finished but no step is made of them.
 
-    The buffer starts another group for each that fails or is filtered, so such a run would go on in
-    silence.
+    The buffer starts another group for each one that fails or is filtered, so such a run would go
+    on without a sign.
     """
 
     def __init__(self, batch_size: int) -> None:
@@ -93,9 +100,15 @@ class StallMonitor:
         self.warning: RunWarning | None = None
 
     def see(self, step: int, failed: int, filtered: int) -> RunWarning | None:
-        """Compare with the counts at the last step. Returns the warning when it is news.
+        """Compare the counts with those at the last step. Returns the warning if it is new.
 
-        step: the last that was made; failed, filtered: groups so far.
+        Parameters
+        ----------
+        step
+            Last committed step.
+        failed, filtered
+            Groups since the job began.
+
         """
         if step != self._step:
             self._step, self._failed, self._filtered = step, failed, filtered
@@ -108,13 +121,13 @@ class StallMonitor:
         if failed:
             parts.append(f"{failed} groups failed")
             advice.append(
-                "every sample of theirs failed, and the rollout log says why (sluice logs NAME "
+                "all of their samples failed, and the rollout log says why (sluice logs NAME "
                 "rollout)"
             )
         if filtered:
             parts.append(f"{filtered} groups were filtered")
             advice.append(
-                "rollout.dynamicFilter keeps too few: easier or harder prompts, more "
+                "rollout.dynamicFilter keeps too few: try easier or harder prompts, or more "
                 "samplesPerPrompt"
             )
         text = f"{' and '.join(parts)} without a step: {'; '.join(advice)}"
@@ -123,5 +136,5 @@ class StallMonitor:
 
 
 def warnings(records: Iterable[Record]) -> list[RunWarning]:
-    """Warnings of a run, active ones first. records: of its steps, in their order."""
+    """Warnings of a run, active ones first, from its step records in order."""
     return HealthMonitor(records).warnings()

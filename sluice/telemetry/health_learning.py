@@ -1,4 +1,4 @@
-"""Rules of a run that does not learn as it should."""
+"""Health rules about learning: rewards, entropy, KL, log-probs, truncation, gradients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TEACHER_FACTOR, _TEACHER_LEAST = 2.0, 0.5
 
 
 def _not_finite(history: Sequence[Record]) -> str | None:
-    """JSON has NaN as Python writes it, so that it can be read back."""
+    """Warn about NaN and infinity, which Python writes into JSON and reads back."""
     bad = [n for n, v in history[-1].items() if isinstance(v, float) and not math.isfinite(v)]
     if not bad:
         return None
     return (
-        f"{', '.join(sorted(bad)[:3])} is not a finite number: lower trainer.optimizer.lr, or look "
-        "at the samples"
+        f"{', '.join(sorted(bad)[:3])} is not a finite number: lower trainer.optimizer.lr, or "
+        "inspect the samples"
     )
 
 
@@ -37,27 +37,27 @@ def _equal_rewards(history: Sequence[Record]) -> str | None:
     return (
         f"all rewards of each prompt were equal for {FLAT_STEPS} "
         f"steps{shown(' (reward {:.3g})', reward)}: nothing can be learned from them. Try a "
-        "reward that tells bad from worse, easier or harder prompts, more samplesPerPrompt, a "
-        "higher temperature; check the reward on samples/"
+        "reward with finer grades, easier or harder prompts, more samplesPerPrompt, or a higher "
+        "temperature; check the rewards in samples/"
     )
 
 
 def _entropy_collapse(history: Sequence[Record]) -> str | None:
     entropies = values(history, "train/entropy_loss")
     if len(entropies) < FLAT_STEPS or not values(history, "rollout/raw_reward"):
-        return None  # without rewards there is nothing to explore for: the answers are given
+        return None  # supervised fine-tuning: the answers are given, and low entropy is the aim
     if values(history, "train/opd_reverse_kl"):
-        return None  # a teacher that is sure makes its student sure
+        return None  # a confident teacher makes its student confident
     start, now = max(entropies[: len(entropies) // 2]), median(entropies[-3:])
     if now > _ENTROPY_LEAST and now > _ENTROPY_SHARE * start:
         return None
     solved = values(history, "rollout/raw_reward")[-3:]
     if solved and median(solved) >= 0.95:
-        return None  # a policy that has found the answer may well be sure of it
+        return None  # a solved task: low entropy is expected
     return (
         f"entropy has collapsed to {now:.2g}: the policy hardly explores any more. Try "
-        "algorithm.entropyCoef, a higher "
-        "clip.high (0.28), a lower learning rate, or an earlier checkpoint"
+        "algorithm.entropyCoef, a higher clip.high (0.28), a lower learning rate, or an earlier "
+        "checkpoint"
     )
 
 
@@ -67,14 +67,14 @@ def _kl_explosion(history: Sequence[Record]) -> str | None:
     if ppo > _PPO_KL_LIMIT:
         return (
             f"ppo_kl is {ppo:.2g}: within one batch the policy moves far from the one that "
-            "generated it. Try a lower "
-            "learning rate, fewer trainer.stepsPerBatch, or a smaller rollout.maxStaleness"
+            "generated it. Try a lower learning rate, fewer trainer.stepsPerBatch, or a smaller "
+            "rollout.maxStaleness"
         )
     if reference > _KL_LIMIT:
         return (
-            f"the KL to the reference is {reference:.2g}: the policy has left it far behind. Try a "
-            "higher algorithm.kl coefficient or a lower learning rate, and read samples/ for a "
-            "reward that is being gamed"
+            f"the KL to the reference is {reference:.2g}: the policy has moved far from it. Try a "
+            "higher algorithm.kl coefficient or a lower learning rate, and look in samples/ for "
+            "answers that exploit the reward"
         )
     return None
 
@@ -87,59 +87,63 @@ def _mismatch(history: Sequence[Record]) -> str | None:
     old_cache = history[-1].get("rollout/old_cache_ratio", 0.0)
     if same_weights is not None and old_cache > 0:
         if "train/tis" in history[-1]:
-            return None  # the weights of the loss correct for it
+            return None  # importance sampling in the loss corrects for it
         return (
-            f"{text}, with the same weights too, and {old_cache:.0%} of the samples went on with "
-            "a cache that older weights had computed (weightSync.pauseMode: in_place), which can "
-            "explain it. Try pauseMode: retract, or algorithm.offPolicy.method: tis. If they "
-            "differ as much with retract, they disagree about the model: see dtype and engineArgs"
+            f"{text}, also with the same weights, and {old_cache:.0%} of the samples continued "
+            "with a cache that older weights had computed (weightSync.pauseMode: in_place), which "
+            "can explain it. Try pauseMode: retract, or algorithm.offPolicy.method: tis. If they "
+            "differ as much with retract, they compute the model differently: check dtype and "
+            "engineArgs"
         )
     if same_weights is not None:
         return (
-            f"{text}, with the same weights too: they disagree about the model. See dtype and "
-            "engineArgs"
+            f"{text}, also with the same weights: they compute the model differently. Check dtype "
+            "and engineArgs"
         )
     return (
-        f"{text}, and the weights that are trained have sampled no token: it may be the samples' "
-        "age, then set algorithm.offPolicy.method: tis; or they disagree about the model, then see "
-        "dtype and engineArgs"
+        f"{text}, and no token was sampled with the weights that are trained. Either the samples "
+        "are old: set algorithm.offPolicy.method: tis. Or they compute the model differently: "
+        "check dtype and engineArgs"
     )
 
 
 def _inexact(history: Sequence[Record]) -> str | None:
-    """Of `trainer.deterministic`, which promises that these numbers are equal. Where a batch has
-    several optimizer steps, the later ones have other weights than the engine had.
+    """Warn if `trainer.deterministic` is set and the log-probs of trainer and engine differ.
+
+    Later optimizer steps of a batch have other weights than the engine had, so they are skipped.
     """
     apart = history[-1].get("train/train_rollout_logprob_abs_diff_on_policy") or 0.0
     moved = history[-1].get("train/ppo_kl", 0.0) != 0.0
     if not history[-1].get("train/deterministic") or moved or apart == 0.0:
         return None
     return (
-        f"log-probs of trainer and engine differ by {apart:.2g} though trainer.deterministic is "
-        "set: their images need the same torch and Triton, their GPUs must be of one kind, and "
-        "responses that go on with an old cache (pauseMode: in_place) cannot agree"
+        f"log-probs of trainer and engine differ by {apart:.2g} although trainer.deterministic "
+        "is set: their images need the same torch and Triton, their GPUs must be of one kind, and "
+        "responses that continue with an old cache (pauseMode: in_place) cannot match"
     )
 
 
 def _old_samples(history: Sequence[Record]) -> str | None:
-    """Samples so old that the loss should know.
+    """Warn about samples so old that the loss should correct for it.
 
-    A ratio other than 1, or a weight, says that it does.
+    A ratio other than 1, or an importance weight, shows that it does.
     """
     apart, same_weights = _differences(history)
-    known = "train/tis" in history[-1] or abs(history[-1].get("train/ppo_kl", 0.0)) > 0
-    if known or same_weights is None or apart < _AGE_LIMIT or same_weights >= apart / 2:
+    corrected = "train/tis" in history[-1] or abs(history[-1].get("train/ppo_kl", 0.0)) > 0
+    if corrected or same_weights is None or apart < _AGE_LIMIT or same_weights >= apart / 2:
         return None
     return (
         f"the policy has moved by {apart:.2g} a token since its samples were made "
-        f"({same_weights:.2g} where it made them itself), and the loss takes them for its own. Set "
+        f"({same_weights:.2g} with the same weights), and the loss does not correct for that. Set "
         "algorithm.offPolicy.method: tis, or lower rollout.maxStaleness or the learning rate"
     )
 
 
 def _differences(history: Sequence[Record]) -> tuple[float, float | None]:
-    """Between the log-probs of trainer and engine, of the last steps: all tokens; those of the
-    weights trained.
+    """Return the log-prob difference of trainer and engine, for all tokens and for on-policy ones.
+
+    Both are medians over the last three steps. The second is None if no token was sampled by these
+    weights.
     """
     means = values(history, "train/train_rollout_logprob_abs_diff")[-3:]
     same_weights = values(history, "train/train_rollout_logprob_abs_diff_on_policy")[-3:]
@@ -150,13 +154,13 @@ def _truncation(history: Sequence[Record]) -> str | None:
     ratios = values(history, "rollout/truncated_ratio")[-_TRUNCATED_STEPS:]
     if len(ratios) < _TRUNCATED_STEPS or min(ratios) <= _TRUNCATED_SHARE:
         return None
-    never_ends = "where the model never ends a turn, check its chat template and end token"
+    never_ends = "if the model never ends a turn, check its chat template and end token"
     if values([history[-1]], "multi_turn/turns/mean"):
         return (
-            f"{ratios[-1]:.0%} of the episodes end with a turn that was cut off. That is as it "
-            "should be where a turn is to have so many tokens; else try a higher "
-            "sampling.maxResponseTokens (of all turns together), rollout.limits.turnTokens, or the "
-            f"max_tokens that your program asks for; {never_ends}"
+            f"{ratios[-1]:.0%} of the episodes end with a turn that was cut off. If the limit is "
+            "not intended, try a higher sampling.maxResponseTokens (of all turns together), "
+            "rollout.limits.turnTokens, or the max_tokens that your program requests; "
+            f"{never_ends}"
         )
     return (
         f"{ratios[-1]:.0%} of the responses are cut off at their token limit. Try a higher "
@@ -170,7 +174,7 @@ def _failures(history: Sequence[Record]) -> str | None:
         return None
     return (
         f"{ratios[-1]:.0%} of the samples fail (reward, teacher or generate function): the rollout "
-        "log has their errors"
+        "log shows the errors"
     )
 
 
@@ -183,7 +187,7 @@ def _leaves_teacher(history: Sequence[Record]) -> str | None:
         return None
     return (
         f"the reverse KL to the teacher has grown from {before:.2g} to {now:.2g}: the student "
-        "moves away from it. Try a lower learning rate, a higher algorithm.distillation.coef where "
+        "moves away from it. Try a lower learning rate, or a higher algorithm.distillation.coef if "
         "there is a reward too; read samples/"
     )
 
@@ -196,9 +200,9 @@ def _gradient_spike(history: Sequence[Record]) -> str | None:
     if norms[-1] < _SPIKE_LEAST or norms[-1] < _SPIKE * usual:
         return None
     return (
-        f"the gradient norm jumped to {norms[-1]:.3g}, usual is {usual:.2g}. Clipping "
-        "(optimizer.clipGrad) holds it; "
-        "if it comes again, lower the learning rate and look at that step's samples"
+        f"the gradient norm jumped to {norms[-1]:.3g} from the usual {usual:.2g}. Clipping "
+        "(optimizer.clipGrad) limits it; if it happens again, lower the learning rate and read "
+        "that step's samples"
     )
 
 

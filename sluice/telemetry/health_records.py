@@ -1,4 +1,4 @@
-"""Steps of a run as the rules of its health read them."""
+"""Access to step records for the health rules."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 WARM_UP_STEPS = 5
 Record = Mapping[str, Any]
-# What is seen in the last steps, the newest at the end, and what to try; None: nothing.
+# Takes the last steps, newest last. Returns what is wrong and what to try, or None.
 Rule = Callable[[Sequence[Record]], str | None]
 
 
 def values(history: Sequence[Record], name: str) -> list[float]:
-    """A metric of those steps that have it."""
+    """Return a metric of the steps that have it."""
     return [float(record[name]) for record in history if isinstance(record.get(name), int | float)]
 
 
 def settled(history: Sequence[Record]) -> list[Record]:
-    """The steps without the first few of each attempt of the trainer.
+    """Return the steps without the first few of each attempt of the trainer.
 
-    Those compile kernels, capture graphs, meet in communicators and let micro-batches grow, so
-    their seconds say nothing about the steps to come.
+    Those compile kernels, capture graphs, set up communicators and let micro-batches grow, so their
+    seconds say nothing about later steps.
     """
     seen = Counter[Any]()
     steady = []
@@ -34,14 +34,12 @@ def settled(history: Sequence[Record]) -> list[Record]:
 
 
 def recent(history: Sequence[Record], steps: int, *names: str) -> list[list[float]] | None:
-    """These metrics of the last `steps` settled steps that have them; None: there are not so
-    many.
-    """
+    """Return these metrics of the last `steps` settled steps; None if there are fewer."""
     steady = settled(history)
     last = [values(steady, name)[-steps:] for name in names]
     return None if min(map(len, last)) < steps else last
 
 
 def shown(text: str, values: Sequence[float]) -> str:
-    """The text with the last value; empty where there is none."""
+    """Format `text` with the last value; empty if there is no value."""
     return text.format(values[-1]) if values else ""

@@ -1,4 +1,4 @@
-"""Rules of a run that is slower than it has to be."""
+"""Health rules about speed: runs that are slower than necessary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLOW_TIMES, _SLOW_STEPS = 1.5, 5
 
 
 def _small_kernels(history: Sequence[Record]) -> str | None:
-    """Of a small model, whose kernels the CPU cannot launch as fast as the GPU runs them."""
+    """Warn if a small model's kernels finish faster than the CPU can launch them."""
     last = recent(history, _MFU_STEPS, "perf/mfu", "perf/actor_train_time")
     if last is None:
         return None
@@ -26,7 +26,7 @@ def _small_kernels(history: Sequence[Record]) -> str | None:
     if max(shares) >= _MFU_LEAST or min(seconds) < _TRAINING_SECONDS:
         return None
     grown = values(history, "perf/micro_batch_tokens")[-1:]
-    if grown and grown[0] < MOST_TOKENS:  # as far as memory and batch let them, or still growing
+    if grown and grown[0] < MOST_TOKENS:  # limited by memory or batch, or still growing
         return None
     memory = values(history, "perf/gpu_memory/training_gib")[-1:]
     return (
@@ -38,7 +38,7 @@ def _small_kernels(history: Sequence[Record]) -> str | None:
 
 
 def _busy_worker(history: Sequence[Record]) -> str | None:
-    """Of workers that keep their engines waiting, and so the trainer."""
+    """Warn if workers, busy with their own computations, keep engines and trainer waiting."""
     names = ("rollout/worker_busy", "perf/train_wait_time", "perf/step_time")
     last = recent(history, _BUSY_STEPS, *names)
     if last is None:
@@ -49,16 +49,17 @@ def _busy_worker(history: Sequence[Record]) -> str | None:
         return None
     return (
         f"the rollout workers compute for {median(busy):.0%} of the time, on one core each, and "
-        f"the trainer waits for {waiting:.0%} of a step: what happens between the engine's answers "
-        "(the generate function, its client, the reward) takes longer than they do. Try a cheaper "
-        "client (episode.gateway.openai()), programs with processes of their own "
-        "(rollout.environment), or more engines: each has a worker"
+        f"the trainer waits for {waiting:.0%} of a step: the work between the engine's answers "
+        "(generate function, client, reward) takes longer than the answers. Try a cheaper client "
+        "(episode.gateway.openai()), programs in separate processes (rollout.environment), or more "
+        "engines, each of which has a worker"
     )
 
 
 def _long_tail(history: Sequence[Record]) -> str | None:
-    """Of a synchronous run whose steps wait for a few long responses. In other modes no step waits
-    for the whole of a batch, and workers tell of no tail.
+    """Warn if steps of a synchronous run wait for a few long responses.
+
+    In other modes no step waits for a whole batch, and workers report no tail.
     """
     last = recent(history, _TAIL_STEPS, "rollout/tail_time", "perf/step_time")
     if last is None:
@@ -68,19 +69,19 @@ def _long_tail(history: Sequence[Record]) -> str | None:
         return None
     shared = values([history[-1]], "perf/wake_up_time")
     ways = (
-        "rollout.overSampling, which takes what is finished first, or rollout.partial, which goes "
-        "on with the rest in the next step"
+        "rollout.overSampling, which takes what finishes first, or rollout.partial, which "
+        "continues the rest in the next step"
         if shared
-        else "rollout.mode: async, in which they lie beside the next batch's"
+        else "rollout.mode: async, in which they overlap with the next batch"
     )
     return (
         f"a step waits {sum(tails) / sum(steps):.0%} of its time for the last quarter of a batch's "
-        f"responses, with engines that have little else to do. Try {ways}"
+        f"responses, while the engines are nearly idle. Try {ways}"
     )
 
 
 def _late_groups(history: Sequence[Record]) -> str | None:
-    """Of an asynchronous run whose batches wait for groups that may not become older."""
+    """Warn if batches of an asynchronous run wait for groups that are about to become too old."""
     last = recent(history, _LATE_STEPS, "perf/train_wait_late_time", "perf/step_time")
     if last is None:
         return None
@@ -89,14 +90,14 @@ def _late_groups(history: Sequence[Record]) -> str | None:
         return None
     return (
         f"steps wait {sum(late) / sum(steps):.0%} of their time for a few groups that would be too "
-        "old for the next batch: rollout.maxStaleness holds for every sample. Try a larger one, or "
-        "rollout.partial with weightSync.pauseMode: in_place, with which the groups that are done "
-        "first make the batch, and older ones are trained all the same and counted"
+        "old for the next batch: rollout.maxStaleness applies to every sample. Try a larger one, "
+        "or rollout.partial with weightSync.pauseMode: in_place, where the groups that finish "
+        "first make the batch, and older groups are trained as well and counted"
     )
 
 
 def _weights_in_turn(history: Sequence[Record]) -> str | None:
-    """Of trainer ranks that send the weights to many engines, one after another."""
+    """Warn if trainer ranks send weights to many engines, one after another."""
     names = ("perf/update_weights_time", "perf/step_time", "perf/update_weights/engines_in_turn")
     last = recent(history, _WEIGHTS_STEPS, *names)
     if last is None:
@@ -108,12 +109,12 @@ def _weights_in_turn(history: Sequence[Record]) -> str | None:
     return (
         f"weight updates take {share:.0%} of the time: a trainer rank sends to {engines[-1]:.0f} "
         "engines, one after another. Try weightSync.fanOut: chain, in which engines pass the "
-        "weights on to each other; where it is set, the trainer's log names those that cannot"
+        "weights on to each other; if it is set, the trainer's log names the engines that cannot"
     )
 
 
 def _slow_engine(history: Sequence[Record]) -> str | None:
-    """Of one engine that is slower than the others, step after step but one."""
+    """Warn if the same engine is slower than the others in all but one of the last steps."""
     names = ("rollout/engine_latency/max", "rollout/engine_latency/p25", "rollout/slowest_engine")
     last = recent(history, _SLOW_STEPS, *names)
     if last is None:
@@ -126,10 +127,10 @@ def _slow_engine(history: Sequence[Record]) -> str | None:
     return (
         f"the engine of rollout-{engine:.0f} takes {median(times):.1f} times as long for a "
         f"token as the faster ones ({1000 * median(slow):.3g} ms), for {_SLOW_STEPS} steps: "
-        "synchronous steps wait for it, others get less of it. Look what else uses its GPUs, and "
-        "whether they are throttled (nvidia-smi -q -d PERFORMANCE). A pod that is deleted starts "
-        "again, maybe on another node. Where engines are unequal by their kind, a lower "
-        "rollout.concurrency lets the faster ones make more"
+        "synchronous steps wait for it, others get less from it. Check what else uses its GPUs, "
+        "and whether they are throttled (nvidia-smi -q -d PERFORMANCE). If you delete the pod, it "
+        "restarts, perhaps on another node. If the engines run on different GPUs, a lower "
+        "rollout.concurrency lets the faster ones do more"
     )
 
 

@@ -1,6 +1,6 @@
-"""Structured logs: one line an event, for people on a terminal and for machines in a cluster.
+"""Structured logs: one line per event, as text for a terminal or as JSON for a cluster.
 
-What libraries log with the standard library's logging goes through the same chain, from WARNING on.
+Libraries that use the standard library's logging go through the same processors, from WARNING on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from sluice.telemetry import terminal
 
 
 def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogger:
-    """Logs of this process to stderr; JSON where SLUICE_LOG_FORMAT=json.
-
-    `context` stands on every line.
-    """
+    """Log to stderr, as JSON if SLUICE_LOG_FORMAT=json. Every line carries `role` and `context`."""
     as_json = os.environ.get("SLUICE_LOG_FORMAT") == "json"
     last: list[Any] = [
         structlog.processors.format_exc_info,
@@ -47,7 +44,7 @@ def configure(role: str, **context: Any) -> structlog.typing.FilteringBoundLogge
 
 
 def _of_libraries(last: list[Any]) -> logging.Handler:
-    """Lines that are not logged with structlog, in the same form, with the name of their logger."""
+    """Return a handler that formats the standard library's log records like structlog's events."""
     handler = logging.StreamHandler(sys.stderr)
     first: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -63,7 +60,7 @@ def _of_libraries(last: list[Any]) -> logging.Handler:
 
 
 def _name_object(_logger: Any, _method: str, event: Any) -> Any:
-    """Kopf says in `k8s_ref` which object a line is about: `job` or `pod`, as namespace/name."""
+    """Name the object of a line from kopf (`k8s_ref`): `job` or `pod`, as namespace/name."""
     reference = getattr(event["_record"], "k8s_ref", None) or {}
     if reference.get("name"):
         kind = {"RLJob": "job"}.get(
@@ -79,10 +76,10 @@ def get() -> structlog.typing.FilteringBoundLogger:
 
 
 def _plain(_logger: Any, _method: str, event: Any) -> str:
-    """2026-01-31T12:00:00Z info lease granted group=3 worker=rollout-0
+    """Format an event as `2026-01-31T12:00:00Z info lease granted group=3 worker=rollout-0`.
 
-    Values and tracebacks can hold what a program has written, with line ends and escapes of its
-    own: an event stays one line, and what stands below it is indented.
+    Values and tracebacks can hold a program's output with line ends and escape codes. They are
+    escaped, so that an event stays one line, and tracebacks below it are indented.
     """
     exception = event.pop("exception", None)
     head = (
@@ -93,7 +90,7 @@ def _plain(_logger: Any, _method: str, event: Any) -> str:
         "role",
         "name",
         "attempt",
-    ):  # a log file belongs to one process: its name says who it is
+    ):  # the name of a log file already identifies the process
         event.pop(hidden, None)
     fields = " ".join(f"{key}={value}" for key, value in event.items())
     line = terminal.escaped(f"{head} {fields}".rstrip())
@@ -101,14 +98,12 @@ def _plain(_logger: Any, _method: str, event: Any) -> str:
 
 
 def run(role: str, main: Callable[[], Coroutine[Any, Any, int | None]]) -> None:
-    """Run a role's main and end the process as docs/contracts.md says: exit code, and a last line
-    `error: ...`.
-    """
+    """Run a role's coroutine, then exit with the code and last line of docs/contracts.md."""
     run_blocking(role, lambda: asyncio.run(main()))
 
 
 def run_blocking(role: str, main: Callable[[], int | None]) -> None:
-    """The same for a main that is not a coroutine."""
+    """Run a role's plain function and end the process as `run` does."""
     pid1.run_under_init()
     open_files.raise_limit()
     try:
@@ -129,7 +124,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def print_error(message: str) -> None:
-    """The line that a pod's end is told with; further ones are indented."""
+    """Print the line `error: ...` that a pod's end is reported with; indent further lines."""
     first, *more = message.split("\n")
     below = [terminal.block(line) for line in more]
     lines = "\n".join([f"error: {terminal.escaped(first)}", *below])

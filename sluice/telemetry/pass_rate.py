@@ -1,4 +1,4 @@
-"""pass@k, of evaluations and of training batches alike; and pass^k."""
+"""Estimators of pass@k and pass^k, for evaluations and training batches."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from statistics import fmean
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Chance that one of k samples drawn from n is correct: 1 - C(n-c, k) / C(n, k) (Chen et al.
-    2021, eq. 1).
+    """Chance that at least one of k samples drawn from n is correct: 1 - C(n-c, k) / C(n, k).
+
+    Chen et al. 2021, eq. 1.
     """
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, correct: int, k: int) -> float:
-    """Chance that all of k samples drawn from n are correct: C(c, k) / C(n, k) (Yao et al. 2024,
-    tau-bench, section 3).
+    """Chance that all of k samples drawn from n are correct: C(c, k) / C(n, k).
+
+    Yao et al. 2024, tau-bench, section 3.
     """
     return math.comb(correct, k) / math.comb(n, k)
 
 
 def reliability(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str, float]:
-    """`pass^k` -> its mean over the groups that have k samples; of one sample it is pass@1, and
-    left out.
+    """Return `pass^k` as the mean over the groups with at least k samples.
 
-    groups: the rewards of each; 1 is correct.
+    k = 1 equals pass@1 and is left out. `groups` holds the rewards of each group; 1 is correct.
     """
     return _rates(groups, (k for k in ks if k > 1), "pass^", pass_hat_k)
 
 
 def pass_rates(groups: Sequence[Sequence[float]], ks: Iterable[int]) -> dict[str, float]:
-    """`pass@k` -> its mean over the groups that have k samples.
+    """Return `pass@k` as the mean over the groups with at least k samples.
 
-    groups: the rewards of each; 1 is correct.
+    `groups` holds the rewards of each group; 1 is correct.
     """
     return _rates(groups, ks, "pass@", pass_at_k)
 

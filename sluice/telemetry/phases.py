@@ -1,4 +1,4 @@
-"""The time that a process has spent in each of its phases, as a counter for Prometheus."""
+"""Time that a process has spent in each of its phases, as a counter for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ from prometheus_client.registry import Collector
 
 
 class Phases(Collector):
-    """Seconds by phase. The phase under way counts up to the moment of the scrape, so that a long
-    one shows before it is over. May be used from any thread.
+    """Seconds by phase, safe to use from any thread.
+
+    The current phase counts up to the moment of the scrape, so a long phase shows before it ends.
+
+    Parameters
+    ----------
+    name, text
+        Name and description of the metric.
+    first
+        Phase in which the process starts.
+    before
+        Seconds of the first phase that have already passed.
+
     """
 
     def __init__(
@@ -29,7 +40,6 @@ class Phases(Collector):
         registry: CollectorRegistry = REGISTRY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """before: seconds of the first phase that are over already."""
         self._name, self._text, self._clock = name, text, clock
         self._phase, self._since = first, clock() - before
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -37,6 +47,7 @@ class Phases(Collector):
         registry.register(self)
 
     def enter(self, phase: str) -> None:
+        """End the current phase and begin another."""
         with self._lock:
             now = self._clock()
             self._seconds[self._phase] += now - self._since
@@ -57,14 +68,17 @@ class Phases(Collector):
 
 
 class Laps:
-    """Seconds by phase between two laps' ends: together all seconds of the process."""
+    """Splits the seconds of `Phases` into laps.
+
+    All laps together are all seconds of the process.
+    """
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
         self._before: dict[str, float] = {}
 
     def next(self) -> dict[str, float]:
-        """End a lap. Phases that it has no seconds of are left out."""
+        """End a lap and return its seconds by phase, without phases that had none."""
         now = self._phases.seconds()
         lap = {phase: until - self._before.get(phase, 0.0) for phase, until in now.items()}
         self._before = now
@@ -72,8 +86,9 @@ class Laps:
 
 
 def process_age() -> float:
-    """Seconds since the kernel has started this process: before its imports, and before the
-    programs that it was until an `exec`.
+    """Return the seconds since the kernel started this process.
+
+    That includes imports, and programs that ran in the process before an `exec`.
     """
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,18 +1,17 @@
-"""Which split of a job's devices between trainer and engines would be fastest, from what they have
-done so far.
+"""Planner: the fastest split of a job's devices between trainer and engines, from measured time.
 
-The model, and what it assumes: a step's generation is so many device seconds of engines that
-generate, whatever their number; its training so many of trainer devices that train; publishing,
-saving and turns take the same time with any split, and so does the tail, in which an engine waits
-for the last few responses of a batch. Then a synchronous step takes
+Model: a step's generation takes a fixed number of device seconds of generating engines, and its
+training a fixed number of training trainer devices, whatever their numbers. Publishing, saving,
+turns of shared GPUs and the tail (an engine waits for the last few responses of a batch) take the
+same time with any split. A synchronous step takes
 
-    generation / engine devices + tail + training / trainer devices + the rest,
+    generation / engine devices + tail + training / trainer devices + rest,
 
-and an asynchronous one the longer of the engines' part, where the tail lies beside the generation
-of later batches, and the trainer's. There the tail takes TAIL_WORK of its time: its tokens are to
-be made all the same, and each takes longer beside many others. At most `maxStaleness` + 1 batches
-are under way at a time, so it takes no less than a synchronous step by that number. Waiting, starts
-and restarts are in no term.
+and an asynchronous step the longer of the engines' and the trainer's part. In async mode the tail
+overlaps with the generation of later batches and takes TAIL_WORK of its time, because its tokens
+are still generated, each slower in a full batch. At most `maxStaleness` + 1 batches are in flight,
+so a step takes at least the synchronous time divided by that number. Waiting, starts and restarts
+are in no term.
 """
 
 from __future__ import annotations
@@ -22,22 +21,25 @@ from dataclasses import dataclass, replace
 
 from sluice.api import RLJobSpec, RLJobStatus
 
-# Fewer tell the start's story.
+# Fewer steps would mostly measure the start.
 MIN_STEPS = 3
 WORTH_TELLING = 1.1
-# Times as fast, for which devices are spoken of that the job has not.
+# Speedup from which more devices than the job has are suggested.
 WORTH_BUYING = 1.3
-# rollout.maxStaleness that a synchronous job may be told to try.
+# Values of rollout.maxStaleness that are suggested to a synchronous job.
 STALENESS = (1, 2)
 TAIL_WORTH_TELLING = 0.2
-# Of a tail's time, what its responses cost an engine that is full: 0.23 and 0.32 in two runs on
-# H200s where 4 % of them have 2,048 tokens and all 120 on average (docs/results/planner.md).
+# Share of a tail's time that its responses cost a full engine: 0.23 and 0.32 in two runs on H200s,
+# in which 4 % of the responses have 2,048 tokens and the mean is 120 (docs/results/planner.md).
 TAIL_WORK = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Devices of engines and trainer. staleness: rollout.maxStaleness, in steps; 0: synchronous."""
+    """Devices of engines and trainer.
+
+    `staleness` is rollout.maxStaleness in steps; 0 is synchronous.
+    """
 
     engines: int
     trainer: int
@@ -50,8 +52,17 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A step's work. generation, training: device seconds. rest: seconds of the trainer besides;
-    tail: of an engine, with the last few responses.
+    """Work of one step.
+
+    Attributes
+    ----------
+    generation, training
+        Device seconds.
+    rest
+        Seconds of the trainer outside training.
+    tail
+        Seconds of an engine with only the last few responses of a batch.
+
     """
 
     generation: float
@@ -60,7 +71,7 @@ class Work:
     tail: float = 0.0
 
     def seconds(self, split: Split) -> float:
-        """The time of a step with this split."""
+        """Return the time of a step with this split."""
         generating = self.generation / split.engines
         training = self.training / split.trainer + self.rest
         sequential = generating + self.tail + training
@@ -72,10 +83,20 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The fastest split, beside the present one. idle, waiting: shares of the engines' and the
-    trainer's time without work, after their start; tail: of the engines' with the last few
-    responses of a batch. more: devices more, and how many times as fast a step is with them; told
-    where no other split is faster.
+    """The fastest split compared with the present one.
+
+    Attributes
+    ----------
+    speedup
+        Time of a step now, divided by its time with the best split.
+    idle, waiting
+        Share of time that engines and trainer spend without work, after their start.
+    tail
+        Share of engine time spent on the last few responses of a batch.
+    more
+        A larger split and its speedup; reported only if no other split of these devices is
+        faster.
+
     """
 
     now: Split
@@ -87,7 +108,7 @@ class Advice:
     more: tuple[Split, float] | None = None
 
     def text(self) -> str:
-        """`engines wait 61%, the trainer 8%: one engine device fewer ... gives about 1.3x`."""
+        """Return text such as `engines wait 61%: 1 engine GPU fewer gives about 1.3x`."""
         waits = f"engines wait {self.idle:.0%}, the trainer {self.waiting:.0%}"
         if self.tail >= TAIL_WORTH_TELLING:
             waits += f"; engines spend {self.tail:.0%} on the last few responses of a batch"
@@ -110,7 +131,7 @@ class Advice:
 
 
 def work_of(states: Mapping[str, float], steps: int, now: Split) -> Work | None:
-    """A step's work, from device seconds by `role/state`; None before there is enough of it."""
+    """Return the work of a step from device seconds by `role/state`; None after too few steps."""
     generation, training = states.get("rollout/generating", 0), states.get("trainer/training", 0)
     if steps < MIN_STEPS or not generation or not training:
         return None
@@ -121,7 +142,7 @@ def work_of(states: Mapping[str, float], steps: int, now: Split) -> Work | None:
 
 
 def splits(now: Split, *, engine_unit: int, trainer_unit: int) -> list[Split]:
-    """All splits of as many devices, each with engines and a trainer of whole units."""
+    """Return all splits of as many devices into whole units of engines and trainer."""
     total = now.engines + now.trainer
     every = [
         Split(engines, total - engines, now.staleness)
@@ -131,8 +152,9 @@ def splits(now: Split, *, engine_unit: int, trainer_unit: int) -> list[Split]:
 
 
 def fastest(work: Work, now: Split, choices: Sequence[Split]) -> Split:
-    """The fastest of the choices. Of a synchronous job they are asynchronous too: older samples
-    are worth it for a clear gain alone.
+    """Return the fastest choice. For a synchronous job, asynchronous variants compete too.
+
+    Older samples are only worth a clear gain.
     """
 
     def quickest(staleness: int) -> Split:
@@ -150,8 +172,12 @@ def fastest(work: Work, now: Split, choices: Sequence[Split]) -> Split:
 def one_more(
     work: Work, now: Split, *, engine_unit: int, trainer_unit: int
 ) -> tuple[Split, float] | None:
-    """An engine more, or a copy of the model more to train, whichever gains more for each device,
-    and how many times as fast a step is with it; None where neither is worth it.
+    """Return the split with one more engine or model copy, whichever gains more per device.
+
+    Returns
+    -------
+    The split and its speedup; None if neither is worth it.
+
     """
     larger = {
         replace(now, engines=now.engines + engine_unit): engine_unit,
@@ -164,10 +190,21 @@ def one_more(
 
 
 def advise(states: Mapping[str, float], steps: int, spec: RLJobSpec) -> Advice | None:
-    """Advice for a job on GPUs with engines apart from its trainer; None for others, and before
-    there is enough to go by.
+    """Return advice for a job on GPUs whose engines are apart from its trainer.
 
-    states: device seconds by `role/state`.
+    Parameters
+    ----------
+    states
+        Device seconds by `role/state`.
+    steps
+        Steps committed.
+    spec
+        The job.
+
+    Returns
+    -------
+    None for other jobs, and before there are enough measurements.
+
     """
     rollout, trainer = spec.rollout, spec.trainer
     count = spec.replicas
@@ -192,7 +229,7 @@ def advise(states: Mapping[str, float], steps: int, spec: RLJobSpec) -> Advice |
 
 
 def advice_for(spec: RLJobSpec, status: RLJobStatus) -> Advice | None:
-    """Advice for a job of a cluster, from its status; None as `advise` has it."""
+    """Return advice for a job of a cluster, from its status; None in the same cases as `advise`."""
     if status.goodput is None or status.step is None:
         return None
     states = {name: float(seconds) for name, seconds in status.goodput.states.items()}
@@ -200,7 +237,7 @@ def advice_for(spec: RLJobSpec, status: RLJobStatus) -> Advice | None:
 
 
 def _mode(now: int, best: int) -> str:
-    """The change of mode that makes samples so many steps older; empty where it stays."""
+    """Name the change of mode that makes samples `best` steps old; empty if it stays."""
     return "" if now == best else f"rollout.mode: async with maxStaleness: {best}"
 
 
@@ -215,7 +252,7 @@ def _share(states: Mapping[str, float], role: str, state: str) -> float:
 
 
 def _change(devices: int, role: str) -> str:
-    """`two engine GPUs fewer`; empty where it stays as it is."""
+    """Return text such as `2 engine GPUs fewer`; empty if the number stays."""
     if not devices:
         return ""
     number = abs(devices)

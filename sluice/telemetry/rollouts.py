@@ -1,10 +1,9 @@
-"""Dumped rollouts: everything that a step was trained on,
-one Parquet file a step, one row a sample.
+"""Dumped rollouts: all samples that a step was trained on, one Parquet file per step.
 
     rollouts/step_0000007.parquet
 
-Written where `debug.dumpRollouts` is set, read again by `debug.replay`, and by any tool that
-reads Parquet. Numbers are stored as they were trained on, to the bit. docs/evaluation.md
+Files are written if `debug.dumpRollouts` is set. `debug.replay` and any tool for Parquet read them.
+One row is one sample; numbers are stored bit by bit as they were trained on. docs/evaluation.md
 lists the columns.
 """
 
@@ -34,7 +33,7 @@ _NAME = re.compile(r"step_(\d+)\.parquet")
 
 
 class DumpError(Exception):
-    """A file that is no dump of a step. The message names it, and says what is wrong."""
+    """A file is not a dump of a step. The message names the file and the problem."""
 
 
 def path_of(directory: Path, step: int) -> Path:
@@ -42,13 +41,13 @@ def path_of(directory: Path, step: int) -> Path:
 
 
 def steps(directory: Path) -> dict[int, Path]:
-    """The dumped steps of a directory, in their order."""
+    """Return the dumped steps of a directory, in order."""
     matches = ((_NAME.fullmatch(path.name), path) for path in directory.glob("step_*.parquet"))
     return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def write(directory: Path, step: int, groups: Sequence[SampleGroup]) -> Path:
-    """Write a step, in one piece: a file that is there is whole."""
+    """Write a step atomically: a file that exists is complete."""
     from pyarrow import Table, parquet
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def write(directory: Path, step: int, groups: Sequence[SampleGroup]) -> Path:
 
 
 def read(path: Path) -> list[SampleGroup]:
-    """The groups of a dumped step, in batch order. Raises DumpError."""
+    """Return the groups of a dumped step in batch order. Raises DumpError."""
     from pyarrow import ArrowException, parquet
 
     try:

@@ -1,18 +1,18 @@
 """The run directory: what a run leaves behind for people and tools.
 
-    job.json         the resolved manifest            metrics.jsonl   one line for each trained step
-    logs/            one file for each process        samples/        prompts, responses, rewards
-    tensorboard/     event files                      evaluation.jsonl one line for each evaluation
+    job.json         the resolved manifest            metrics.jsonl   one line per trained step
+    logs/            one file per process             samples/        prompts, responses, rewards
+    tensorboard/     event files                      evaluation.jsonl one line per evaluation
     timeline.jsonl   what each role did when          summary.json, report.html
     seconds.jsonl    the trainer's seconds before its first and after its last step, by phase
     failures.jsonl   groups that failed for good, and why
-    events.jsonl     what the operator told, such as restarts
+    events.jsonl     events of the operator, such as restarts
     versions.json    releases of the software that trained, and its device
-    totals.json      what the buffer had counted when the trainer was done
-    rollouts/        all samples of each step, where debug.dumpRollouts is set
+    totals.json      the buffer's counters when the trainer was done
+    rollouts/        all samples of each step, if debug.dumpRollouts is set
     profiles/        traces and memory of the steps that debug.profile names
 
-A step that is trained again after a restart is written again: readers take the last line of a step.
+A step that is trained again after a restart is written again. Readers take the last line of a step.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ PROFILES = "profiles"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add one line. A process that dies in the middle leaves at most one broken last line, which
-    readers skip.
+    """Append one line.
+
+    A process that dies while writing leaves one broken line, which readers skip.
     """
     with path.open("ab") as file:
         if file.tell() and not _ends_with_newline(path):
@@ -53,7 +54,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines of a file; none where it does not exist."""
+    """Yield all complete lines of a file; nothing if the file does not exist."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -61,7 +62,7 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The records of lines; one that a kill has cut off is left out."""
+    """Yield the records of lines, without lines that were cut off by a kill."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -72,13 +73,13 @@ def parse(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def by_step(path: Path, key: str = "step") -> dict[int, dict[str, Any]]:
-    """The last record of each step, in order of steps."""
+    """Return the last record of each step, in order of steps."""
     latest = {int(record[key]): record for record in records(path) if key in record}
     return dict(sorted(latest.items()))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file in one piece."""
+    """Replace a file atomically."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)

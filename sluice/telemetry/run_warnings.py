@@ -1,4 +1,4 @@
-"""A warning of a run, and how long it held."""
+"""Warnings about a run, and the steps at which they held."""
 
 from __future__ import annotations
 

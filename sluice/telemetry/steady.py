@@ -1,9 +1,8 @@
-"""The time of day as this process counts it: read once at its start,
-then counted by a monotonic clock.
+"""The time of day, read once at the start of the process and then counted by a monotonic clock.
 
-Somebody may set the machine's clock at any moment: NTP after a boot, a person, the host of a
-virtual machine. What decides by times of day, or tells durations by them, and wrote them itself,
-uses this clock: no deadline fires because of a jump, and no duration is an hour or negative.
+NTP, a person or the host of a virtual machine may set the machine's clock at any moment. Code that
+compares times of day which it wrote itself uses this clock, so that a jump neither fires a deadline
+nor makes a duration negative.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""summary.json: what a run came to, from what it left in its directory and the last statistics of
-the buffer.
-"""
+"""summary.json: the result of a run, from its run directory and the buffer's last statistics."""
 
 from __future__ import annotations
 
@@ -27,12 +25,29 @@ def summarize(
     spec: RLJobSpec,
     warnings: Iterable[RunWarning] = (),
 ) -> dict[str, Any]:
-    """The summary. Rewards, evaluations and warnings come from the run directory.
+    """Return the summary of a run.
 
-    device_seconds: by role/state, of the rendezvous. warnings: those that the run directory does
-    not tell.
+    Parameters
+    ----------
+    directory
+        The run directory, which holds rewards, evaluations and step records.
+    state
+        Final state of the job.
+    restarts
+        Attempts that replaced a failed one.
+    wall_seconds
+        Duration of the run.
+    totals
+        The buffer's counters.
+    device_seconds
+        Seconds by `role/state`, from the rendezvous.
+    spec
+        The job.
+    warnings
+        Warnings that do not follow from the run directory.
+
     """
-    books, counters = totals.group_counts(), totals.counters
+    groups, counters = totals.group_counts(), totals.counters
     steps = run_directory.by_step(directory / run_directory.METRICS)
     rewards, losses, differences = (
         [record[name] for record in steps.values() if name in record]
@@ -41,11 +56,13 @@ def summarize(
     evaluations = evaluation_means(directory)
     trained = max(steps, default=0)
     all_warnings = [
-        *books.warnings(example_of_failure(directory)),
+        *groups.warnings(example_of_failure(directory)),
         *warnings,
         *health.warnings(steps.values()),
     ]
-    goodput = Goodput.of(device_seconds, counters, trained, colocated=spec.trainer.colocate)
+    goodput = Goodput.from_counters(
+        device_seconds, counters, trained, colocated=spec.trainer.colocate
+    )
     advice = advise(device_seconds, trained, spec)
     return {
         "state": state,
@@ -57,14 +74,14 @@ def summarize(
         "eval_first": evaluations[0][1] if evaluations else None,
         "eval_last": evaluations[-1][1] if evaluations else None,
         "samples_trained": counters.get("samples_trained", 0),
-        "groups_leased": books.leased,
-        "groups_trained": books.trained,
-        "groups_filtered": books.filtered,
-        "groups_failed": books.failed,
-        "groups_failed_by_reason": dict(books.reasons),
-        "groups_open": books.open,
-        "groups_lost": books.lost or counters.get("groups_lost", 0),
-        "groups_trained_twice": books.twice,
+        "groups_leased": groups.leased,
+        "groups_trained": groups.trained,
+        "groups_filtered": groups.filtered,
+        "groups_failed": groups.failed,
+        "groups_failed_by_reason": dict(groups.reasons),
+        "groups_open": groups.open,
+        "groups_lost": groups.lost or counters.get("groups_lost", 0),
+        "groups_trained_twice": groups.twice,
         "warnings": [warning.to_json() for warning in ordered(all_warnings)],
         "restarts": restarts,
         "logprob_diff_max": max(differences, default=None),
@@ -79,14 +96,15 @@ def summarize(
 
 
 def example_of_failure(directory: Path) -> str:
-    """Why the first group failed, with its row; empty if none is written down."""
+    """Return why the first failed group failed, with its row; empty if no failure is recorded."""
     first = next(run_directory.records(directory / run_directory.FAILURES), None)
     return f"row {first['row']} of {first['dataset']}: {first['reason']}" if first else ""
 
 
 def trainer_seconds(directory: Path) -> dict[str, float]:
-    """Seconds of the trainer until its first step (start), in its steps, and after the last (end):
-    of all attempts, and of steps that were trained again too.
+    """Return seconds of the trainer before its first step, in its steps, and after its last.
+
+    All attempts count, and so do steps that were trained again.
     """
     seconds = {"start": 0.0, "steps": 0.0, "end": 0.0}
     for record in run_directory.records(directory / run_directory.SECONDS):
@@ -97,7 +115,7 @@ def trainer_seconds(directory: Path) -> dict[str, float]:
 
 
 def evaluation_means(directory: Path) -> list[tuple[int, float]]:
-    """(version, mean reward over data sets), by version."""
+    """Return (version, mean reward over data sets), by version."""
     means: dict[int, dict[str, float]] = {}
     for record in run_directory.records(directory / run_directory.EVALUATION):
         means.setdefault(int(record["version"]), {})[record["dataset"]] = record[

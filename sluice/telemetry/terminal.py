@@ -1,4 +1,4 @@
-"""Text of other people's programs on a user's terminal."""
+"""Safe output of untrusted text on a terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import unicodedata
 
 
 def escaped(text: str) -> str:
-    r"""Write out what a terminal would act on instead of show, such as `\x1b` or a line's end.
+    r"""Escape what a terminal would act on instead of showing, such as `\x1b` or a line end.
 
     Tabs and wide spaces stay. Control characters (C0, C1), line separators, and characters that
-    reorder or hide text do not.
+    reorder or hide text are escaped.
     """
     if text.isprintable():
         return text
@@ -23,10 +23,10 @@ def _is_shown(character: str) -> bool:
     return (
         character.isprintable()
         or character == "\t"
-        or unicodedata.category(character) == "Zs"  # a space in other widths
+        or unicodedata.category(character) == "Zs"  # spaces of other widths
     )
 
 
 def block(text: str, indent: str = "    ") -> str:
-    """Lines of other people below a line of ours: escaped, and indented so that none looks ours."""
+    """Escape and indent untrusted lines, so that none looks like a line of the program itself."""
     return "\n".join(indent + escaped(line) for line in text.split("\n"))

@@ -1,13 +1,13 @@
 """Traces in OpenTelemetry's protocol, off unless OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
-One trace for each prompt group, from its lease to the step that trains on it; one for each step of
-the trainer; one for each weight update. The SDK's own variables hold: OTEL_TRACES_SAMPLER and its
-ARG, OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES and so on.
+There is one trace per prompt group, from its lease to the step that trains on it; one per step of
+the trainer; and one per weight update. The SDK's variables apply: OTEL_TRACES_SAMPLER and its ARG,
+OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES and so on.
 
-A group's life goes through processes that may die and be replaced, on streams that carry many
-groups. So its trace id and the id of its root span are computed from its name: every process knows
-them, and a buffer that restarts goes on with the same trace. Calls of the trainer carry their span
-in gRPC metadata, as W3C's traceparent.
+A group passes through processes that may die and be replaced, on streams that carry many groups.
+Its trace id and the id of its root span are therefore computed from its name: every process knows
+them, and a restarted buffer continues the same trace. Calls of the trainer carry their span in gRPC
+metadata, as W3C's traceparent.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ T = TypeVar("T")
 Metadata = Iterable[tuple[str, str | bytes]]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-# For what is left at the end: a collector that is away must not hold up an exit.
+# Bounds the last export, so that an absent collector does not delay the exit.
 _FLUSH_SECONDS = 2.0
 _chosen_ids: ContextVar[tuple[int, int] | None] = ContextVar("chosen_ids", default=None)
 
 
 @dataclass(slots=True)
 class _Tracing:
-    """The tracer of this process. seed: of the ids of groups, the same in all of a job's pods."""
+    """Tracer of this process. `seed` makes the ids of groups equal in all pods of a job."""
 
     provider: TracerProvider
     seed: str
 
     def group(self, name: str) -> SpanContext:
-        """The root span of a group's trace, which may have been begun by another process."""
+        """Return the root span of a group's trace, which another process may have begun."""
         from opentelemetry.sdk.trace.sampling import Decision
         from opentelemetry.trace import SpanContext, TraceFlags
 
@@ -66,7 +66,10 @@ _tracing: _Tracing | None = None
 
 
 def configure(env: Environment) -> None:
-    """Begin to trace, where an endpoint is set. Without the SDK a warning says what to install."""
+    """Start tracing if an endpoint is set.
+
+    Without the SDK, log a warning that says what to install.
+    """
     if not any(env.variables.get(name) for name in _ENDPOINTS):
         return
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
@@ -99,7 +102,7 @@ def begin(processor: Any, *, seed: str, resource: Mapping[str, str | int]) -> No
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class ChosenIds(RandomIdGenerator):
-        """Ids of a group's root where one is begun, else random ones."""
+        """Generates the chosen ids for the root span of a group, random ids otherwise."""
 
         def generate_trace_id(self) -> int:
             chosen = _chosen_ids.get()
@@ -118,7 +121,7 @@ def begin(processor: Any, *, seed: str, resource: Mapping[str, str | int]) -> No
 
 
 def end() -> None:
-    """Send what is left, within _FLUSH_SECONDS, and trace no more."""
+    """Send the remaining spans, within _FLUSH_SECONDS, and stop tracing."""
     global _tracing
     tracing, _tracing = _tracing, None
     if tracing is None:
@@ -136,10 +139,19 @@ def enabled() -> bool:
 def span(
     name: str, *, group: str | None = None, parent: Context | None = None, **attributes: Any
 ) -> Iterator[None]:
-    """A span around the block, below the one that is open here.
+    """Trace the block as a child of the current span.
 
-    group: name of a prompt group, below whose root it stands instead. parent: what another process
-    sent (see `received`). attributes: as `sluice.<name>`.
+    Parameters
+    ----------
+    name
+        Name of the span.
+    group
+        Name of a prompt group whose root becomes the parent.
+    parent
+        Span of another process (see `caller_context`).
+    **attributes
+        Attributes, exported as `sluice.<name>`.
+
     """
     if _tracing is None:
         yield
@@ -154,7 +166,10 @@ def span(
 
 
 def traced(name: str, *, root: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: `span` around each call. root: a trace of its own, linked to the span around."""
+    """Decorate a function: `span` around each call.
+
+    `root` starts a new trace, linked to the caller's.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -174,7 +189,7 @@ def traced(name: str, *, root: bool = False) -> Callable[[Callable[P, T]], Calla
 
 
 def set_attributes(**attributes: Any) -> None:
-    """Attributes of the span that is open here."""
+    """Set attributes of the current span."""
     if _tracing is not None:
         from opentelemetry import trace
 
@@ -191,17 +206,20 @@ def record(
     links: Sequence[Link] = (),
     attributes: Mapping[str, str | int] | None = None,
 ) -> None:
-    """Tell of a stretch of a group's life. began, ended: seconds of `now`. root: of all of it."""
+    """Record a finished part of a group's life, between two readings of `now`.
+
+    The span of the whole life is the `root`; the others are its children.
+    """
     if _tracing is None:
         return
     from opentelemetry import trace
     from opentelemetry.context import Context
 
-    of = _tracing.group(group)
-    parent = Context() if root else trace.set_span_in_context(trace.NonRecordingSpan(of))
-    token = _chosen_ids.set((of.trace_id, of.span_id) if root else None)
+    group_span = _tracing.group(group)
+    parent = Context() if root else trace.set_span_in_context(trace.NonRecordingSpan(group_span))
+    token = _chosen_ids.set((group_span.trace_id, group_span.span_id) if root else None)
     try:
-        told: Span = _tracing.provider.get_tracer("sluice").start_span(
+        recorded: Span = _tracing.provider.get_tracer("sluice").start_span(
             name,
             parent,
             attributes=_named(attributes or {}),
@@ -210,16 +228,16 @@ def record(
         )
     finally:
         _chosen_ids.reset(token)
-    told.end(int(ended * 1e9))
+    recorded.end(int(ended * 1e9))
 
 
 def now() -> float:
-    """Seconds since the epoch, as spans have them."""
+    """Seconds since the epoch, the clock of spans."""
     return time.time()
 
 
 def links_to_current() -> list[Link]:
-    """A link to the span that is open here, if there is one."""
+    """Return a link to the current span, if there is one."""
     if _tracing is None:
         return []
     from opentelemetry import trace
@@ -229,7 +247,7 @@ def links_to_current() -> list[Link]:
 
 
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
-    """Metadata for a call: the span that is open here."""
+    """Return the current span as metadata for a call."""
     if _tracing is None:
         return ()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -240,7 +258,7 @@ def outgoing_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def caller_context(metadata: Metadata) -> Context | None:
-    """The span of a caller, from the metadata of its call; None where it carries none."""
+    """Return the caller's span from the metadata of a call; None if it carries none."""
     carrier = {key: str(value) for key, value in metadata if key in ("traceparent", "tracestate")}
     if _tracing is None or "traceparent" not in carrier:
         return None

@@ -1,8 +1,7 @@
-"""Weights & Biases, where its library is installed (extra `wandb`)
-and it is told whom to report to.
+"""Metrics to Weights & Biases, if its library is installed (extra `wandb`) and configured.
 
-Only the environment speaks: WANDB_API_KEY, or WANDB_MODE=offline, turns it on; WANDB_PROJECT,
-WANDB_ENTITY, WANDB_BASE_URL and so on are the library's own. Without them nothing is imported.
+Only the environment configures it: WANDB_API_KEY or WANDB_MODE=offline turns it on; WANDB_PROJECT,
+WANDB_ENTITY, WANDB_BASE_URL and others are read by the library. Otherwise nothing is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ INIT_SECONDS = 60.0
 
 
 class Wandb:
-    """One run there for one run directory: a trainer that restarts goes on with it."""
+    """A W&B run for one run directory. A restarted trainer continues the same run."""
 
     def __init__(
         self, directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]
@@ -44,25 +43,26 @@ class Wandb:
         self._run.define_metric("step")
         self._run.define_metric(
             "*", step_metric="step"
-        )  # a step may come again, which wandb's own count cannot
+        )  # a step may be logged again, which wandb's own counter does not allow
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log({**metrics, "step": step})
 
     def close(self) -> None:
         self._run.finish()
-        # Finish() returns before the library's own process has written its file; this waits for it.
+        # finish() returns before the library's process has written its file; teardown waits for it.
         self._teardown()
 
 
 def start(
     directory: Path, name: str, config: dict[str, Any], variables: Mapping[str, str]
 ) -> Wandb | None:
-    """The run, or None where nobody asked for one. Training does not depend on it: what goes wrong
-    is logged.
+    """Start the W&B run; None if it is not configured or cannot start.
+
+    Training does not depend on it, so errors are only logged.
     """
-    wanted = variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE") == "offline"
-    if not wanted or variables.get("WANDB_MODE") == "disabled":
+    configured = variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE") == "offline"
+    if not configured or variables.get("WANDB_MODE") == "disabled":
         return None
     if importlib.util.find_spec("wandb") is None:
         logs.get().warning(
@@ -71,6 +71,6 @@ def start(
         return None
     try:
         return Wandb(directory, name, config, variables)
-    except Exception as error:  # its own errors, requests', and whatever else is on the way
+    except Exception as error:  # wandb raises its own, requests' and other errors
         logs.get().warning("no run at Weights & Biases", error=f"{type(error).__name__}: {error}")
         return None

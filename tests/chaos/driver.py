@@ -247,7 +247,7 @@ async def stats(directory: Path) -> buffer_pb2.BufferStats | None:
 
 def check_books(stats: buffer_pb2.BufferStats, why: str) -> None:
     """No prompt is guilty of anything, so none may fail."""
-    counts = GroupCounts.of(stats.counters, stats.failed)
+    counts = GroupCounts.from_counters(stats.counters, stats.failed)
     assert (counts.lost, counts.twice, counts.failed) == (0, 0, 0), (
         f"{why}, step {stats.step}: {list(counts.warnings())}"
     )
@@ -263,7 +263,7 @@ def check_end(laptop: Laptop, steps: int) -> None:
     assert summary["groups_trained"] == steps * BATCH, summary
     assert sorted(laptop.steps()) == list(range(1, steps + 1))
     kinds = {warning["kind"] for warning in summary["warnings"]}
-    assert not kinds & {"unbalanced books", "failed groups", "stale groups"}, summary["warnings"]
+    assert not kinds & {"unbalanced groups", "failed groups", "stale groups"}, summary["warnings"]
     for step, records in laptop.replayed().items():
         seen = {(r["train/loss"], r["train/grad_norm"], r["rollout/raw_reward"]) for r in records}
         assert len(seen) == 1, f"step {step} was replayed differently: {records}"

@@ -1,6 +1,4 @@
-"""Inspection of a prompt file, in one pass: formats, keys, labels, duplicates, rewards, lengths,
-unusable rows.
-"""
+"""Inspect a prompt file in one pass: formats, keys, labels, duplicates, rewards, lengths."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ from sluice.rewards.types import RewardError, RewardInput
 
 SHOWN = 5
 BARS = 10
-# Tokens, or characters, of a prompt.
+# Length of a prompt in tokens or characters.
 Length = Callable[[PromptRow], int]
 
 
 @dataclass(slots=True)
 class Inspection:
-    """Counts over all rows. problems, too_long: the first few, as `file:line`."""
+    """Counts over all rows, and the first few unusable and too long rows as `file:line`."""
 
     rows: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
@@ -46,7 +44,7 @@ class Inspection:
     first: PromptRow | None = None
 
     def summary(self) -> dict[str, Any]:
-        """All of it but the example, as JSON."""
+        """Return everything but the example, as JSON."""
         counters = ("shapes", "keys", "prompts", "rewards", "sources")
         numbers = ("rows", "broken", "labels", "tools", "masked", "duplicates", "longer")
         return {
@@ -66,8 +64,9 @@ def inspect(
     limit: int | None = None,
     read: RowReader = parse_row,
 ) -> Inspection:
-    """Look at every row. 16 bytes and a set entry are kept of each, for duplicates,
-    and 8 for its length.
+    """Inspect every row.
+
+    It keeps 16 bytes and a set entry per row to find duplicates, and 8 bytes for its length.
     """
     inspection = Inspection()
     seen: set[bytes] = set()
@@ -108,21 +107,19 @@ def _count(inspection: Inspection, located: LocatedRow, row: PromptRow) -> None:
 
 
 def reward_of(row: PromptRow) -> str:
-    """The row's reward under `reward.type: data_source`: its rm_type, its data_source; or what the
-    job must name.
-    """
+    """Return the row's reward under `reward.type: data_source`, from its rm_type or data_source."""
     if not row.metadata.get("rm_type") and not row.metadata.get("data_source"):
-        return "the job's own"
+        return "set by the job"
     try:
         name, _ = choose(RewardInput(row.prompt, "", row.label, row.metadata), BY_SOURCE)
     except RewardError:
-        return "none of this name"
+        return "unknown"
     boxed = "boxed_" if str(row.metadata.get("rm_type", "")).startswith("boxed_") else ""
     return f"{boxed}{name}"
 
 
 def statistics(lengths: array[int]) -> dict[str, float]:
-    """Smallest, mean, median, 95th percentile, largest."""
+    """Return the smallest, mean, median, 95th percentile and largest length."""
     if not lengths:
         return {}
     ordered = sorted(lengths)
@@ -132,7 +129,7 @@ def statistics(lengths: array[int]) -> dict[str, float]:
 
 
 def histogram(lengths: array[int]) -> list[tuple[int, int, int]]:
-    """At most ten bars of equal width: (from, up to and without, how many)."""
+    """Return at most ten bars of equal width: (from, up to and excluding, count)."""
     if not lengths:
         return []
     low, high = min(lengths), max(lengths)

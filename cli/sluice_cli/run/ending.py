@@ -26,7 +26,9 @@ def totals_of(directory: Path, stats: BufferStats | None) -> Totals:
     """Return the newest totals of groups: from the buffer's statistics or the trainer's file."""
     path = directory / run_directory.TOTALS
     closing = Totals(**read_json(path)) if path.exists() else None
-    return Totals.latest(closing, Totals.of(stats.counters, stats.failed) if stats else None)
+    return Totals.latest(
+        closing, Totals.from_counters(stats.counters, stats.failed) if stats else None
+    )
 
 
 def write_summary(

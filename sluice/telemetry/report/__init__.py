@@ -1,4 +1,4 @@
-"""report.html: a run on one page that needs no server. Plots are inline SVG."""
+"""report.html: a run on one page that needs no server, with plots as inline SVG."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from sluice.telemetry.summary import evaluation_means
 
 
 def write_report(directory: Path, title: str) -> Path:
-    """Write report.html, and a picture for people who want to show it: reward.png, or what is
-    learned instead.
-    """
+    """Write report.html, and the headline plot as a PNG to share, such as reward.png."""
     import jinja2
     import matplotlib as mpl
 
@@ -44,7 +42,7 @@ def write_report(directory: Path, title: str) -> Path:
 def _contents(
     directory: Path, steps: StepRecords, evaluations: list[tuple[int, float]]
 ) -> dict[str, Any]:
-    """The template's variables. Text is escaped there; pictures are our own SVG."""
+    """Return the template's variables. The template escapes text; the SVG is trusted."""
     summary = facts.summary_of(directory)
     drawn = [(figure, svg(figure.draw)) for figure in figures(steps, evaluations)]
     seconds, states = (summary.get(name) or {} for name in ("goodput_seconds", "device_seconds"))

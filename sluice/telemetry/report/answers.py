@@ -1,4 +1,4 @@
-"""Answers of a run: how those to one prompt change, and those of the newest samples."""
+"""Answers of a run: how answers to one prompt change, and the newest samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHistory:
-    """Answers to one prompt over the run, the oldest weights first."""
+    """Answers to one prompt over the run, oldest weights first."""
 
     prompt: str
     label: str
@@ -31,7 +31,7 @@ class AnswerHistory:
 
 
 def histories(directory: Path) -> list[AnswerHistory]:
-    """Prompts of the first evaluation data set, each with its answers at a few moments."""
+    """Return prompts of the first evaluation data set, with answers at a few weight versions."""
     evaluations = _evaluations(directory)
     if len(evaluations) < 2:
         return []
@@ -41,7 +41,7 @@ def histories(directory: Path) -> list[AnswerHistory]:
         seen = set[str]()
         for record in run_directory.records(evaluations[version]):
             prompt = _text(record.get("prompt"))
-            if prompt not in seen:  # one answer of several is enough
+            if prompt not in seen:  # the first of several answers is enough
                 seen.add(prompt)
                 by_prompt.setdefault(prompt, []).append((version, record))
     whole = [rows for rows in by_prompt.values() if len(rows) == len(versions)]
@@ -49,7 +49,7 @@ def histories(directory: Path) -> list[AnswerHistory]:
 
 
 def newest(directory: Path) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of the newest evaluation's samples, else of the last step's."""
+    """Return columns and rows of the newest evaluation's samples, else of the last step's."""
     samples = directory / "samples"
     files = sorted(samples.glob("eval_*.jsonl"), key=_version) or sorted(samples.glob("*.jsonl"))
     records = list(run_directory.records(files[-1]))[:_ROWS] if files else []
@@ -59,7 +59,7 @@ def newest(directory: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def _evaluations(directory: Path) -> dict[int, Path]:
-    """Files of the first data set by weight version."""
+    """Return the files of the first data set by weight version."""
     matches = sorted(_named(directory / "samples"))
     return {version: path for dataset, version, path in matches if dataset == matches[0][0]}
 
@@ -76,7 +76,7 @@ def _version(path: Path) -> int:
 
 
 def _spread(versions: Sequence[int]) -> list[int]:
-    """The first, the last, and some between them at even distances."""
+    """Return the first, the last, and a few evenly spaced versions between them."""
     last = len(versions) - 1
     count = min(_MOMENTS, len(versions))
     return [versions[round(i * last / (count - 1))] for i in range(count)]

@@ -1,7 +1,7 @@
-"""From a function that draws on axes to a picture.
+"""Plots as SVG or PNG, from functions that draw on matplotlib axes.
 
-A picture on a page tells its values on hover, without a script: transparent areas (`hover`) become
-elements with a `<title>`.
+A plot shows its values on hover without a script: transparent areas (`hover`) become elements with
+a `<title>`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-# Draws on matplotlib axes. One that draws nothing has no picture.
+# Draws on matplotlib axes. A plot without data is left out.
 Draw = Callable[[Any], None]
 _SVG = "http://www.w3.org/2000/svg"
-# matplotlib writes an artist's gid as the id of its element, where a line cannot end.
+# matplotlib writes an artist's gid as the id of its element, which cannot contain line ends.
 _HOVER, _NEWLINE = "hover: ", " | "
 _MOST_AREAS = 200
 
 
 def svg(draw: Draw, size: tuple[float, float] = (5.6, 3.2)) -> str:
-    """An `<svg>` element; empty where there is nothing to draw. size: inches."""
+    """Return an `<svg>` element, empty if there is no data. `size` is in inches."""
     figure, text = _figure(draw, size), io.StringIO()
     if not figure.axes[0].has_data():
         return ""
@@ -33,9 +33,9 @@ def svg(draw: Draw, size: tuple[float, float] = (5.6, 3.2)) -> str:
 
 
 def hover(axes: Any, courses: Mapping[str, Mapping[int, float]]) -> None:
-    """Show the values at each step when the pointer is over it.
+    """Show the values of each step under the pointer.
 
-    courses: name -> step -> value. Of a long run some steps have to do.
+    `courses` maps a name to values by step. A long run gets areas for a subset of its steps.
     """
     steps = sorted({step for course in courses.values() for step in course})
     steps = steps[:: -(-len(steps) // _MOST_AREAS) or 1]
@@ -53,7 +53,7 @@ def hover(axes: Any, courses: Mapping[str, Mapping[int, float]]) -> None:
 
 
 def _titled(picture: str) -> str:
-    """The `<svg>` element alone, with a `<title>` in each area that has a text for it."""
+    """Return the bare `<svg>` element, with a `<title>` in each hover area."""
     for prefix, name in (("", _SVG), ("xlink", "http://www.w3.org/1999/xlink")):
         ElementTree.register_namespace(prefix, name)
     root = ElementTree.fromstring(picture)  # noqa: S314 - matplotlib wrote it
@@ -71,7 +71,7 @@ def png(draw: Draw, path: Path) -> None:
 
 
 def legend_above(axes: Any, handles: Any = None, columns: int = 3) -> None:
-    """A legend outside of the axes, where it lies over no curve."""
+    """Draw the legend above the axes, so that it covers no curve."""
     handles = axes.get_legend_handles_labels()[0] if handles is None else handles
     axes.legend(
         handles=handles,

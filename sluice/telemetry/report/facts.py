@@ -1,4 +1,4 @@
-"""A run's outcome, settings and places, in words for a page."""
+"""Outcome, settings and facts of a run, as text for the report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OUTCOME = {
     "reward_last": "last reward",
     "loss_first": "first loss",
     "loss_last": "last loss",
-    "eval_first": "held out, first",
-    "eval_last": "held out, last",
+    "eval_first": "first held-out reward",
+    "eval_last": "last held-out reward",
     "restarts": "restarts",
     "goodput": "goodput",
     "plan": "plan",
@@ -31,13 +31,13 @@ _PARTS = {
     "steps": "trainer, all steps",
     "end": "trainer, after the last step",
 }
-_BOOKS = {
+_GROUPS = {
     "samples_trained": "samples trained",
     "groups_leased": "prompts started",
     "groups_trained": "trained",
     "groups_filtered": "filtered",
     "groups_failed": "failed",
-    "groups_open": "in work at the end",
+    "groups_open": "unfinished at the end",
     "groups_lost": "lost",
     "groups_trained_twice": "trained twice",
 }
@@ -53,7 +53,7 @@ class Fact:
 
 
 def outcome(summary: Mapping[str, Any]) -> list[Fact]:
-    """The result of the run."""
+    """Return the result of the run."""
     facts = _facts(summary, _OUTCOME)
     if seconds := summary.get("wall_seconds"):
         facts.insert(1, Fact("took", _duration(seconds)))
@@ -63,18 +63,18 @@ def outcome(summary: Mapping[str, Any]) -> list[Fact]:
 
 
 def group_facts(summary: Mapping[str, Any]) -> list[Fact]:
-    """The account of every prompt: started = trained + filtered + failed + in work."""
-    return _facts(summary, _BOOKS)
+    """Return the outcome of every prompt: started = trained + filtered + failed + in work."""
+    return _facts(summary, _GROUPS)
 
 
 def settings(directory: Path) -> list[Fact]:
-    """The fields that the manifest sets, under their dotted names."""
+    """Return the fields that the manifest sets, under their dotted names."""
     spec = _read(directory / run_directory.JOB).get("spec") or {}
     return [Fact(name, _text(value)) for name, value in _flat(spec)]
 
 
 def run_facts(directory: Path, steps: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
-    """Where the run lies, when it trained, and what it ran on."""
+    """Return the run's directory, training times and software."""
     facts = [Fact("directory", str(directory.resolve()))]
     checkpoints = directory / "checkpoints"
     if (checkpoints / "hf").exists():
@@ -88,7 +88,7 @@ def run_facts(directory: Path, steps: Mapping[int, Mapping[str, Any]]) -> list[F
 
 
 def operator_warnings(directory: Path) -> list[str]:
-    """Warnings of the operator in their order: restarts, and what of."""
+    """Return the operator's warnings in order, such as restarts and their reasons."""
     events = run_directory.records(directory / run_directory.EVENTS)
     return [
         f"{event['time'][:19]} {event['reason']}: {event['message']}"
@@ -98,24 +98,30 @@ def operator_warnings(directory: Path) -> list[str]:
 
 
 def warnings(summary: Mapping[str, Any]) -> list[RunWarning]:
-    """Warnings of the run as a whole. The other ones follow from the metrics, which may be newer.
+    """Return warnings of the run as a whole.
+
+    The others follow from the metrics, which may be newer.
 
     Releases until November 2026 wrote the texts alone.
     """
-    told = [RunWarning(**one) for one in summary.get("warnings", []) if isinstance(one, dict)]
-    return [warning for warning in told if warning.kind not in health.RULES]
+    entries = (entry for entry in summary.get("warnings", []) if isinstance(entry, dict))
+    return [
+        warning
+        for warning in (RunWarning(**entry) for entry in entries)
+        if warning.kind not in health.RULES
+    ]
 
 
 def summary_of(directory: Path) -> dict[str, Any]:
-    """summary.json; empty while the run is under way."""
+    """Read summary.json; empty while the run is active."""
     return _read(directory / run_directory.SUMMARY)
 
 
 def _facts(values: Mapping[str, Any], names: Mapping[str, str]) -> list[Fact]:
-    known = {key: values[key] for key in names if values.get(key) is not None}
+    present = {key: values[key] for key in names if values.get(key) is not None}
     return [
         Fact(names[key], _text(value, share=key == "goodput"))
-        for key, value in known.items()
+        for key, value in present.items()
         if value or not key.startswith(("groups_", "plan")) or key in _SHOWN_ALWAYS
     ]
 
@@ -129,11 +135,11 @@ def _text(value: Any, *, share: bool = False) -> str:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, each in value.items():
-        if isinstance(each, Mapping) and each:
-            yield from _flat(each, f"{prefix}{key}.")
+    for key, entry in value.items():
+        if isinstance(entry, Mapping) and entry:
+            yield from _flat(entry, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", each
+            yield f"{prefix}{key}", entry
 
 
 def _read(path: Path) -> dict[str, Any]:

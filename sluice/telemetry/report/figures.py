@@ -1,4 +1,4 @@
-"""The curves of a run, each with a sentence that says how to read it."""
+"""Figures of the report, each with a sentence that says how to read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StepRecords = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One plot. text: what it shows, and what is healthy."""
+    """One plot with a text that says what it shows and what is healthy."""
 
     title: str
     text: str
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class _Curves:
-    """Metrics over steps. names: metric -> its name for people."""
+    """Metrics over steps. `names` maps a metric to its label."""
 
     title: str
     text: str
@@ -37,57 +37,58 @@ class _Curves:
 _CURVES = (
     _Curves(
         "Pass rate",
-        "Chance that at least one of k answers to a prompt is right (reward 1). Where pass@1 "
-        "rises and the largest k does not, the model grows surer of what it could do before.",
+        "Chance that at least one of k answers to a prompt is right (reward 1). If pass@1 "
+        "rises and the largest k does not, the model becomes more certain of what it could do "
+        "before.",
         {f"passrate/pass@{1 << i}": f"pass@{1 << i}" for i in range(11)},
     ),
     _Curves(
         "Response length",
-        "Tokens of a response. A length that grows while the reward does not is a bad sign.",
+        "Tokens per response. Length that grows without the reward is a bad sign.",
         {"rollout/response_len/mean": "mean", "rollout/response_len/max": "longest"},
     ),
     _Curves(
-        "Cut off, failed and useless",
-        "Shares: responses that reached their limit, samples that failed, and prompts whose "
-        "answers all have one reward, of which a group estimator learns nothing.",
+        "Truncated, failed and equal",
+        "Shares of responses that reached their token limit, of samples that failed, and of "
+        "prompts whose answers all have the same reward, so that a group estimator learns nothing.",
         {
-            "rollout/truncated_ratio": "cut off",
+            "rollout/truncated_ratio": "truncated",
             "rollout/failed_ratio": "failed",
             "rollout/zero_std/ratio": "prompts with equal rewards",
         },
     ),
     _Curves(
         "Entropy and gradient",
-        "Entropy of a token in nats: near 0 the model explores no more. The gradient's norm is "
-        "that before clipping.",
+        "Mean entropy of a token in nats; near 0 the model no longer explores. Gradient norm "
+        "before clipping.",
         {"train/entropy_loss": "entropy", "train/grad_norm": "gradient norm"},
     ),
     _Curves(
         "Distance of the policy",
-        "KL from the policy that began the batch and from the reference, and the share of tokens "
-        "whose ratio was clipped. With one update a batch the first and the last are 0.",
+        "KL from the policy at the batch's start and from the reference, and the share of tokens "
+        "whose ratio was clipped. With one update per batch the first and the last are 0.",
         {
             "train/ppo_kl": "KL from the batch's start",
             "train/kl_loss": "KL from the reference",
             "train/pg_clipfrac": "clipped tokens",
         },
     ),
-    _Curves("Learning rate", "As the schedule has it.", {"train/lr-pg_0": "learning rate"}),
+    _Curves("Learning rate", "Set by trainer.optimizer.", {"train/lr-pg_0": "learning rate"}),
     _Curves(
         "Reverse KL to the teacher",
-        "Distillation: nats a token.",
+        "Distillation: nats per token.",
         {"train/opd_reverse_kl": "reverse KL"},
     ),
     _Curves(
         "Age of the samples",
-        "Steps that the oldest weights of a sample were behind, on average. Bounded by "
+        "Mean number of steps by which the oldest weights of a sample lag behind. Bounded by "
         "rollout.maxStaleness.",
         {"rollout/policy_lag": "policy lag"},
     ),
     _Curves(
         "Trainer against engine",
-        "Difference of the log-probs of the same tokens. bf16 costs some hundredths; a jump is a "
-        "fault in the weights or in a kernel.",
+        "Difference of the log-probs of the same tokens. A few hundredths are normal in bf16; a "
+        "jump points to a fault in the weights or in a kernel.",
         {
             "train/train_rollout_logprob_abs_diff_max": "largest",
             "train/train_rollout_logprob_abs_diff": "mean",
@@ -96,12 +97,12 @@ _CURVES = (
         log=True,
     ),
     _Curves(
-        "Tokens a second",
-        "Prompt and response tokens of a step by its time.",
-        {"perf/tokens_per_second": "tokens a second"},
+        "Tokens per second",
+        "Prompt and response tokens of a step divided by its time.",
+        {"perf/tokens_per_second": "tokens per second"},
     ),
 )
-# Phases of the trainer that a step may have -> their names for people.
+# Labels of the trainer's phases within a step.
 _PHASES = {
     "waiting": "waiting for samples",
     "training": "training",
@@ -112,33 +113,32 @@ _PHASES = {
 
 
 def figures(steps: StepRecords, evaluations: list[tuple[int, float]]) -> Iterator[Figure]:
-    """All figures in their order; those without data draw nothing."""
+    """Yield all figures in order; those without data draw nothing."""
     name, _ = headline(steps.values())
     yield Figure(
         name.capitalize(),
-        "Mean of a step's samples, with their standard deviation as a band; held out: of the "
-        "evaluation's prompts.",
+        "Mean over a step's samples, with one standard deviation as a band; held out: mean over "
+        "the evaluation's prompts.",
         partial(draw_headline, steps=steps, evaluations=evaluations),
     )
     for curves in _CURVES:
         yield Figure(curves.title, curves.text, partial(_lines, curves, steps))
     yield Figure(
         "Where a step's time goes",
-        "Seconds, as the trainer spends them: all since the step before, so that a checkpoint "
-        "stands in the step that it held up. A dashed line in any figure: the trainer came back in "
-        "another attempt.",
+        "Seconds of the trainer since the step before, so a checkpoint counts in the step that it "
+        "delayed. A dashed line in any figure marks a restart of the trainer.",
         partial(_times, steps=steps),
     )
 
 
 def restart_steps(steps: StepRecords) -> list[int]:
-    """The first step of each later attempt of the trainer."""
+    """Return the first step of each later attempt of the trainer."""
     attempts = [(step, record.get("attempt", 1)) for step, record in steps.items()]
     return [step for (_, before), (step, now) in itertools.pairwise(attempts) if now != before]
 
 
 def draw_headline(axes: Any, steps: StepRecords, evaluations: list[tuple[int, float]]) -> None:
-    """The run's number. Rewards of an evaluation share its axis, if it is a reward too."""
+    """Draw the headline metric. Evaluation rewards share its axis if it is a reward too."""
     name, course = headline(steps.values())
     judged = name == "reward"
     numbers = list(steps)[-len(course) :] if course else []
@@ -165,7 +165,7 @@ def draw_headline(axes: Any, steps: StepRecords, evaluations: list[tuple[int, fl
 def _band(
     axes: Any, numbers: list[int], course: list[float], spread: list[float | None]
 ) -> list[Any]:
-    """One standard deviation to either side, where it is known."""
+    """Draw one standard deviation to either side of the curve, at steps that record it."""
     rows = [row for row in zip(numbers, course, spread, strict=True) if row[2] is not None]
     if not rows:
         return []
@@ -187,7 +187,7 @@ def _lines(curves: _Curves, steps: StepRecords, axes: Any) -> None:
         axes.set_yscale("log")
     axes.set_xlabel("step")
     if axes.has_data():
-        if axes.dataLim.ymin >= 0 and not curves.log:  # a curve of zeros lies above the axis
+        if axes.dataLim.ymin >= 0 and not curves.log:  # keep a curve of zeros off the axis
             axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
         _mark_restarts(axes, steps)
         legend_above(axes, columns=4)
@@ -209,7 +209,9 @@ def _times(axes: Any, steps: StepRecords) -> None:
         colors=[STATES[phase] for phase in shown],
     )
     totals = sorted(sum(column) for column in zip(*rows.values(), strict=True))
-    axes.set_ylim(0, 1.5 * totals[int(0.95 * (len(totals) - 1))])  # one must not flatten the others
+    axes.set_ylim(
+        0, 1.5 * totals[int(0.95 * (len(totals) - 1))]
+    )  # a single long step must not flatten the others
     axes.set_xlabel("step")
     axes.set_ylabel("seconds")
     _mark_restarts(axes, steps)

@@ -1,4 +1,4 @@
-"""The roles' work over time, and what the devices' time went into, as bars of a page."""
+"""Bar charts of the report: what each role did over time, and where device time went."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OTHER = "#9e9e9e"
 
 
 _TRAINER = "trainer-0"
-# The order of the trainer's phases between the ends of two steps.
+# Order of the trainer's phases within a step.
 _PHASES = (
     "starting",
     "publishing",
@@ -57,18 +57,18 @@ _PHASES = (
     "training",
 )
 _MOST_STEPS = 200
-# Seconds between two samples, and somewhat more.
+# Seconds between two samples, with a margin.
 _SAMPLING = 1.5
-# Units of a chart from its left to its right.
+# Width of a chart, in the units of `Bar`.
 WIDTH = 1000
 
-# (state, begin, end), in seconds
+# (state, begin, end); times in seconds since 1970
 Span = tuple[str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a row. left, width: in units of the chart. text: shown on hover."""
+    """Part of a row, with `left` and `width` in chart units and a text that is shown on hover."""
 
     color: str
     left: float
@@ -78,9 +78,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Rows of bars under a legend.
+    """Rows of bars with a legend.
 
-    rows: name -> bars. legend: name -> color. ticks: labels of the axis, at even distances.
+    Attributes
+    ----------
+    rows
+        Bars by name of the row.
+    legend
+        Color by label.
+    ticks
+        Labels of the axis, evenly spaced.
+
     """
 
     rows: dict[str, list[Bar]]
@@ -89,7 +97,7 @@ class Chart:
 
 
 def timeline(directory: Path) -> Chart | None:
-    """A row for each role, coloured by what it did; None if nothing is known."""
+    """Return one row per role, coloured by what it did; None if the run recorded no states."""
     samples = list(run_directory.records(directory / run_directory.TIMELINE))
     names = {name for sample in samples for name in sample["states"]}
     rows = {name: spans(samples, name) for name in sorted(names)}
@@ -120,7 +128,7 @@ def timeline(directory: Path) -> Chart | None:
 
 
 def shares(goodput: Goodput) -> Chart | None:
-    """One row: the shares of all device time; None if no device has worked."""
+    """Return one row with the shares of all device time; None if no device has worked."""
     total, parts, left = goodput.total, goodput.parts(), 0.0
     bars, legend = list[Bar](), dict[str, str]()
     for category, color in CATEGORIES.items():
@@ -136,10 +144,10 @@ def shares(goodput: Goodput) -> Chart | None:
 
 
 def trainer_spans(records: Sequence[dict[str, Any]]) -> list[Span]:
-    """Work of the trainer, from its own records of its seconds.
+    """Return what the trainer did, from the seconds by phase that it records itself.
 
-    All of its time is in them, while a sample a second misses short phases, and the first and last
-    ones. The order of phases within a step is the usual one. Steps of a long run are joined.
+    The records cover all of its time. The samples, one a second, miss short phases and both ends.
+    Phases within a step are drawn in their usual order. Steps of a long run are joined.
     """
     together = -(-len(records) // _MOST_STEPS) or 1
     row: list[Span] = []
@@ -152,7 +160,9 @@ def trainer_spans(records: Sequence[dict[str, Any]]) -> list[Span]:
                 seconds.update(record["phases"])
             at = part[-1]["time"] - seconds.total()
             for state in (*_PHASES, *sorted(seconds.keys() - set(_PHASES))):
-                begin = max(at, row[-1][2]) if row else at  # clocks are read a moment apart
+                begin = (
+                    max(at, row[-1][2]) if row else at
+                )  # the records' clocks are read moments apart
                 at += seconds[state]
                 if at > begin:
                     row.append((state, begin, at))
@@ -160,7 +170,7 @@ def trainer_spans(records: Sequence[dict[str, Any]]) -> list[Span]:
 
 
 def completed(exact: Sequence[Span], sampled: Iterable[Span]) -> list[Span]:
-    """The exact spans, with samples in the gaps between them: steps that a crash has ended."""
+    """Fill gaps between the exact spans with samples, as for steps that a crash interrupted."""
     ends = [float("-inf"), *(end for _, _, end in exact)]
     begins = [*(begin for _, begin, _ in exact), float("inf")]
     gaps = [gap for gap in zip(ends, begins, strict=True) if gap[1] - gap[0] > _SAMPLING]
@@ -175,7 +185,7 @@ def completed(exact: Sequence[Span], sampled: Iterable[Span]) -> list[Span]:
 
 
 def _trainer_records(directory: Path) -> list[dict[str, Any]]:
-    """Seconds by phase of each step, and of what was before and after the steps, by time."""
+    """Return records of seconds by phase, of all steps and the time around them, in order."""
     return sorted(_with_phases(directory), key=lambda record: float(record["time"]))
 
 
@@ -194,7 +204,7 @@ def _label(name: str) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """`28 s`, `12:05`, `3:10:00`."""
+    """Format a duration as `28 s`, `12:05` or `3:10:00`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -203,7 +213,7 @@ def _clock(seconds: float) -> str:
 
 
 def spans(samples: list[dict[str, Any]], name: str) -> list[Span]:
-    """(state, begin, end) of one member, from samples of all members' states."""
+    """Return the spans of one member from samples of all members' states."""
     stretches: list[Span] = []
     for earlier, later in itertools.pairwise(samples):
         state = earlier["states"].get(name)

@@ -59,7 +59,7 @@ def test_inspect_counts_rows_formats_and_lengths(tmp_path: Path) -> None:
     stats = json.loads(result.stdout)
     assert (stats["rows"], stats["broken"], stats["labels"], stats["duplicates"]) == (5, 1, 3, 1)
     assert stats["shapes"] == {"slime": 3, "verl": 1}
-    assert stats["rewards"] == {"math": 2, "gsm8k": 1, "the job's own": 1}
+    assert stats["rewards"] == {"math": 2, "gsm8k": 1, "set by the job": 1}
     assert stats["problems"] == [
         f"{path}:4: no column 'prompt' or 'input'; the row has 'text'; did you mean promptKey: "
         "text?"
@@ -177,7 +177,7 @@ def test_files_are_overwritten_only_with_force(tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text("mine")
     refused = run("convert", path, tmp_path / "out.json")
     assert (refused.exit_code, (tmp_path / "out.json").read_text()) == (2, "mine")
-    assert "there is such a file already; --force overwrites it" in refused.output
+    assert "the file exists already; --force overwrites it" in refused.output
     assert run("convert", path, tmp_path / "out.json", "--force").exit_code == 0
     assert rows_of(tmp_path / "out.json") == [SLIME]
 

@@ -209,7 +209,7 @@ def test_a_row_that_teaches_nothing_is_refused(row: dict[str, Any], message: str
         (
             {"messages": [assistant("yo"), user("hi"), assistant("bye")]},
             PLAIN,
-            "messages[0]: nothing comes before",
+            "messages[0]: this answer has no message before it",
         ),
         ({"messages": CHAT}, "{{ raise_exception('no') }}", "the chat template refuses"),
         ({"messages": CHAT}, MARKED + "{{ raise_exception('no') }}", "the chat template refuses"),
@@ -239,7 +239,7 @@ def test_marks_that_do_not_say_whose_they_are_cannot_be_masked() -> None:
         "{% endgeneration %}b", "{% endgeneration %}b{% generation %}c{% endgeneration %}"
     )
     assert trained(encoded({"messages": CHAT}, twice)) == ["a", "c", "a", "c<|im_end|>"]
-    with pytest.raises(PromptError, match="marks 4 texts of 2 messages"):
+    with pytest.raises(PromptError, match="marks 4 texts for 2 messages"):
         encoded({"messages": [*CHAT[:3], assistant("bye", loss_mask=0)]}, twice)
 
 

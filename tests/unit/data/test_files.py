@@ -114,17 +114,17 @@ def test_a_list_is_read_alike_in_chunks_of_any_size(
         ('[{"a": 1},\n {"b" 2}]', r"x\.json:2:7: not valid JSON: Expecting ':' delimiter"),
         (
             '[{"a": 1}\n {"b": 2}]',
-            r"x\.json:2:2: not valid JSON: expected , or \] behind a row, found {",
+            r"x\.json:2:2: not valid JSON: expected , or \] after a row, found {",
         ),
         ('[{"a": 1},\n', r"x\.json:2:1: not valid JSON: Expecting value"),
         ('[{"a": "x', r"x\.json:1:8: not valid JSON: Unterminated string"),
         (
             "[1, 2",
-            r"x\.json:1:6: not valid JSON: expected , or \] behind a row, found the end of the "
+            r"x\.json:1:6: not valid JSON: expected , or \] after a row, found the end of the "
             r"file",
         ),
         ("[1,]", r"x\.json:1:4: not valid JSON: Expecting value"),
-        ("[] x", r"x\.json:1:4: not valid JSON: something follows the list"),
+        ("[] x", r"x\.json:1:4: not valid JSON: the list is followed by more text"),
     ],
 )
 def test_a_broken_list_is_refused_with_line_and_column(

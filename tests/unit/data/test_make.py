@@ -110,7 +110,7 @@ def test_other_arguments_make_another_file(tmp_path: Path, rows: Path) -> None:
     ("name", "message"),
     [
         ("lists", r"spec.data.prompts\[0\].source: .*: row 0: a row must be a dict, found list"),
-        ("number", "expected rows one can iterate over, found int"),
+        ("number", "expected an iterable of rows, found int"),
         ("nothing", "has no function 'nothing'"),
     ],
 )

@@ -59,7 +59,7 @@ def series(device_seconds: dict[str, int]) -> dict[str, str]:
 def test_the_rules_agree_with_the_code(
     device_seconds: dict[str, int], colocated: bool, tmp_path: Path
 ) -> None:
-    goodput = Goodput.of(device_seconds, COUNTERS, STEP, colocated=colocated)
+    goodput = Goodput.from_counters(device_seconds, COUNTERS, STEP, colocated=colocated)
     expected = {f'round(1e6 * {GOODPUT}{{job="demo"}})': 1e6 * goodput.ratio}
     for name in NAMES:
         seconds = goodput.seconds[name]

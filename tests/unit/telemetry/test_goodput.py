@@ -15,7 +15,7 @@ def test_goodput_is_what_trained_and_generated() -> None:
         "rollout/idle": 15.0,
         "rollout/synchronising": 5.0,
     }
-    goodput = Goodput.of(seconds, {"groups_trained": 10}, 10, colocated=False)
+    goodput = Goodput.from_counters(seconds, {"groups_trained": 10}, 10, colocated=False)
     assert goodput.total == 200
     assert goodput.ratio == pytest.approx(0.6)
     assert goodput.seconds["waited"] == 45
@@ -32,7 +32,7 @@ def test_the_last_responses_of_batches_are_generated_and_told_apart() -> None:
         "trainer/training": 200.0,
     }
     counters = {"groups_trained": 10, "groups_filtered": 10}
-    goodput = Goodput.of(seconds, counters, 10, colocated=False)
+    goodput = Goodput.from_counters(seconds, counters, 10, colocated=False)
     assert goodput.seconds["generated"] == 60.0, "half of it came to nothing"
     assert goodput.parts()["generated_in_tails"] == 45.0
     assert sum(goodput.parts().values()) == goodput.total
@@ -51,20 +51,22 @@ def test_groups_that_came_to_nothing_and_steps_done_again_are_thrown_away() -> N
         "groups_outdated": 10,
         "steps_redone": 5,
     }
-    goodput = Goodput.of(seconds, counters, 15, colocated=False)
+    goodput = Goodput.from_counters(seconds, counters, 15, colocated=False)
     assert goodput.seconds["trained"] == pytest.approx(75)
     assert goodput.seconds["generated"] == pytest.approx(60)
     assert goodput.seconds["thrown_away"] == pytest.approx(65)
 
 
 def test_a_trainer_that_waits_on_shared_gpus_lets_engines_generate() -> None:
-    goodput = Goodput.of({"trainer/waiting": 3.0, "trainer/training": 1.0}, {}, 1, colocated=True)
+    goodput = Goodput.from_counters(
+        {"trainer/waiting": 3.0, "trainer/training": 1.0}, {}, 1, colocated=True
+    )
     assert goodput.ratio == 1.0
     assert goodput.text() == "100% (0.00111 device hours: 75% generated, 25% trained)"
 
 
 def test_nothing_has_run() -> None:
-    assert Goodput.of({}, {}, 0, colocated=False).ratio == 0.0
+    assert Goodput.from_counters({}, {}, 0, colocated=False).ratio == 0.0
 
 
 def test_a_new_rendezvous_counts_from_zero() -> None:

@@ -6,7 +6,7 @@ from sluice.telemetry.group_accounting import GroupCounts, Totals
 
 
 def books(reasons: dict[str, int] | None = None, /, **groups: int) -> GroupCounts:
-    return GroupCounts.of(
+    return GroupCounts.from_counters(
         {f"groups_{name}": count for name, count in groups.items()}, reasons or {}
     )
 
@@ -26,7 +26,7 @@ def test_failed_groups_are_warned_of_with_their_share() -> None:
     assert (warning.kind, warning.active) == ("failed groups", True)
     assert warning.text == (
         "10 of 100 groups (10.0%) failed and were not trained: 5 a b, 2 c, 2 d, 1 e. "
-        "failures.jsonl in the run directory names each"
+        "failures.jsonl in the run directory lists them"
     )
 
 
@@ -37,10 +37,10 @@ def test_the_count_of_failed_groups_agrees_with_their_reasons() -> None:
     accounts = books({"reward_raised": 33}, leased=33, failed=1, in_work=32)
     (warning,) = accounts.warnings("row 7 of gsm8k: reward raised KeyError: 'answer'")
     assert warning.text == (
-        "groups failed 33 times, and 1 of 33 groups (3.0%) were not trained for it: the others "
-        "were of an evaluation, or went back to be tried again: 33 reward raised. For example, "
+        "groups failed 33 times, and 1 of 33 groups (3.0%) were not trained because of it: "
+        "the others belonged to an evaluation or were tried again: 33 reward raised. For example, "
         "row 7 of gsm8k: reward raised KeyError: 'answer'. failures.jsonl in the run directory "
-        "names each"
+        "lists them"
     )
     assert "1 failed + 32 open" in accounts.text()
 
@@ -52,11 +52,11 @@ def test_failures_of_evaluations_alone_are_warned_of() -> None:
 
 def test_groups_older_than_the_bound_are_counted_in_words() -> None:
     counters = {"groups_leased": 100, "groups_trained": 100, "stale_groups": 6}
-    (warning,) = GroupCounts.of(counters, {}).warnings()
+    (warning,) = GroupCounts.from_counters(counters, {}).warnings()
     assert warning.text == (
         "6 of 100 trained groups were older than rollout.maxStaleness: with rollout.partial or "
-        "rollout.overSampling the groups that finish first make the batch, and later ones are "
-        "trained all the same"
+        "rollout.overSampling a batch consists of the groups that finish first, and the later ones "
+        "are trained as well"
     )
 
 

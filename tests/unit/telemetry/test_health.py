@@ -63,17 +63,17 @@ OLD_CACHE = "rollout/old_cache_ratio"
         (
             steps(3, **{APART: 0.2}),
             "log-prob mismatch",
-            "the weights that are trained have sampled no token",
+            "no token was sampled with the weights that are trained",
         ),
         (
             steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2}),
             "log-prob mismatch",
-            "0.2 on average, with the same weights too: they disagree about the model",
+            "0.2 on average, also with the same weights: they compute the model differently",
         ),
         (
             steps(3, **{APART: 0.2, SAME_WEIGHTS: 0.2, OLD_CACHE: 0.4}),
             "log-prob mismatch",
-            "0.2 on average, with the same weights too, and 40% of the samples went on with a "
+            "0.2 on average, also with the same weights, and 40% of the samples continued with a "
             "cache that older weights had computed (weightSync.pauseMode: in_place)",
         ),
         (
@@ -95,7 +95,7 @@ OLD_CACHE = "rollout/old_cache_ratio"
         (
             steps(10) + steps(1, 11, **{"train/grad_norm": 40.0}),
             "gradient spike",
-            "jumped to 40, usual is 0.4",
+            "jumped to 40 from the usual 0.4",
         ),
         (
             steps(8, **{TEACHER: 0.6}) + steps(2, 9, **{TEACHER: 1.4}),
@@ -125,8 +125,8 @@ OLD_CACHE = "rollout/old_cache_ratio"
         (
             steps(8, **{TAIL: 4.0, STEP: 8.0}),
             "long tail",
-            "waits 50% of its time for the last quarter of a batch's responses, with engines that "
-            "have little else to do. Try rollout.mode: async",
+            "waits 50% of its time for the last quarter of a batch's responses, while the engines "
+            "are nearly idle. Try rollout.mode: async",
         ),
         (
             steps(8, **{TAIL: 4.0, STEP: 8.0, "perf/wake_up_time": 0.1}),
@@ -137,7 +137,7 @@ OLD_CACHE = "rollout/old_cache_ratio"
             steps(11, **{LATE: 0.0, STEP: 0.6}) + steps(4, 12, **{LATE: 5.0, STEP: 6.0}),
             "late groups",
             "steps wait 72% of their time for a few groups that would be too old for the next "
-            "batch: rollout.maxStaleness holds for every sample. Try a larger one",
+            "batch: rollout.maxStaleness applies to every sample. Try a larger one",
         ),
         (
             steps(8, **{UPDATE: 2.0, STEP: 10.0, IN_TURN: 8.0}),

@@ -35,7 +35,7 @@ def with_goodput(job: RLJob, status: RLJobStatus, progress: Progress | None) -> 
     has_grown = sum(total.values()) > _NOTABLE_GROWTH * sum(before.states.values())
     if progress.step == status.step and not has_grown:
         return status
-    goodput = Goodput.of(
+    goodput = Goodput.from_counters(
         total, progress.counters, progress.step, colocated=job.spec.trainer.colocate
     )
     written = GoodputStatus(

@@ -105,7 +105,7 @@ class BufferClient:
     def totals(self) -> Totals:
         """Return the counters since the start of the job, and the failed groups by reason."""
         stats = self._stats()
-        return Totals.of(stats.counters, stats.failed)
+        return Totals.from_counters(stats.counters, stats.failed)
 
     def _stats(self) -> pb.BufferStats:
         stats: pb.BufferStats = self._call(

@@ -129,7 +129,7 @@ class RunRecords:
         totals = self.buffer.totals()
         if self.recorder:
             self.recorder.totals(totals)
-        books = totals.group_counts()
-        logs.get().info(f"books: {books.text()}")
-        for warning in books.warnings():
+        groups = totals.group_counts()
+        logs.get().info(f"prompt groups: {groups.text()}")
+        for warning in groups.warnings():
             logs.get().warning(warning.text, kind=warning.kind)
