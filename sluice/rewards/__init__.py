@@ -1,8 +1,8 @@
-"""Rewards: a response and its label -> a number, or named parts.
+"""Rewards: turn a response and its label into a number, or named parts.
 
-`registry.builtin` holds those that come with sluice, one file each; `custom` loads a user's
-function; `judge.Judge` runs any of them under a time limit: a reward that raises, hangs or returns
-nonsense fails its sample, never the run.
+`registry` lists the built-in rewards, one file each. `judging.judge.Judge` runs a built-in reward,
+a user's function, a remote reward or a reward model with limits. A reward that raises, hangs or
+returns nonsense fails its sample, never the run.
 """
 
 from sluice.rewards.types import RewardError, RewardInput, RewardValue

@@ -1,9 +1,8 @@
-"""The rewards that come with sluice,
-by the name that `reward.type` and a row's `metadata.rm_type` use.
+"""Built-in rewards by the name that `reward.type` and a row's `metadata.rm_type` use.
 
-`IN_PROCESS`: trusted, cheap and bounded by the length of the response; they run in the worker.
-`IN_POOL`: those that think (sympy), try many patterns, or run what a model wrote; they run in
-processes with limits.
+Rewards in IN_PROCESS are cheap and bounded by the length of the response; they run in the worker.
+Rewards in IN_POOL use sympy, try many patterns or run what a model wrote; they run in processes
+with limits.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _BOXED = "boxed_"
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """A reward for a process of its own. imports: what it needs before its clock may start."""
+    """A reward for a judging process, with modules that are imported before its clock starts."""
 
     function: str
     imports: tuple[str, ...] = ()
@@ -83,11 +82,20 @@ def names() -> Iterator[str]:
 
 
 def choose(sample: RewardInput, default: str | None) -> tuple[str | None, RewardInput]:
-    """(name of the built-in reward that judges this row, the sample as it judges it); None: what
-    the job names.
+    """Return the built-in reward of a row, and the sample as that reward sees it.
 
-    A row's `metadata.rm_type` goes before the job's. With the prefix `boxed_` (slime's) only what
-    stands in the last box is judged. Raises RewardError on a name that does not exist.
+    A row's `metadata.rm_type` takes precedence over the job's reward. With the prefix `boxed_`
+    (slime's) only the content of the last box is judged.
+
+    Returns
+    -------
+    The name, or None if the job's own function judges the row; and the sample.
+
+    Raises
+    ------
+    RewardError
+        If the name does not exist.
+
     """
     name = str(sample.metadata.get("rm_type") or default or "").strip()
     if name == BY_SOURCE:

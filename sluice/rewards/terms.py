@@ -15,9 +15,9 @@ _NGRAM = 3
 def with_terms(
     judgement: Judgement, sample: RewardInput, terms: Sequence[RewardTerm], key: str | None = None
 ) -> Judgement:
-    """The judgement with the terms in its reward, and each of them, unweighted, among its parts.
+    """Add the terms to the reward, and each unweighted term to the parts.
 
-    The reward as it was stays a part, under `reward.key` (default: score).
+    The original reward stays a part, under `reward.key` (default: score).
     """
     reward, parts = judgement
     values: dict[str, float] = {t.type: value_of(t, sample, reward) for t in terms}
@@ -26,7 +26,7 @@ def with_terms(
 
 
 def value_of(term: RewardTerm, sample: RewardInput, reward: float) -> float:
-    """The term, before its weight. reward: of the sample without any term."""
+    """Return a term before its weight. `reward` is the sample's reward without any term."""
     match term.type:
         case "format":
             tags = term.tags or _TAGS
@@ -40,11 +40,21 @@ def value_of(term: RewardTerm, sample: RewardInput, reward: float) -> float:
 
 
 def has_format(response: str, tags: Sequence[str], *, opened: bool = False) -> bool:
-    """True where the response begins with `<a>`, and each tag is opened and closed once, in order,
-    with nothing but space from one to the next; anything may follow the last.
+    """Return whether the response starts with the tags, each opened and closed once, in order.
 
-    For one tag TRL's `think_format_reward`; Open-R1's `format_reward` wants `think` and `answer`
-    and nothing behind them. opened: `<a>` stands in the prompt.
+    Only white space may separate the tags; anything may follow the last. For one tag this equals
+    TRL's `think_format_reward`. Open-R1's `format_reward` expects `think` and `answer` and no text
+    after them.
+
+    Parameters
+    ----------
+    response
+        Text of the response.
+    tags
+        Names of the tags.
+    opened
+        True if the prompt already contains the first opening tag.
+
     """
     text = f"<{tags[0]}>{response}" if opened else response
     at = 0
@@ -60,9 +70,10 @@ def has_format(response: str, tags: Sequence[str], *, opened: bool = False) -> b
 
 
 def repeated(tokens: Sequence[int], ngram: int) -> float:
-    """1 - distinct / all n-grams of the tokens; 0 where there are none (Yeo et al. 2025,
-    "Demystifying Long Chain-of-Thought Reasoning", appendix C.2; TRL's
-    `get_repetition_penalty_reward`, Open-R1's of words).
+    """Return 1 - distinct / all n-grams of the tokens; 0 for fewer tokens than `ngram`.
+
+    Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning", appendix C.2. TRL's
+    `get_repetition_penalty_reward` does the same; Open-R1's uses words.
     """
     count = len(tokens) - ngram + 1
     if count <= 0:
@@ -71,9 +82,11 @@ def repeated(tokens: Sequence[int], ngram: int) -> float:
 
 
 def by_length(length: int, longest: int, *, right: bool) -> float:
-    """The cosine reward for length (Yeo et al. 2025, equation 1; Open-R1's
-    `get_cosine_scaled_reward`), from 0 to -1: a right response loses the more the longer it is, a
-    wrong one the more the shorter, for it may have thought too little.
+    """Return the cosine reward for length, in [-1, 0].
+
+    Yeo et al. 2025, equation 1; Open-R1's `get_cosine_scaled_reward`. A right response loses more
+    the longer it is. A wrong one loses more the shorter it is, since the model may have thought too
+    little.
     """
     progress = min(length / longest, 1.0)
     closeness = (1 + math.cos(math.pi * progress)) / 2

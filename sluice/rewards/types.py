@@ -1,4 +1,4 @@
-"""The input and the output of a reward function."""
+"""Input and output of reward functions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,17 @@ _SCIENTIFIC = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}\s*")
 
 
 class RewardError(Exception):
-    """The reward of one sample could not be had.
+    """A sample has no reward.
 
-    The message says why, for people; the reason, for metrics.
+    Parameters
+    ----------
+    message
+        The cause, for people.
+    reason
+        A short word for metrics.
+    details
+        Traceback of the function that raised, for the log.
 
-    details: the traceback of the function that raised, for a log.
     """
 
     def __init__(self, message: str, reason: str = "refused", details: str = "") -> None:
@@ -48,7 +54,7 @@ class RewardError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """A sample, as a reward function sees it. The names are those of slime's Sample."""
+    """A sample as reward functions see it. Field names are those of slime's Sample."""
 
     prompt: str | Messages
     response: str
@@ -63,9 +69,9 @@ RewardFunction = Callable[[RewardInput], RewardValue]
 
 
 def read_value(value: Any, key: str | None) -> Judgement:
-    """(reward, parts) of what a reward function returned.
+    """Return the reward and its parts from the return value of a reward function.
 
-    Raises RewardError on anything that is no number, or none that a trainer can compute with.
+    Raises RewardError unless it is a number that a trainer can compute with.
     """
     try:
         return _read(value, key)
@@ -90,9 +96,9 @@ def _read(value: Any, key: str | None) -> Judgement:
         input_checks.check_text(name, "the name of a reward part")
     if isinstance(said := value.get(PREDICTION), str):
         parts[PREDICTION] = answer_number(said)
-    wanted = key or DEFAULT_KEY
-    if wanted in parts:
-        return input_checks.reward(parts[wanted]), parts
+    reward_key = key or DEFAULT_KEY
+    if reward_key in parts:
+        return input_checks.reward(parts[reward_key]), parts
     names = ", ".join(map(str, value)) or "nothing"
     if key is None:
         raise RewardError(
@@ -102,18 +108,21 @@ def _read(value: Any, key: str | None) -> Judgement:
 
 
 def answer_number(answer: str) -> float:
-    """48 bits of a hash: equal for equal answers, and exactly a float."""
+    """Return 48 bits of a hash, which a float holds exactly; equal answers get equal numbers."""
     digest = hashlib.blake2b(answer.encode(errors="replace"), digest_size=_HASH_BYTES).digest()
     return float(int.from_bytes(digest))
 
 
 def late(seconds: float) -> str:
-    """The error of a reward that hangs."""
+    """Return the error text of a reward that exceeds its time limit."""
     return f"no reward after {seconds:g} s (reward.timeoutSeconds)"
 
 
 def label_text(sample: RewardInput, reward: str) -> str:
-    """The label of a reward that needs one, as `as_text`. Raises RewardError if there is none."""
+    """Return a row's label as text (`as_text`), for a reward that requires it.
+
+    Raises RewardError if there is no label.
+    """
     if sample.label is None or isinstance(sample.label, dict | list):
         raise RewardError(
             f"label: {reward} needs a text or a number, the row has {shown(sample.label)}"
@@ -122,10 +131,10 @@ def label_text(sample: RewardInput, reward: str) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a label, or what is compared with one, as the text that a person writes for it.
+    """Return a label, or a value to compare with it, as a person would write it.
 
-    A column of whole numbers with a null comes out of Parquet as floats, and JSON may write a
-    number in powers of ten: 7.0 is "7", 1e-05 is "0.00001" and "1.5e3" is "1500". Other texts stay.
+    Parquet returns a column of integers with a null as floats, and JSON may use exponents: 7.0
+    becomes "7", 1e-05 "0.00001", "1.5e3" "1500". Other texts stay.
     """
     is_number = isinstance(value, Real | Decimal) and not isinstance(value, Integral)
     if not is_number and not (isinstance(value, str) and _SCIENTIFIC.fullmatch(value)):

@@ -1,4 +1,4 @@
-"""Answers of responses as numbers, by which evaluations let the majority vote (`maj@k`)."""
+"""Answers of responses as numbers, which evaluations use for majority votes (`maj@k`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _boxed(response: str) -> str | None:
     return None if answer is None else hendrycks(answer)
 
 
-# Name of a built-in reward -> the answer that it reads in a response, in plain form.
+# By built-in reward: returns the normalised answer that it reads in a response.
 READERS: dict[str, Callable[[str], str | None]] = {
     "dapo": dapo.read_answer,
     "deepscaler": _boxed,
@@ -27,9 +27,7 @@ READERS: dict[str, Callable[[str], str | None]] = {
 
 
 def with_answer(judgement: Judgement, name: str, response: str) -> Judgement:
-    """The judgement of a built-in reward with the answer's number as its part `pred` (verl's
-    name), where there is an answer.
-    """
+    """Add the answer's number to the parts of a built-in reward as `pred` (verl's name), if any."""
     reward, parts = judgement
     answer = READERS[name](response) if name in READERS else None
     return judgement if answer is None else (reward, {**parts, PREDICTION: answer_number(answer)})

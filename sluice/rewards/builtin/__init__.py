@@ -1,3 +1,1 @@
-"""Rewards that come with sluice, one to a file. The registry beside this room knows
-them by name.
-"""
+"""Built-in rewards, one per file. `sluice.rewards.registry` lists them by name."""

@@ -1,9 +1,9 @@
-"""Programs: the last Python block of a response, run against the row's tests in the sandbox.
+"""Programs: run the last Python block of a response against the row's tests in the sandbox.
 
-`score` is 1 where every test passes, else 0; `passed` is the share of tests that pass (`reward.key:
-passed` gives that as partial credit). A program that is wrong, crashes or takes too long gets 0,
-and is trained on; only a row whose tests cannot be read fails its sample. The sandbox never sees
-expected outputs: they are compared here.
+`score` is 1 if every test passes, else 0; `passed` is the share of tests that pass (`reward.key:
+passed` gives partial credit). A program that is wrong, crashes or times out gets 0 and is trained
+on. Only a row with unreadable tests fails its sample. Expected outputs never enter the sandbox:
+they are compared in this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _PYTHON = ("python", "python3", "py")
-_SHARE_OF_TIME = 0.9  # of a sample's time limit: past that, the judge would think that we hang
+_SHARE_OF_TIME = (
+    0.9  # share of a sample's time limit after which the judge would take this process for hung
+)
 _PROGRAM_BYTES = 1 << 20
 
 
@@ -48,14 +50,14 @@ def code(sample: RewardInput) -> dict[str, float]:
             **test.request,
         )
         passed += _passes(test, ran)
-        if ran.status == "timeout":  # the next ones would, too; and a group waits
+        if ran.status == "timeout":  # the next ones probably would, and the group waits
             break
     return {"score": float(passed == len(tests)), "passed": passed / len(tests)}
 
 
 @cache
 def _sandbox() -> Sandbox:
-    hide()  # the expected outputs are in this process's memory
+    hide()  # this process's memory holds the expected outputs
     return Sandbox()
 
 
@@ -89,13 +91,14 @@ def _passes(test: Case, ran: ProgramRun) -> bool:
         return same_output(ran.output, str(test.expected))
     try:
         return same_value(read_json(ran.output), test.expected)
-    except (ValueError, RecursionError):  # no JSON, or nested too deep to be an answer
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return False
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Line by line, word by word; spaces around words and empty lines at the end
-    aside; decimals to 1e-6.
+    """Compare outputs line by line and word by word, decimals to 1e-6.
+
+    Spaces around words and empty lines at the end do not count.
     """
     ours, theirs = (
         [line.split() for line in text.rstrip().split("\n")] for text in (output, expected)
@@ -118,8 +121,9 @@ def _same_word(ours: str, theirs: str) -> bool:
 
 
 def same_value(ours: Any, expected: Any) -> bool:
-    """Equal as JSON values; decimals to 1e-6; and the value itself where APPS wraps it into a list
-    of one.
+    """Compare JSON values, decimals to 1e-6.
+
+    APPS may wrap the expected value into a list of one.
     """
     wrapped = isinstance(expected, list) and len(expected) == 1 and _equal(ours, expected[0])
     return wrapped or _equal(ours, expected)
@@ -135,6 +139,6 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
         try:
             return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
-        except (TypeError, OverflowError):  # no number, or an integer beyond all floats
+        except (TypeError, OverflowError):  # not a number, or an integer beyond all floats
             return False
     return bool(a == b)

@@ -1,4 +1,4 @@
-"""The tests of a programming task, in the forms in which data sets give them.
+"""Test cases of a programming task, in the formats of common data sets.
 
     {"inputs": [...], "outputs": [...]}                       APPS, TACO, prime_code: text in, out
     {"inputs": [...], "outputs": [...], "fn_name": "solve"}   the same, for a function
@@ -6,7 +6,7 @@
     {"test": "def check(f): ...", "entry_point": "solve"}     HumanEval
     [{"input": ..., "output": ..., "testtype": "stdin"}]      LiveCodeBench; functional: func_name
 
-The label is one of them, as an object or as JSON text.
+The label has one of these formats, as an object or as JSON text.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sluice.rewards.types import RewardError, RewardInput, shown
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """request: what goes into the sandbox. expected: what stays outside of it."""
+    """A test: the request to the sandbox, and the expected result, which stays outside."""
 
     request: dict[str, Any]
     expected: Any = None
 
 
 def cases_of(sample: RewardInput) -> list[Case]:
-    """At least one test. Raises RewardError where the label is none of the forms."""
+    """Return at least one test. Raises RewardError if the label has none of the formats."""
     label = sample.label
     if isinstance(label, str):
         try:
@@ -55,11 +55,11 @@ def cases_of(sample: RewardInput) -> list[Case]:
 
 
 def read_json(text: str) -> Any:
-    """Parse JSON, with integers of any number of digits.
+    """Parse JSON with integers of any length.
 
-    Python refuses to parse more than `sys.get_int_max_str_digits()` of them, for that takes
-    quadratic time; a Decimal takes linear time and equals the same integer. Raises ValueError, or
-    RecursionError if it is nested too deep.
+    Python refuses more than `sys.get_int_max_str_digits()` digits, because parsing them takes
+    quadratic time. A Decimal takes linear time and equals the same integer. Raises ValueError, or
+    RecursionError if the text is nested too deeply.
     """
     limit = sys.get_int_max_str_digits() or len(text)
     return json.loads(
@@ -76,7 +76,7 @@ def _from_object(label: dict[str, Any]) -> list[Case]:
             or len(inputs) != len(outputs)
         ):
             raise RewardError("label: inputs and outputs of code must be lists of the same length")
-        return [_test(input_, wanted, name) for input_, wanted in zip(inputs, outputs, strict=True)]
+        return [_test(input_, output, name) for input_, output in zip(inputs, outputs, strict=True)]
     if "test" in label and "entry_point" in label:
         return [Case({"check": f"{label['test']}\ncheck({label['entry_point']})\n"})]
     setup = str(label.get("test_setup_code") or "")
@@ -103,9 +103,9 @@ def _from_list(label: list[Any], sample: RewardInput) -> list[Case]:
     return tests
 
 
-def _test(input_: Any, wanted: Any, function: str | None) -> Case:
+def _test(input_: Any, output: Any, function: str | None) -> Case:
     if function is None:
-        return Case({"input": _text(input_)}, _text(wanted))
+        return Case({"input": _text(input_)}, _text(output))
     try:
         arguments = (
             [json.loads(line) for line in input_.split("\n") if line.strip()]
@@ -127,20 +127,20 @@ def _test(input_: Any, wanted: Any, function: str | None) -> Case:
             f"label: inputs of {function} must be JSON with integers of at most "
             f"{sys.get_int_max_str_digits()} digits, got {shown(input_)}"
         ) from None
-    return Case(request, _value(wanted))
+    return Case(request, _value(output))
 
 
 def _text(value: Any) -> str:
-    """Standard input or output. No value is no text: tasks without input have null there."""
+    """Return standard input or output as text. Null, as in tasks without input, is empty."""
     lines = value if isinstance(value, list) else [value]
     return "\n".join("" if line is None else str(line) for line in lines)
 
 
-def _value(wanted: Any) -> Any:
-    """A result in JSON; text that is none is the result itself."""
-    if not isinstance(wanted, str):
-        return wanted
+def _value(output: Any) -> Any:
+    """Parse a result as JSON; other text is the result itself."""
+    if not isinstance(output, str):
+        return output
     try:
-        return read_json(wanted)
+        return read_json(output)
     except (ValueError, RecursionError):
-        return wanted
+        return output

@@ -1,11 +1,10 @@
-"""DAPO's reward for short answers (Yu et al. 2025), as slime's `dapo` and verl's `math_dapo` have
-it.
+"""DAPO's reward for short answers (Yu et al. 2025), as in slime's `dapo` and verl's `math_dapo`.
 
-The answer is what follows the last "Answer:" in the last 300 characters; where there is none, the
-last box's content, as in verl, for prompts of other sources ask for one. Answer and label are
-brought into the plain form of Minerva's grader (Lewkowycz et al. 2022, appendix D.1), which drops
-much: an answer that cannot be right before that (`notation.contradicts`) is wrong. `score` is 1 or
--1, `acc` 1 or 0.
+The answer follows the last "Answer:" in the last 300 characters. Without "Answer:" it is the
+content of the last box, as in verl, because prompts of other sources request one. Answer and label
+are normalised like Minerva's grader does (Lewkowycz et al. 2022, appendix D.1), which drops much;
+an answer that cannot be right before that (`notation.contradicts`) is wrong. `score` is 1 or -1,
+`acc` 1 or 0.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _END = 300
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 _WHOLE = re.compile(r"-?\d+\.0+")
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
-# In this order: a later one may need that an earlier one has run.
+# The order matters: later replacements rely on earlier ones.
 _REPLACED = (
     ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
     (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
@@ -82,7 +81,7 @@ def dapo(sample: RewardInput) -> dict[str, float]:
 
 
 def read_answer(response: str) -> str | None:
-    """The answer of a response, in plain form; None: there is none."""
+    """Return the normalised answer of a response; None if it has no answer."""
     answer = _announced(response)
     return None if answer is None else plain(answer)
 
@@ -94,12 +93,12 @@ def _announced(response: str) -> str | None:
 
 
 def _bare(answer: str) -> str:
-    """An answer without its box and without the token that ends a turn."""
+    """Return an answer without its box and end-of-turn token."""
     return re.sub(r"<\|\w+\|>", "", boxed(answer) or answer)
 
 
 def _label(text: str) -> str:
-    """The label as answers are written: a whole number without its `.0`, else in plain form."""
+    """Return the normalised label; a whole number loses its `.0`."""
     label = plain(text)
     if not label:
         raise RewardError(f"label: dapo needs an answer, the row has {text!r}")

@@ -1,5 +1,6 @@
-"""DeepScaleR's reward: what follows the thinking is graded as `math_prm800k` does; without an end
-of thinking, 0.
+"""DeepScaleR's reward: grade the text after the reasoning like `math_prm800k`.
+
+A response that does not end its reasoning gets 0.
 """
 
 from __future__ import annotations

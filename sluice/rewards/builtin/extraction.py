@@ -1,4 +1,4 @@
-"""Find the answer in a response: behind the thought, in the last box."""
+"""Locate the answer in a response: after the reasoning, in the last box."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 
 def after_thinking(response: str) -> str:
-    """Return the text after the last `</think>`; all of it if there is no thought.
+    """Return the text after the last `</think>`, or all of it if there is no reasoning.
 
-    A thought that is opened and never closed reaches to the end of the response.
+    Reasoning that is opened and never closed extends to the end of the response.
     """
     return response.rpartition(THINK_END)[2].partition(THINK_START)[0]
 
 
 def answer_box(response: str) -> str | None:
-    """Return the content of the last box behind the thought, None if there is none."""
+    """Return the content of the last box after the reasoning; None if there is no box."""
     return boxed(after_thinking(response))
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` (or `\fbox`) that is closed; None where there is none.
+    r"""Return the content of the last closed `\boxed{...}` (or `\fbox`); None without one.
 
-    Braces are counted, those behind a backslash are not (a set's `\{1, 2\}`). A box in a box counts
-    as the outer one. One pass, whatever the text: a model may well write ten thousand boxes.
+    Braces are counted, except those after a backslash (a set's `\{1, 2\}`). A box inside a box
+    counts as the outer one. The search takes one pass, because a model may write ten thousand
+    boxes.
     """
     content: str | None = None
-    open_: list[int] = []  # where the content of a box starts; -1 for other braces
+    open_: list[int] = []  # start of a box's content, or -1 for another brace
     for match in _BRACE.finditer(text):
         if match[1]:
             open_.append(match.end())

@@ -1,8 +1,8 @@
-"""Word-level F1 of response and label, as in SQuAD (Rajpurkar et al. 2016): case, punctuation,
-articles aside.
+"""Word-level F1 of response and label, as in SQuAD (Rajpurkar et al. 2016).
 
-As in HotpotQA (and slime), yes, no and noanswer match only themselves: no part of the score for
-"no, ..." where the label is "yes". Where the label is a list, the best of its answers counts.
+Case, punctuation and articles are ignored. As in HotpotQA and slime, yes, no and noanswer only
+match themselves: "no, ..." gets no partial score for the label "yes". If the label is a list, the
+best of its answers counts.
 """
 
 from __future__ import annotations

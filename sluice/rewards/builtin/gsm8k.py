@@ -1,9 +1,9 @@
-"""GSM8K as verl scores it: `score` where the number behind `####` is the label, `flexible` where
-the last number is.
+"""GSM8K as verl scores it.
 
-The strict form also trains the format. verl looks only at the end of a response, so that a model
-cannot list every number it can think of; 300 characters, as there. The line behind `####` holds the
-number and perhaps its unit: more numbers, or words that change it (million, or), are no answer.
+`score` is 1 if the number after `####` is the label, `flexible` if the last number is. The strict
+form also trains the format. Only the last 300 characters are read, as in verl, so that a model
+cannot list every number that it can think of. The line after `####` holds the number and perhaps
+its unit. More numbers, or words that change the number (million, or), make it no answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def gsm8k(sample: RewardInput) -> dict[str, float]:
 
 
 def read_answer(response: str) -> str | None:
-    """The number behind the last `####`, in plain form; None if there is no such number."""
+    """Return the normalised number after the last `####`; None if there is no such number."""
     strict = _STRICT.findall(after_thinking(response)[-_END:])
     if not strict:
         return None
@@ -40,9 +40,7 @@ def read_answer(response: str) -> str | None:
 
 
 def _plain(number: str) -> str:
-    """Without thousands separators, currency and the full stop that ends a sentence; the label's
-    own `#### ` too.
-    """
+    """Strip thousands separators, currency, a final full stop, and the label's `#### `."""
     number = number.rpartition("####")[2].strip().replace("$", "").rstrip(".,")
     number = number.replace(",", "") if _GROUPED.fullmatch(number) else number
     whole, _, digits = number.partition(".")

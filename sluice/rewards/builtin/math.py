@@ -1,18 +1,18 @@
-r"""Mathematics: 1 if the last boxed answer equals the label, else 0.
+"""Mathematics: 1 if the last boxed answer equals the label, else 0.
 
-One rule decides, and it prefers a false negative to a false positive:
+The comparison prefers false negatives to false positives:
 
-1. Answers that are spelled alike are equal (`notation.plain`).
+1. Answers with the same spelling are equal (`notation.plain`).
 2. An answer must have as many values as the label. Lists and sets are compared in any order, tuples
-   and intervals in theirs, entry by entry.
+   and intervals in order, entry by entry.
 3. Numbers are compared exactly, as fractions. A decimal may stand for a number that no decimal can
    write (1/3, pi, a root) if they differ by at most 1e-6 of it.
 4. Words, also names such as ``ABCD``, are compared letter by letter.
-5. What remains, expressions and equations, is read by latex2sympy and compared by math-verify (both
-   Hugging Face), with letters in their case and without its absolute rounding.
+5. Other expressions and equations are read by latex2sympy and compared by math-verify (both Hugging
+   Face), case-sensitively and without its absolute rounding.
 
-The time limit is an alarm signal, which only a main thread can have: this reward runs in the
-judge's processes, never in the worker's own.
+The time limit is an alarm signal, which works on the main thread only, so this reward runs in the
+judging processes and not in the worker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Limit of one comparison.
+# Time limit of one comparison.
 SECONDS = 15
 
 _ROUNDING = Fraction(1, 10**6)
@@ -64,7 +64,7 @@ _LONGEST_EXPRESSION = 1000
 _DEEPEST = 8  # brackets in brackets
 _LARGEST_POWER = 10_000
 _ROUNDLY = re.compile(r"\\approx(?![a-z])|\\simeq(?![a-z])")
-# The question instead of its answer: nothing has been worked out.
+# Operators of a question: the answer has not been worked out.
 _UNWORKED = re.compile(
     r"\\(?:sum|prod|int|iint|oint|lim|max|min|gcd|lcm|det|b?mod|pmod)(?![a-z])"
     r"|\\frac\s*\{\s*(?:d|\\partial)[^{}]{0,9}\}\s*\{\s*(?:d|\\partial)\s*[a-z][^{}]{0,3}\}|'"
@@ -189,7 +189,7 @@ def _same_rounded(answer: str, label: str, depth: int) -> bool:
 
 
 def _near(rounded: str, exact: str) -> bool:
-    """Return whether a number rounds another one, to two digits or better."""
+    """Return whether a number rounds another, to two digits or better."""
     ours, theirs = _approximation(rounded), _approximation(exact)
     return (
         ours is not None
@@ -199,7 +199,7 @@ def _near(rounded: str, exact: str) -> bool:
 
 
 def _approximation(text: str) -> Fraction | None:
-    """A number with many digits; None if the text is no number."""
+    """Return a number with many digits; None if the text is not a number."""
     value = number(without_unit(text)[0])
     return value if value is not None else _tried(_evaluated, text)
 
@@ -248,7 +248,7 @@ def _within_time(compare: Callable[[str, str], bool], answer: str, label: str) -
     from math_verify.errors import TimeoutException
     from math_verify.utils import timeout
 
-    # It logs a stack for all that is no mathematics.
+    # It logs a traceback for every text that is not mathematics.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     try:
         return bool(timeout(timeout_seconds=SECONDS)(compare)(answer, label))
@@ -260,7 +260,7 @@ def _tried(function: Callable[..., T], *arguments: str) -> T | None:
     """Return what a function of sympy returns, None if it fails."""
     try:
         return function(*arguments)
-    except Exception:  # sympy and antlr raise anything on what is no expression
+    except Exception:  # sympy and antlr raise many kinds of errors on invalid expressions
         return None
 
 

@@ -1,11 +1,11 @@
-"""Mathematics as slime's `math` and verl's prime_math grade it, without their false positives.
+"""Mathematics as graded by slime's `math` and verl's prime_math, without their false positives.
 
 An answer that cannot be right is wrong before any grader sees it (`notation.contradicts`): another
-number, more values than the label has, other words. Else a boxed answer is right if it reads as the
-label does after Hendrycks et al.'s normalisation (MATH, 2021), or if PRM800K's grader (Lightman et
-al. 2023) accepts it: units, currency and text go, then tuples are compared entry by entry; a
-fraction must be reduced, a whole number must be written as one, anything else may be equal by
-sympy's `simplify`. Letters keep their case.
+number, more values than the label, other words. Otherwise a boxed answer is right in two cases.
+Either it equals the label after the normalisation of Hendrycks et al. (MATH, 2021), or PRM800K's
+grader (Lightman et al. 2023) accepts it. That grader drops units, currency and text, then compares
+tuples entry by entry; a fraction must be reduced, a whole number must be written as one, anything
+else may be equal by sympy's `simplify`. Case matters.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _WORDS = {
 _SYMBOLS = {"√": "sqrt", "π": "pi", "∞": "inf", "∪": "U", "·": "*", "×": "*"}
 _THOUSANDS = re.compile(r"(\d),(\d\d\d)(?=$|\D)")
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
-# Powers and factorials on which sympy may think for ever; and no more unknowns than x and y: this
-# text reaches an evaluator.
+# Powers and factorials that sympy may never finish. The text reaches an evaluator, so at most two
+# unknowns are allowed too.
 _TOO_HARD = re.compile(
     r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+|[)!] *!|[0-9]{4} *!|[0-9.][eE][+-]?[0-9]{3}"
 )
@@ -75,9 +75,7 @@ def agree(answer: str, label: str) -> bool:
 
 
 def hendrycks(answer: str) -> str:
-    """One spelling for what LaTeX writes in several ways;
-    no units, percent signs, degrees or spaces.
-    """
+    """Normalise LaTeX spellings; drop units, percent signs, degrees and spaces."""
     text = (
         _TEXT.sub(r"\1", answer.strip())
         .strip()
@@ -149,7 +147,7 @@ def _without_latex(text: str) -> str:
 
 
 def _as_whole(text: str) -> str | None:
-    """'12.0' -> '12'; None if the text is no whole number."""
+    """Return '12' for '12.0'; None if the text is not a whole number."""
     value = None if "frac" in text or "/" in text else number(text)
     return str(value) if value is not None and value.denominator == 1 else None
 
@@ -197,5 +195,5 @@ def _sympy_agrees(answer: str, right: str) -> bool:
         return bool(sympy.simplify(parse(difference.replace("^", "**"))) == 0)
     except (
         Exception
-    ):  # sympy raises whatever it likes on what is no expression: then it is no answer either
+    ):  # sympy raises many kinds of errors on invalid expressions, which are wrong answers
         return False

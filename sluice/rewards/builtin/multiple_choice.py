@@ -1,15 +1,15 @@
-"""Multiple choice: 1 if the letter that the response settles on is the right one.
+"""Multiple choice: 1 if the response settles on the right letter.
 
-`multiple_choice` wants the letter said: in a box, after "answer", or alone. `gpqa` is slime's
-more forgiving reward: it also takes a capital letter if no other one stands alone, or the text of
-the right choice if no other choice's text is there.
+`multiple_choice` requires the letter in a box, after "answer", or alone. `gpqa` is slime's more
+forgiving reward: it also accepts the only capital letter that appears alone, or the text of the
+right choice if no other choice's text appears.
 
-A response settles on the last letter that it calls the answer. One that names several letters at
-once ("A or B"), or calls every choice the answer in turn, settles on none.
+A response settles on the last letter that it calls the answer. A response that names several
+letters at once ("A or B"), or calls every choice the answer in turn, settles on none.
 
 A row gives the right letter as its label (`B`, `(B)`), as `metadata.correct_letter`, as an index
-into the choices, or as the text of one of `metadata.choices`; `metadata.valid_letters` restricts
-the letters (default: one for each choice, else A to J).
+into the choices, or as the text of one of `metadata.choices`. `metadata.valid_letters` restricts
+the letters (default: as many as choices, else A to J).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ANSWERED = (
     re.compile(rf"\b(?i:answer)(?:\s{{1,4}}is|\s{{0,4}}:)?{_OPENING}{_LETTER}", re.MULTILINE),
     re.compile(rf"\u7b54\u6848\s{{0,4}}(?:\u662f|\u4e3a|[:\uff1a])?{_OPENING}{_LETTER}"),
 )
-# Named as one of the choices: an answer only if no other one is named so.
+# Named as one of the choices: an answer only if no other choice is named this way.
 _NAMED = (
     re.compile(
         rf"\b(?i:option|choice)(?:\s{{1,4}}is|\s{{0,4}}:)?{_OPENING}{_LETTER}", re.MULTILINE
     ),
     re.compile(r"\b([A-Z])\)?\s{1,4}is\s{1,4}(?:the\s{1,4})?correct\b"),
 )
-# Behind a letter: another one beside it, as in "A or B", "A, B", "A/B", "(A) and (B)".
+# After a letter, another letter of a list, as in "A or B", "A, B", "A/B", "(A) and (B)".
 _BESIDE = re.compile(
     r"[\s)\]}.*$]{0,4}(?:(?:,|/|;|&|\||\+|\\,|\b(?:and|or|nor|und|oder|maybe|perhaps)\b|\u548c|\u6216|\u3001)"
     r"[\s({*$]{0,4}(?:\\text\w{0,8}\{)?\s{0,4}\(?){1,3}"
@@ -52,10 +52,19 @@ _CAPITAL = re.compile(r"\b([A-Z])\b")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The choices of a row.
+    """Choices of a row.
 
-    letter: the right one, "" if the row gives only texts. texts: what counts as the right answer in
-    words. wrong: the words of the other choices.
+    Attributes
+    ----------
+    letters
+        Letters of the choices.
+    letter
+        The right letter; "" if the row gives only texts.
+    texts
+        Texts that count as the right answer.
+    wrong
+        Normalised texts of the other choices.
+
     """
 
     letters: str
@@ -76,7 +85,7 @@ def multiple_choice(sample: RewardInput) -> float:
     if box is not None:
         letter = _alone(box, question)
     else:
-        letter = said(text, question) or (
+        letter = read_letter(text, question) or (
             "" if len(text.split("\n")) > 1 else _alone(text, question)
         )
     return float(letter == question.letter)
@@ -88,7 +97,7 @@ def gpqa(sample: RewardInput) -> float:
     box = boxed(text)
     letter = _alone(box, question) if box is not None else None
     if letter is None:
-        letter = said(text, question)
+        letter = read_letter(text, question)
     if letter is None:
         letter = _only_capital(text, question)
     if letter is not None and question.letter:
@@ -97,7 +106,10 @@ def gpqa(sample: RewardInput) -> float:
 
 
 def read_question(sample: RewardInput, reward: str) -> Question:
-    """The right answer of a row. Raises RewardError where it gives none."""
+    """Return the choices and the right answer of a row.
+
+    Raises RewardError without a right answer.
+    """
     choices = sample.metadata.get("choices") or []
     choices = [as_text(c) for c in (choices.values() if isinstance(choices, dict) else choices)]
     valid = sample.metadata.get("valid_letters") or string.ascii_uppercase[: len(choices) or 10]
@@ -130,10 +142,10 @@ def read_question(sample: RewardInput, reward: str) -> Question:
     return Question(letters, letter, tuple(t for t in texts if _words(t)), wrong)
 
 
-def said(text: str, question: Question) -> str | None:
-    """Return the letter that the response calls the answer, "" if it does not settle on one.
+def read_letter(text: str, question: Question) -> str | None:
+    """Return the letter that the response calls the answer; "" if it does not settle on one.
 
-    None if no letter is called the answer.
+    None if it does not call any letter the answer.
     """
     answered = _matches(_ANSWERED, text, question)
     if answered:
@@ -164,7 +176,7 @@ def _matches(
 
 
 def _with_others(behind: str, letter: str, question: Question) -> bool:
-    """Return whether another letter of the question is named beside one, by the text behind it."""
+    """Return whether the text after a letter names another one, as in "A or B"."""
     match = _BESIDE.match(behind[:40])
     other = (match[1] or match[2]) if match else None
     return other is not None and other != letter and other in question.letters
@@ -185,9 +197,9 @@ def _alone(text: str, question: Question) -> str | None:
 
 
 def _only_capital(text: str, question: Question) -> str | None:
-    """Return the one capital letter that stands alone, "" if there are several.
+    """Return the one capital letter that appears alone; "" if there are several, None without any.
 
-    None if there is none. A letter behind "not" does not count, nor does "I" before a word.
+    A letter after "not" does not count, nor does "I" before a word.
     """
     letters = set()
     for match in _CAPITAL.finditer(text):

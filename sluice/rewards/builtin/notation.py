@@ -1,8 +1,8 @@
-r"""Read a final answer as text: its spelling, its numbers, its units, its list of values.
+"""Read a final answer as text: its spelling, numbers, units and list of values.
 
-The mathematical rewards share these readings, so that one rule says which answers cannot be right:
-a list where the label has one value, a number that differs from the label's, other words. Only the
-standard library is used, and every step is linear in the length of the answer.
+The mathematical rewards share these functions, so that one rule says which answers cannot be right:
+a list if the label has one value, a number that differs from the label's, other words. The module
+uses only the standard library, and every step is linear in the length of the answer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from fractions import Fraction
 
 _LONGEST_NUMBER = 4000  # characters; Python refuses integers of more than 4,300 digits
 _LARGEST_EXPONENT = 400
-# Characters of an answer that are worth reading.
+# Longer answers are not read.
 LONGEST = 5000
-# Brackets in brackets that are worth reading; parsers take far longer than linear time on them.
+# Deeper nesting is not read, because parsers take far longer than linear time on it.
 DEEPEST = 32
 
 _UNICODE = str.maketrans(
@@ -51,8 +51,8 @@ _END = re.compile(r"(?<=[^\s.])\s*[.,;:]\s*$")
 def plain(answer: str) -> str:
     r"""Return one spelling of an answer, without decoration that has no meaning.
 
-    Colours, bold print, sizes of brackets, thin spaces, ``\dfrac`` for ``\frac``, a full stop at
-    the end. Prose becomes ``\text{...}``. Letters keep their case.
+    This removes colours, bold print, sizes of brackets, thin spaces and a final full stop, and
+    replaces ``\dfrac`` by ``\frac``. Prose becomes ``\text{...}``. Case is kept.
     """
     text = re.sub(r"\s+", " ", answer.translate(_UNICODE)).strip()
     for wrapped in _WRAPPED:
@@ -116,9 +116,9 @@ _NUMBER = re.compile(
 
 
 def number(text: str) -> Fraction | None:
-    r"""Return the exact value of a number, or None if the text is anything else.
+    r"""Return the exact value of a number; None if the text is not a number.
 
-    Read are whole numbers with or without thousands separators, decimals (also repeating ones),
+    It reads whole numbers with or without thousands separators, decimals (also repeating ones),
     fractions, mixed numbers and powers of ten such as ``1.6\times 10^{-19}``.
     """
     if len(text) > _LONGEST_NUMBER or not (match := _NUMBER.fullmatch(text.strip())):
@@ -186,9 +186,9 @@ _UNIT = (
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """Split an answer into its value and its unit, "" if it names none.
+    """Split an answer into its value and its unit; "" if it has no unit.
 
-    Words that change a value (million, dozen) or take it back (or, not) are no unit and stay.
+    Words that change a value (million, dozen) or take it back (or, not) are not units and stay.
     """
     if match := _CURRENCY.match(text):
         return text[: match.end(1)] + text[match.end() :], match[2].removeprefix("\\")
@@ -299,7 +299,9 @@ _SENTENCE = re.compile(r"[^\W\d_][^\W\d_]*(?:[\s'’.,-]+[^\W\d_]+)*", re.UNICOD
 
 
 def words(text: str) -> str | None:
-    r"""Return an answer of words, as "Monday", "ABCD" or ``\text{no solution}``; None for others.
+    r"""Return an answer of words, such as "Monday", "ABCD" or ``\text{no solution}``.
+
+    None for others.
 
     A single letter is a variable, with or without brackets.
     """

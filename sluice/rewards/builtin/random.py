@@ -1,6 +1,4 @@
-"""0 or 1 by chance, whatever the response says: slime's `random`, to try a set-up
-without a task.
-"""
+"""Random reward, 0 or 1, whatever the response (slime's `random`): to try a set-up."""
 
 from __future__ import annotations
 

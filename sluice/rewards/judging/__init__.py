@@ -1,3 +1,1 @@
-"""Judges: what runs rewards, in processes of their own or behind HTTP,
-and bounds what they may do.
-"""
+"""Run rewards with limits, in separate processes or over HTTP."""

@@ -1,14 +1,13 @@
-"""A process that judges, as the pool starts it:
-`python -m sluice.rewards.judging.child <configuration>`.
+"""A judging process of the pool: `python -m sluice.rewards.judging.child <configuration>`.
 
-It reads jobs from its standard input, pickles of our own making: each job's argument is one by
-itself, so that what cannot be read costs its own job. It writes one line of JSON for each: JSON,
-because a user's function lives here, and what it makes must not be unpickled elsewhere.
-Plain functions run one after the other on the main thread, where alarm signals work; a coroutine
-function runs for all jobs at hand at the same time.
+It reads pickled jobs from stdin. The argument of a job is pickled separately, so that an unreadable
+argument fails only that job. It writes one line of JSON per job: a user's function runs in this
+process, so its output must not be unpickled by the parent. Plain functions run one after the other
+on the main thread, where alarm signals work. A coroutine function runs concurrently for all jobs at
+hand.
 
-The process has a session of its own, so that it is killed together with whatever a function
-started, and it dies with the thread that started it.
+The process leads a session, so that it is killed together with everything a function started. It
+dies with the thread that started it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from sluice.rewards.judging.configuration import Configuration
 from sluice.rewards.types import RewardError, late, read_value
 from sluice.runtime import error_summary, user_code
 
-# Instead of jobs: forget those that have not been started.
+# Sent instead of jobs: forget those that have not been started.
 DROP = None
 
 # (number, name of a built-in reward or "", samples, a pickled RewardInput or list of them).
@@ -61,7 +60,7 @@ class _Inbox:
         return bool(select.select([self.file], [], [], 0)[0])
 
     def read(self) -> list[JudgeTask] | None:
-        """The next message. Raises EOFError when the pool is gone."""
+        """Return the next message. Raises EOFError once the pool is gone."""
         (size,) = struct.unpack("<I", self._exactly(4))
         return pickle.loads(self._exactly(size))  # type: ignore[no-any-return]  # noqa: S301  (our own worker's)
 
@@ -86,7 +85,7 @@ class _Outbox:
 
 
 def _read(value: Any) -> Any:
-    """[reward, parts] as JSON can say it, or {error, reason}."""
+    """Return [reward, parts] or {error, reason}, ready for JSON."""
     try:
         return read_value(value, configuration.current().key)
     except RewardError as error:
@@ -105,18 +104,18 @@ def _failure(error: BaseException, name: str = "") -> dict[str, str]:
 
 
 def _if_memory_was_short(error: BaseException) -> str:
-    """Words on the limit, behind an error that memory was short for; empty: it was not.
+    """Return a hint about the memory limit if the error is a MemoryError; empty otherwise.
 
-    A judging process hears that its address space has come to an end, and nothing of the limit.
+    A process only notices that its address space is exhausted; the error does not name the limit.
     """
-    if not any(isinstance(each, MemoryError) for each in (error, error.__cause__)):
+    if not any(isinstance(cause, MemoryError) for cause in (error, error.__cause__)):
         return ""
     size = configuration.current().memory / 2**30
     return f": a judging process may take {size:.3g} GiB (spec.reward.sandbox.memory)"
 
 
 def _outcomes(value: Any, argument: Any) -> list[Any]:
-    """The return of a function, as one outcome for each sample."""
+    """Split the return value of a function into one outcome per sample."""
     if not isinstance(argument, list):
         return [_read(value)]
     if isinstance(value, list | tuple) and len(value) == len(argument):
@@ -139,24 +138,20 @@ class _Rewards:
     def concurrent(self) -> bool:
         return self.name != "" and inspect.iscoroutinefunction(user_code.load(self.name))
 
-    def of(self, name: str) -> Callable[[Any], Any]:
+    def function_of(self, name: str) -> Callable[[Any], Any]:
+        """Return the function of a built-in reward, or the user's function if `name` is empty."""
         return user_code.load(registry.IN_POOL[name].function) if name else self.function  # type: ignore[return-value]
 
     def judge(self, name: str, samples: int, body: bytes) -> list[Any]:
-        """Judge one job of so many samples.
-
-        Whatever the function does short of ending the process becomes an outcome.
-        """
+        """Judge one job. Every error that does not end the process becomes an outcome."""
         try:
             _limit_processor_time(self.limits.cpu_seconds)
             argument = pickle.loads(body)  # noqa: S301  (our own worker's)
-            value = self.of(name)(argument)
+            value = self.function_of(name)(argument)
             if inspect.isawaitable(value):
                 value = asyncio.run(_waited(value))
             return _outcomes(value, argument)
-        except (
-            BaseException
-        ) as error:  # sys.exit() of a user's function, too, ends no more than its sample
+        except BaseException as error:  # also sys.exit() of a user's function fails only its sample
             return [_failure(error, name or self.name)] * samples
 
 
@@ -185,7 +180,7 @@ async def _all_at_once(rewards: _Rewards, inbox: _Inbox, outbox: _Outbox) -> Non
         try:
             argument = pickle.loads(body)  # noqa: S301  (our own worker's)
             async with asyncio.timeout(rewards.limits.timeout_seconds):
-                outcomes = _outcomes(await rewards.of("")(argument), argument)
+                outcomes = _outcomes(await rewards.function_of("")(argument), argument)
         except TimeoutError:
             text = f"{rewards.name}: {late(rewards.limits.timeout_seconds)}"
             outcomes = [_failure(RewardError(text, "timeout"), rewards.name)] * samples
@@ -224,8 +219,8 @@ def _die_with_parent() -> None:
 def main() -> int:
     _die_with_parent()
     inbox, outbox = _Inbox(os.dup(0)), _Outbox(os.dup(1))
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
     os.dup2(2, 1)  # what a function prints goes to the log
     limits = Configuration.read(sys.argv[1])
     configuration.set_current(limits)

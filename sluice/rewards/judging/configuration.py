@@ -1,4 +1,4 @@
-"""The configuration that a judging process gets at its start."""
+"""Configuration of a judging process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,26 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """function: the user's, "" for the built-in rewards. memory: bytes. The rest: seconds."""
+    """Settings of a judging process.
+
+    Attributes
+    ----------
+    function
+        Dotted name of the user's function; "" for the built-in rewards.
+    key
+        Part of the value that is the reward.
+    memory
+        Address space in bytes.
+    cpu_seconds
+        Processor time of one job.
+    timeout_seconds
+        Wall time of one job.
+    test_seconds
+        Wall time of one test of a program.
+    imports
+        Modules to import before the first job.
+
+    """
 
     function: str = ""
     key: str | None = None
@@ -31,10 +50,10 @@ _of_this_process: list[Configuration] = []
 
 
 def set_current(configuration: Configuration) -> None:
-    """Make it this process's; a judging process does so before it loads any reward."""
+    """Set this process's configuration. A judging process calls it before it loads any reward."""
     _of_this_process[:] = [configuration]
 
 
 def current() -> Configuration:
-    """This process's configuration; the defaults in a process that was told none."""
+    """Return this process's configuration, or the defaults if it was not set."""
     return _of_this_process[0] if _of_this_process else Configuration()

@@ -1,8 +1,8 @@
-"""Runs rewards. A reward that raises, hangs or returns nonsense fails its sample, never the run.
+"""The judge: a reward that raises, hangs or returns nonsense fails only its sample.
 
-Cheap built-in rewards run here. A user's function, mathematics and tested programs run in processes
-with limits (`pool`); remote rewards and reward models are asked over HTTP. A row may name its own
-built-in reward.
+Cheap built-in rewards run in the worker. Users' functions, mathematics and tested programs run in
+processes with limits (`pool`). Remote rewards and reward models are called over HTTP. A row may
+name another built-in reward than the job.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _OK = REWARDS.labels(outcome="ok")
 
 
 class Judge:
-    """`await judge(samples)` -> for each sample (reward, parts),
-    or the RewardError that failed it.
+    """Runs the job's reward: `await judge(samples)`.
+
+    It returns (reward, parts) for each sample, or the RewardError that failed it.
     """
 
     def __init__(self, reward: Reward, *, workers: int | None = None) -> None:
@@ -72,8 +73,9 @@ class Judge:
         return Pool(limits, self._size)
 
     async def check(self) -> None:
-        """Try what can be tried without a sample, so that a job that cannot judge fails at its
-        start. RewardError.
+        """Try what needs no sample, so that a job that cannot judge fails at its start.
+
+        Raises RewardError.
         """
         if self._reward.function:
             await self._function.check()
@@ -106,7 +108,7 @@ class Judge:
             return await self._outcome(sample)
         except RewardError as error:
             return error
-        except Exception as error:  # of a kind that nobody thought of: it fails its sample alone
+        except Exception as error:  # an unexpected error must fail this sample only
             return RewardError(
                 f"raised {error_summary.cause(error)}",
                 "raised",
@@ -118,7 +120,7 @@ class Judge:
         if name in registry.IN_PROCESS:
             judgement = read_value(_run_in_process(name, sample), self._reward.key)
             return with_answer(judgement, name, sample.response)
-        if name in registry.IN_POOL:  # none of these looks at tokens
+        if name in registry.IN_POOL:  # these rewards do not read tokens
             (outcome,) = await self._builtin(name, replace(sample, tokens=[]))
             if isinstance(outcome, RewardError):
                 return outcome
@@ -133,7 +135,7 @@ class Judge:
 
 
 class RemoteReward(JsonEndpoint):
-    """A reward behind HTTP, in slime's protocol: POST {prompt, response, label} -> the reward."""
+    """A reward behind HTTP, in slime's protocol: POST {prompt, response, label} gives it."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         super().__init__(url, timeout_seconds, RewardError)
@@ -153,17 +155,17 @@ def _count(outcomes: list[JudgeOutcome]) -> None:
 
 
 async def _check_sandbox() -> None:
-    """Say what confines programs here, and what does not.
+    """Log which layers confine programs on this machine, and which are missing.
 
-    Raises RewardError where they may not run.
+    Raises RewardError if programs may not run.
     """
     from sluice.rewards.sandbox import hide, isolation
 
-    here = await asyncio.to_thread(isolation)
-    SANDBOX.labels(isolation=str(here)).set(1)
-    for layer in here.missing:
-        log.warning(here.warning(layer))
-    if here.layers == ("seccomp",):  # then a program may look into processes of its user
+    active = await asyncio.to_thread(isolation)
+    SANDBOX.labels(isolation=str(active)).set(1)
+    for layer in active.missing:
+        log.warning(active.warning(layer))
+    if active.layers == ("seccomp",):  # then programs may inspect processes of the same user
         hide()
 
 
@@ -172,7 +174,7 @@ def _run_in_process(name: str, sample: RewardInput) -> RewardValue:
         return registry.IN_PROCESS[name](sample)
     except RewardError:
         raise
-    except Exception as error:  # a row of a kind that nobody thought of fails its sample alone
+    except Exception as error:  # an unexpected row must fail its sample only
         raise RewardError(
             f"{name} raised {error_summary.cause(error)}",
             "raised",
@@ -181,7 +183,8 @@ def _run_in_process(name: str, sample: RewardInput) -> RewardValue:
 
 
 def _processes() -> int:
-    """A quarter of the cores that this process may use, 2 to 16:
-    the engine beside it needs some, too.
+    """Return a quarter of the available cores, within 2 to 16.
+
+    The engine on this machine needs some too.
     """
     return min(max(len(os.sched_getaffinity(0)) // 4, 2), 16)

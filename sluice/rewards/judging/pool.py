@@ -1,11 +1,10 @@
-"""Judging processes, and the jobs that wait for them.
+"""Judging processes, and the queue of jobs for them.
 
-Jobs that are ready are given to a process in one piece, and come back one by one; each has its own
-time limit. A job that takes longer than a moment keeps its process to itself: what was to follow it
-goes elsewhere, and another process is started, up to a bound, so that jobs that hang hold up
-nobody. A process that must be killed takes with it only the job that it was at. Every job is
-answered: one that cannot be sent to a process at once, and whatever ends the work with a process
-answers the jobs that the process has.
+Ready jobs are sent to a process in chunks and come back one by one, each with its own time limit. A
+job that takes longer than a moment keeps its process to itself: the rest of its chunk goes back to
+the queue, and another process is started, up to a bound, so that hanging jobs do not block others.
+If a process must be killed, only the job that it was running fails. Every job gets an answer: one
+that cannot be sent fails at once, and if a process is lost its jobs are answered or queued again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sluice.rewards.types import Judgement, RewardError, late
 from sluice.runtime import error_summary
 
 MOMENT_SECONDS = 1.0
-# Processes at most, for each that is wanted: the others are at jobs that take long.
+# Maximum number of processes per slot; the extra ones run slow jobs.
 MOST_PER_SLOT = 4
 
 _CHUNK = 64
@@ -43,10 +42,10 @@ class _Job:
     number: int
     reward: str
     samples: int
-    # The pickled argument.
+    # Pickled argument.
     body: bytes
     done: asyncio.Future[list[JudgeOutcome]]
-    # The one that has it; None: it is in the queue.
+    # Process that has the job; None while it is queued.
     process: Process | None = None
     started: float = 0.0
     tries: int = 0
@@ -64,16 +63,17 @@ class _Job:
 
 @dataclass(eq=False, slots=True)
 class Pool:
-    """`await pool(reward, argument)` -> the outcomes of one job: a sample, or a list of them.
+    """Runs jobs in judging processes: `await pool(reward, argument)` returns outcomes.
 
-    reward: name of a built-in reward that runs in a pool; "" for the function of the configuration.
+    `reward` is the name of a built-in reward, or "" for the configured function. `argument` is a
+    sample or a list of samples.
     """
 
     configuration: Configuration
     size: int
     _queue: deque[_Job] = field(default_factory=deque)
     _idle: deque[asyncio.Event] = field(default_factory=deque)
-    # By `check`, and whose life has not begun.
+    # Started by `check`; not yet serving the queue.
     _started: list[Process] = field(default_factory=list)
     _lives: set[asyncio.Task[None]] = field(default_factory=set)
     _ends: set[asyncio.Task[None]] = field(default_factory=set)
@@ -86,7 +86,7 @@ class Pool:
         samples = len(argument) if isinstance(argument, list) else 1
         try:
             body = pickle.dumps(argument, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # pickle raises whatever the objects do, and RecursionError
+        except Exception as error:  # errors of the objects, or RecursionError
             reason = error_summary.type_and_message(error)
             text = f"the sample cannot be sent to a judging process: {reason}"
             return [
@@ -103,10 +103,10 @@ class Pool:
             self._open.discard(job)
 
     async def check(self) -> None:
-        """Have processes that the first jobs find ready: one now, the others meanwhile.
+        """Start processes for the first jobs, and wait for one of them.
 
-        What a function imports takes seconds, which a run's first batch would wait for. Raises
-        RewardError where no process can be started.
+        Imports of a function take seconds, which the first batch would wait for otherwise. Raises
+        RewardError if the process cannot start.
         """
         self._started.append(await Process.start(self.configuration))
         while len(self._lives) < self.size:
@@ -124,7 +124,7 @@ class Pool:
     # --- processes
 
     def _wake(self) -> None:
-        """Have somebody look at the queue."""
+        """Wake an idle process, or start another one if the pool may grow."""
         if self._closed:
             return
         if self._idle:
@@ -147,7 +147,7 @@ class Pool:
             )
         except RewardError as error:
             return self._fail_waiting(error)
-        except Exception as error:  # no process or file is left, for one
+        except Exception as error:  # for example, the limit of processes or files is reached
             what = self.configuration.function or "the judge"
             text = f"{what}: no process can be started: {error_summary.type_and_message(error)}"
             return self._fail_waiting(
@@ -157,9 +157,9 @@ class Pool:
             while await self._wait_for_work(process):
                 await (self._serve_all(process) if process.concurrent else self._serve(process))
         except LostError:
-            # Whoever lost a job has been told; those that were not at fault are back in the queue.
+            # The lost job has failed; jobs that were not at fault are back in the queue.
             pass
-        except Exception as error:  # nobody else would answer what this process has
+        except Exception as error:  # otherwise the jobs of this process would never be answered
             self._fail_jobs_of(process, error)
         finally:
             await self._end(process)
@@ -168,17 +168,14 @@ class Pool:
                 self._wake()
 
     async def _end(self, process: Process) -> None:
-        """Kill a process.
-
-        It is ended to the last, also where the pool is closed in the middle of it.
-        """
+        """Kill a process, completely even if the pool is closed meanwhile."""
         end = asyncio.create_task(process.kill())
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
         await asyncio.shield(end)
 
     async def _wait_for_work(self, process: Process) -> bool:
-        """True when there is a job for this process; False when it is not needed, or gone."""
+        """Return True once there is a job for this process, False if it is not needed or gone."""
         while not self._queue:
             if len(self._idle) >= self.size:
                 return False
@@ -188,8 +185,8 @@ class Pool:
         return process.alive
 
     def _fail_waiting(self, error: RewardError) -> None:
-        """Answer all that wait, since this life has no process for them."""
-        # Before they hear of it: who comes back at once needs the place of this life.
+        """Fail all queued jobs, since no process can be started."""
+        # First free the slot: a caller that retries at once needs it.
         self._lives.discard(asyncio.current_task())
         while self._queue:
             self._queue.popleft().fail(error)
@@ -211,12 +208,12 @@ class Pool:
         jobs = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
         for job in jobs:
             job.process = process
-        return [job for job in jobs if not job.done.done()]  # nobody waits for the others any more
+        return [job for job in jobs if not job.done.done()]  # the other jobs were cancelled
 
     # --- plain functions: one job after the other
 
     async def _serve(self, process: Process) -> None:
-        """Have a chunk of the queue judged. Raises LostError where the process must go."""
+        """Judge a chunk of the queue. Raises LostError if the process must go."""
         jobs = deque(self._take(min(_CHUNK, math.ceil(len(self._queue) / self.size)), process))
         if self._queue:
             self._wake()
@@ -237,13 +234,13 @@ class Pool:
                 raise
 
     async def _serve_slow(self, process: Process, job: _Job, rest: list[_Job]) -> None:
-        """Wait for a job that takes long, while others take over the rest of its chunk."""
+        """Wait for a slow job, while other processes take the rest of its chunk."""
         self._slow += 1
         try:
             process.drop()
             self._give_back(rest)
             end = time.monotonic() + self.configuration.timeout_seconds - MOMENT_SECONDS
-            # What it had started of the rest before it heard of the drop is judged elsewhere, too.
+            # Jobs that it started before it read the drop are judged elsewhere as well.
             while True:
                 for answer in await process.answers(max(end - time.monotonic(), 0.0)):
                     if answer.get("id") == job.number:
@@ -264,7 +261,7 @@ class Pool:
     # --- coroutine functions: all at once
 
     async def _serve_all(self, process: Process) -> None:
-        """Have the queue judged, many jobs at the same time, until nothing is left.
+        """Judge the queue, many jobs concurrently, until it is empty.
 
         Raises LostError.
         """
@@ -275,7 +272,7 @@ class Pool:
             while self._queue or running:
                 self._start_more(process, running)
                 if self._queue:
-                    self._wake()  # this process is full: is there another?
+                    self._wake()  # this process is full: wake another one
                 elif news not in self._idle:
                     news.clear()
                     self._idle.append(news)
@@ -298,11 +295,13 @@ class Pool:
             if news in self._idle:
                 self._idle.remove(news)
             answers.cancel()
-            await asyncio.wait({answers})  # whoever ends the process reads the rest of its output
+            await asyncio.wait({answers})  # `kill` reads the rest of the output
 
     def _start_more(self, process: Process, running: dict[int, _Job]) -> None:
-        """Start what fits. A job that was there when a process was lost runs alone: then it is
-        clear who did it.
+        """Send as many jobs as fit.
+
+        A job that was running when a process was lost is sent alone, so that the culprit can be
+        identified.
         """
         suspects = any(job.tries > 1 for job in running.values()) or (
             self._queue and self._queue[0].tries > 0
@@ -316,13 +315,16 @@ class Pool:
             process.send([job.wire() for job in jobs])
 
     def _look_for_hanging(self, running: dict[int, _Job]) -> None:
-        """The process ends jobs itself, unless one of them blocks it: then it must go."""
+        """Raise LostError if a job is overdue.
+
+        The process ends jobs itself unless one of them blocks it.
+        """
         limit = time.monotonic() - self.configuration.timeout_seconds - _GRACE_SECONDS
         if any(job.started < limit for job in running.values()):
             raise LostError(late(self.configuration.timeout_seconds), "timeout")
 
     def _gives_up(self, job: _Job, error: LostError) -> bool:
-        if job.tries < _TRIES:  # one of many ended the process: nobody knows which
+        if job.tries < _TRIES:  # one of several jobs ended the process, unknown which
             return False
         job.fail(self._lost(error, job))
         return True
@@ -338,8 +340,9 @@ class Pool:
 
 
 def _settle(job: _Job | None, answer: dict[str, Any]) -> None:
-    """Finish a job with its answer. Raises LostError where it is no such answer: a function can
-    write what it likes.
+    """Finish a job with its answer. Raises LostError unless the answer is valid.
+
+    A function may write anything to the pipe.
     """
     try:
         outcomes = [_outcome(outcome) for outcome in answer["outcomes"]]
@@ -347,7 +350,7 @@ def _settle(job: _Job | None, answer: dict[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError):
         sound = False
     if not sound or job is None:
-        raise LostError("its answer is no outcome", "invalid")
+        raise LostError("its answer is not an outcome", "invalid")
     job.finish(outcomes)
 
 

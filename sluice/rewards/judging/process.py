@@ -1,6 +1,4 @@
-"""A judging process, seen from the worker that started it (`sluice.rewards.judging.child` is its
-other side).
-"""
+"""A judging process, seen from the worker that started it (`child` is the other side)."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _END_SECONDS = 10.0
 
 
 class LostError(Exception):
-    """The process is gone, or must go. The message says how, for people; the reason,
-    for metrics.
-    """
+    """The process is gone or must be killed. The message is for people, the reason for metrics."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -34,8 +30,10 @@ class LostError(Exception):
 
 
 class Process:
-    """concurrent: its function is a coroutine function,
-    and all jobs that it has run at the same time.
+    """A judging process.
+
+    `concurrent` is True if its function is a coroutine function, so that it runs all its jobs at
+    the same time.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -45,7 +43,10 @@ class Process:
 
     @classmethod
     async def start(cls, configuration: Configuration) -> Process:
-        """A process that has loaded its function. Raises RewardError where it cannot."""
+        """Start a process and wait until it has loaded its function.
+
+        Raises RewardError if it cannot.
+        """
         what = configuration.function or "the judge"
         spawning = asyncio.create_task(_spawn(configuration))
         try:
@@ -82,18 +83,19 @@ class Process:
         self._write(child.pack(jobs))
 
     def drop(self) -> None:
-        """Have it forget the jobs that it has not started; it answers {dropped: true}."""
+        """Tell the process to forget jobs that it has not started; it answers {dropped: true}."""
         self._write(child.pack(child.DROP))
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(
             data
-        )  # a process that is gone is noticed where its answer is awaited
+        )  # a process that is gone is noticed when its answer is awaited
 
     async def answers(self, seconds: float | None) -> list[dict[str, Any]]:
-        """Its next answers, one or more. Raises TimeoutError, or LostError where it is gone or
-        talks nonsense.
+        """Return the next answers, at least one.
+
+        Raises TimeoutError, or LostError if the process is gone or its answer is invalid.
         """
         assert self._process.stdout is not None
         async with asyncio.timeout(seconds):
@@ -108,7 +110,7 @@ class Process:
                     raise LostError("its answer is too long", "invalid")
 
     async def _end(self) -> str:
-        """How it ended, in words."""
+        """Wait for the end and describe it."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 code = await self._process.wait()
@@ -119,7 +121,7 @@ class Process:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     async def kill(self) -> None:
-        """End it and all that it has started."""
+        """Kill the process and everything it has started."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(ProcessLookupError):
@@ -128,7 +130,7 @@ class Process:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
                 while await self._process.stdout.read(_READ_BYTES):
-                    pass  # a pipe that is read to its end is closed with its process
+                    pass  # read to the end, so that the pipe closes with its process
         await self._process.wait()
 
 
@@ -149,5 +151,5 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except InputError:
         answer = None
     if not isinstance(answer, dict):
-        raise LostError("its answer is no JSON object", "invalid")
+        raise LostError("its answer is not a JSON object", "invalid")
     return answer

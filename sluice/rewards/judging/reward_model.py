@@ -1,8 +1,7 @@
-"""A reward model behind an unmodified SGLang server (`--is-embedding`),
-through its /classify endpoint.
+"""A reward model behind an unmodified SGLang server (`--is-embedding`), through /classify.
 
-/classify takes `{"text": [...]}` and answers, for each text, `{"embedding": [outputs of the model's
-head], ...}`. Samples that are ready at the same time go in one request.
+/classify takes `{"text": [...]}` and returns `{"embedding": [outputs of the model's head], ...}`
+for each text. Samples that are ready at the same time share a request.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _REQUESTS = 8
 
 
 class RewardModel:
-    """`await model(sample)` -> the reward."""
+    """A client of a reward model: `await model(sample)` returns the reward."""
 
     def __init__(self, settings: Settings, timeout_seconds: float) -> None:
         self._settings = settings
@@ -36,7 +35,7 @@ class RewardModel:
         self._requests: set[asyncio.Task[None]] = set()
 
     def load(self) -> None:
-        """Load the tokenizer, if there is one. Raises RewardError."""
+        """Load the tokenizer, if one is configured. Raises RewardError."""
         if self._settings.tokenizer is None or self._tokenizer is not None:
             return
         from transformers import AutoTokenizer
@@ -57,7 +56,7 @@ class RewardModel:
         self._tokenizer = tokenizer
 
     async def __call__(self, sample: RewardInput) -> float:
-        """The reward of one sample. Raises RewardError."""
+        """Return the reward of a sample. Raises RewardError."""
         self.load()
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._text(sample), future))
@@ -74,7 +73,7 @@ class RewardModel:
         await self._endpoint.close()
 
     def _text(self, sample: RewardInput) -> str:
-        """The text that the reward model reads. Raises RewardError."""
+        """Return the text that the reward model reads. Raises RewardError."""
         messages = sample.prompt
         if self._tokenizer is None:
             said = (
@@ -92,7 +91,7 @@ class RewardModel:
             raise RewardError(f"reward.model.tokenizer: {error}", "invalid") from error
 
     async def _score(self) -> None:
-        await asyncio.sleep(0)  # let those of the same group come along
+        await asyncio.sleep(0)  # let samples of the same group join the request
         while self._waiting:
             count = min(len(self._waiting), _MOST_IN_A_REQUEST)
             batch = [self._waiting.popleft() for _ in range(count)]
@@ -115,7 +114,7 @@ class RewardModel:
                 f"{self._endpoint.url}: expected a list of {count} answers, got {shown(answer)}",
                 "invalid",
             )
-        return [self._output(one) for one in answer]
+        return [self._output(entry) for entry in answer]
 
     def _output(self, answer: Any) -> float | RewardError:
         outputs = answer.get("embedding") if isinstance(answer, dict) else None

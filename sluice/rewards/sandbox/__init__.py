@@ -1,8 +1,7 @@
-"""Runs programs that nobody has read: confined, limited, and without the answers that they are
-judged by.
+"""Sandbox: run untrusted programs, confined, limited, and without the expected answers.
 
-`Sandbox` starts a clean interpreter (`zygote`) that forks one confined process
-(`confine`) for each test.
+`Sandbox` starts a clean interpreter (`zygote`) that forks one confined process (`confine`) for each
+test.
 """
 
 from __future__ import annotations
@@ -21,18 +20,16 @@ log = logging.getLogger(__name__)
 
 _TRIES = 2
 _WITHOUT = {
-    "uid": "programs run as the pod's own user; a watch, not the kernel, limits their threads",
-    "namespaces": "programs write to the pod's temporary directory, where a watch, not the kernel, "
-    "limits their files; seccomp alone stands between them and the network",
+    "uid": "programs run as the pod's user; polling, not the kernel, limits their threads",
+    "namespaces": "programs write to the pod's temporary directory, where polling, not the kernel, "
+    "limits their files; only seccomp keeps them from the network",
     "landlock": "programs can read every file that their user may read",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Confinement of programs on this machine. layers: those that hold. missing: layer -> why it
-    does not.
-    """
+    """Confinement of programs on this machine: the active layers, and why others are missing."""
 
     layers: tuple[str, ...]
     missing: dict[str, str] = field(default_factory=dict)
@@ -41,20 +38,27 @@ class Isolation:
         return "+".join(self.layers)
 
     def warning(self, layer: str) -> str:
-        """One line about a missing layer: which, why, and what that means."""
+        """Return one line about a missing layer: its name, the cause and the consequence."""
         return (
-            f"code: the sandbox has no layer {layer!r} here ({self.missing[layer]}): "
-            f"{_WITHOUT[layer]}; docs/security.md says more"
+            f"code: the sandbox has no layer {layer!r} on this machine ({self.missing[layer]}): "
+            f"{_WITHOUT[layer]}; see docs/security.md"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """How one test went.
+    """Result of one test.
 
-    status: ok, error, timeout, output (too much of it), limit (too many threads or files), refused
-    (a command that cannot be confined here). error: the end of what went to stderr, or which limit,
-    or why.
+    Attributes
+    ----------
+    status
+        ok, error, timeout, output (too much of it), limit (too many threads or files), or
+        refused (a command that cannot be confined on this machine).
+    output
+        Output of the program.
+    error
+        End of stderr, the exceeded limit, or why the command was refused.
+
     """
 
     status: str
@@ -63,17 +67,17 @@ class ProgramRun:
 
 
 class Sandbox:
-    """One zygote, and another one where it ended. Use it from one thread."""
+    """A zygote that is replaced if it ends. Not thread-safe."""
 
     def __init__(self) -> None:
         self._zygote = _start()
         self.isolation = _isolation(self._zygote)
 
     def run(self, **request: Any) -> ProgramRun:
-        """Run one test: see zygote._run. Raises RewardError where it cannot be run, for no fault of
-        the program.
+        """Run one test; `zygote._run` lists the fields of a request.
 
-        A test at which the sandbox fails is run once more, in a new zygote.
+        A test at which the sandbox itself fails is run once more, in a new zygote. Raises
+        RewardError if the test cannot be run through no fault of the program.
         """
         for _ in range(_TRIES):
             self._replace_if_ended()
@@ -82,7 +86,7 @@ class Sandbox:
             except TimeoutError:
                 self._zygote.kill()
                 raise RewardError(
-                    "code: the sandbox gave no answer, and was replaced", "timeout"
+                    "code: the sandbox did not answer and was replaced", "timeout"
                 ) from None
             except EndedError as error:
                 cause = f"its process ended: {error}"
@@ -91,7 +95,7 @@ class Sandbox:
                     return ProgramRun(**answer)
                 cause = answer["error"]
                 self._zygote.close()
-            log.warning("code: the sandbox failed at a test (%s), and is replaced", cause)
+            log.warning("code: the sandbox failed at a test (%s) and is replaced", cause)
         raise RewardError(f"code: the sandbox failed twice at one test ({cause})", "died")
 
     def _replace_if_ended(self) -> None:
@@ -115,7 +119,7 @@ def _start() -> Zygote:
         zygote.close()
         raise RewardError(
             f"code: programs cannot be confined on this machine ({refused}); "
-            "use a sandbox service of your own, through reward.url",
+            "use a separate sandbox service through reward.url",
             "unavailable",
         )
     return zygote
@@ -126,7 +130,10 @@ def _isolation(zygote: Zygote) -> Isolation:
 
 
 def isolation() -> Isolation:
-    """The confinement of programs on this machine. Raises RewardError where they may not run."""
+    """Return the confinement of programs on this machine.
+
+    Raises RewardError if they may not run.
+    """
     sandbox = Sandbox()
     sandbox.close()
     return sandbox.isolation

@@ -28,7 +28,7 @@ main()
 """
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"} | ONE_THREAD
 _START_SECONDS = 60.0
-# For what a zygote does around a test: to fork, and to clean up.
+# Time for a zygote to fork before a test and to clean up after it.
 _GRACE_SECONDS = 10.0
 _END_SECONDS = 5.0
 _PIECE = 1 << 16
@@ -39,12 +39,14 @@ class EndedError(Exception):
 
 
 class Zygote:
-    """hello: {layers: names of those that hold, missing: {layer: why}, refused: why programs may
-    not run, or ""}.
+    """A zygote process and its pipes.
+
+    `hello` is its first message: {layers: active layers, missing: {layer: cause}, refused: why
+    programs may not run, or ""}.
     """
 
     def __init__(self) -> None:
-        here = Path(__file__).parent
+        folder = Path(__file__).parent
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -53,9 +55,9 @@ class Zygote:
                 "utf8",
                 "-c",
                 _BOOT,
-                str(here.parents[1]),
-                str(here.parent),
-                str(here),
+                str(folder.parents[1]),
+                str(folder.parent),
+                str(folder),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,7 +79,10 @@ class Zygote:
         return not self._stdin.closed and self._process.poll() is None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request. Raises EndedError, or TimeoutError: then it must be killed."""
+        """Send a request and return its answer.
+
+        Raises EndedError, or TimeoutError: then kill the zygote.
+        """
         end = time.monotonic() + request["seconds"] + _GRACE_SECONDS
         body = json.dumps(request).encode()
         data = memoryview(struct.pack("<I", len(body)) + body)
@@ -116,14 +121,14 @@ class Zygote:
         )
 
     def close(self) -> None:
-        """Have it clean up and end."""
+        """Let the zygote clean up and end."""
         self._stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """End it at once; the next one cleans up after it."""
+        """Kill the zygote; the next one cleans up after it."""
         self._stdin.close()
         self._stdout.close()
         self._process.kill()
@@ -131,10 +136,10 @@ class Zygote:
 
 
 def _wait(file: Any, event: int, end: float) -> None:
-    """Until a pipe takes or has something. Raises TimeoutError at `end`.
+    """Wait until a pipe is ready. Raises TimeoutError at `end`.
 
-    Not by select.select: that takes no descriptor above 1,023, and a worker with a thousand
-    requests under way has more open.
+    `select.select` would fail for descriptors above 1,023, and a worker with a thousand requests
+    has more.
     """
     poll = select.poll()
     poll.register(file, event)

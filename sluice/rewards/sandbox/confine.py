@@ -1,9 +1,8 @@
-"""The rights that a process gives up before it runs a program that nobody has read. Standard
-library only.
+"""Give up rights before running an untrusted program. Standard library only.
 
-Layers, of which all but the last two may be missing on some machine: a user of the program's own
-(`account`), namespaces, Landlock (files), seccomp (calls), resource limits. `probe` finds out once
-which of them hold here; `confine` applies exactly these, and fails where one no longer does.
+Layers: a separate user, namespaces, Landlock (files), seccomp (system calls), resource limits. All
+but the last two may be missing on a machine. `probe` finds out once which layers work; `confine`
+applies exactly these, and fails if one no longer works.
 """
 
 from __future__ import annotations
@@ -38,16 +37,13 @@ _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache",
 )  # fmt: skip
 _DEVICES = ("/dev/zero", "/dev/urandom", "/dev/random")
-_HIGH = (
-    0x70000000,
-    1 << 27,
-)  # (first, how many): nobody gives these to users or containers (systemd's list of uids)
-_LOW = (60_001, 500)  # in a pod of a user namespace of its own there are 65,536 users
+# Ranges of uids, (first, count). Neither users nor containers get the high one (systemd's list
+# of uids). A pod with a user namespace only has 65,536 users.
+_HIGH_UIDS, _LOW_UIDS = (0x70000000, 1 << 27), (60_001, 500)
 _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 
-_NEW_NAMESPACES = (
-    0x10000000 | 0x40000000 | 0x00020000 | 0x08000000
-)  # CLONE_NEW: user, network, mount, IPC
+# CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWIPC
+_NEW_NAMESPACES = 0x10000000 | 0x40000000 | 0x00020000 | 0x08000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4  # MS_* of mount and MOUNT_ATTR_* of mount_setattr
 _PRIVATE = (1 << 18) | (1 << 14)  # MS_PRIVATE | MS_REC
 _MOUNT_SETATTR, _AT_FDCWD, _RECURSIVE = 442, -100, 0x8000  # the number is the same on every machine
@@ -55,7 +51,7 @@ _MOUNT_SETATTR, _AT_FDCWD, _RECURSIVE = 442, -100, 0x8000  # the number is the s
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """memory: bytes of address space. cpu_seconds: processor time."""
+    """Address space in bytes and processor time in seconds."""
 
     memory: int
     cpu_seconds: int
@@ -63,11 +59,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Exceptions for a process: what it may do besides.
+    """Exceptions from the confinement.
 
-    programs: it may start other programs, which are confined as it is. readable: files and
-    directories that they may read, and run. processes: those that our own user has anyway, and
-    that count with theirs where they run as that user.
+    Attributes
+    ----------
+    programs
+        Allow other programs, which are confined in the same way.
+    readable
+        Files and directories that these programs may read and run.
+    processes
+        Processes that the current user already has. The kernel counts them together with the
+        program's if it runs as the same user.
+
     """
 
     programs: bool = False
@@ -80,10 +83,19 @@ _NONE = Rights()
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers that confine programs on this machine.
+    """Layers that confine programs on this machine.
 
-    uid: the program's own user; None: it runs as ours. missing: layer -> why this machine does not
-    have it. refused: why programs must not run here at all; "" where they may.
+    Attributes
+    ----------
+    uid
+        User of the program; None if it runs as the current user.
+    namespaces, landlock
+        True if the layer works.
+    missing
+        Cause by name of a missing layer.
+    refused
+        Why programs must not run on this machine; "" if they may.
+
     """
 
     uid: int | None = None
@@ -103,12 +115,12 @@ class Layers:
 
 
 def probe(directory: str, rights: Rights = _NONE) -> Layers:
-    """Try every layer, each in a process of its own; `directory`: an empty one to try them with.
+    """Try every layer in a forked process, with the empty `directory`.
 
-    With other programs, what limits them is no choice: a place to write in, and a number of
-    processes that the kernel counts, which it does for everybody but root.
+    If other programs are allowed, two limits are mandatory: a confined place to write to, and a
+    number of processes that the kernel enforces, which it does for every user but root.
     """
-    _python()  # read now: another user may not be able to
+    _python()  # cached now, because another user may not be able to read the paths
     layers, missing = Layers(), dict[str, str]()
     for name in ("uid", "namespaces", "landlock"):
         for more in _with(layers, name):
@@ -124,22 +136,41 @@ def probe(directory: str, rights: Rights = _NONE) -> Layers:
 
 
 def _unlimited(layers: Layers, missing: dict[str, str]) -> str:
-    """The layer without which no other programs may be started, or ""."""
+    """Return why other programs may not be started with these layers, or ""."""
     if layers.uid is None and os.geteuid() == 0:
-        return f"no user of its own, and nothing counts the processes of root: {missing['uid']}"
+        return (
+            "no separate user, and the kernel does not limit the processes of root: "
+            f"{missing['uid']}"
+        )
     if not (layers.namespaces or layers.landlock):
         reasons = "; ".join(f"{name}: {missing[name]}" for name in ("namespaces", "landlock"))
-        return f"nothing confines what programs write ({reasons})"
+        return f"no layer confines what programs write ({reasons})"
     return ""
 
 
 def confine(
     directory: str, limits: Limits, layers: Layers, parent: int, rights: Rights = _NONE
 ) -> None:
-    """Confine this process to reading Python's own files and writing in `directory`, for good.
+    """Confine this process, for good, to reading Python's files and writing in `directory`.
 
-    parent: the process that forked this one, which is not to outlive it. Raises OSError where a
-    layer does not hold.
+    Parameters
+    ----------
+    directory
+        The only writable directory.
+    limits
+        Resource limits.
+    layers
+        Layers to apply, from `probe`.
+    parent
+        Pid of the parent, which this process must not outlive.
+    rights
+        Exceptions.
+
+    Raises
+    ------
+    OSError
+        If a layer does not work.
+
     """
     _enter(directory, layers, rights)
     _limit(limits, layers, rights)
@@ -148,17 +179,15 @@ def confine(
 
 
 def hide() -> None:
-    """Keep this process's memory, environment and descriptors from others
-    of the same user (in /proc).
-    """
+    """Hide memory, environment and descriptors of this process from others of the same user."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-# --- one layer after the other
+# --- the layers
 
 
 def _with(layers: Layers, name: str) -> list[Layers]:
-    """The same with one layer more, in the forms in which it may hold."""
+    """Return the layers plus one more, in each variant worth trying."""
     match name:
         case "uid":
             return [replace(layers, uid=uid) for uid in _candidate_uids()]
@@ -171,7 +200,7 @@ def _with(layers: Layers, name: str) -> list[Layers]:
 def _try(directory: str, layers: Layers, rights: Rights) -> None:
     """Enter the layers.
 
-    Raises OSError where one does not hold, or takes from programs what they import.
+    Raises OSError if one does not work, or takes away what programs import.
     """
     if layers.uid is not None:
         _require_capabilities()
@@ -189,34 +218,30 @@ def _enter(directory: str, layers: Layers, rights: Rights = _NONE) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(
         _PR_SET_DUMPABLE, 1, 0, 0, 0
-    )  # else our own files in /proc are not ours; see _keep_apart
+    )  # gives access to this process's files in /proc until _keep_apart
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out this process goes first; a courtesy, no layer
+        file.write("1000")  # if memory runs out, the kernel kills this process first
     if layers.namespaces:
         _enter_namespaces(directory, size=DIRECTORY_BYTES, entries=DIRECTORY_ENTRIES)
     os.chdir(directory)
     _drop_capabilities(libc)
     seccomp.forbid_new_privileges()
     if layers.landlock:
-        own = [*_SYSTEM, *rights.readable] if rights.programs else _python()
-        landlock.restrict([*own, *_DEVICES], [directory, "/dev/null"])
+        readable = [*_SYSTEM, *rights.readable] if rights.programs else _python()
+        landlock.restrict([*readable, *_DEVICES], [directory, "/dev/null"])
 
 
-# --- a user of the program's own: the pod's files are a stranger's to it, and the kernel counts its
-# threads and pipes alone
+# --- a separate user: it does not own the pod's files, and the kernel counts its threads and pipes
+# separately
 
 
 def _candidate_uids() -> list[int]:
-    """Uids to try. They differ from sandbox to sandbox: the kernel counts a user's threads over the
-    whole node.
-    """
-    return [first + secrets.randbelow(size) for first, size in (_HIGH, _LOW)]
+    """Return uids to try, random because the kernel counts a user's threads over the whole node."""
+    return [first + secrets.randbelow(size) for first, size in (_HIGH_UIDS, _LOW_UIDS)]
 
 
 def _require_capabilities() -> None:
-    """Raises OSError where this process cannot run a program as another user, end it, or clean up
-    after it.
-    """
+    """Raise OSError unless this process can run and kill programs of another user."""
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith("CapEff:"))
     held = int(line.split()[1], 16)
@@ -225,14 +250,14 @@ def _require_capabilities() -> None:
 
 
 def _become(uid: int) -> None:
-    """Be this user, and no other, in this user's group, for good. Raises OSError."""
+    """Switch to this user and its group for good. Raises OSError."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def _require_readable(paths: Iterable[str]) -> None:
-    """Raises OSError where this user cannot read one of the paths; what does not exist aside."""
+    """Raise OSError if an existing path is not readable by this user."""
     for path in paths:
         try:
             mode = os.stat(path).st_mode
@@ -246,9 +271,20 @@ def _require_readable(paths: Iterable[str]) -> None:
 
 
 def _enter_namespaces(directory: str, *, size: int, entries: int) -> None:
-    """Enter new namespaces, with `directory` as the only place to write to. Raises OSError.
+    """Enter user, network, mount and IPC namespaces, with `directory` as the only writable place.
 
-    size: bytes in the directory. entries: files and directories in it.
+    The network is unconnected, `directory` is in memory with a size limit, /proc is empty, and from
+    Linux 5.12 on everything else is read-only. Raises OSError.
+
+    Parameters
+    ----------
+    directory
+        Place to write to.
+    size
+        Its limit in bytes.
+    entries
+        Its limit of files and directories.
+
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.geteuid(), os.getegid()
@@ -278,7 +314,7 @@ def _make_read_only(libc: ctypes.CDLL) -> None:
     except OSError as error:
         if (
             error.errno != errno.ENOSYS
-        ):  # before Linux 5.12 file permissions and Landlock stand alone
+        ):  # before Linux 5.12 only file permissions and Landlock protect files
             raise
 
 
@@ -304,7 +340,7 @@ def _limit(limits: Limits, layers: Layers, rights: Rights) -> None:
     }
     if (
         layers.uid is not None
-    ):  # counted by user over the whole node: a limit for nobody but a user of one's own
+    ):  # counted by user over the whole node, so only useful for a separate user
         values[resource.RLIMIT_NPROC] = THREADS
     elif rights.programs:
         values[resource.RLIMIT_NPROC] = rights.processes + THREADS
@@ -318,9 +354,9 @@ def _limit(limits: Limits, layers: Layers, rights: Rights) -> None:
 
 
 def _keep_apart(parent: int) -> None:
-    """Die with the parent, and be no process that others may look into.
+    """Die with the parent, and forbid inspection by other processes.
 
-    A change of user would undo both.
+    A change of user resets both, so this comes after it.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
@@ -336,7 +372,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 @cache
 def _python() -> list[str]:
-    """Where Python, its libraries and the system's shared libraries are."""
+    """Return the paths of Python, its libraries and the system's shared libraries."""
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths |= {os.path.join(base, "lib") for base in (sys.prefix, sys.base_prefix)}
     return sorted(
@@ -348,7 +384,7 @@ def _python() -> list[str]:
 
 
 def _attempt(action: Callable[[], None]) -> str:
-    """Why `action` fails in a process of its own; "" where it does not."""
+    """Run `action` in a forked process and return why it fails; "" if it does not."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,8 @@
-"""Landlock: which files a process may see, without privileges. Standard library only.
+"""Landlock: restrict the files that a process may access, without privileges.
 
-Linux 5.13 and later, where it is switched on. Structures and flags are those of linux/landlock.h.
+Standard library only.
+
+It needs Linux 5.13 with Landlock enabled. Structures and flags follow linux/landlock.h.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def _call(*arguments: object) -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave this process only these files and directories, for good; it needs no_new_privs.
+    """Restrict this process, for good, to these files and directories. It needs no_new_privs.
 
     Raises OSError.
     """
@@ -54,7 +56,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    with contextlib.suppress(FileNotFoundError):  # not every system has every directory
+    with contextlib.suppress(FileNotFoundError):  # some systems lack some directories
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):

@@ -1,7 +1,7 @@
-"""Where a process keeps the directories of its programs. Standard library only.
+"""Scratch directories for programs. Standard library only.
 
-Each process holds a lock on a directory of its own. One that was killed cannot clean up, so the
-next one removes what nobody holds.
+Each process locks its directory. A killed process cannot clean up, so the next one removes
+directories without a lock.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Iterator
 
 from sluice.rewards.sandbox import tree
 
-# Beginning of the names of zygotes' directories.
+# Prefix of the names of zygotes' directories.
 SANDBOX = "sluice-sandbox-"
 
 
 @contextlib.contextmanager
 def directory(prefix: str = SANDBOX) -> Iterator[str]:
-    """A directory for as long as this process needs it; those of this prefix whose processes are
-    gone are removed first.
+    """Create a scratch directory until the block ends.
+
+    First remove abandoned ones with this prefix.
     """
     _sweep(prefix)
     path, lock = _locked(prefix)
@@ -32,7 +33,7 @@ def directory(prefix: str = SANDBOX) -> Iterator[str]:
     finally:
         with contextlib.suppress(
             FileNotFoundError
-        ):  # whatever tidies up temporary directories was here
+        ):  # removed by a cleaner of temporary directories
             tree.remove(path)
         os.close(lock)
 
@@ -43,9 +44,9 @@ def _locked(prefix: str) -> tuple[str, int]:
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # another process took it for an abandoned one; so it does below
+            continue  # another process removed it as abandoned, as `_sweep` does
         if _lock(lock) and os.path.exists(path):
-            os.chmod(path, 0o711)  # noqa: S103  (a program of another user passes through to its own directory)
+            os.chmod(path, 0o711)  # noqa: S103  (programs of another user must reach their directory inside)
             return path, lock
         os.close(lock)
 
@@ -55,7 +56,7 @@ def _sweep(prefix: str) -> None:
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # gone already, or another user's
+            continue  # already removed, or owned by another user
         try:
             if os.fstat(lock).st_uid == os.geteuid() and _lock(lock):
                 tree.remove(path)

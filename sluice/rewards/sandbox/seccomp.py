@@ -1,10 +1,10 @@
-"""A seccomp filter for a process that runs a program which nobody has read. Standard library only.
+"""A seccomp filter for processes that run untrusted programs. Standard library only.
 
-It takes away what such a program needs to reach beyond itself: sockets, new processes (threads are
-allowed), other programs, signals to others, tracing, mounts and namespaces, owners, modes and times
-of files, kernel interfaces that go around a filter (io_uring, bpf), and every call that is newer
-than this list. It needs no privileges and holds in containers, too. Numbers are those of the
-kernel's syscall tables (`syscalls`).
+The filter denies what a program needs to reach beyond itself: sockets, new processes (threads are
+allowed), other programs, signals to others, tracing, mounts and namespaces, changes of owners,
+modes and times of files, kernel interfaces that bypass a filter (io_uring, bpf), and every call
+newer than its list. It needs no privileges and works in containers. Numbers come from the kernel's
+syscall tables (`syscalls`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
-# (operation, instructions to skip where it holds, where it does not, operand).
+# (operation, instructions to skip if it holds, if it does not, operand).
 Instruction = tuple[int, int, int, int]
 
 
@@ -46,17 +46,25 @@ class _Program(ctypes.Structure):
 
 
 def install(*, programs: bool = False) -> None:
-    """Install the filter in this process, for good. Raises OSError where the kernel or the machine
-    has none.
+    """Install the filter in this process, for good.
 
-    programs: other programs may be started; the filter holds in them, too.
+    Parameters
+    ----------
+    programs
+        Allow other programs; the filter applies to them too.
+
+    Raises
+    ------
+    OSError
+        If the kernel or the machine has no seccomp.
+
     """
     forbid_new_privileges()
     apply(build(platform.machine(), programs=programs))
 
 
 def forbid_new_privileges() -> None:
-    """Set no_new_privs, which unprivileged processes need for a filter and for Landlock.
+    """Set no_new_privs, which seccomp and Landlock require from unprivileged processes.
 
     Raises OSError.
     """
@@ -75,9 +83,9 @@ def _prctl(layer: str, *arguments: object) -> None:
 
 
 def build(machine: str, *, programs: bool = False) -> bytes:
-    """The filter as BPF. Raises OSError on a machine whose numbers we do not have.
+    """Return the filter as BPF. Raises OSError for a machine whose syscall numbers are unknown.
 
-    programs: as in `install`.
+    `programs` as in `install`.
     """
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no seccomp filter for {machine}")
@@ -116,13 +124,14 @@ def _without(
 
 
 def _checked(number: int, check: ArgumentCheck) -> list[Instruction]:
-    """Go on behind this block where the call is another one, or its argument is as it should be;
-    else refuse.
+    """Return instructions that refuse a call unless its argument is allowed.
+
+    They fall through for other calls and for allowed arguments.
     """
     inside: list[Instruction] = []
     for mask, value in reversed(
         check.values
-    ):  # the last first: a jump's length is what stands behind it
+    ):  # built from the end: a jump skips the instructions after it
         matches = (_EQUAL, len(inside) + 1, 0, value) if check.only else (_EQUAL, 0, 1, value)
         refusal = [] if check.only else [_refuse(errno.EPERM)]
         inside = [

@@ -1,7 +1,6 @@
-"""The system calls that a program may not make, by their numbers on x86_64 and aarch64. Standard
-library only.
+"""System calls that programs may not make, by number on x86_64 and aarch64. Standard library only.
 
-A number is None where the machine has no such call.
+A number is None if the machine has no such call.
 """
 
 from __future__ import annotations
@@ -11,14 +10,16 @@ from dataclasses import dataclass
 
 SyscallNumbers = tuple[int | None, int | None]
 
-# Calls from this number on (Linux 5.17) do not exist for a program: nobody has thought here about
-# what they may do. Among them are other ways to change modes and attributes (fchmodat2, setxattrat,
-# file_setattr).
+# Calls from this number on (Linux 5.17) do not exist for a program, since their effects
+# have not been reviewed. Some change modes and attributes (fchmodat2, setxattrat, file_setattr).
 FIRST_UNKNOWN = 450
 
-# Calls that do not exist for a program either.
+# Further calls that do not exist for a program.
 ABSENT: dict[str, SyscallNumbers] = {
-    "clone3": (435, 435),  # flags where no filter sees them; libraries fall back to clone
+    "clone3": (
+        435,
+        435,
+    ),  # its flags are in memory, invisible to a filter; libraries fall back to clone
     "openat2": (437, 437),
 }
 
@@ -98,7 +99,7 @@ DENIED: dict[str, SyscallNumbers] = {
     "finit_module": (313, 273),
     "delete_module": (176, 106),
     "kexec_load": (246, 104),
-    # what outlives a process: keys, System V and POSIX objects, those of others included
+    # objects that outlive a process, also those of others: keys, System V and POSIX IPC
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
@@ -130,7 +131,7 @@ DENIED: dict[str, SyscallNumbers] = {
     "quotactl_fd": (443, 443),
     "unshare": (272, 97),
     "setns": (308, 268),
-    # its place among the processes, and the machine's settings
+    # the process's scheduling and groups, and the machine's settings
     "setsid": (112, 157),
     "setpgid": (109, 154),
     "setpriority": (141, 140),
@@ -148,7 +149,7 @@ DENIED: dict[str, SyscallNumbers] = {
     "clock_settime": (227, 112),
 }
 
-# Calls of them that a process may make which may start other programs.
+# Denied calls that are allowed if other programs may be started.
 PROGRAMS = ("fork", "vfork", "execve")
 
 
@@ -156,9 +157,8 @@ PROGRAMS = ("fork", "vfork", "execve")
 class ArgumentCheck:
     """A call that depends on the low half of an argument.
 
-    values: (mask, value): the argument matches where its masked bits are the value. only:
-    the call is allowed where one of them matches, and nowhere else; otherwise it is denied
-    where one matches.
+    An argument matches a pair (mask, value) if its masked bits equal the value. With `only`, the
+    call is allowed if one of `values` matches; without, it is denied if one matches.
     """
 
     call: SyscallNumbers
@@ -177,15 +177,15 @@ _CLONE_NEW = tuple(
 )  # fmt: skip
 _SET_ID = tuple((bit, bit) for bit in (0o4000, 0o2000))
 _ACCESS, _NO_ACCESS, _TRUNCATE = 3, 3, 0o1000
-# Landlock asks what a descriptor may do, and these may neither read nor write; before Linux 6.2
-# nothing asks about truncation. So a file that is emptied must be opened for writing.
+# Landlock checks what a descriptor may do, and these descriptors may neither read nor write. Before
+# Linux 6.2 it does not check truncation, so a file that is truncated must be opened for writing.
 _SIDE_DOORS = ((_ACCESS, _NO_ACCESS), (_ACCESS | _TRUNCATE, os.O_RDONLY | _TRUNCATE))
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_SETLK, F_SETLKW, F_GETOWN; F_OFD_*;
-# F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not: who gets a descriptor's signals and which (F_SETOWN,
-# F_SETSIG), leases, larger pipes.
+# F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not allowed: signals of a descriptor (F_SETOWN, F_SETSIG),
+# leases, larger pipes.
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 9, 36, 37, 38, 1030, 1032)
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2: what isatty,
-# os.get_terminal_size, os.set_blocking and os.set_inheritable need.
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2: required by isatty,
+# os.get_terminal_size, os.set_blocking and os.set_inheritable.
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
 
 
@@ -196,10 +196,10 @@ def _exactly(values: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 CLONE_THREADS = ArgumentCheck((56, 220), 0, ((_CLONE_THREAD, _CLONE_THREAD),), only=True)
 CLONE_PROCESSES = ArgumentCheck((56, 220), 0, _CLONE_NEW, only=False)
 CHECKED: tuple[ArgumentCheck, ...] = (
-    ArgumentCheck((302, 261), 0, _exactly((0,)), only=True),  # prlimit64: one's own
+    ArgumentCheck((302, 261), 0, _exactly((0,)), only=True),  # prlimit64: of this process only
     ArgumentCheck((72, 25), 1, _exactly(_FCNTL), only=True),
     ArgumentCheck((16, 29), 1, _exactly(_IOCTL), only=True),
-    # socketpair: connected streams of AF_UNIX. A datagram's address can be anybody's.
+    # socketpair: connected AF_UNIX streams only, since datagrams can be sent to any address.
     ArgumentCheck((53, 199), 0, _exactly((1,)), only=True),
     ArgumentCheck((53, 199), 1, ((0xF, 1),), only=True),
     ArgumentCheck((2, None), 1, _SIDE_DOORS, only=False),  # open

@@ -1,9 +1,10 @@
-"""A program's directory: how much is in it, and its removal, whatever the program made there.
+"""Size and removal of a program's directory, whatever the program left there.
+
 Standard library only.
 
-A program may leave directories thousands of levels deep, unreadable ones, links to
-anywhere. So nothing here recurses, holds a descriptor for each level, or follows a link
-when it changes something.
+A program may leave directories thousands of levels deep, unreadable directories, and links to any
+place. Therefore this module does not recurse, does not hold a descriptor per level, and does not
+follow links when it changes something.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def excess(directory: str, *, entries: int, size: int) -> str:
-    """Words for what the tree under `directory` has too much of; "" where it keeps to the limits.
+    """Describe which limit the tree under `directory` exceeds; "" if it keeps to them.
 
-    entries: files, directories and links at most. size: bytes on disk at most. A directory
-    that cannot be read, or lies too deep to have a path, counts as too much: nobody can say
-    what is in it. It only reads, and stops at the limit, so it may look at a tree that a
-    running program changes.
+    A directory that cannot be read, or is too deep to have a path, counts as excess, because its
+    content is unknown. The function only reads and stops at a limit, so it can run while the
+    program changes the tree.
+
+    Parameters
+    ----------
+    directory
+        Root of the tree.
+    entries
+        Maximum number of files, directories and links.
+    size
+        Maximum bytes on disk.
+
     """
     count = used = 0
     waiting = [directory]
@@ -33,12 +43,12 @@ def excess(directory: str, *, entries: int, size: int) -> str:
                     count += 1
                     if count > entries:
                         return f"more than {entries} files"
-                    with contextlib.suppress(FileNotFoundError):  # gone again
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                         used += item.stat(follow_symlinks=False).st_blocks * 512
                         if item.is_dir(follow_symlinks=False):
                             waiting.append(item.path)
         except (FileNotFoundError, NotADirectoryError):
-            pass  # gone again, or another thing by now
+            pass  # removed or replaced meanwhile
         except OSError as error:
             return f"a directory that cannot be looked into ({error.strerror})"
         if used > size:
@@ -47,10 +57,9 @@ def excess(directory: str, *, entries: int, size: int) -> str:
 
 
 def remove(directory: str) -> None:
-    """Remove `directory` and all that is in it. Raises OSError where something cannot be removed.
+    """Remove `directory` with its content. Raises OSError if something cannot be removed.
 
-    Directories within directories are moved up to the top before their parent is removed, so depth
-    costs nothing.
+    Nested directories are moved to the top before their parent is removed, so any depth is fine.
     """
     top = os.open(directory, _DIRECTORY)
     try:
@@ -79,7 +88,7 @@ def remove(directory: str) -> None:
 
 
 def _unlink_files(descriptor: int) -> list[str]:
-    """Unlink all but directories; returns the directories' names."""
+    """Unlink everything but directories, and return the names of those."""
     subdirectories = []
     with os.scandir(descriptor) as items:
         for item in items:
@@ -91,11 +100,11 @@ def _unlink_files(descriptor: int) -> list[str]:
 
 
 def _open_within(parent: int, name: str) -> int:
-    """A descriptor of a subdirectory that its owner may read and write from now on."""
+    """Open a subdirectory after giving its owner read and write permission."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         path = (
-            f"/proc/self/fd/{handle}"  # the directory itself, even if the name is another's by now
+            f"/proc/self/fd/{handle}"  # refers to this directory even if its name has been reused
         )
         os.chmod(path, 0o700)
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,9 +1,7 @@
-"""A watch over a running program: its output, its time,
-and what no layer of the kernel counts everywhere.
+"""Watch a running program: its output, its time, and limits that the kernel cannot always enforce.
 
-Standard library only. Threads and files are looked at twenty times a second, so a program can have
-more of them than the limit says for a moment. Where it has a user or a file system of its own the
-kernel refuses them exactly.
+Standard library only. Threads and files are counted twenty times a second, so a program can exceed
+these limits for a moment. With a separate user or file system, the kernel enforces them exactly.
 """
 
 from __future__ import annotations
@@ -25,10 +23,17 @@ _PAUSE_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """A program that has ended, or was ended.
+    """End of a program.
 
-    status: ok, error, timeout, output (too much of it), limit. excess: with limit, what it had too
-    much of. data: what came through each channel.
+    Attributes
+    ----------
+    status
+        ok, error, timeout, output (too much of it), or limit.
+    excess
+        The exceeded limit, if the status is limit.
+    data
+        Bytes received per channel.
+
     """
 
     status: str
@@ -39,8 +44,21 @@ class ProgramEnd:
 def watch(
     child: int, readers: dict[int, int], directory: str, seconds: float, *, group: bool = False
 ) -> ProgramEnd:
-    """Wait for the end of `child`, or bring it about. readers: descriptor -> name of
-    the channel. group: it leads a process group, which ends with it.
+    """Wait for the end of a program, and kill it at a limit.
+
+    Parameters
+    ----------
+    child
+        Its pid.
+    readers
+        Channel by descriptor to read from.
+    directory
+        Directory whose size is limited.
+    seconds
+        Time limit.
+    group
+        True if the program leads a process group, which is killed with it.
+
     """
     data = {name: bytearray() for name in readers.values()}
     open_ends = set(readers)
@@ -71,7 +89,7 @@ def watch(
 def _read(
     open_ends: set[int], readers: dict[int, int], data: dict[int, bytearray], seconds: float
 ) -> str:
-    """Take in what there is. Returns "output" where that is too much, else ""."""
+    """Read available output. Returns "output" if there is too much, "" otherwise."""
     ready, _, _ = select.select(list(open_ends), [], [], seconds)
     for descriptor in ready:
         part, kept = os.read(descriptor, 1 << 16), data[readers[descriptor]]
@@ -84,9 +102,7 @@ def _read(
 
 
 def _exit_status(child: int) -> str:
-    """How a process ended that has closed its outputs: ok, error or timeout;
-    "" where it still runs.
-    """
+    """Return ok, error or timeout for a process that has closed its output; "" while it runs."""
     pid, status = os.waitpid(child, os.WNOHANG)
     if not pid:
         time.sleep(_PAUSE_SECONDS)
@@ -98,7 +114,7 @@ def _exit_status(child: int) -> str:
 def _kill(child: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):  # it had ended, and was waited for
+    with contextlib.suppress(ChildProcessError):  # it had already ended
         os.waitpid(child, 0)
 
 
@@ -113,5 +129,5 @@ def _threads(child: int) -> int:
         with open(f"/proc/{child}/stat") as file:
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
-        return 0  # it has ended
+        return 0  # the process has ended
     return int(text.rpartition(")")[2].split()[17])

@@ -1,10 +1,9 @@
-"""A process that forks one confined process for every test of a program. Standard library only.
+"""Zygote: forks one confined process for each test of a program. Standard library only.
 
-It is a clean interpreter: neither labels nor expected outputs ever come here, so that a program
-finds none, whatever it looks through. Forking it costs a few milliseconds where starting Python
-costs ten times as many. It reads requests and writes answers as JSON behind a length, on its
-standard input and output. What goes wrong with one test is that test's answer; it ends with its
-other side only.
+The zygote is a clean interpreter that never receives labels or expected outputs, so a program
+cannot find them. A fork costs a few milliseconds, a new interpreter ten times as much. Requests and
+answers are length-prefixed JSON on stdin and stdout. An error at one test becomes the answer of
+that test. The zygote ends when the other side closes.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from sluice.rewards.sandbox.watch import watch
 _ERROR_BYTES = 4000
 _RESULT, _UNCONFINED = 3, 4
 _PLAIN = Rights()
-# What contest programs use without importing it: the judges of APPS and LiveCodeBench provide it,
-# too.
+# Names that contest programs use without imports, as the judges of APPS and LiveCodeBench allow.
 _PRELUDE = (
     "string",
     "re",
@@ -55,13 +53,13 @@ _PRELUDE = (
 
 
 def main() -> None:
-    """Serve until the other side is gone."""
+    """Serve requests until the other side is gone."""
     hide()
     prelude = _prelude()
     with scratch.directory() as place, contextlib.suppress(BrokenPipeError):
         layers = _probe(place)
         _write({"layers": layers.names, "missing": layers.missing, "refused": layers.refused})
-        programs: list[Layers] = []  # found out when they are first needed
+        programs: list[Layers] = []  # probed on first use
         while (request := _read()) is not None:
             try:
                 if "command" in request and not programs:
@@ -111,14 +109,16 @@ def _write(answer: dict[str, Any]) -> None:
 def _run(
     request: dict[str, Any], prelude: dict[str, Any], layers: Layers, place: str
 ) -> dict[str, Any]:
-    """Run one test in a process of its own.
+    """Run one test in a forked process.
 
-    request: source, input (text for stdin), memory, cpu_seconds, seconds; call and arguments (JSON)
-    to call a function; check: code to run behind the source. In the place of a source: command, a
-    program's absolute path and arguments, with environment, readable (paths) and folder (where it
-    starts); its output is what it writes to descriptor 3, its error what it says. Answers {status:
-    ok | error | timeout | output | limit | refused (a command that cannot be confined), output,
-    error}, or the status failed where the sandbox is at fault and not the program.
+    Fields of a request: source, input (text for stdin), memory (bytes), cpu_seconds, seconds; call
+    and arguments (JSON) to call a function; check, code to run after the source. Instead of a
+    source: command, the absolute path of a program and its arguments, with environment, readable
+    (paths) and folder (working directory). A command's output is what it writes to descriptor 3,
+    its error what it writes to stdout and stderr.
+
+    Fields of the answer: status, output, error. Status is ok, error, timeout, output, limit,
+    refused (a command that cannot be confined), or failed if the sandbox is at fault.
     """
     if "command" in request and layers.refused:
         return {"status": "refused", "output": "", "error": layers.refused}
@@ -144,7 +144,7 @@ def _run(
             ended = watch(child, readers, directory, request["seconds"], group=group)
     finally:
         _remove(directory)
-    asked = "call" in request or "check" in request
+    needs_token = "call" in request or "check" in request
     status, result = ended.status, ended.data[_RESULT].decode("utf-8", "replace")
     if ended.data[_UNCONFINED]:
         return {
@@ -152,13 +152,13 @@ def _run(
             "output": "",
             "error": ended.data[_UNCONFINED].decode("utf-8", "replace"),
         }
-    if status == "ok" and asked and not result.startswith(token):
-        status = "error"  # it ended before it had done what it was asked
+    if status == "ok" and needs_token and not result.startswith(token):
+        status = "error"  # the program ended before the call or check was done
     if "command" in request:
-        token, asked = "", True
+        token, needs_token = "", True
     return {
         "status": status,
-        "output": result[len(token) :] if asked else ended.data[1].decode("utf-8", "replace"),
+        "output": result[len(token) :] if needs_token else ended.data[1].decode("utf-8", "replace"),
         "error": ended.excess or ended.data[2][-_ERROR_BYTES:].decode("utf-8", "replace"),
     }
 
@@ -171,7 +171,7 @@ def _pipe(stack: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
 def _remove(directory: str) -> None:
     try:
         tree.remove(directory)
-    except OSError as error:  # the next sandbox on this machine tries again
+    except OSError as error:  # the next sandbox on this machine retries
         print(f"code: {directory} cannot be removed: {error}", file=sys.stderr, flush=True)
 
 
@@ -193,7 +193,7 @@ def _be_the_test(
         limits = Limits(request["memory"], request["cpu_seconds"])
         if "command" in request:
             os.setpgid(0, 0)
-            os.dup2(2, 1)  # what it says is one text
+            os.dup2(2, 1)  # stdout and stderr form one text
             rights = Rights(True, tuple(request["readable"]), _processes_of_ours())
             _confine(directory, limits, layers, zygote, rights)
             os.chdir(request["folder"])
@@ -201,7 +201,7 @@ def _be_the_test(
         _confine(directory, limits, layers, zygote)
         tempfile.tempdir = directory
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 20_000))
-        sys.set_int_max_str_digits(0)  # judges of contests print integers of any length
+        sys.set_int_max_str_digits(0)  # contests print integers of any length
         code = _perform(request, prelude, token)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -215,7 +215,7 @@ def _be_the_test(
 
 
 def _processes_of_ours() -> int:
-    """Threads of this user on the machine, which a limit on processes counts, too."""
+    """Count the threads of this user on the machine, which a limit on processes includes."""
     count = 0
     for name in os.listdir("/proc"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -225,10 +225,10 @@ def _processes_of_ours() -> int:
 
 
 def _take_over(descriptors: dict[int, int]) -> None:
-    """Descriptors 0 to 4 are the test's own, and there are no others; not even the zygote's."""
+    """Give the test descriptors 0 to 4 and close all others, including the zygote's."""
     moved = {
         name: fcntl.fcntl(source, fcntl.F_DUPFD, 64) for name, source in descriptors.items()
-    }  # out of one another's way
+    }  # moved up first, so that none overwrites another
     for name, source in moved.items():
         os.dup2(source, name)
     os.closerange(_UNCONFINED + 1, 1024)
@@ -241,9 +241,7 @@ def _take_over(descriptors: dict[int, int]) -> None:
 def _confine(
     directory: str, limits: Limits, layers: Layers, zygote: int, rights: Rights = _PLAIN
 ) -> None:
-    """Confine this process; where that fails, say so through a channel that no program ever has,
-    and end.
-    """
+    """Confine this process; on failure report it on a channel that programs never get, and exit."""
     try:
         confine(directory, limits, layers, zygote, rights)
     except BaseException as error:
@@ -270,7 +268,7 @@ def _perform(request: dict[str, Any], prelude: dict[str, Any], token: str) -> in
 
 
 def _function(module: types.ModuleType, name: str) -> Any:
-    """The function of the module, or of its class Solution (LeetCode's form)."""
+    """Return the function of a module, or of its class Solution (LeetCode's form)."""
     if hasattr(module, "Solution") and hasattr(module.Solution, name):
         return getattr(module.Solution(), name)
     return getattr(module, name)

@@ -148,7 +148,7 @@ def test_a_program_at_which_the_zygote_is_killed_is_judged_again(
     assert run(sandbox, f"import os\nif os.getppid() == {zygote.pid}:\n{waits}print(1)") == RIGHT
     killer.join()
     assert (
-        "the sandbox failed at a test (its process ended: signal SIGKILL), and is replaced"
+        "the sandbox failed at a test (its process ended: signal SIGKILL) and is replaced"
         in caplog.text
     )
 
@@ -171,7 +171,7 @@ def test_a_zygote_that_hangs_is_replaced(sandbox: Sandbox, monkeypatch: pytest.M
     zygote.suspend()
     with monkeypatch.context() as patch:
         patch.setattr(client, "_GRACE_SECONDS", 1.0)
-        with pytest.raises(RewardError, match="gave no answer, and was replaced") as failure:
+        with pytest.raises(RewardError, match="did not answer and was replaced") as failure:
             run(sandbox, seconds=1.0)
     assert failure.value.reason == "timeout"
     assert run(sandbox) == RIGHT
@@ -214,7 +214,7 @@ def test_a_layer_that_is_lost_later_is_missed_and_named() -> None:
     failed, missing = done.stderr.splitlines()
     assert "a program could not be confined: [Errno 28] unshare: No space left on device" in failed
     assert missing.startswith(
-        "code: the sandbox has no layer 'namespaces' here ([Errno 28] unshare: No space left"
+        "code: the sandbox has no layer 'namespaces' on this machine ([Errno 28] unshare: No space left"
     )
 
 

@@ -207,7 +207,7 @@ def test_a_missing_layer_is_named_with_its_cause_and_its_meaning() -> None:
     assert str(isolation) == "landlock+seccomp"
     line = isolation.warning("namespaces")
     assert (
-        "no layer 'namespaces' here ([Errno 1] unshare: Operation not permitted): programs write"
-        in line
+        "no layer 'namespaces' on this machine ([Errno 1] unshare: Operation not permitted): "
+        "programs write" in line
     )
     assert "\n" not in line

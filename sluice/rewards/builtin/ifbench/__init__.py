@@ -1,11 +1,10 @@
-"""Instruction following: does the response do what can be checked by a program (IFEval, IFBench;
-slime's `ifbench`)?
+"""Instruction following, checked by programs (IFEval, IFBench; slime's `ifbench`).
 
-A row names its instructions in `metadata.instruction_id_list` and their arguments, one object each,
-in `metadata.kwargs`. `score` is 1 where all are followed, else 0; `followed` is the share that is.
-The checks are our own and use no tagger or word list from elsewhere: sentences and words may be
-split otherwise than by the benchmarks' own code where a text is odd. Languages are told by
-langdetect, as in IFEval. An instruction that is not covered (`docs/rewards.md`) fails its sample.
+A row lists its instructions in `metadata.instruction_id_list` and their arguments, one object each,
+in `metadata.kwargs`. `score` is 1 if all are followed, else 0; `followed` is the share. The checks
+use no tagger or word list, so they may split unusual text into sentences and words differently from
+the benchmarks' code. langdetect detects languages, as in IFEval. An instruction that is not covered
+(`docs/rewards.md`) fails its sample.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _follows(response: str, name: str, arguments: dict[str, Any]) -> bool:
 
 
 def _instructions(metadata: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Names, and for each its arguments without those that are null."""
+    """Return names and arguments of the instructions, without null arguments."""
     names, arguments = metadata.get("instruction_id_list"), metadata.get("kwargs")
     if not isinstance(names, list) or not names:
         raise RewardError(

@@ -203,11 +203,9 @@ def _stop_words(text: str, *, percentage: float) -> bool:
 
 
 def _overlap(text: str, *, reference_text: str, percentage: float) -> bool:
-    """The share of the text's trigrams of words and marks that the reference
-    has, within 2 per cent.
-    """
-    trigrams, known = (_trigrams(one) for one in (text, reference_text))
-    return bool(trigrams) and abs(100 * len(trigrams & known) / len(trigrams) - percentage) <= 2
+    """Compare the share of the text's trigrams that the reference has, within 2 per cent."""
+    trigrams, expected = _trigrams(text), _trigrams(reference_text)
+    return bool(trigrams) and abs(100 * len(trigrams & expected) / len(trigrams) - percentage) <= 2
 
 
 def _trigrams(text: str) -> set[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from sluice.rewards.builtin.ifbench import text as t
 from sluice.rewards.builtin.ifbench.ifeval import InstructionCheck
 
-# Of Europe's countries, those north of 45 degrees, from north to south.
+# European countries north of 45 degrees, from north to south.
 _CAPITALS = (
     "Reykjavik",
     "Helsinki",
@@ -43,7 +43,7 @@ _CAPITALS = (
     "Ljubljana",
     "Zagreb",
 )
-# At least; the benchmark is lenient about what is a country.
+# Minimum; the benchmark is lenient about what counts as a country.
 _AFRICAN_COUNTRIES = 52
 _NAPOLEON = range(1769, 1822)
 _OPTION = re.compile(r"[A-Ea-e][.|)]\s*\w")
@@ -55,20 +55,18 @@ def _multiples(text: str) -> bool:
 
 
 def _multiple_choice(text: str) -> bool:
-    """Four questions with five options each, every question longer than the one before; nothing
-    ahead of them.
-    """
+    """Check for four questions with five options each, every question longer than the last."""
     if not text.startswith("Question"):
         return False
     questions = [part.strip() for part in _QUESTION.split(text) if part.strip()]
-    asked = []
+    lengths = []
     for question in questions:
         rows = [row.strip() for row in question.split("\n")]
         options = [bool(_OPTION.match(row)) for row in rows]
         if sum(options) != 5:
             return False
-        asked.append(len(" ".join(rows[: options.index(True)]).strip()))
-    return len(asked) == 4 and all(a < b for a, b in pairwise(asked))
+        lengths.append(len(" ".join(rows[: options.index(True)]).strip()))
+    return len(lengths) == 4 and all(a < b for a, b in pairwise(lengths))
 
 
 def _reverse_lines(text: str) -> bool:
@@ -95,7 +93,7 @@ def _capitals(text: str) -> bool:
 
 
 def _table(text: str, columns: str, rows: int, delimiter: str = ",") -> list[list[str]] | None:
-    """Header and rows, quotes kept; None where it is not such a table."""
+    """Return header and rows with their quotes; None if the text is not such a table."""
     lines = [_cells(line, delimiter) for line in text.strip().split("\n")]
     names = columns.split()
     sound = [cell.strip('"') for cell in lines[0]] == names and len(lines) == rows + 1
@@ -103,9 +101,9 @@ def _table(text: str, columns: str, rows: int, delimiter: str = ",") -> list[lis
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """Cells of a line; a delimiter between double quotes separates nothing."""
+    """Split a line into cells, ignoring delimiters between double quotes."""
     cells = re.findall(rf'((?:"[^"]*"|[^{delimiter}"])*)(?:{delimiter}|$)', line)
-    return [cell.strip() for cell in cells[:-1]]  # the last is what stands behind the line's end
+    return [cell.strip() for cell in cells[:-1]]  # the last cell follows the end of the line
 
 
 def _cities(text: str) -> bool:
@@ -136,7 +134,7 @@ def _is_date(text: str) -> bool:
 
 
 def ascii_only(text: str) -> str:
-    """Without accents: `São Tomé` -> `Sao Tome`."""
+    """Remove accents: `São Tomé` becomes `Sao Tome`."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 

@@ -80,8 +80,10 @@ def _bullets_after_sentences(text: str) -> bool:
     rows = text.split("\n")
     at = next((i for i, row in enumerate(rows) if row.strip().startswith("*")), len(rows))
     bullets = rows[at:]
-    told = sum(len(t.sentences(row)) for row in rows[:at])
-    return told >= 2 and len(bullets) >= 2 and all(row.strip().startswith("*") for row in bullets)
+    sentences = sum(len(t.sentences(row)) for row in rows[:at])
+    return (
+        sentences >= 2 and len(bullets) >= 2 and all(row.strip().startswith("*") for row in bullets)
+    )
 
 
 def _title_case(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# English function words, and what an apostrophe leaves of them.
+# English function words, and their parts after an apostrophe.
 FUNCTION_WORDS = frozenset(
     (
         *("a", "an", "the", "this", "that", "these", "those"),

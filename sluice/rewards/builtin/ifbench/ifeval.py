@@ -1,4 +1,4 @@
-"""IFEval's instructions (Zhou et al. 2023), by their ids: all 25."""
+"""All 25 instructions of IFEval (Zhou et al. 2023), by id."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sluice.rewards.builtin.ifbench import text as t
 InstructionCheck = Callable[..., bool]
 
 
-def _related(count: int, asked: float, how: str) -> bool:
-    """`at least` or `less than`."""
-    return count < asked if how == "less than" else count >= asked
+def _related(count: int, bound: float, relation: str) -> bool:
+    """Compare with `at least` or `less than`."""
+    return count < bound if relation == "less than" else count >= bound
 
 
 def _existence(text: str, *, keywords: list[str]) -> bool:
@@ -42,7 +42,7 @@ def _words(text: str, *, num_words: int, relation: str) -> bool:
 
 
 def _paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Paragraphs are separated by `***`; an empty one may stand only at the ends."""
+    """Count paragraphs separated by `***`. Only the first and the last may be empty."""
     parts = re.split(r"\s?\*\*\*\s?", text)
     inner = parts[1:-1]
     return all(p.strip() for p in inner) and sum(bool(p.strip()) for p in parts) == num_paragraphs
@@ -128,12 +128,10 @@ def _quotation(text: str) -> bool:
 
 
 def _language(text: str, *, language: str) -> bool:
-    """As the benchmark has it: a text whose language cannot be told counts as
-    in the one that is wanted.
-    """
-    import langdetect  # here: it reads its profiles when it is first asked
+    """Check the language. As in the benchmark, text of undetectable language passes."""
+    import langdetect  # imported late: it loads its profiles on first use
 
-    langdetect.DetectorFactory.seed = 0  # else it draws, and one text may have two languages
+    langdetect.DetectorFactory.seed = 0  # otherwise random: one text might get two languages
     try:
         return bool(langdetect.detect(text) == language)
     except langdetect.LangDetectException:

@@ -1,7 +1,4 @@
-"""How the instruction checks read a text: words, sentences, paragraphs.
-
-English, without language models.
-"""
+"""Split English text into words, sentences and paragraphs, without language models."""
 
 from __future__ import annotations
 
@@ -14,29 +11,29 @@ PUNCTUATION = string.punctuation + " "
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"\w+")
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*")
-# Abbreviations that no sentence ends with.
+# Abbreviations that never end a sentence.
 _BEFORE_MORE = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs|e\.g|i\.e|cf)\.$", re.IGNORECASE)
 _BEFORE_NUMBER = re.compile(r"\b(?:No|Nos|Fig|Vol|p|pp)\.$", re.IGNORECASE)
-# Those that may end one, and initials.
+# Abbreviations that may end a sentence, and initials.
 _ABBREVIATION = re.compile(r"\b(?:Jr|Sr|Inc|Ltd|Co|etc|U\.S|a\.m|p\.m|[A-Za-z])\.$", re.IGNORECASE)
 _CAPITALISED = re.compile(r"[A-Z]\w*\b(?!\.)")
-# Characters behind a mark that are looked at.
+# Number of characters after a mark that are inspected.
 _AHEAD = 40
 _END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|\n{2,}")
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores."""
+    """Return runs of letters, digits and underscores."""
     return _WORD.findall(text)
 
 
 def tokens(text: str) -> list[str]:
-    """Words as people count them: "don't" is one."""
+    """Return words as people count them: "don't" is one."""
     return _TOKEN.findall(text)
 
 
 def bare_words(text: str) -> list[str]:
-    """Words that whitespace separates, without any punctuation."""
+    """Return the words that whitespace separates, without punctuation."""
     return without_punctuation(text).split()
 
 
@@ -45,11 +42,10 @@ def without_punctuation(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Ended by . ! ? (and closing quotes), or by an empty line; not by the dot of an abbreviation
-    or an initial.
+    """Split at . ! ? (with closing quotes) and empty lines, not after abbreviations and initials.
 
-    As Punkt decides (Kiss and Strunk 2006; nltk, which IFEval counts with), by rules for its
-    statistics: a letter in lower case may begin a sentence, but not after an ellipsis.
+    The rules follow the decisions of Punkt (Kiss and Strunk 2006; nltk, which IFEval uses) without
+    its statistics: a sentence may begin in lower case, but not after an ellipsis.
     """
     pieces, start = [], 0
     for match in _END.finditer(text):
@@ -64,7 +60,10 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(mark: str, piece: str, more: str) -> bool:
-    """True where the mark at the end of the piece ends a sentence. more: what follows."""
+    """Return whether the mark at the end of a piece ends a sentence.
+
+    `more` is the text after it.
+    """
     if mark.strip("."):
         return True
     if len(mark) > 1:
@@ -73,16 +72,16 @@ def _ends(mark: str, piece: str, more: str) -> bool:
         return False
     if not _ABBREVIATION.search(piece):
         return True
-    # A name has its capital letter anywhere, a function word only where a sentence begins.
+    # Names are always capitalised, function words only at the start of a sentence.
     word = _CAPITALISED.match(more)
     return word is not None and word[0].lower() in FUNCTION_WORDS
 
 
 def lines(text: str) -> list[str]:
-    """Lines that hold something."""
+    """Return the lines that are not blank."""
     return [line for line in text.split("\n") if line.strip()]
 
 
 def times(pattern: str, text: str) -> int:
-    """How often a whole word or phrase occurs, in any case."""
+    """Count a whole word or phrase, ignoring case."""
     return len(re.findall(rf"\b{re.escape(pattern)}\b", text, re.IGNORECASE))
